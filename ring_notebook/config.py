@@ -129,9 +129,9 @@ class Config:
     timeline: str = ""
     """RING_TIMELINE (HOROVOD_TIMELINE): file for a Chrome trace of the whole job."""
 
-    scale_warmup: int = 0
-    """RING_SCALE_WARMUP: steps of a script after which its rank measures how its time is spent, for ``ringrun
-    --scale``, which sets it. 0: it does not."""
+    warmup: int = 0
+    """RING_WARMUP: steps of a script after which its rank measures how its time is spent; ``ringrun`` sets it, and says
+    at the end which ranks are slow, and why. 0: it does not."""
 
     status_file: str = ""
     """RING_STATUS_FILE: file to which this rank reports that it initialized, raised or exits; ``ringrun`` sets it."""

@@ -6,6 +6,7 @@ import math
 import os
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 _CGROUPS = Path("/sys/fs/cgroup")
@@ -52,3 +53,29 @@ def oom_kills() -> int:
             continue
         counts += [int(line.split()[1]) for line in lines if line.split()[0] == "oom_kill"]
     return sum(counts)
+
+
+def throttled() -> float:
+    """Seconds for which the CPU limits of this process's control groups have held threads up, of each core; else 0."""
+    try:
+        lines = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
+    except OSError:
+        return 0.0
+    seconds = 0.0
+    for _, controllers, group in lines:
+        if controllers and "cpu" not in controllers.split(","):  # the unified hierarchy (cgroup v2) names none
+            continue
+        root = _CGROUPS / "cpu" if controllers else _CGROUPS
+        own = root / group.lstrip("/")
+        for folder in (own, *own.parents):
+            seconds += _throttled_in(folder)
+            if folder == root:
+                break
+    return seconds
+
+
+def _throttled_in(folder: Path) -> float:
+    with suppress(OSError):
+        counts = dict(line.split() for line in (folder / "cpu.stat").read_text().splitlines())
+        return int(counts.get("throttled_usec", 0)) * 1e-6 + int(counts.get("throttled_time", 0)) * 1e-9
+    return 0.0

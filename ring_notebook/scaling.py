@@ -10,6 +10,7 @@ from statistics import fmean, median
 from typing import Literal
 
 from ring_notebook.spent import SHARES, RankTimes, Spent, spent
+from ring_notebook.words import plural
 
 Kind = Literal["", "strong", "weak"]
 PARTS = ("compute", "data", "moving", "waiting", "bubble")
@@ -132,11 +133,11 @@ def cause(points: Sequence[Scaling], cores: int) -> str:
     first, last = points[0], points[-1]
     if len(points) < 2:
         return ""
-    reach = f"{_ranks(last.ranks)} reach {last.efficiency:.0%} of ideal scaling"
+    reach = f"{plural(last.ranks, 'rank')} reach {last.efficiency:.0%} of ideal scaling"
     if last.efficiency >= _SCALES:
         return f"{reach}."
     if cores and last.ranks > cores:
-        taken = f"{cores} core{'s' * (cores != 1)}"
+        taken = plural(cores, "core")
         return f"{reach}: they take turns on {taken}, so more ranks than cores gain nothing."
     parts = lost(first, last)
     worst = max(parts, key=lambda part: parts[part])
@@ -159,7 +160,7 @@ def kind_of(points: Sequence[Scaling], wanted: Kind) -> str:
         return ""
     strong, weak = batches(points)
     last = points[-1]
-    got = f"it is {first.batch:.0f} on {_ranks(first.ranks)} and {last.batch:.0f} on {last.ranks}"
+    got = f"it is {first.batch:.0f} on {plural(first.ranks, 'rank')} and {last.batch:.0f} on {last.ranks}"
     if wanted == "strong" and not strong:
         return f"Not strong scaling: the global batch should stay the same; {got}. Divide the batch by ring.size()."
     if wanted == "weak" and not weak:
@@ -210,7 +211,3 @@ def rank_counts(text: str) -> list[int]:
     if not all(piece.isdecimal() and int(piece) > 0 for piece in pieces):
         raise ValueError(f"expected numbers of ranks separated by commas, such as 1,2,4, got {text!r}")
     return [int(piece) for piece in pieces]
-
-
-def _ranks(count: int) -> str:
-    return f"{count} rank{'s' * (count != 1)}"

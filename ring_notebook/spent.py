@@ -3,11 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 SHARES = {"compute": "compute", "loading": "data", "moving": "moving", "waiting": "waiting", "bubble": "bubble"}
 """The words for the parts of a rank's time, which make up all of it, and the attributes of `Spent`."""
+
+
+@dataclass(frozen=True, slots=True)
+class OwnTime:
+    """What Linux has counted of a rank's process over the seconds of its `Spent`; 0 for what it does not count.
+
+    Seconds of its main thread: ``on_cpu`` on a core, ``queued`` for a core that others used, of these ``throttled`` by
+    the limit of its control group, and ``collecting`` garbage. ``beside``: seconds of a core that its other threads
+    used. ``faults``: pages read from a disk. ``disk``: bytes read and written. ``samples``: as logged.
+    """
+
+    on_cpu: float = 0.0
+    queued: float = 0.0
+    throttled: float = 0.0
+    collecting: float = 0.0
+    beside: float = 0.0
+    faults: float = 0.0
+    disk: float = 0.0
+    samples: float = 0.0
+
+
+NOTHING_COUNTED = OwnTime()
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +46,7 @@ class Spent:
     waiting: float
     bubble: float
     data: float
+    own: OwnTime = NOTHING_COUNTED
 
     @property
     def idle(self) -> float:
@@ -50,12 +73,15 @@ NOTHING_SPENT = Spent(0.0, 0.0, 0.0, 0.0, 0.0)
 
 def spent(facts: Mapping[str, Any], elapsed: float) -> Spent:
     """What a rank has reported of itself, in a run that has lasted ``elapsed`` seconds for it."""
-    seconds, communication, waiting, bubble, data = (
-        float(value) if isinstance(value := facts.get(name), _NUMBER) else 0.0 for name in _FACTS
-    )
+    seconds, communication, waiting, bubble, data = (_number(facts, name) for name in _FACTS)
     idle = min(waiting, communication)
     bubble = min(bubble, idle)
-    return Spent(seconds or elapsed, communication - idle, idle - bubble, bubble, data)
+    own = OwnTime(*(_number(facts, one.name) for one in fields(OwnTime)))
+    return Spent(seconds or elapsed, communication - idle, idle - bubble, bubble, data, own)
+
+
+def _number(facts: Mapping[str, Any], name: str) -> float:
+    return float(value) if isinstance(value := facts.get(name), int | float) else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,4 +102,3 @@ class RankTimes:
 
 
 _FACTS = ("training", "communication", "waiting", "bubble", "data_wait")
-_NUMBER = (int, float)

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from math import inf
 from typing import Literal, NamedTuple
 
+from ring_notebook.words import plural
+
 # All in seconds. Those of a job:
 LINGER = 1.0  # for ranks to end with errors of their own after one has failed; none after one was killed
 ABORTED = 3.0  # instead, after a rank that another one has aborted: that one has yet to exit, and is to be named
@@ -224,7 +226,7 @@ class Verdict:
             case Event(_, "joined", int(rank)):
                 self._members.add(rank)
                 self._size = max(self._size, rank + 1)
-                self.words.append(f"rank {rank} has joined. Continuing with {_ranks(len(self._members))}")
+                self.words.append(f"rank {rank} has joined. Continuing with {plural(len(self._members), 'rank')}")
                 if len(self._members) >= self._rules.min_np:
                     self._short_at = inf
             case Event(_, "leaving", RankFailure() as how):
@@ -317,20 +319,16 @@ class Verdict:
         elif left < rules.min_np:
             fewer = f"fewer than the {rules.min_np} of --min-np"
             waits = f"; waiting {rules.patience:g} s for others to join" if left and rules.patience else ""
-            self.words.append(f"{failed}. {_ranks(left)} of {self._size} left, {fewer}{waits}")
+            self.words.append(f"{failed}. {plural(left, 'rank')} of {self._size} left, {fewer}{waits}")
             if waits:
                 self._short_at = min(self._short_at, at + rules.patience)
             else:
                 self._end_within(at, GRACE)
         else:
-            self.words.append(f"{failed}. Continuing with {_ranks(left)} of {self._size}")
+            self.words.append(f"{failed}. Continuing with {plural(left, 'rank')} of {self._size}")
 
     def _end_within(self, at: float, seconds: float) -> None:
         self._end_at = min(self._end_at, at + seconds)
-
-
-def _ranks(count: int) -> str:
-    return f"{count} rank" if count == 1 else f"{count} ranks"
 
 
 def first_failure(failures: Sequence[RankFailure], n: int = 0) -> RankFailure | None:

@@ -51,6 +51,7 @@ class _Recorder:
         self.logged = 0
         self.step: int | None = None  # batches that `track` has yielded
         self.samples = 0.0  # in the batches yielded since the last row
+        self.all_samples = 0.0  # in the rows
         self.waited = 0.0
         self.waits: deque[tuple[int, int]] | None = None
         self.flushed = 0.0
@@ -82,6 +83,8 @@ class _Recorder:
             values.setdefault("samples", self.samples)
             self.samples = 0.0
             self.flushed = monotonic()
+        if isinstance(samples := values.get("samples"), int | float):
+            self.all_samples += samples
         self.rows.append((now, step, values))
         if not self.attached:
             self.print_row()
@@ -129,11 +132,11 @@ class _Recorder:
         self.print_latest()
 
     def measure(self) -> None:
-        """Where `ringrun --scale` has started this script: measure its steps, and report them when it ends."""
-        if config().scale_warmup:
+        """Where `ringrun` has started this script: measure its steps, and report them when it ends."""
+        if config().warmup:
             from ring_notebook.core.time_spent import ScriptMeter
 
-            self.meter = ScriptMeter(config().scale_warmup, bool(gpus()), data_wait)
+            self.meter = ScriptMeter(config().warmup, bool(gpus()), totals)
             at_exit(self.meter.report)
 
     def print_last(self) -> None:
@@ -371,6 +374,11 @@ def progress() -> tuple[int, int]:
 def data_wait() -> float:
     """Seconds that `track` has waited for data since the run began."""
     return _recorder.waited
+
+
+def totals() -> dict[str, float]:
+    """For the account of this rank's time: seconds that `track` has waited for data, and samples in all rows."""
+    return {"data_wait": data_wait(), "samples": _recorder.all_samples}
 
 
 def keep_data_waits() -> None:

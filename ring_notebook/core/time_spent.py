@@ -1,24 +1,75 @@
-"""How the time of a training is spent: in a run of a notebook, and in a script for `ringrun --scale`."""
+"""How the time of a training is spent: in a run of a notebook, and in a script of ``ringrun``.
+
+Linux counts what the main thread does, which executes the training.
+"""
 
 from __future__ import annotations
 
+import gc
+import os
+import resource
 from collections.abc import Callable, Mapping
-from time import monotonic
+from contextlib import suppress
+from time import monotonic, perf_counter, process_time
 from typing import Any
 
 from ring_notebook.core import other_waits, world
-from ring_notebook.hardware import cores
+from ring_notebook.hardware import cores, throttled
 from ring_notebook.rank.rank_status import report_to_job
+
+_PERIOD = 0.2  # seconds for which what Linux has counted is not read again
+_PAUSE = 0.01  # the same for all counters, while a script logs
+
+
+class _Linux:
+    """Reads the values of `spent.OwnTime` since the process began, but its samples; 0 for what is not counted."""
+
+    def __init__(self) -> None:
+        self._collecting = 0.0
+        self._began = self._read_at = -_PERIOD
+        self._values: dict[str, float] = {}
+        gc.callbacks.append(self._note)
+
+    def _note(self, phase: str, _: dict[str, int]) -> None:
+        if phase == "start":
+            self._began = perf_counter()
+        else:
+            self._collecting += perf_counter() - self._began
+
+    def read(self) -> dict[str, float]:
+        """The values, at most a fifth of a second old."""
+        if monotonic() - self._read_at >= _PERIOD:
+            self._values, self._read_at = self._counted(), monotonic()
+        return self._values
+
+    def _counted(self) -> dict[str, float]:
+        on_cpu = queued = disk = 0.0
+        with suppress(OSError, ValueError), open(f"/proc/self/task/{os.getpid()}/schedstat") as file:
+            on_cpu, queued = (int(one) * 1e-9 for one in file.read().split()[:2])
+        with suppress(OSError, ValueError), open("/proc/self/io") as file:
+            disk = sum(float(line.split()[1]) for line in file if line.startswith(("read_bytes", "write_bytes")))
+        return {
+            "on_cpu": on_cpu,
+            "queued": queued,
+            "throttled": throttled(),
+            "collecting": self._collecting,
+            "beside": max(0.0, process_time() - on_cpu),
+            "faults": float(resource.getrusage(resource.RUSAGE_SELF).ru_majflt),
+            "disk": disk,
+        }
+
+
+_linux = _Linux()
 
 
 class TimeSpent:
     """How the time of a run is spent, counted from its first row, so that set-up does not distort the shares.
 
-    ``data_wait`` returns the seconds that `track` has waited for data.
+    ``totals`` is `metrics.totals`.
     """
 
-    def __init__(self, data_wait: Callable[[], float]) -> None:
-        self._data_wait = data_wait
+    def __init__(self, totals: Callable[[], dict[str, float]]) -> None:
+        self._totals = totals
         self._begun: float | None = None
         self._before: dict[str, float] = {}
         self._ended: dict[str, float] | None = None
@@ -34,7 +85,8 @@ class TimeSpent:
     def now(self) -> dict[str, float]:
         """Seconds in collectives and messages, the part of them spent waiting for other ranks, and waiting for data.
 
-        ``bubble`` is the wait for messages in that part, ``posted`` the bytes of the tensors in collectives.
+        ``bubble`` is the wait for messages in that part, ``posted`` the bytes of the tensors in collectives. The values
+        of `spent.OwnTime` are among them.
         ``training`` is the whole time; without a row it is left out, and the others count from the beginning of the
         cell.
         """
@@ -49,8 +101,9 @@ class TimeSpent:
             "communication": world.communication() + other.foreign,
             "waiting": world.waiting() + other.foreign,
             "bubble": other.messages + other.foreign_messages,
-            "data_wait": self._data_wait(),
             "posted": float(world.posted()),
+            **self._totals(),
+            **_linux.read(),
         }
 
 
@@ -60,14 +113,15 @@ class ScriptMeter:
     A row is logged when its step is done, so the row of the last step of the warm-up starts the clock.
     """
 
-    def __init__(self, warmup: int, gpus: bool, data_wait: Callable[[], float]) -> None:
+    def __init__(self, warmup: int, gpus: bool, totals: Callable[[], dict[str, float]]) -> None:
         self._warmup = warmup
         self._gpus = gpus
-        self._spent = TimeSpent(data_wait)
+        self._spent = TimeSpent(totals)
         self._first: int | None = None
         self._begun: tuple[int, float] | None = None
         self._samples = 0.0
         self._newest: dict[str, Any] = {}
+        self._read_at = 0.0
         self._place = {"rank": 0, "hosts": 1}
 
     def add(self, step: int, values: Mapping[str, Any]) -> None:
@@ -84,9 +138,13 @@ class ScriptMeter:
             return
         self._samples += float(values.get("samples", 0.0))
         began, since = self._begun
+        now = monotonic()
+        if now - self._read_at < _PAUSE:
+            return
+        self._read_at = now
         self._newest = {
             "steps": step - began,
-            "seconds": monotonic() - since,
+            "seconds": now - since,
             "samples": self._samples,
             "spent": self._spent.now(),
         }

@@ -87,7 +87,7 @@ class _Execution:
         self.state: ProcessState | None = None  # before the cell
         self.unmeasured = False  # the load of the machine could not be read, and the user was told
         self.loops = LoopCalls(_calls, lambda: self.cell.current_lines() if self.cell else ())
-        self.spent = TimeSpent(metrics.data_wait)
+        self.spent = TimeSpent(metrics.totals)
         self.machine = _machine()
         self.capture = Capture(run, self.rank)
         self.interruptible = Interruptible()

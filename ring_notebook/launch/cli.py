@@ -25,12 +25,13 @@ from ring_notebook.launch.ringrun_options import check_values, elastic_rules, en
 from ring_notebook.launch.supervisor.growth import NOT_ELASTIC, Elastic
 from ring_notebook.launch.supervisor.outer_job import ADDED
 from ring_notebook.launch.supervisor.rank_failure import explain_start
-from ring_notebook.plain_table import aligned
 from ring_notebook.prediction import compare
 from ring_notebook.rank.launch_check import started_several
 from ring_notebook.rank.rank_threads import threads_started
 from ring_notebook.scaling import Measured, measured, table, write_csv
-from ring_notebook.spent import RankTimes
+from ring_notebook.slow_ranks import SlowRanks, find
+from ring_notebook.spent import RankTimes, spent
+from ring_notebook.words import aligned
 
 _SECONDS_TO_SAY = 2.0  # that the first of several ringruns has to say what is wrong; srun may end all when one ends
 
@@ -176,6 +177,8 @@ def _run(
         code = job.wait()
     if times is not None:
         times.update(job.times)
+    elif slow := _slow_ranks(job.times):
+        print_message(slow.sentence)
     if code and (ended := who_ended_it()):  # before its ranks: they have failed because of it
         print_message(ended)
     elif code and not job.verdict.ended_by:
@@ -183,6 +186,12 @@ def _run(
     if files and files.error:
         print_message(f"not all output is kept: {files.error}")
     return code
+
+
+def _slow_ranks(times: Mapping[int, RankTimes]) -> SlowRanks | None:
+    """The ranks that the others wait for, in steps of a script that has logged them."""
+    accounts = {rank: spent(one.spent, one.seconds) for rank, one in times.items()}
+    return find(accounts, max((one.steps for one in times.values()), default=0))
 
 
 def _reserve_standard_streams() -> None:

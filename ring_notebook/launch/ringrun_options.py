@@ -176,7 +176,7 @@ def environment(options: argparse.Namespace) -> dict[str, str]:
         "RING_STALL_WARNING": "0" if options.no_stall_check else options.stall_warning,
         "RING_TIMEOUT": options.stall_shutdown,
         OMP: options.cpus_per_rank,
-        "RING_SCALE_WARMUP": options.warmup if options.scale else None,
+        "RING_WARMUP": options.warmup,
     }
     env |= {name: str(value) for name, value in told.items() if value is not None}
     if options.fusion_threshold_mb is not None:

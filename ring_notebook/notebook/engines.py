@@ -14,8 +14,8 @@ from typing import Any
 import ipyparallel
 from ipyparallel.serialize import deserialize_object
 
+from ring_notebook import words
 from ring_notebook.errors import ClusterError
-from ring_notebook.notebook import style
 from ring_notebook.question import CONTROL, QUESTIONS
 from ring_notebook.records import RECORDS
 
@@ -268,7 +268,7 @@ class Engines:
 
 def died(dead: Sequence[int]) -> str:
     """What to say to somebody who needs ranks that have died, and has been told why."""
-    return f"{style.ranks(dead)} {'has' if len(dead) == 1 else 'have'} died; `%ring heal` starts {_them(dead)} again"
+    return f"{words.ranks(dead)} {'has' if len(dead) == 1 else 'have'} died; `%ring heal` starts {_them(dead)} again"
 
 
 def _them(dead: Sequence[int]) -> str:

@@ -1,9 +1,8 @@
-"""Formats of numbers, times and ranks, and the colors: the same in the panel, the report and the terminal."""
+"""Formats of numbers and times, and the colors: the same in the panel, the report and the terminal."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
 
 # Distinct for all kinds of color vision, and readable on white and black pages.
 _COLORS = ("#3b82f6", "#f59e0b", "#10b981", "#ef4444", "#a855f7", "#06b6d4", "#ec4899", "#84cc16")
@@ -71,34 +70,6 @@ def duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
-
-
-def plural(count: int, thing: str) -> str:
-    """``1 engine``, ``2 engines``."""
-    return f"{count:,} {thing}{'s' * (count != 1)}"
-
-
-def first_names(names: Sequence[str], most: int = 8) -> str:
-    """The names with commas; of very many only the first, with a count: ``loss, accuracy and 98 more``."""
-    more = len(names) - most
-    return ", ".join(names) if more <= 0 else f"{', '.join(names[:most])} and {more:,} more"
-
-
-def rank_list(ranks: Iterable[int]) -> str:
-    """Ranks in order, runs of them joined: ``0-3, 7``."""
-    spans: list[list[int]] = []
-    for rank in sorted(ranks):
-        if spans and rank == spans[-1][1] + 1:
-            spans[-1][1] = rank
-        else:
-            spans.append([rank, rank])
-    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
-
-
-def ranks(numbers: Iterable[int]) -> str:
-    """``rank 1`` or ``ranks 0-3, 7``."""
-    listed = sorted(set(numbers))
-    return f"rank{'s' * (len(listed) != 1)} {rank_list(listed)}"
 
 
 # For panel and report. Colors of the page come first, so that both follow its theme.

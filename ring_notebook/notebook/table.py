@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import Any
 
-from ring_notebook.notebook.style import plural
-from ring_notebook.plain_table import aligned
+from ring_notebook.words import aligned, plural
 
 _HIDDEN = "position:absolute;opacity:0;width:0"
 # CSS can order items of a grid, but not rows of a table. Without this sheet there are no arrows.

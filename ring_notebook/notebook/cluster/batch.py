@@ -25,9 +25,10 @@ from ring_notebook.notebook.cluster import discovery
 from ring_notebook.notebook.cluster.cluster import Cluster
 from ring_notebook.notebook.cluster.process_life import began, is_alive
 from ring_notebook.notebook.record.run_files import read_json, read_text, write_json
-from ring_notebook.notebook.style import duration, plural
+from ring_notebook.notebook.style import duration
 from ring_notebook.own_python import module_command
 from ring_notebook.verdict import judge_batch_job
+from ring_notebook.words import plural
 
 HOLD = ("sleep", "infinity")
 """The command of a job that only holds its hosts."""

@@ -19,7 +19,7 @@ from ring_notebook.errors import ClusterError
 from ring_notebook.files.private_files import changed_by_others, is_own, make_private_folder
 from ring_notebook.notebook.cluster.process_life import began, is_alive
 from ring_notebook.notebook.record.run_files import read_json, write_json
-from ring_notebook.notebook.style import plural
+from ring_notebook.words import plural
 
 _FILE = "cluster.json"
 _NAME = re.compile(r"\d+-[0-9a-f]{8}-")  # the kernel's process id first; other folders are not ours

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from ring_notebook.errors import ClusterError
 from ring_notebook.notebook.engines import Engines, died
 from ring_notebook.notebook.run.run import Run
-from ring_notebook.notebook.style import rank_list, ranks
+from ring_notebook.words import rank_list, ranks
 
 SECONDS_TO_SETTLE = 2.0
 """A new run waits so long for ranks that are still ending the previous one."""

@@ -12,7 +12,7 @@ from time import monotonic, sleep
 from typing import TYPE_CHECKING
 
 from ring_notebook.notebook.cluster.process_life import is_stopped
-from ring_notebook.notebook.style import ranks
+from ring_notebook.words import ranks
 
 if TYPE_CHECKING:
     from ring_notebook.notebook.engines import Engines

@@ -23,9 +23,9 @@ from ring_notebook.notebook.record.run_files import read_json
 from ring_notebook.notebook.record.run_record import RunRecord
 from ring_notebook.notebook.run.catalogue import resumes_from
 from ring_notebook.notebook.run.send import spoken_name
-from ring_notebook.notebook.style import plural
 from ring_notebook.own_python import module_command
 from ring_notebook.verdict import WALLTIME_WARNING
+from ring_notebook.words import plural
 
 _CELLS = "cells.json"
 

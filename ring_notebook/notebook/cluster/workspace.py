@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ring_notebook.error_text import printable
 from ring_notebook.errors import ClusterError
 from ring_notebook.files.file_digest import digest
-from ring_notebook.notebook.style import plural, ranks
+from ring_notebook.words import plural, ranks
 
 if TYPE_CHECKING:
     from ring_notebook.notebook.engines import Engines

@@ -11,7 +11,7 @@ from threading import Event, Lock
 from ring_notebook.errors import ClusterError, RingError
 from ring_notebook.notebook.run.failures import brief
 from ring_notebook.notebook.run.run import Run
-from ring_notebook.notebook.style import ranks as rank_text
+from ring_notebook.words import ranks as rank_text
 
 _PERIOD = 0.05
 _ENDED = {"failed": "has failed", "interrupted": "was stopped"}

@@ -20,7 +20,7 @@ from ring_notebook.notebook.record.choices import CellOptions
 from ring_notebook.notebook.run import catalogue, notices
 from ring_notebook.notebook.run.failures import brief
 from ring_notebook.notebook.run.run import Run
-from ring_notebook.notebook.style import plural
+from ring_notebook.words import plural
 
 F = TypeVar("F", bound=Callable[..., Any])
 

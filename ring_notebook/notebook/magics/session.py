@@ -42,12 +42,13 @@ from ring_notebook.notebook.run.run import Run
 from ring_notebook.notebook.run.run_verdict import own_failures
 from ring_notebook.notebook.run.scaling_report import ScalingReport, measured_run
 from ring_notebook.notebook.run.send import spoken_name
-from ring_notebook.notebook.style import ago, duration, plural, rank_list
-from ring_notebook.notebook.style import ranks as rank_text
+from ring_notebook.notebook.style import ago, duration
 from ring_notebook.notebook.table import Listing
 from ring_notebook.prediction import compare
 from ring_notebook.scaling import Kind, Measured, write_csv
 from ring_notebook.verdict import WALLTIME_WARNING
+from ring_notebook.words import plural, rank_list
+from ring_notebook.words import ranks as rank_text
 
 # A cell that ends sooner than this shows its report only: widgets would cost more than the run.
 _LIVE_AFTER = 0.1

@@ -14,8 +14,8 @@ from IPython.core.inputtransformer2 import TransformerManager
 
 from ring_notebook.frameworks import CellCalls, Hint, default, named, names_in
 from ring_notebook.notebook.record.run_view import RunView
-from ring_notebook.notebook.style import rank_list
 from ring_notebook.records import MEDIA
+from ring_notebook.words import rank_list
 
 _SAME_LINES = 5  # equal lines of all ranks before there is a hint
 

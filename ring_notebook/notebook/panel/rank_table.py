@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from html import escape
 
-from ring_notebook.notebook.panel import machines, slow_ranks
+from ring_notebook.notebook.panel import machines
 from ring_notebook.notebook.panel.charts.chart import RATE
 from ring_notebook.notebook.record.run_view import RankView, RunView
 from ring_notebook.notebook.style import (
@@ -61,7 +61,7 @@ def table(view: RunView, still: bool = False, loads: machines.Cells | None = Non
     titles = [title for name, title in machines.COLUMNS.items() if view.loads.get(name)]
     aside = frozenset({RATE, *metrics[max(FIRST_METRICS, NARROW - len(titles)) :]})
     columns += [*metrics, *[f"and {more:,} more metrics"] * (more > 0), *titles]
-    slow = slow_ranks.find(view)
+    slow = view.slow
     late = frozenset(slow.ranks if slow else ())
     # Of very many ranks the page shows the first ones, so slow ranks come first.
     shown_ranks = sorted(view.ranks, key=lambda rank: rank.rank not in late) if view.size > TEXT_ROWS else view.ranks

@@ -20,8 +20,9 @@ from ring_notebook.notebook.panel.charts.metric_names import Section, expanded, 
 from ring_notebook.notebook.record.choices import Look
 from ring_notebook.notebook.record.run_record import RunRecord
 from ring_notebook.notebook.record.run_view import Printed, RunView
-from ring_notebook.notebook.style import CSS, first_names, number, plural, rank_list
+from ring_notebook.notebook.style import CSS, number
 from ring_notebook.notebook.table import Listing
+from ring_notebook.words import first_names, plural, rank_list
 
 MOST_CHARTS = 12  # of metrics, without --plot
 MACHINE_SECONDS = 10.0  # a shorter cell without metrics shows no load of the machines

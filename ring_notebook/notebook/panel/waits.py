@@ -14,7 +14,8 @@ from html import escape
 from typing import Any
 
 from ring_notebook.notebook.record.run_view import RankView, RunView
-from ring_notebook.notebook.style import duration, plural, rank_list, ranks
+from ring_notebook.notebook.style import duration
+from ring_notebook.words import plural, rank_list, ranks
 
 _MOST_PLACES = 4  # lines of the cell, with the ranks that are there
 _MOST_ROWS = 8

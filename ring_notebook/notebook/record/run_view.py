@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from ring_notebook.notebook.record.displays import Displayed, Displays, logged
 from ring_notebook.notebook.record.series import Points, Rate, Series
 from ring_notebook.records import Cleared, Display, Ended, Failure, Load, MetricBatch, Output, Params, Record, Status
+from ring_notebook.slow_ranks import SlowRanks, find
 from ring_notebook.spent import NOTHING_SPENT, Spent, spent
 
 SAMPLES = "samples"  # the metric that is shown as throughput
@@ -96,6 +97,11 @@ class RunView:
     def charted(self) -> tuple[str, ...]:
         """The metrics that have a curve."""
         return tuple(name for name in self.names if name not in (SAMPLES, EPOCH))
+
+    @property
+    def slow(self) -> SlowRanks | None:
+        """The ranks that the others wait for."""
+        return find({one.rank: one.spent for one in self.ranks}, max(one.step for one in self.ranks))
 
     @property
     def died(self) -> bool:

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import StdinNotImplementedError
 
-from ring_notebook.notebook.style import ranks as rank_text
 from ring_notebook.question import Question
+from ring_notebook.words import ranks as rank_text
 
 if TYPE_CHECKING:
     from ring_notebook.notebook.engines import Engines

@@ -27,8 +27,8 @@ from ring_notebook.notebook.record.constants import constants
 from ring_notebook.notebook.record.run_files import OUTPUT_TEXT, RUN
 from ring_notebook.notebook.record.run_record import UNREADABLE, RunRecord, first_line, read_about, read_summary
 from ring_notebook.notebook.record.run_view import SAMPLES
-from ring_notebook.notebook.style import plural
 from ring_notebook.notebook.table import Listing, sort_key
+from ring_notebook.words import plural
 
 _SHOWN = 6  # metrics and hyper-parameters that a list shows; the others are folded
 _TRIVIAL_SECONDS = 10.0  # a cell that ended well before and logged nothing is no experiment

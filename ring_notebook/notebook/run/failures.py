@@ -11,9 +11,9 @@ from threading import Thread
 
 from IPython.core.error import UsageError
 
+from ring_notebook import words
 from ring_notebook.error_text import printable
 from ring_notebook.errors import RunFailed
-from ring_notebook.notebook import style
 from ring_notebook.notebook.panel.waits import count_calls
 from ring_notebook.records import Failure
 
@@ -58,12 +58,12 @@ def describe(
     place = f'File "<cell of run {first.run}>"'
     lines = [first.traceback.rstrip().replace(place, "Cell")]
     if len(ranks) > 1:
-        lines.append(f"{style.ranks(ranks)}: same")
+        lines.append(f"{words.ranks(ranks)}: same")
     elif len(failures) > 1 or not first.aborted:
         lines.append(f"raised on rank {first.rank}")
     for other, ranks in groups[1:]:
         same = _table(other) == _table(first) != ""
-        lines.append(f"{style.ranks(ranks)}: {f'the same, at line {_line(other)}' if same else _summary(other)}")
+        lines.append(f"{words.ranks(ranks)}: {f'the same, at line {_line(other)}' if same else _summary(other)}")
     lines += _stopped(failure for failure in failures if failure not in primary)
     lines += _replaced(groups, replaced or {})
     if first.aborted and len(set((calls or {}).values())) > 1:
@@ -76,7 +76,7 @@ def in_a_line(failures: Sequence[Failure]) -> str:
     first, ranks = _grouped(_primary(failures))[0]
     place = f", line {_line(first)}" if _line(first) else ""
     text = _named(first.ename, _said(first)).split("\n")[0]
-    return f"{text} ({style.ranks(ranks)}{place})"
+    return f"{text} ({words.ranks(ranks)}{place})"
 
 
 def _said(failure: Failure) -> str:
@@ -94,7 +94,7 @@ def _replaced(groups: Iterable[tuple[Failure, list[int]]], when: Mapping[int, fl
         if (failure.module, failure.ename) == ("builtins", "NameError") and when.keys() >= set(ranks):
             at = time.strftime("%H:%M:%S", time.localtime(max(when[rank] for rank in ranks)))
             were = "was" if len(ranks) == 1 else "were"
-            yield f"{style.ranks(ranks)} {were} replaced at {at}: run the cells with your imports there again"
+            yield f"{words.ranks(ranks)} {were} replaced at {at}: run the cells with your imports there again"
 
 
 def _stopped(failures: Iterable[Failure]) -> list[str]:
@@ -103,18 +103,18 @@ def _stopped(failures: Iterable[Failure]) -> list[str]:
     for failure in failures:
         if failure.aborted:
             stopped.setdefault(_where_stopped(failure), []).append(failure.rank)
-    return [f"{style.ranks(ranks)}: {text}" for text, ranks in stopped.items()]
+    return [f"{words.ranks(ranks)}: {text}" for text, ranks in stopped.items()]
 
 
 def _still_running(ranks: Iterable[int]) -> list[str]:
     waiting = sorted(ranks)
-    return [f"{style.ranks(waiting)}: still running; `%ring restart` ends it"] if waiting else []
+    return [f"{words.ranks(waiting)}: still running; `%ring restart` ends it"] if waiting else []
 
 
 def describe_deaths(stories: str, failures: Sequence[Failure], still_running: Iterable[int] = ()) -> str:
     """``stories`` of ranks that died, then a line for every group of ranks that failed or stopped because of that."""
     own = [failure for failure in failures if not failure.aborted]
-    lines = [f"{style.ranks(ranks)}: {_summary(failure)}" for failure, ranks in _grouped(own)]
+    lines = [f"{words.ranks(ranks)}: {_summary(failure)}" for failure, ranks in _grouped(own)]
     return "\n".join([stories, *lines, *_stopped(failures), *_still_running(still_running)])
 
 

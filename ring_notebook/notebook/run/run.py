@@ -26,8 +26,8 @@ from ring_notebook.notebook.run.plain_state import plain_state
 from ring_notebook.notebook.run.takeover import FollowedLog
 from ring_notebook.notebook.run.timeline import Timeline
 from ring_notebook.notebook.run.watch import Watch
-from ring_notebook.notebook.style import ranks
 from ring_notebook.records import Status
+from ring_notebook.words import ranks
 
 if TYPE_CHECKING:
     from ring_notebook.notebook.engines import Engines

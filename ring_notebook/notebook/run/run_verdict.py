@@ -8,8 +8,8 @@ from typing import NamedTuple
 from ring_notebook.errors import ClusterError, RunTimeout
 from ring_notebook.notebook.record.run_record import RunStatus
 from ring_notebook.notebook.run.failures import as_exception, brief, describe, describe_deaths, in_a_line
-from ring_notebook.notebook.style import ranks
 from ring_notebook.records import Ended, Failure
+from ring_notebook.words import ranks
 
 
 class Verdict(NamedTuple):

@@ -47,6 +47,28 @@ def test_a_job_that_fails(how: list[str], tmp_path: Path, monkeypatch: pytest.Mo
     assert "stopped because rank 1 raised" in (tmp_path / "out/rank.0/stderr").read_text()
 
 
+SLOW = """
+import time
+import ring_notebook.torch as ring
+import torch
+ring.init()
+began = time.monotonic()
+for _ in ring.track(range(10**6)):
+    time.sleep(0.02 * ring.rank())
+    if ring.allreduce(torch.tensor(time.monotonic() - began), op=ring.Max) > 5:
+        break
+    ring.log(loss=1.0)
+"""
+
+
+def test_the_rank_that_the_others_wait_for_is_told_at_the_end() -> None:
+    done = ringrun("-np", "2", sys.executable, "-c", SLOW)
+    assert done.returncode == 0, done.stderr
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("ringrun: rank 1 is ")
+    assert "x slower in sleeping or waiting outside of collectives; the others wait 9" in last
+
+
 def test_lines_without_prefix_and_with_times() -> None:
     done = ringrun("-np", "2", "--no-prefix", "-prefix-timestamp", "echo", "a")
     times, words = zip(*(line.split() for line in done.stdout.splitlines()), strict=True)

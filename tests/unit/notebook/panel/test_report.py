@@ -20,8 +20,9 @@ from ring_notebook.notebook.record.run_log import RunLog
 from ring_notebook.notebook.record.run_record import first_line
 from ring_notebook.notebook.run import catalogue
 from ring_notebook.notebook.run.trackers import to_media
-from ring_notebook.notebook.style import ago, duration, rank_list, whole
+from ring_notebook.notebook.style import ago, duration, whole
 from ring_notebook.records import Display, Ended, Load, MetricBatch, Output, Record, Status, encode
+from ring_notebook.words import rank_list
 
 
 def run(directory: Path, size: int, *more: Record, steps: int = 60, status: str = "ok", error: str = "") -> RunLog:
@@ -406,7 +407,7 @@ def test_the_slow_rank_is_the_one_that_hardly_waits(tmp_path: Path) -> None:
     column = content.columns.index("waiting")
     assert [row[column] for row in content.rows] == ["30%", "1%", "30%"]
     said = report.mime_bundle(log)["text/plain"].splitlines()[1]
-    assert said == "rank 1 is 1.5x slower in compute; the others wait 30%"
+    assert said.startswith("rank 1 is 1.5x slower in compute; the others wait 30%. ")
 
 
 def test_the_bubble_of_a_stage_is_told_from_waits_in_collectives(tmp_path: Path) -> None:
