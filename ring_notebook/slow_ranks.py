@@ -19,6 +19,7 @@ LEAST_SECONDS, LEAST_STEPS = 4.0, 20  # before a rank is called slow
 
 _LEAST_SHARE = 1 / 3
 _MANY_FAULTS = 20.0  # pages a second read from the disk
+_FAULT_SECONDS = 1e-4  # of the processor's time for one of them, at least
 _MUCH_DISK = 1e6  # bytes a second
 _MORE_SAMPLES = 1.05  # times those of the others
 
@@ -89,7 +90,8 @@ def cause(slow: Spent, usual: Spent) -> str:
     throttled = min(own.throttled - other.throttled, queued)
     garbage = own.collecting - other.collecting
     asleep = max(0.0, _asleep(slow) - _asleep(usual))
-    more = "samples" if own.samples > _MORE_SAMPLES * other.samples > 0 else "compute"
+    paging = (own.faults - other.faults) * _FAULT_SECONDS
+    more = "memory" if paging > _LEAST_SHARE * longer else "samples" if own.samples > _MORE_SAMPLES * other.samples > 0 else "compute"
     explained = {
         "data": data,
         "throttled": throttled,

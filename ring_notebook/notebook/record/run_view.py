@@ -146,6 +146,8 @@ class _Rank:
     ended: Ended | None = None
     progress_start: tuple[float, int, int] = (0.0, 0, 0)
     axes: dict[str, Series] = field(default_factory=dict)
+    counted: tuple[Mapping[str, Any], Spent] = ({}, NOTHING_SPENT)
+    """What the rank has reported of its time, and what `spent` has made of that."""
 
     def extend_axes(self, steps: array[float], seconds: Iterable[float], amounts: array[float] | None) -> None:
         """Keep where on other axes than that of steps the rows are."""
@@ -164,9 +166,10 @@ class _Rank:
             self.progress_start = (now, done, total)
 
     def spent(self, elapsed: float) -> Spent:
-        if self.ended:
-            return spent(self.ended.summary, self.ended.seconds)
-        return spent(self.status.extra if self.status else {}, elapsed)
+        facts = self.ended.summary if self.ended else self.status.extra if self.status else {}
+        if facts is not self.counted[0] or "training" not in facts:  # else it is the same at any time
+            self.counted = facts, spent(facts, self.ended.seconds if self.ended else elapsed)
+        return self.counted[1]
 
     def left(self, now: float) -> float | None:
         start, start_done, _ = self.progress_start

@@ -31,6 +31,8 @@ def slow(data: float = 0.0, **own: float) -> Spent:
         (slow(collecting=3.0), "garbage"),
         (slow(on_cpu=6.0), "asleep"),
         (slow(on_cpu=6.0, faults=1000), "memory"),
+        (slow(faults=40_000), "memory"),
+        (slow(faults=1000), "compute"),
         (slow(on_cpu=6.0, disk=5e7), "disk"),
         (slow(on_cpu=6.0, beside=3.5), "threads"),
         (slow(samples=200), "samples"),

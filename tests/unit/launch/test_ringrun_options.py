@@ -35,6 +35,7 @@ def test_all_options_of_horovodrun_are_taken() -> None:
     assert hosts_of(options) == [Host("a", 2), Host("b", 3)]
     assert (options.output_dir, options.times, options.no_stall_check, options.min_np) == ("out", True, False, 1)
     assert environment(options) == {
+        "RING_WARMUP": "1",
         "RING_FUSION_THRESHOLD": str(2 << 20),
         "RING_INTERFACE": "eth0",
         "RING_REMOTE_SHELL": "ssh -T -o BatchMode=yes -o ConnectTimeout=20 -p 2222 -i key",
@@ -59,7 +60,7 @@ def test_all_options_of_horovodrun_are_taken() -> None:
     ],
 )
 def test_variables_of_options(words: str, variables: dict[str, str]) -> None:
-    assert environment(parse([*words.split(), "p"])[1]) == variables
+    assert environment(parse([*words.split(), "p"])[1]) == {"RING_WARMUP": "1", **variables}
 
 
 def test_options_between_hosts_say_where_there_are_none() -> None:
@@ -75,6 +76,7 @@ def test_a_configuration_file(tmp_path: Path) -> None:
     )
     _, options = parse(["--config-file", str(path), "--timeline-filename", "b.json", "-np", "2", "p"])
     assert environment(options) == {
+        "RING_WARMUP": "1",
         "RING_TIMELINE": "b.json",
         "RING_FUSION_THRESHOLD": str(2 << 20),
         "RING_STALL_WARNING": "0",
