@@ -91,7 +91,8 @@ def cause(slow: Spent, usual: Spent) -> str:
     garbage = own.collecting - other.collecting
     asleep = max(0.0, _asleep(slow) - _asleep(usual))
     paging = (own.faults - other.faults) * _FAULT_SECONDS
-    more = "memory" if paging > _LEAST_SHARE * longer else "samples" if own.samples > _MORE_SAMPLES * other.samples > 0 else "compute"
+    more = "samples" if own.samples > _MORE_SAMPLES * other.samples > 0 else "compute"
+    more = "memory" if paging > _LEAST_SHARE * longer else more
     explained = {
         "data": data,
         "throttled": throttled,
