@@ -96,7 +96,7 @@ def run(path: Path) -> None:
     shown = {name: cell.outputs for name, cell in zip(hashes(notebook), code, strict=True)}
     kept(path).parent.mkdir(exist_ok=True)
     lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(shown[name], sort_keys=True)}" for name in shown)
-    kept(path).write_text(f"{{\n{lines}\n}}\n")
+    kept(path).write_text(f"{{\n{lines}\n}}\n".replace(os.path.relpath(runs), ".ring/runs"))  # as a user has it
     print(f"{path.name}: {kept(path).stat().st_size / 1e3:.0f} kB")
 
 
