@@ -35,7 +35,7 @@ CAUSES = {
     "samples": ("because it has more samples in a step", "Give all ranks batches of the same size"),
     "compute": ("in compute", "It does more for each sample, or its cores are slower; `--timeline` compares the ranks"),
 }
-"""What is said of a slow rank, and what to do, by the name of the cause."""
+"""By cause: the words that follow "rank 1 is 1.5x slower", and what to do."""
 
 
 @dataclass(frozen=True)

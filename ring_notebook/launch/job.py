@@ -101,7 +101,7 @@ class Job:
             weakref.finalize(self, os.close, descriptor)
         self._causes: dict[int, str] = {}  # what ranks raised
         self.times: dict[int, RankTimes] = {}
-        """What each rank has measured of its steps, of a script that `ringrun --scale` has started."""
+        """What each rank has measured of its steps, where its script calls `log`."""
         named: tuple[tuple[TextIO | None, Literal["stdout", "stderr"]], ...]
         named = ((sys.stdout, "stdout"), (sys.stderr, "stderr"))
         style = partial(Style, n, prefix, times=times, most=elastic.most(n))

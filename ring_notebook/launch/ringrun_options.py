@@ -73,7 +73,7 @@ class _Interfaces(argparse.Action):
         options.interfaces = [*options.interfaces, *(name for name in str(values).split(",") if name)]
 
 
-def _read_by(read: Callable[[str], T]) -> Callable[[str], T]:
+def read_by(read: Callable[[str], T]) -> Callable[[str], T]:
     """``read`` as a type of argparse, which shows the text of its own errors only."""
 
     def type_of(text: str) -> T:
@@ -339,7 +339,7 @@ def _parser() -> argparse.ArgumentParser:
 
     group = parser.add_argument_group("scaling")
     add, kind = group.add_argument, group.add_mutually_exclusive_group().add_argument
-    add("--scale", type=_read_by(rank_counts), metavar="1,2,4", help="run the program on so many ranks, and compare")
+    add("--scale", type=read_by(rank_counts), metavar="1,2,4", help="run the program on so many ranks, and compare")
     add("--repeat", type=int, default=1, metavar="N", help="run each size N times; show the median")
     add("--warmup", type=int, default=1, metavar="N", help="steps at the beginning not to count")
     kind(
@@ -352,8 +352,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     kind("--weak", dest="kind", action="store_const", const="weak", default="", help="it is to grow with the ranks")
     add("--csv", metavar="FILE", help="write the numbers to this file")
-    add("--predict", type=_read_by(rank_counts), metavar="8,64", help="sizes to predict from the others")
-    add("--link", type=_read_by(link_rate), metavar="25Gbit", help="rate of each host's network, to predict with")
+    add("--predict", type=read_by(rank_counts), metavar="8,64", help="sizes to predict from the others")
+    add("--link", type=read_by(link_rate), metavar="25Gbit", help="rate of each host's network, to predict with")
     add("--gpus-per-host", type=int, metavar="N", help="ranks of each host, to predict with")
 
     add = parser.add_argument_group("launchers of a site").add_argument

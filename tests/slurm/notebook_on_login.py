@@ -154,7 +154,7 @@ def out_of_time() -> None:
 
 
 def host_lost() -> None:
-    """Whoever reads "ready" takes ring-b away."""
+    """The test takes ring-b away when it reads "ready"."""
     notebook = opened(JOB)
     status(notebook, until="4 engines:")
     notebook.text("%%ringtrain --background --out run\nimport time\ntime.sleep(600)")

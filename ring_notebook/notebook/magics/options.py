@@ -14,6 +14,7 @@ from IPython.core.error import UsageError
 from IPython.core.magic_arguments import MagicArgumentParser
 
 from ring_notebook.launch.launchers.hosts import parse_hosts
+from ring_notebook.launch.ringrun_options import read_by
 from ring_notebook.notebook.record.choices import AXES, MOST_SMOOTH
 from ring_notebook.prediction import link_rate
 from ring_notebook.scaling import rank_counts
@@ -174,20 +175,6 @@ def _duration(text: str) -> float:
     return float(match[1]) * _UNITS[match[2] or ""]
 
 
-def _sizes(text: str) -> list[int]:
-    try:
-        return rank_counts(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def _link(text: str) -> float:
-    try:
-        return link_rate(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
 def _ranks(text: str) -> list[int]:
     chosen: set[int] = set()
     for part in text.split(","):
@@ -244,7 +231,7 @@ def _train() -> LineParser:
 
 def _scale() -> LineParser:
     parser = LineParser("%%ringscale", "run the cell on several numbers of ranks, one after the other, and compare")
-    parser.add_argument("sizes", type=_sizes, metavar="1,2,4", help="numbers of ranks")
+    parser.add_argument("sizes", type=read_by(rank_counts), metavar="1,2,4", help="numbers of ranks")
     parser.add_argument("--name", default="", metavar="NAME", help="name of the runs")
     parser.add_argument("--timeout", type=float, default=0.0, metavar="S", help="stop each run after S seconds")
     parser.add_argument("--repeat", type=_count, default=1, metavar="N", help="run each size N times; show the median")
@@ -253,8 +240,12 @@ def _scale() -> LineParser:
     kind("--strong", dest="kind", action="store_const", const="strong", help="the global batch is to stay the same")
     kind("--weak", dest="kind", action="store_const", const="weak", default="", help="it is to grow with the ranks")
     parser.add_argument("--csv", default="", metavar="FILE", help="write the numbers to this file")
-    parser.add_argument("--predict", type=_sizes, default=[], metavar="8,64", help="sizes to predict from the others")
-    parser.add_argument("--link", type=_link, metavar="25Gbit", help="rate of each host's network, to predict with")
+    parser.add_argument(
+        "--predict", type=read_by(rank_counts), default=[], metavar="8,64", help="sizes to predict from the others"
+    )
+    parser.add_argument(
+        "--link", type=read_by(link_rate), metavar="25Gbit", help="rate of each host's network, to predict with"
+    )
     parser.add_argument("--gpus-per-host", type=_count, metavar="N", help="ranks of each host, to predict with")
     return parser
 
