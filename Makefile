@@ -19,11 +19,12 @@ ROOT   := $(filter 0,$(shell id -u))
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo lab test test-slow test-install test-libraries test-nvidia test-slurm test-versions bench lint sanitize sanitize-build screenshot docs outputs wheel test-wheel test-deps clean nightly
+.PHONY: help demo lab workshop test test-slow test-install test-libraries test-nvidia test-slurm test-versions bench lint sanitize sanitize-build screenshot docs outputs wheel test-wheel test-deps clean nightly
 
 help:
 	@echo 'make demo        train the quickstart on 2 engines, without a browser'
 	@echo 'make lab         open the quickstart in JupyterLab'
+	@echo 'make workshop    run all notebooks with their exercises solved, and print what each measured'
 	@echo 'make test        run the tests (what it had to leave out, it says at the end)'
 	@echo 'make test-slow   run the tests that make test leaves out: more cases of many, and gigabytes'
 	@echo 'make test-install  install with pip into a new environment, and train in a notebook there'
@@ -49,6 +50,9 @@ demo: $(VENV)/installed
 
 lab: $(VENV)/installed
 	$(BIN)/jupyter lab $(if $(ROOT),--allow-root) --KernelManager.transport=ipc $(ARGS) notebooks/01_quickstart.ipynb
+
+workshop: $(VENV)/installed
+	$(BIN)/pytest tests/workshop -m "slow or not slow" $(ARGS)
 
 test: $(VENV)/installed
 	$(BIN)/pytest $(ARGS)

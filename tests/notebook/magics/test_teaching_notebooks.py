@@ -13,7 +13,6 @@ from notebook.kernel import without_ports
 NOTEBOOKS = Path(__file__).parents[3] / "notebooks"
 SECONDS = 240
 SAYS = {
-    "02_under_the_hood": ["2(N-1)/N is 1.00", "as one operation", "16384 KiB: by hand"],
     "09_pipeline_and_model_parallel": ["naive  m=1: idle", "1F1B   m=8: idle", "outputs and gradients agree"],
 }
 

@@ -1,0 +1,1 @@
+"""The notebooks of the workshop, executed on real clusters."""
