@@ -20,7 +20,6 @@ from ring_notebook.config import config
 from ring_notebook.core.native import core
 from ring_notebook.errors import MPIMissingError, RingError
 from ring_notebook.rank.launch_check import check_alone
-from ring_notebook.rank.mpi_memory import unname_shared_memory
 from ring_notebook.rank.rendezvous import FormationError, Rendezvous
 from ring_notebook.rank.tcp_connections import TcpConnections, listen
 
@@ -140,6 +139,20 @@ class _MpiRendezvous:
 
     def close(self) -> None:
         pass
+
+
+def unname_shared_memory() -> None:
+    """Unlink the files in /dev/shm that MPICH has mapped into this process; the memory stays.
+
+    MPICH removes them in MPI_Finalize alone, which a rank that is killed never reaches. Call it after a
+    barrier that follows MPI's start: the other ranks of the host open the files by name. Open MPI's launcher
+    removes its own.
+    """
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        path = line.split(maxsplit=5)[-1]
+        if path.startswith("/dev/shm/mpich_"):
+            with suppress(OSError):  # a rank of this host was faster
+                os.unlink(path)
 
 
 def find_place() -> Place:

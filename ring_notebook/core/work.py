@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ring_notebook.errors import CollectiveError
 
@@ -114,24 +114,7 @@ class Work:
         return self._native.last_joined()
 
 
-class HeldWork(Protocol):
-    """What `HeldWorks` needs of a handle."""
-
-    @property
-    def waited(self) -> bool:
-        """As `Work.waited`."""
-
-    def done(self) -> bool:
-        """As `Work.done`."""
-
-    def launched(self) -> bool:
-        """As `Work.launched`."""
-
-    def wait_done(self) -> None:
-        """As `Work.wait_done`."""
-
-    def keep_forever(self) -> None:
-        """As `Work.keep_forever`."""
+HeldWork: TypeAlias = "Work | _core.TensorWork"
 
 
 class HeldWorks:

@@ -20,8 +20,8 @@ from typing import Any, NoReturn
 from IPython.core.interactiveshell import InteractiveShell
 
 from ring_notebook.core import world
+from ring_notebook.core.place import unname_shared_memory
 from ring_notebook.errors import MPIMissingError
-from ring_notebook.rank.mpi_memory import unname_shared_memory
 from ring_notebook.rank.rank_variables import STARTED_AGAIN
 
 _MODULE = "mpi4py.MPI"

@@ -34,7 +34,7 @@ from ring_notebook.launch.host_checks import (
     installed,
     measure_allreduce,
 )
-from ring_notebook.launch.launchers.hosts import Host, is_local
+from ring_notebook.launch.launchers.hosts import Host, is_local, slots_by_name
 from ring_notebook.launch.remote.network import interface_towards
 from ring_notebook.launch.remote.remote_shell import agent_command
 from ring_notebook.launch.supervisor.outer_job import without_outer_job
@@ -72,10 +72,7 @@ class Visit:
 
 def diagnose_hosts(hosts: Sequence[Host] = ()) -> list[Check]:
     """Check all hosts at the same time, then what is between them; no hosts mean this one."""
-    slots: dict[str, int] = {}
-    for host in hosts or [Host(socket.gethostname(), 0)]:
-        name = socket.gethostname() if is_local(host.name) else host.name
-        slots[name] = slots.get(name, 0) + host.slots
+    slots = slots_by_name(hosts or [Host(socket.gethostname(), 0)])
     text, token = uuid.uuid4().hex, Path(f".ring-doctor-{uuid.uuid4().hex}").absolute()
     started: list[subprocess.Popen[str]] = []
     try:

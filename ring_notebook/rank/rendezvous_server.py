@@ -274,6 +274,40 @@ class Strangers:
         self._places.pop(task, None)
 
 
+class Serving(threading.Thread):
+    """A thread with an event loop that serves callers of ``listener``, which it closes at the end."""
+
+    def __init__(self, name: str, listener: socket.socket) -> None:
+        super().__init__(name=name, daemon=True)
+        self._listener = listener
+        self._strangers = Strangers()
+        self._loop = asyncio.new_event_loop()
+        self._serving = self._loop.create_task(self._serve())
+        self.start()
+
+    async def _serve(self) -> None:
+        """Serve until it is cancelled."""
+        raise NotImplementedError
+
+    def stop(self) -> None:
+        """Serve nobody any more. Does not wait."""
+        self._loop.call_soon_threadsafe(self._serving.cancel)
+
+    def run(self) -> None:
+        """Serve until `stop`."""
+        try:
+            with contextlib.suppress(asyncio.CancelledError):
+                self._loop.run_until_complete(self._serving)
+            for task in (left := asyncio.all_tasks(self._loop)):
+                task.cancel()
+            if left:
+                self._loop.run_until_complete(asyncio.wait(left))
+            self._loop.run_until_complete(asyncio.sleep(0))  # what they have closed is closed in the next turn
+        finally:
+            self._loop.close()
+            self._listener.close()  # also where it was stopped before it had begun to serve
+
+
 @dataclass(slots=True, eq=False)
 class _Member:
     """A process that has proven that it knows the secret; ``rank`` is -1 until one is assigned."""
@@ -284,7 +318,7 @@ class _Member:
     about: str
 
 
-class RendezvousServer(threading.Thread):
+class RendezvousServer(Serving):
     """Lets ``size`` processes, which anything may have started, find each other as the ranks of a job.
 
     It listens at ``address``, by default at a port of loopback that the system chooses; processes of other hosts need
@@ -299,20 +333,16 @@ class RendezvousServer(threading.Thread):
     """
 
     def __init__(self, size: int, address: str = "127.0.0.1:0", secret: str = "") -> None:
-        super().__init__(name="ring-rendezvous", daemon=True)
         if size < 1:
             raise ValueError(f"a rendezvous needs at least one rank, got size={size}")
         self._size = size
         self._secret = secret or secrets.token_hex(DIGEST)
-        self._listener = _listen(address)
+        listener = _listen(address)
         host, port = (address, "") if address.startswith("@") else address.rsplit(":", 1)
-        self._address = f"{host}:{self._listener.getsockname()[1]}" if port else host
+        self._address = f"{host}:{listener.getsockname()[1]}" if port else host
         self._members: list[_Member] = []
         self._gathering: Gathering | None = None  # once all have come
-        self._strangers = Strangers()
-        self._loop = asyncio.new_event_loop()
-        self._serving = self._loop.create_task(self._serve())
-        self.start()
+        super().__init__("ring-rendezvous", listener)
 
     @property
     def variables(self) -> dict[str, str]:
@@ -322,7 +352,7 @@ class RendezvousServer(threading.Thread):
     def close(self) -> None:
         """Listen no more; ranks that wait for others raise."""
         with contextlib.suppress(RuntimeError):  # closed before
-            self._loop.call_soon_threadsafe(self._serving.cancel)
+            self.stop()
         self.join()
 
     def __enter__(self) -> RendezvousServer:
@@ -330,20 +360,6 @@ class RendezvousServer(threading.Thread):
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def run(self) -> None:
-        """Serve until `close`."""
-        try:
-            with contextlib.suppress(asyncio.CancelledError):
-                self._loop.run_until_complete(self._serving)
-            for task in (left := asyncio.all_tasks(self._loop)):
-                task.cancel()
-            if left:
-                self._loop.run_until_complete(asyncio.wait(left))
-            self._loop.run_until_complete(asyncio.sleep(0))  # what they have closed is closed in the next turn
-        finally:
-            self._loop.close()
-            self._listener.close()  # also where it was closed before it had begun to serve
 
     async def _serve(self) -> None:
         start = asyncio.start_unix_server if self._listener.family == socket.AF_UNIX else asyncio.start_server

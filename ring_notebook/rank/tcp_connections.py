@@ -15,7 +15,6 @@ import os
 import secrets
 import socket
 import struct
-import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -23,14 +22,13 @@ import psutil
 
 from ring_notebook import verdict
 from ring_notebook.config import config
-from ring_notebook.rank.rendezvous_server import MOST_STRANGERS, Strangers
+from ring_notebook.rank.rendezvous_server import DIGEST, MOST_STRANGERS, Serving, prove
 
 if TYPE_CHECKING:
     from ring_notebook import _core
 
 _MAGIC = b"ring-notebook 1\n"
 _FRONT = struct.Struct(f"!{len(_MAGIC)}sii32s")  # the rank that connects, the one that it means, its random number
-_DIGEST = 32
 _ACCEPTED, _REFUSED = b"+", b"-"
 _SECONDS_TO_PROVE = 10.0
 """For a caller to say who it is; others may connect meanwhile."""
@@ -72,8 +70,8 @@ def _address_of(interface: str) -> str:
     raise OSError(f"the network interface {interface!r} has no address here; RING_INTERFACE names another one")
 
 
-class TcpConnections(threading.Thread):
-    """Gives ``link`` the connections that it asks for and those that others ask this ``rank`` for.
+class TcpConnections(Serving):
+    """Gives ``link`` the connections that it asks for and those that others ask this ``rank`` for, until `stop`.
 
     ``addresses`` are host and port of every rank's listener, this one's ``listener`` included; ``key`` is the secret.
     """
@@ -86,34 +84,14 @@ class TcpConnections(threading.Thread):
         addresses: Sequence[tuple[str, int]],
         key: bytes,
     ) -> None:
-        super().__init__(name="ring-connections", daemon=True)
         self._link = link
         self._rank = rank
-        self._listener = listener
         self._addresses = addresses
         self._key = key
         self._connected: set[int] = set()
         self._calling: dict[int, asyncio.Task[None]] = {}
-        self._strangers = Strangers()
         self._flushing: asyncio.TimerHandle | None = None
-        self._loop = asyncio.new_event_loop()
-        self._serving = self._loop.create_task(self._serve())
-        self.start()
-
-    def run(self) -> None:
-        """Serve until `stop`."""
-        with contextlib.suppress(asyncio.CancelledError):
-            self._loop.run_until_complete(self._serving)
-        for task in (left := asyncio.all_tasks(self._loop)):
-            task.cancel()
-        if left:
-            self._loop.run_until_complete(asyncio.wait(left))
-        self._loop.close()
-        self._listener.close()
-
-    def stop(self) -> None:
-        """Make no more connections. Does not wait; connections that the link has stay."""
-        self._loop.call_soon_threadsafe(self._serving.cancel)
+        super().__init__("ring-connections", listener)
 
     async def _serve(self) -> None:
         loop = asyncio.get_running_loop()
@@ -194,12 +172,12 @@ class TcpConnections(threading.Thread):
         try:
             channel.setblocking(False)
             await loop.sock_connect(channel, (host, port))
-            front = _FRONT.pack(_MAGIC, self._rank, rank, secrets.token_bytes(_DIGEST))
+            front = _FRONT.pack(_MAGIC, self._rank, rank, secrets.token_bytes(DIGEST))
             await loop.sock_sendall(channel, front)
-            challenge = await _read(channel, _DIGEST)
-            if not hmac.compare_digest(await _read(channel, _DIGEST), self._proof(b"accept", front, challenge)):
+            challenge = await _read(channel, DIGEST)
+            if not hmac.compare_digest(await _read(channel, DIGEST), prove(self._key, b"accept", front, challenge)):
                 raise OSError("another program answers there")
-            await loop.sock_sendall(channel, self._proof(b"connect", front, challenge))
+            await loop.sock_sendall(channel, prove(self._key, b"connect", front, challenge))
             if await _read(channel, 1) == _ACCEPTED:
                 return channel
         except BaseException:
@@ -239,10 +217,10 @@ class TcpConnections(threading.Thread):
         magic, rank, meant, _ = _FRONT.unpack(front)
         if magic != _MAGIC or meant != self._rank or not 0 <= rank < len(self._addresses) or rank == meant:
             raise OSError("no rank of this job")
-        challenge = secrets.token_bytes(_DIGEST)
-        proof = self._proof(b"accept", front, challenge)
+        challenge = secrets.token_bytes(DIGEST)
+        proof = prove(self._key, b"accept", front, challenge)
         await asyncio.get_running_loop().sock_sendall(channel, challenge + proof)
-        if not hmac.compare_digest(await _read(channel, _DIGEST), self._proof(b"connect", front, challenge)):
+        if not hmac.compare_digest(await _read(channel, DIGEST), prove(self._key, b"connect", front, challenge)):
             raise OSError("no rank of this job")
         return int(rank)
 
@@ -256,9 +234,6 @@ class TcpConnections(threading.Thread):
             channel.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _PROBES)
             channel.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * verdict.SILENCE))
         self._link.connected(rank, channel.detach())
-
-    def _proof(self, direction: bytes, front: bytes, challenge: bytes) -> bytes:
-        return hmac.digest(self._key, direction + front + challenge, "sha256")
 
 
 def _close(channel: socket.socket, _: asyncio.Task[None]) -> None:

@@ -17,9 +17,9 @@ import pytest
 
 from harness.waiting import until
 from ring_notebook.files.claimed_folders import claimed_folder
-from ring_notebook.launch.connections import shared_memory
+from ring_notebook.launch.connections import mpi_host
+from ring_notebook.launch.connections.mpi_host import claim_folder, remove_abandoned
 from ring_notebook.launch.connections.pmi import shared_memory_prefixes
-from ring_notebook.launch.connections.shared_memory import claim_folder, remove_abandoned
 from ring_notebook.launch.launchers.find_launcher import find_launcher
 
 LIMIT = 200.0
@@ -29,7 +29,7 @@ JOB = "ring-{}-0123456789abcdef"
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(shared_memory, "FOLDER", tmp_path)
+    monkeypatch.setattr(mpi_host, "FOLDER", tmp_path)
     return tmp_path
 
 

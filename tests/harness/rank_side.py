@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from harness.protocol import FOLDER, SIZE, report_file, stack_file
-from ring_notebook.rank.mpi_memory import unname_shared_memory
+from ring_notebook.core.place import unname_shared_memory
 from ring_notebook.rank.rank_status import rank_of_process
 
 RANK = rank_of_process()

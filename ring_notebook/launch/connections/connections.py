@@ -9,7 +9,7 @@ import socket
 from collections.abc import Mapping, Sequence
 
 from ring_notebook.launch.connections.mpi_host import ALONE, MpiHost
-from ring_notebook.launch.connections.pmi import PmiServer
+from ring_notebook.launch.connections.pmi import PmiServer, lines
 from ring_notebook.rank.rank_status import RankStatus
 
 _CAPACITY = 1 << 16
@@ -35,42 +35,18 @@ class Connections:
         self._elastic = elastic
         self._channels: dict[int, socket.socket] = {}
         self._pmi = PmiServer(job, places, elastic)
+        self.gathering = self._pmi.gathering
+        """What the ranks have told each other, and who of them has formed."""
         self._host = MpiHost(job, network, elastic)
-
-    @property
-    def error(self) -> str:
-        """Why the ranks will never find each other; empty while they may, and once they have."""
-        return self._pmi.gathering.error
 
     def resize(self, size: int) -> None:
         """The job has ``size`` ranks from its next formation on. MPI keeps those that it began with."""
         self.size = size
-        self._pmi.gathering.resize(size)
-
-    def wait_for(self, least: int) -> None:
-        """Have the ranks of an elastic job wait for others while they are fewer than ``least``."""
-        self._pmi.gathering.least = least
-
-    def take_joined(self) -> set[int]:
-        """The ranks that those of an elastic job have taken in, each once."""
-        gathering = self._pmi.gathering
-        joined, gathering.joined = gathering.joined, set()
-        return joined
+        self.gathering.resize(size)
 
     def dismiss(self, ranks: set[int]) -> None:
         """Have these ranks of an elastic job leave it when it assembles next."""
-        self._reply(self._pmi.dismiss(ranks))
-
-    def take_dismissed(self) -> set[int]:
-        """The ranks that those of an elastic job have continued without because they were to leave, each once."""
-        gathering = self._pmi.gathering
-        dismissed, gathering.dismissed = gathering.dismissed, set()
-        return dismissed
-
-    @property
-    def has_formed(self) -> bool:
-        """Whether the ranks have found each other, if they form again now too."""
-        return self._pmi.gathering.has_formed
+        self._reply(lines(self.gathering.dismiss(ranks)))
 
     def pair(self, rank: int) -> tuple[socket.socket, socket.socket]:
         """A new socket to the process that is ``rank`` from now on: our end, and the one that it has to inherit."""
@@ -116,7 +92,7 @@ class Connections:
         """Rank ``rank`` has exited."""
         while rank in self._channels and self._has_data(rank) and self.receive(rank):
             pass  # whether it has finalized may still lie in the socket
-        self._reply(self._pmi.exited(rank, how))
+        self._reply(lines(self.gathering.exited(rank, how)))
 
     def _has_data(self, rank: int) -> bool:
         try:
@@ -127,7 +103,7 @@ class Connections:
     def deserters(self, exited: Mapping[int, RankStatus]) -> set[int]:
         """Those of the ranks that ``exited`` with 0, and have reported this before, which others still need."""
         if self._elastic:
-            return self._pmi.gathering.left_out
+            return self.gathering.left_out
         # Once one rank uses MPI, every other one has to: it waits for them when it starts and when it ends.
         used = self._pmi.initialized
         return {

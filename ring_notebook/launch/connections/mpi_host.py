@@ -1,18 +1,27 @@
-"""What ranks of one host need to find the others, and what MPICH leaves there, names in /dev/shm."""
+"""What ranks of one host need to find the others, and what MPICH leaves there in /dev/shm when they are killed."""
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
+import re
+import shutil
+import signal
 import socket
+import stat
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
+from ring_notebook.files.claimed_folders import claim, remove_unclaimed
 from ring_notebook.launch.connections import pmi
-from ring_notebook.launch.connections.shared_memory import FOLDER, Cleaner, claim_folder, remove_abandoned
 from ring_notebook.rank import rendezvous
 from ring_notebook.rank.rank_variables import STARTED_AGAIN
 
 ALONE: Mapping[str, str] = {"UCX_TLS": "self,sm"}
 """The transports of ranks on one host. UCX, MPICH's transport, listens on all interfaces unless it stays within one."""
+FOLDER = Path("/dev/shm")
+_JOB = re.compile(r"ring-\d+-[0-9a-f]{16}")
 
 
 class MpiHost:
@@ -44,3 +53,80 @@ class MpiHost:
         """All ranks have exited: remove what they have named."""
         self._cleaner.close()
         os.close(self._claim)
+
+
+def claim_folder(job: str) -> int:
+    """Make the folder of ``job`` in `FOLDER`; a descriptor that keeps it from `remove_abandoned` while one has it.
+
+    Two names of a job's hosts may mean this one.
+    """
+    return claim(FOLDER / job)
+
+
+def remove_abandoned() -> None:
+    """Remove the folders of this user that no process claims any more, and MPICH's files of the same jobs."""
+    if not FOLDER.is_dir():
+        return
+    for path in FOLDER.iterdir():
+        if _JOB.fullmatch(path.name) and path.is_dir():
+            names = (*pmi.shared_memory_prefixes(path.name), path.name)
+            remove_unclaimed(path, functools.partial(_remove, names))
+
+
+def _remove(prefixes: tuple[str, ...]) -> None:
+    """Remove all of this user whose name begins with ``prefixes``; folders last, because they say what to remove."""
+    found = [path for path in FOLDER.iterdir() if path.name.startswith(prefixes)]
+    for path in sorted(found, key=lambda path: path.name.startswith("ring-")):
+        with contextlib.suppress(OSError):
+            status = path.lstat()
+            if status.st_uid != os.geteuid():
+                continue
+            if stat.S_ISDIR(status.st_mode):
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink()
+
+
+class Cleaner:
+    """A process that outlives this one, however this one dies, and then removes all that begins with ``prefixes``.
+
+    Before, it calls ``at_death`` unless this process has called `close`. It keeps the descriptor ``claim`` open.
+    Create it before this process has threads.
+    """
+
+    def __init__(self, prefixes: tuple[str, ...], claim: int, at_death: Callable[[], None] | None = None) -> None:
+        self._prefixes = prefixes
+        ends, self._alive = os.pipe()
+        self._pid = os.fork()
+        if self._pid == 0:
+            try:
+                _clean_at_end(ends, prefixes, claim, at_death)
+            finally:
+                os._exit(0)
+        os.close(ends)
+
+    def close(self) -> None:
+        """Have the files removed now, and return when they are."""
+        with contextlib.suppress(OSError):  # it has been killed
+            os.write(self._alive, b"c")
+        os.close(self._alive)
+        ended = -1
+        with contextlib.suppress(ChildProcessError):
+            ended = os.waitpid(self._pid, 0)[1]
+        if ended:
+            _remove(self._prefixes)
+
+
+def _clean_at_end(ends: int, prefixes: tuple[str, ...], claim: int, at_death: Callable[[], None] | None) -> None:
+    # A session of its own: signals to the job's process group are not meant for it.
+    os.setsid()
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(signum, signal.SIG_IGN)
+    kept, ends = os.dup(claim), os.dup(ends)
+    os.dup2(ends, 0)
+    os.dup2(kept, 1)
+    os.closerange(2, os.sysconf("SC_OPEN_MAX") if os.sysconf("SC_OPEN_MAX") < 1 << 16 else 1 << 16)
+    # Ends with a byte from `close`, or when the last process that has the other end of the pipe has exited.
+    if not os.read(0, 1) and at_death is not None:
+        at_death()
+    _remove(prefixes)

@@ -136,14 +136,6 @@ class PmiServer:
         self._unread[rank] = b""
         self.gathering.started_again(rank)
 
-    def dismiss(self, ranks: set[int]) -> dict[int, bytes]:
-        """These ranks are to leave an elastic job; returns what to send to which ranks."""
-        return _lines(self.gathering.dismiss(ranks))
-
-    def exited(self, rank: int, how: str) -> dict[int, bytes]:
-        """Rank ``rank`` has exited; returns what to send to which ranks that wait for it."""
-        return _lines(self.gathering.exited(rank, how))
-
     def _refuse_spawn(self, rank: int, line: str) -> dict[int, str]:
         """MPI_Comm_spawn sends several lines up to ``endcmd``; the size of a job is fixed."""
         self._in_spawn.add(rank)
@@ -153,7 +145,8 @@ class PmiServer:
         return {rank: "cmd=spawn_result rc=-1 status=1"}
 
 
-def _lines(replies: Replies) -> dict[int, bytes]:
+def lines(replies: Replies) -> dict[int, bytes]:
+    """Replies as they are sent."""
     return {to: f"{line}\n".encode() for to, line in _answers(replies).items()}
 
 

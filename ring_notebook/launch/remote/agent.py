@@ -21,8 +21,7 @@ from typing import Any
 
 from ring_notebook import __version__
 from ring_notebook.launch.connections.mpi_host import MpiHost
-from ring_notebook.launch.remote.flow import Inlet, Window
-from ring_notebook.launch.remote.frames import MAGIC, Channels, Frame, FrameStream, Kind, Parser
+from ring_notebook.launch.remote.frames import MAGIC, Channels, Frame, FrameStream, Inlet, Kind, Parser, Window
 from ring_notebook.launch.remote.network import network_variables
 from ring_notebook.launch.supervisor.local_ranks import Assignment, LocalRanks, raise_file_limit
 from ring_notebook.launch.supervisor.output_lines import Carrier, carry

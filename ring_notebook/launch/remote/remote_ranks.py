@@ -19,8 +19,7 @@ from typing import Any
 
 from ring_notebook import verdict
 from ring_notebook.launch.remote.agent import greeting
-from ring_notebook.launch.remote.flow import Inlet, Window
-from ring_notebook.launch.remote.frames import Channels, Frame, FrameStream, Kind, Parser
+from ring_notebook.launch.remote.frames import Channels, Frame, FrameStream, Inlet, Kind, Parser, Window
 from ring_notebook.launch.supervisor.local_ranks import Assignment, HostRanks
 from ring_notebook.launch.supervisor.output_lines import put
 from ring_notebook.launch.supervisor.parent_death import bind_to_parent

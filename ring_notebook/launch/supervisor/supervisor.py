@@ -106,7 +106,7 @@ class Supervisor:
         for host in hosts.by_name.values():
             host.carry_output()
         if growth is not None:
-            connections.wait_for(rules.min_np)
+            connections.gathering.least = rules.min_np
         if ask is not None:
             self._discovery = Discovery(ask, _say)
             self._selector.register(self._discovery.changed, selectors.EVENT_READ, self._take_slots)
@@ -165,16 +165,18 @@ class Supervisor:
         growth = self._growth
         if growth is None or self._verdict.is_ending:
             return
-        for rank in self._connections.take_joined():
+        gathering = self._connections.gathering
+        while gathering.joined:
+            rank = gathering.joined.pop()
             self._joining.discard(rank)
             self._note("joined", rank)
-        for rank in self._connections.take_dismissed():
-            self._note("unwanted", rank)
+        while gathering.dismissed:
+            self._note("unwanted", gathering.dismissed.pop())
         if self._verdict.finished or self._running <= self._joining:  # nobody is left who would take them in
             for rank in self._joining & self._running:
                 self._note("unwanted", rank)
             return
-        if not self._connections.has_formed:
+        if not gathering.has_formed:
             return
         places = self._hosts.names(self._running)
         self._connections.dismiss(growth.surplus(places) - self._joining)
@@ -205,8 +207,8 @@ class Supervisor:
         if self._growth is not None and how.code and how.rank not in self._verdict.doomed:
             self._growth.fail(self._hosts.names([how.rank])[how.rank], self._now())
         self._connections.exited(how.rank, describe_exit(how.code))
-        if self._connections.error:
-            self._note("apart", self._connections.error)
+        if error := self._connections.gathering.error:
+            self._note("apart", error)
         self._note("exited", how)
 
     def _note(self, kind: Kind, value: RankFailure | str | float = 0.0) -> None:

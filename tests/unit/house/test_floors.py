@@ -21,7 +21,6 @@ MAY_IMPORT = {
     "rank": {"ground"},
     "core": {"rank", "ground"},
     "api": {"core", "ground"},
-    "api/elastic": {"api", "core", "ground"},
     "torch": {"api", "core", "ground"},
     "torch/collectives": {"torch", "api", "core", "ground"},
     "torch/steps": {"torch/collectives", "torch", "api", "core", "ground"},
@@ -38,7 +37,6 @@ MAY_IMPORT = {
         "core",
         "ground",
     },
-    "torch/elastic": {"files", "torch/training", "torch", "api", "api/elastic", "core", "ground"},
     "horovod": {"ground"},
     "horovod/path": {"horovod", "ground"},
     "engine": {
@@ -103,8 +101,8 @@ EXCEPTIONS = {
         "torch/optimizer",
         "torch/process_group",
         "torch/training",
-        "torch/elastic",
     },
+    "ring_notebook/torch/elastic.py": {"torch/training"},
     "ring_notebook/torch/mpi_ops.py": {"torch/collectives"},
 }
 # Frameworks and the only rooms that may import them, with the rooms in these.

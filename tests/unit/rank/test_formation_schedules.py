@@ -17,7 +17,7 @@ from ring_notebook import RendezvousServer
 from ring_notebook.config import config
 from ring_notebook.core.place import _together
 from ring_notebook.errors import RingError
-from ring_notebook.launch.connections.pmi import PmiServer
+from ring_notebook.launch.connections.pmi import PmiServer, lines
 from ring_notebook.rank.rendezvous import JOB, Rendezvous, _connect
 from ring_notebook.rank.rendezvous_server import JOIN
 
@@ -187,7 +187,7 @@ class Supervised:
         process.run()
         if process.ended and self._living.pop(process.number, None):
             self._serve(process)
-            self._tell(self._server.exited(process.number, "exit code 0"))
+            self._tell(lines(self._server.gathering.exited(process.number, "exit code 0")))
 
     def _serve(self, process: Inherited) -> None:
         """Some of what the rank has sent arrives, cut anywhere; all of it where it has ended."""
@@ -209,7 +209,7 @@ class Supervised:
         process.run()
         if process.wire.out and self._dice.random() < 0.5:  # what it has sent may arrive before its end
             self._serve(process)
-        self._tell(self._server.exited(process.number, "SIGKILL"))
+        self._tell(lines(self._server.gathering.exited(process.number, "SIGKILL")))
         if self._dice.random() < 0.5:
             self._waiting.append(process.number)
 

@@ -31,7 +31,7 @@ LIMIT = 60.0
 def supervisor(setup: str, *arguments: str, shell: str = '"$@"') -> subprocess.CompletedProcess[str]:
     """The supervisor in a process of its own, after ``setup``."""
     code = (
-        "from ring_notebook import verdict\nfrom ring_notebook.launch.connections import shared_memory\n"
+        "from ring_notebook import verdict\nfrom ring_notebook.launch.connections import mpi_host\n"
         "from ring_notebook.launch import supervise\nfrom ring_notebook.launch.supervisor import local_ranks\n"
         f"{setup}\nsupervise.main()"
     )
@@ -57,7 +57,7 @@ def test_a_signal_that_comes_while_ranks_start_reaches_all_of_them(min_np: str) 
     ("setup", "shell", "min_np", "said"),
     [
         (
-            "import pathlib; shared_memory.FOLDER = pathlib.Path('/no/such')",
+            "import pathlib; mpi_host.FOLDER = pathlib.Path('/no/such')",
             '"$@"',
             "0",
             "this host cannot start the ranks: No such file or directory: /no/such/ring-",

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from ring_notebook.launch.connections.pmi import PmiServer, process_mapping, shared_memory_prefixes
+from ring_notebook.launch.connections.pmi import PmiServer, lines, process_mapping, shared_memory_prefixes
 
 
 def answers(server: PmiServer, rank: int, *lines: str) -> dict[int, list[str]]:
@@ -113,7 +113,7 @@ def test_ranks_gather_beside_mpi() -> None:
     assert [one["elastic"] for one in told] == [True] * 2
     assert answers(server, 0, request("1")) == {}
     why = b"rank 1 exited (exit code 3) before all ranks had called init()"
-    (reply,) = server.exited(1, "exit code 3").values()
+    (reply,) = lines(server.gathering.exited(1, "exit code 3")).values()
     assert why in reply
     assert reply.endswith(b"\n")
 
