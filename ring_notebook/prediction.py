@@ -54,14 +54,14 @@ class StepModel:
 
     def __str__(self) -> str:
         """The parameters that tell something, for a user."""
-        said = [f"{1e3 * self.per_sample:.3g} ms of compute a sample"]
-        said += [f"{1e3 * self.fixed:.3g} ms of every step"] if self.fixed else []
-        said += [f"ranks differ by {self.spread:.1%}"]
+        parts = [f"{1e3 * self.per_sample:.3g} ms of compute a sample"]
+        parts += [f"{1e3 * self.fixed:.3g} ms of every step"] if self.fixed else []
+        parts += [f"ranks differ by {self.spread:.1%}"]
         if self.rate < inf:
-            said += [f"{self.bytes / 1e6:.3g} MB a step over links of {8e-9 * self.rate:.3g} Gbit/s"]
-        said += [f"{1e6 * self.hop:.3g} µs from host to host"] if self.hop else []
-        said += [f"{self.overlap:.0%} of compute hides communication"] if self.overlap else []
-        return ", ".join(said)
+            parts += [f"{self.bytes / 1e6:.3g} MB a step over links of {8e-9 * self.rate:.3g} Gbit/s"]
+        parts += [f"{1e6 * self.hop:.3g} µs from host to host"] if self.hop else []
+        parts += [f"{self.overlap:.0%} of compute hides communication"] if self.overlap else []
+        return ", ".join(parts)
 
 
 def turns(local: int, cores: int) -> float:
@@ -187,15 +187,15 @@ def predict(
                 (min(reached) * (1 - off), max(reached) * (1 + off)),
             )
         )
-    said = [f"Predicted from {', '.join(map(str, sorted({run.ranks for run in known})))} ranks: {model}."]
+    lines = [f"Predicted from {', '.join(map(str, sorted({run.ranks for run in known})))} ranks: {model}."]
     for point in points:
         if point.ranks in {run.ranks for run in runs}:
             got = _rate(runs, point.ranks)
-            said.append(
+            lines.append(
                 f"{point.ranks} ranks: predicted {point.rate:.4g} samples/s, measured {got:.4g}: "
                 f"off by {abs(point.rate / got - 1):.0%}."
             )
-    return points, "\n".join(said)
+    return points, "\n".join(lines)
 
 
 def compare(
@@ -211,11 +211,11 @@ def compare(
     notes = [cause(points, last.cores * last.hosts), kind_of(points, kind)]
     if sizes:
         try:
-            predicted, said = predict(runs, sizes, link, per_host, kind)
+            predicted, note = predict(runs, sizes, link, per_host, kind)
         except ValueError as error:  # what was measured, perhaps for hours, is shown all the same
-            predicted, said = [], f"Not predicted: {error}"
+            predicted, note = [], f"Not predicted: {error}"
         points = sorted([*points, *predicted], key=lambda one: one.ranks)
-        notes.append(said)
+        notes.append(note)
     return points, [note for note in notes if note]
 
 

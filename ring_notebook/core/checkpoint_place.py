@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
-folder: Path | None = None
-resume: Path | None = None
-_asked = False
+
+@dataclass
+class CheckpointPlace:
+    """Of a run in a notebook; a script has no folder of its own, and resumes from what it names itself."""
+
+    folder: Path | None = None
+    resume: Path | None = None
+    due: bool = False
+    """Whether a checkpoint is to be written at the next step."""
+
+    def take_due(self) -> bool:
+        """Whether one is due, once."""
+        due, self.due = self.due, False
+        return due
 
 
-def begin(new_folder: str, new_resume: str) -> None:
-    """A run begins; ``new_resume`` is empty for one that does not resume."""
-    global folder, resume, _asked
-    folder, resume, _asked = Path(new_folder), Path(new_resume) if new_resume else None, False
+of_run = CheckpointPlace()
+"""That of the run in progress."""
+
+
+def begin(folder: str, resume: str) -> None:
+    """A run begins; ``resume`` is empty for one that does not resume."""
+    of_run.folder, of_run.resume, of_run.due = Path(folder), Path(resume) if resume else None, False
 
 
 def ask() -> None:
     """Have the run in progress write a checkpoint at its next step; called from another thread."""
-    global _asked
-    _asked = True
-
-
-def take_asked() -> bool:
-    """Whether a checkpoint was asked for since the last call."""
-    global _asked
-    asked, _asked = _asked, False
-    return asked
+    of_run.due = True

@@ -89,14 +89,14 @@ def _agree_over_tcp(link: _core.TcpLink, ranks: list[int], own: int, last: int) 
     leader, others = ranks[0], ranks[1:]
     tag = link.first_free_tag + zlib.crc32(repr(ranks).encode()) % (1 << 24)  # other sets agree beside this one
     if own == leader:
-        told: dict[int, tuple[int, int]] = {}
-        while (found := link.take(tag)) or len(told) < len(others):
+        attempts: dict[int, tuple[int, int]] = {}
+        while (found := link.take(tag)) or len(attempts) < len(others):
             if found is None:
-                pause([rank for rank in others if rank not in told])
+                pause([rank for rank in others if rank not in attempts])
                 continue
-            told[found[0]] = _AGREEMENT.unpack(found[1])
-        agreed = max([last, *(number for _, number in told.values())]) + 1
-        for rank, (attempt, _) in told.items():
+            attempts[found[0]] = _AGREEMENT.unpack(found[1])
+        agreed = max([last, *(number for _, number in attempts.values())]) + 1
+        for rank, (attempt, _) in attempts.items():
             link.post(rank, tag, _AGREEMENT.pack(attempt, agreed))
         return agreed
     attempt = next(_attempts)

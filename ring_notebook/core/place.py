@@ -234,13 +234,14 @@ def _together(rendezvous: Rendezvous | _MpiRendezvous, step: Callable[[], object
         value = step()
     except Exception as caught:
         error = caught
-    told = rendezvous.gather([value, error and f"rank {rendezvous.rank} raised {type(error).__name__}: {error}"], last)
+    problem = error and f"rank {rendezvous.rank} raised {type(error).__name__}: {error}"
+    gathered = rendezvous.gather([value, problem], last)
     if error is not None:
         raise error
     for rank in rendezvous.members:
-        if told[rank][1] is not None:
-            raise FormationError(f"rank {rendezvous.rank} failed to initialize: {told[rank][1]}")
-    return [one and one[0] for one in told]
+        if gathered[rank][1] is not None:
+            raise FormationError(f"rank {rendezvous.rank} failed to initialize: {gathered[rank][1]}")
+    return [one and one[0] for one in gathered]
 
 
 class _Formation:
@@ -250,15 +251,15 @@ class _Formation:
         self._rendezvous = rendezvous
         algorithm = "ring" if config().algorithm == "ring" else "auto"
         own = [rendezvous.host, algorithm, config().transport, any(_RDMA.glob("*/ports/*")), rendezvous.has_mpi]
-        told = rendezvous.gather(own)
-        rendezvous.has_mpi = all(one and one[4] for one in told)  # not the dead, nor who has taken the place of one
+        gathered = rendezvous.gather(own)
+        rendezvous.has_mpi = all(one and one[4] for one in gathered)  # not the dead, nor who has taken the place of one
         # A rank that takes no part counts as one of the first one's host.
-        hosts = [(one or told[rendezvous.members[0]])[0] for one in told]
+        hosts = [(one or gathered[rendezvous.members[0]])[0] for one in gathered]
         order: dict[object, int] = {}
         self._topology = Topology(rendezvous.rank, tuple(order.setdefault(host, len(order)) for host in hosts))
         self._maker = next(rank for rank in self._topology.local_ranks if rank in rendezvous.members)
         """The rank that makes the ring memory of this host."""
-        self._way = _choose_way(rendezvous, {rank: told[rank][1:4] for rank in rendezvous.members}, len(order) > 1)
+        self._way = _choose_way(rendezvous, {rank: gathered[rank][1:4] for rank in rendezvous.members}, len(order) > 1)
         self._memory: _core.Domain | None = None
         self._own: _core.Domain | None = None  # of this rank alone, where a ring connects the ranks of a host
         self._listener: socket.socket | None = None

@@ -88,8 +88,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if here and (problem := explain_start(options.command, path)):  # nothing is known of other hosts
             print_message(problem[1])
             return problem[0]
-        if not options.cpus_per_rank and not options.scale and (said := threads_started(n, here)):
-            print_message(said)
+        if not options.cpus_per_rank and not options.scale and (message := threads_started(n, here)):
+            print_message(message)
         env = {"PATH": path, **environment(options)}
         walltime().warn = print_message
         try:

@@ -156,17 +156,17 @@ def _visit(
                 clock = float(_answer(process, SECONDS_TO_CONNECT))
                 ended = time.time()
                 _send(process, json.dumps(given))
-                said: dict[str, Any] = json.loads(_answer(process, _SECONDS_TO_ANSWER))
+                answer: dict[str, Any] = json.loads(_answer(process, _SECONDS_TO_ANSWER))
             except (EOFError, ValueError, OSError) as error:
                 process.kill()
                 how = str(error) if isinstance(error, EOFError) and str(error) else describe_exit(process.wait())
                 errors.seek(0)
                 last = errors.read().strip().splitlines()[-1:]
                 return _unusable(name, ": ".join([how, *last]), command)
-    facts = said["facts"]
+    facts = answer["facts"]
     return Visit(
         name,
-        [Check(**{**check, "host": name}) for check in said["checks"]],
+        [Check(**{**check, "host": name}) for check in answer["checks"]],
         facts["versions"],
         facts["interface"],
         facts["speed"],
@@ -218,8 +218,8 @@ def compare(visits: Sequence[Visit]) -> list[Check]:
             # Ranks exchange what Python has pickled: the minor version counts.
             hosts.setdefault(".".join(version.split(".")[:2]) if what == "Python" else version, []).append(visit.host)
         if len(hosts) > 1:
-            said = "; ".join(f"{version} on {', '.join(names)}" for version, names in hosts.items())
-            checks.append(Check("versions", status, f"{what} differs: {said}", _SAME))  # type: ignore[arg-type]
+            found = "; ".join(f"{version} on {', '.join(names)}" for version, names in hosts.items())
+            checks.append(Check("versions", status, f"{what} differs: {found}", _SAME))  # type: ignore[arg-type]
     apart = {one.host: one.offset for one in visits if abs(one.offset) - one.doubt > _CLOCKS_APART}
     if apart:
         each = (f"that of {host} is {abs(by):.1f} s {'fast' if by > 0 else 'slow'}" for host, by in apart.items())

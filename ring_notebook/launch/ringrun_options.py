@@ -156,8 +156,8 @@ def check_values(options: argparse.Namespace) -> None:
             seconds = " seconds" if isinstance(value, float) else ""
             raise ValueError(f"{flag} must be at least {lowest}{seconds}, got {value:g}")
     if options.cooldown and not 0 <= options.cooldown[0] <= options.cooldown[1]:
-        told = " ".join(f"{seconds:g}" for seconds in options.cooldown)
-        raise ValueError(f"--blacklist-cooldown-range takes the least and the most seconds, got {told}")
+        given = " ".join(f"{seconds:g}" for seconds in options.cooldown)
+        raise ValueError(f"--blacklist-cooldown-range takes the least and the most seconds, got {given}")
     if not (options.ssh_port or options.ssh_identity_file):
         return
     if config().remote_shell:
@@ -169,7 +169,7 @@ def check_values(options: argparse.Namespace) -> None:
 def environment(options: argparse.Namespace) -> dict[str, str]:
     """The variables that the options stand for, without those of the caller."""
     env = variables() if options.horovod else {}
-    told = {
+    settings = {
         "RING_TIMELINE": options.timeline_filename,
         "RING_TRANSPORT": "tcp" if options.tcp else None,
         "RING_INTERFACE": options.interfaces[0] if options.interfaces else None,
@@ -178,7 +178,7 @@ def environment(options: argparse.Namespace) -> dict[str, str]:
         OMP: options.cpus_per_rank,
         "RING_WARMUP": options.warmup,
     }
-    env |= {name: str(value) for name, value in told.items() if value is not None}
+    env |= {name: str(value) for name, value in settings.items() if value is not None}
     if options.fusion_threshold_mb is not None:
         env["RING_FUSION_THRESHOLD"] = str(options.fusion_threshold_mb << 20)
     if options.ssh_port or options.ssh_identity_file:
@@ -208,9 +208,9 @@ def elastic_rules(options: argparse.Namespace, n: int) -> Elastic:
 
 def notes(options: argparse.Namespace, here: bool) -> list[str]:
     """A line for each option that has no effect, or less than it says; ``here``: all ranks are on this host."""
-    said = list(options.idle)
+    lines = list(options.idle)
     if options.interfaces and not here and len(options.interfaces) > 1:
-        said.append(f"ranks connect through one network interface of each host: {options.interfaces[0]} is taken")
+        lines.append(f"ranks connect through one network interface of each host: {options.interfaces[0]} is taken")
     between_hosts = {
         "--network-interface": options.interfaces,
         "-p": options.ssh_port,
@@ -218,8 +218,8 @@ def notes(options: argparse.Namespace, here: bool) -> list[str]:
         "--tcp": options.tcp,
     }
     if here:
-        said += [f"{flag} has no effect: all ranks are on this host" for flag, given in between_hosts.items() if given]
-    return said
+        lines += [f"{flag} has no effect: all ranks are on this host" for flag, given in between_hosts.items() if given]
+    return lines
 
 
 def hosts_of(options: argparse.Namespace) -> list[Host]:

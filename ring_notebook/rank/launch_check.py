@@ -43,8 +43,8 @@ def started_several(env: Mapping[str, str] = os.environ) -> tuple[str, int, int]
 def check_alone(env: Mapping[str, str] = os.environ) -> None:
     """Raise RingError when the launcher of this process, which found itself alone, has started several."""
     _check_hosts_of_torchrun(env)
-    told = [start for start in _MPI if _is_set(start, env)]
-    for start in told or _OTHERS:
+    started = [start for start in _MPI if _is_set(start, env)]
+    for start in started or _OTHERS:
         if _is_set(start, env) and int(env[start.size]) > 1:
             n = int(env[start.size])
             raise RingError(

@@ -74,9 +74,9 @@ def _variables(threads: int, env: Mapping[str, str]) -> dict[str, str]:
 def _launched_here(env: Mapping[str, str]) -> int:
     """The ranks of this job on this host, as MPICH, Open MPI, PALS or Slurm tell it; 0 where none does."""
     names = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "PMI_LOCAL_SIZE")
-    told = next((count for name in names if (count := _number(env, name))), 0)
-    if told:
-        return told
+    count_here = next((count for name in names if (count := _number(env, name))), 0)
+    if count_here:
+        return count_here
     # Such as "2(x3),1" for four hosts.
     counts = re.findall(r"(\d+)(?:\(x(\d+)\))?", env.get("SLURM_STEP_TASKS_PER_NODE", ""))
     hosts = [int(count) for count, times in counts for _ in range(int(times or 1))]

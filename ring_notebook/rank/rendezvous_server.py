@@ -137,8 +137,8 @@ class Gathering:
             and all(r in known for r in ranks)
         ):
             raise ValueError(f"rank {rank}: expected it among ranks, and an epoch, got {request!r:.100}")
-        if (told := self._assembled.get(rank)) and told["next"] > epoch:  # the others have counted on it
-            return {rank: told | {"epoch": epoch}}
+        if (answer := self._assembled.get(rank)) and answer["next"] > epoch:  # the others have counted on it
+            return {rank: answer | {"epoch": epoch}}
         if joins:
             self._gone[rank] = _NOT_JOINED.format(rank)
             self._joining[rank] = epoch
@@ -411,12 +411,12 @@ class RendezvousServer(Serving):
         writer.write(challenge + prove(key, b"accept", front, challenge))
         return hmac.compare_digest(await reader.readexactly(DIGEST), prove(key, b"connect", front, challenge))
 
-    def _join(self, writer: asyncio.StreamWriter, command: str, said: Any) -> _Member | None:
+    def _join(self, writer: asyncio.StreamWriter, command: str, request: Any) -> _Member | None:
         """A process is to be a rank; where that cannot be, nobody is, because the others would wait for ever."""
-        if command != JOIN or not isinstance(said, dict):
+        if command != JOIN or not isinstance(request, dict):
             raise ValueError("no rank")
-        rank, size = said.get("rank"), said.get("size")
-        member = _Member(writer, rank if type(rank) is int else -1, str(said.get("host")), str(said.get("about")))
+        rank, size = request.get("rank"), request.get("size")
+        member = _Member(writer, rank if type(rank) is int else -1, str(request.get("host")), str(request.get("about")))
         name = _name(member)
         if self._gathering is not None:
             _send(writer, {"error": f"all {self._size} ranks have come already; {name} is one more"})

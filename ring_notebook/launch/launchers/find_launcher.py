@@ -62,12 +62,12 @@ def find_launcher(elastic: Elastic = NOT_ELASTIC, mpi_args: Sequence[str] = (), 
                 "`pip install 'ring-notebook[mpi]'`, or set RING_MPIEXEC to your site's mpiexec or srun"
             )
         return Own(requests=requests)
-    said = _version(path)
+    version = _version(path)
     # Other MPIs whose mpiexec is a Hydra, such as Intel's, need not be what our supervisor knows.
-    if path == str(beside) and not config().mpiexec and said.startswith(_MPICH) and not mpi_args:
+    if path == str(beside) and not config().mpiexec and version.startswith(_MPICH) and not mpi_args:
         return Own(requests=requests)
-    told = (kind for pattern, kind in _LAUNCHERS if re.match(pattern, said))
-    launcher = (_NAMED.get(Path(path).name) or next(told))(path)
+    kinds = (kind for pattern, kind in _LAUNCHERS if re.match(pattern, version))
+    launcher = (_NAMED.get(Path(path).name) or next(kinds))(path)
     if path != str(beside) and (loaded := loaded_mpi()) not in launcher.mpis:
         mpis = " or ".join(launcher.mpis)
         raise MPIMissingError(
@@ -83,10 +83,10 @@ def _version(path: str) -> str:
     command = [path, "--version"]
     try:
         # In a file: a pipe would be waited for while a child of a launcher that hangs has it.
-        with tempfile.TemporaryFile("w+", errors="replace") as said:
-            subprocess.run(command, stdout=said, stderr=subprocess.DEVNULL, timeout=_SECONDS_TO_ANSWER, check=False)
-            said.seek(0)
-            return said.read()
+        with tempfile.TemporaryFile("w+", errors="replace") as output:
+            subprocess.run(command, stdout=output, stderr=subprocess.DEVNULL, timeout=_SECONDS_TO_ANSWER, check=False)
+            output.seek(0)
+            return output.read()
     except subprocess.TimeoutExpired:
         why = f"`{path} --version` does not answer within {_SECONDS_TO_ANSWER:g} s"
         raise MPIMissingError(f"{why}; set RING_MPIEXEC to your mpiexec or srun") from None

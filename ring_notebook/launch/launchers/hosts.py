@@ -38,8 +38,8 @@ def parse_hostfile(text: str, slots: int = 1) -> list[Host]:
         if not words:
             continue
         try:
-            told = [word.removeprefix("slots=") for word in words[1:] if word.startswith("slots=")]
-            hosts.append(_host(f"{words[0]}:{told[0]}" if told else words[0], slots))
+            slots_given = [word.removeprefix("slots=") for word in words[1:] if word.startswith("slots=")]
+            hosts.append(_host(f"{words[0]}:{slots_given[0]}" if slots_given else words[0], slots))
         except ValueError as error:
             raise ValueError(f"host file, line {number}: {error}") from None
     return hosts
@@ -90,9 +90,9 @@ def with_equal_slots(n: int, hosts: Sequence[Host], launcher: str) -> tuple[list
             used.append(host)
     each = used[0].slots
     if any(host.slots != each for host in used[:-1]) or n - each * (len(used) - 1) > each:
-        told = ", ".join(f"{host.name}:{host.slots}" for host in used)
+        named = ", ".join(f"{host.name}:{host.slots}" for host in used)
         raise ValueError(
-            f"{launcher} starts the same number of ranks on each host, got {told}; give all the same slots"
+            f"{launcher} starts the same number of ranks on each host, got {named}; give all the same slots"
         )
     return used, each
 

@@ -183,24 +183,24 @@ class RemoteRanks(HostRanks):
         elif frame.kind == Kind.EXIT:
             self._handle_exit(frame.number, json.loads(frame.payload))
         elif frame.kind == Kind.REFUSED:
-            told = json.loads(frame.payload)
-            self._fail(frame.number, int(told["code"]), str(told["reason"]))
+            refusal = json.loads(frame.payload)
+            self._fail(frame.number, int(refusal["code"]), str(refusal["reason"]))
         elif frame.kind == Kind.OUTPUT:
             self._outputs[frame.number].put(frame.payload)
         elif frame.kind == Kind.TAKEN:
             size = int(frame.payload)
             self._input.give(size) if size else self._input.close()
 
-    def _greet(self, said: dict[str, str]) -> None:
+    def _greet(self, hello: dict[str, str]) -> None:
         expected = greeting()
         for what in ("ring_notebook", "Python"):
-            if said[what] != expected[what]:
+            if hello[what] != expected[what]:
                 self.lose(
-                    f"it has {what} {said[what]}, and {expected['host']} has {expected[what]}; install the same "
+                    f"it has {what} {hello[what]}, and {expected['host']} has {expected[what]}; install the same "
                     "environment at the same path on every host"
                 )
                 return
-        self._host = said["host"]
+        self._host = hello["host"]
         self.ready = True
         given = {
             "assignment": asdict(self._assignment),
@@ -214,11 +214,11 @@ class RemoteRanks(HostRanks):
             self._stream.send(*frame)
         self._unsent = []
 
-    def _handle_exit(self, rank: int, told: dict[str, Any]) -> None:
-        failure = parse_report(json.dumps(told["failure"]).encode())
+    def _handle_exit(self, rank: int, report: dict[str, Any]) -> None:
+        failure = parse_report(json.dumps(report["failure"]).encode())
         if not isinstance(failure, RankFailure) or failure.rank != rank or rank not in self._running:
             raise ValueError(f"a report of rank {rank} that makes no sense")
-        self._statuses[rank] = RankStatus(dict(told["times"]))
+        self._statuses[rank] = RankStatus(dict(report["times"]))
         self._running.discard(rank)
         self._channels.close(rank)
         self._on_exit(failure)

@@ -118,17 +118,17 @@ class Discovery(Thread):
 
     def run(self) -> None:
         """Ask until the process ends."""
-        said = ""
+        problem = ""
         while True:
             time.sleep(_PAUSE)
             try:
                 slots = dict(self._ask())
             except (OSError, ValueError) as error:
-                if str(error) != said:
+                if str(error) != problem:
                     self._say(f"{error}; continuing with the hosts that it has named before")
-                said = str(error)
+                problem = str(error)
                 continue
-            said = ""
+            problem = ""
             if slots != self.slots:
                 self.slots = slots
                 os.eventfd_write(self.changed, 1)

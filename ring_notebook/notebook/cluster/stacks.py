@@ -83,9 +83,9 @@ def stacks(engines: Engines, logs: Path) -> list[Stack]:
     while missing := [rank for rank in here if rank not in found]:
         late = monotonic() > deadline
         if late:  # the signal does not come through: the cell has a handler of its own for it, or the disk is full
-            told = {rank: one for rank, one in _from_afar(engines, missing).items() if not one.trouble}
-            found.update(told)
-            missing = [rank for rank in missing if rank not in told]
+            answered = {rank: one for rank, one in _from_afar(engines, missing).items() if not one.trouble}
+            found.update(answered)
+            missing = [rank for rank in missing if rank not in answered]
         for rank in missing:
             engine = engines.all[rank]
             if one := _stack(engine.rank, _read(files[rank], before[rank])):

@@ -101,8 +101,8 @@ class RingMagics(Magics):
         command = given.pop("command")
         if own := getattr(self, f"_{command}", None):
             return own(**given)
-        if said := getattr(self._session, command)(**given):  # what the session alone does, it says in a line
-            print(said)  # noqa: T201
+        if message := getattr(self._session, command)(**given):  # what the session alone does, it says in a line
+            print(message)  # noqa: T201
         return None
 
     def _sync(self) -> None:

@@ -79,11 +79,12 @@ def notify(tell: Callable[[Notice], Any] | None = None, *, after: float = AFTER,
 
 def described() -> str:
     """What a long run notifies, in one line."""
-    told = ["JupyterLab"] * (_settings.lab and _in_lab())
-    told += [_name(_settings.tell)] if _settings.tell else []
-    if not told:
+    places = ["JupyterLab"] * (_settings.lab and _in_lab())
+    places += [_name(_settings.tell)] if _settings.tell else []
+    if not places:
         return "No run gives a notice."
-    return f"A run of {_settings.after:g} s or more tells {' and '.join(told)} when it ends, fails or logs NaN or inf."
+    who = " and ".join(places)
+    return f"A run of {_settings.after:g} s or more tells {who} when it ends, fails or logs NaN or inf."
 
 
 class Notices:

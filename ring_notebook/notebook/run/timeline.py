@@ -19,6 +19,7 @@ from ring_notebook.notebook.record.run_files import TIMELINE
 from ring_notebook.notebook.style import GREY, PHASE_COLORS
 from ring_notebook.notebook.table import Listing
 from ring_notebook.records import PROGRAM, TRAINING
+from ring_notebook.slow_ranks import CAUSES, cause
 from ring_notebook.spent import SHARES, Spent
 
 # Below this share of the time nothing is worth a sentence.
@@ -164,12 +165,11 @@ def explain(accounts: Sequence[Account], spans: Sequence[Span]) -> str:
 
 
 def _how(slowest: Account, accounts: Sequence[Account]) -> str:
-    others = [one.spent for one in accounts if one is not slowest]
-    data = slowest.spent.data - median(one.data for one in others)
-    usual = median(one.compute for one in others)
-    if data > slowest.spent.compute - usual:
-        return f"waits {data:.2g} s longer for data than the others"
-    return f"is {slowest.spent.compute / usual:.1f}x slower in compute" if usual > 0 else "is slower in compute"
+    """How much slower it is than the usual rank, and at what, in the words of the panel."""
+    ranks = sorted((one.spent for one in accounts), key=attrgetter("busy"))
+    usual = ranks[(len(ranks) - 1) // 2]
+    factor = f"{slowest.spent.busy / usual.busy:.1f}x " if usual.busy else ""
+    return f"is {factor}slower {CAUSES[cause(slowest.spent, usual)][0]}"
 
 
 def _of(part: float, seconds: float) -> str:

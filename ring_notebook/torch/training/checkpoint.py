@@ -19,7 +19,8 @@ from torch.utils.data import DataLoader
 
 from ring_notebook.api.basics import barrier, rank, size
 from ring_notebook.api.objects import broadcast_object
-from ring_notebook.core import checkpoint_place, metrics
+from ring_notebook.core import metrics
+from ring_notebook.core.checkpoint_place import of_run
 from ring_notebook.errors import RingError
 from ring_notebook.files.checkpoint_names import CHECKPOINTS, found, name_of
 from ring_notebook.files.private_files import make_private_folder, open_own
@@ -120,9 +121,9 @@ def checkpoint(
             )
     if keep < 1:
         raise ValueError(f"checkpoint: keep must be at least 1, got {keep}")
-    place = Path(folder) if folder is not None else checkpoint_place.folder or Path(CHECKPOINTS)
+    place = Path(folder) if folder is not None else of_run.folder or Path(CHECKPOINTS)
     saved = Checkpoint(objects, _Rhythm(every), keep, best, largest, place)
-    last = checkpoint_place.resume
+    last = of_run.resume
     if folder is not None or resume is not None:
         there = found(place) if rank() == 0 and (resume or (resume is None and last)) else []
         last = broadcast_object(there[-1].path if there else None, name="checkpoint to resume")
@@ -199,7 +200,7 @@ class Checkpoint:
     def _write_when_due(self, epoch_ended: bool) -> None:
         if rank() != 0 and not self._sharded:
             return
-        due = self._rhythm.is_due(self.steps, epoch_ended) | checkpoint_place.take_asked()
+        due = self._rhythm.is_due(self.steps, epoch_ended) | of_run.take_due()
         is_best = self._is_best()
         if self._sharded:  # all ranks write, when rank 0 says so
             due, is_best = broadcast_object((due, is_best), name="checkpoint is due")

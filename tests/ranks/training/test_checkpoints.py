@@ -148,7 +148,7 @@ def test_where_a_run_of_a_notebook_resumes(hvd: ModuleType, folder: Path) -> Non
         checkpoint_place.begin(str(folder / "now"), str(folder / "earlier" / "step-00000001.pt"))
         saved = hvd.checkpoint(nn.Linear(2, 2))
     finally:
-        checkpoint_place.folder = checkpoint_place.resume = None
+        checkpoint_place.of_run.folder = checkpoint_place.of_run.resume = None
     assert (saved.steps, saved.folder) == (1, folder / "now")
 
 
@@ -176,4 +176,4 @@ def test_a_checkpoint_that_a_notebook_asks_for_is_written_at_the_next_step(hvd: 
     saved.step()
     saved.step()
     assert names(hvd, folder) == ["step-00000002.pt"]
-    checkpoint_place.take_asked()
+    checkpoint_place.of_run.take_due()

@@ -70,12 +70,12 @@ def test_a_rank_that_is_slow_is_named_with_what_it_costs(tmp_path: Path) -> None
     assert [one.spent.moving for one in accounts] == pytest.approx([0.03] * 3)
     assert [one.spent.compute for one in accounts] == pytest.approx([1.77, 2.07, 2.97])
     assert [one.waited_for for one in accounts] == pytest.approx([0.0, 0.0, 1.05])  # the usual one of those that wait
-    assert slow.why == "Rank 2 is 1.5x slower in compute; others wait for it 35% of the time."
+    assert slow.why == "Rank 2 is 1.4x slower in compute; others wait for it 35% of the time."
 
 
 def test_a_rank_that_waits_for_its_data_is_told_from_a_slow_one(tmp_path: Path) -> None:
     late = timeline(tmp_path, *steps(2, {0: 0.5}, last=1), *(event(1, step, 0.5, "data") for step in range(3)))
-    assert late.why == "Rank 1 waits 1.5 s longer for data than the others; others wait for it 50% of the time."
+    assert late.why == "Rank 1 is 2.0x slower in getting data; others wait for it 50% of the time."
 
 
 def test_ranks_that_take_turns_are_not_blamed(tmp_path: Path) -> None:
