@@ -17,7 +17,7 @@ _TORCH = "ring_notebook.torch"
 _BASICS = "ring_notebook.api.basics"
 _ERRORS = "ring_notebook.errors"
 _SETS = "ring_notebook.api.process_sets"
-_ELASTIC = "ring_notebook.torch.elastic"
+_STATE = "ring_notebook.torch.elastic.torch_state"
 
 MODULES: dict[str, dict[str, str]] = {
     "horovod": {"ring_notebook.horovod.names": "__version__=VERSION", "ring_notebook.launch.horovod_run": "run"},
@@ -25,7 +25,7 @@ MODULES: dict[str, dict[str, str]] = {
     "horovod.common": {},
     "horovod.common.exceptions": {_ERRORS: "HorovodInternalError HostsUpdatedInterrupt"},
     "horovod.common.process_sets": {_SETS: "ProcessSet global_process_set add_process_set remove_process_set"},
-    "horovod.common.elastic": {"ring_notebook.api.elastic": "State"},
+    "horovod.common.elastic": {"ring_notebook.api.elastic_training": "State"},
     "horovod.common.util": {
         _BASICS: "mpi_built gloo_built nccl_built ddl_built ccl_built cuda_built rocm_built",
         "ring_notebook.horovod.common_util": (
@@ -48,9 +48,9 @@ MODULES: dict[str, dict[str, str]] = {
         "ring_notebook.torch.optimizer.adasum_optimizer": "_DistributedAdasumOptimizer=AdasumOptimizer",
     },
     "horovod.torch.sync_batch_norm": {_TORCH: "SyncBatchNorm"},
-    "horovod.torch.elastic": {_ELASTIC: "*"},
-    "horovod.torch.elastic.sampler": {_ELASTIC: "ElasticSampler"},
-    "horovod.torch.elastic.state": {_ELASTIC: "TorchState"},
+    "horovod.torch.elastic": {"ring_notebook.torch.elastic": "*"},
+    "horovod.torch.elastic.sampler": {_STATE: "ElasticSampler"},
+    "horovod.torch.elastic.state": {_STATE: "TorchState"},
 }
 """By module: our modules, and the names that come from each: ``*`` for all public ones, ``THEIRS=OURS`` for others."""
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from ring_notebook.api.arguments import reduction_of
 from ring_notebook.api.basics import Average, Sum, barrier, init, rank, shutdown, size
-from ring_notebook.api.elastic import State, run
+from ring_notebook.api.elastic_training import State, run
 from ring_notebook.api.handles import Handle, synchronize
 from ring_notebook.api.objects import allgather_object, broadcast_object
 from ring_notebook.api.process_sets import ProcessSet, add_process_set, global_process_set

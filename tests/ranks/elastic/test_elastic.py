@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from ranks.joint_training import assert_same, joint_batches, make_model, momentum, plain_step, share
-from ring_notebook.api.elastic import commit_path
+from ring_notebook.api.elastic_training import commit_path
 
 
 def make_state(hvd: ModuleType, **kwargs: Any) -> Any:

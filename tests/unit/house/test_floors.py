@@ -37,6 +37,7 @@ MAY_IMPORT = {
         "core",
         "ground",
     },
+    "torch/elastic": {"files", "torch/training", "torch", "api", "core", "ground"},
     "horovod": {"ground"},
     "horovod/path": {"horovod", "ground"},
     "engine": {
@@ -101,8 +102,8 @@ EXCEPTIONS = {
         "torch/optimizer",
         "torch/process_group",
         "torch/training",
+        "torch/elastic",
     },
-    "ring_notebook/torch/elastic.py": {"torch/training"},
     "ring_notebook/torch/mpi_ops.py": {"torch/collectives"},
 }
 # Frameworks and the only rooms that may import them, with the rooms in these.

@@ -1,4 +1,4 @@
-"""Training that survives failures: commit now and then, resume from the last commit (Horovod: ``elastic``)."""
+"""What an elastic training keeps and can go back to: the state with its commits, and where a sampler stands."""
 
 from __future__ import annotations
 
@@ -12,14 +12,12 @@ import torch
 from torch.utils.data import Sampler
 
 from ring_notebook.api.basics import rank, size
-from ring_notebook.api.elastic import State, run
+from ring_notebook.api.elastic_training import State
 from ring_notebook.api.objects import broadcast_object
 from ring_notebook.error_text import error_text
 from ring_notebook.errors import HorovodInternalError, RingError
 from ring_notebook.torch.training import checkpoint
 from ring_notebook.torch.training.data import share_of
-
-__all__ = ["ElasticSampler", "State", "TorchState", "run"]
 
 
 class ElasticSampler(Sampler[int]):
