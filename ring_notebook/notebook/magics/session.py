@@ -7,12 +7,10 @@ import json
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
-from html import escape
 from pathlib import Path
-from threading import Event, Thread
-from time import monotonic
+from threading import Thread
 from typing import Any
 
 from IPython.core.error import StdinNotImplementedError
@@ -29,12 +27,14 @@ from ring_notebook.notebook.cluster.cluster import Cluster
 from ring_notebook.notebook.cluster.default_size import choose_size
 from ring_notebook.notebook.cluster.stacks import render
 from ring_notebook.notebook.cluster.submitted import submit
+from ring_notebook.notebook.magics.batch_cells import BatchCells
 from ring_notebook.notebook.magics.cell_queue import CellQueue, QueuedCell
 from ring_notebook.notebook.magics.cells import check_syntax
+from ring_notebook.notebook.magics.output_lines import ElapsedLine, Note
 from ring_notebook.notebook.panel.chart_area import load_charts
 from ring_notebook.notebook.record.choices import CellOptions
 from ring_notebook.notebook.record.run_record import RunRecord
-from ring_notebook.notebook.run.catalogue import find, resumes_from, runs_directory
+from ring_notebook.notebook.run.catalogue import find, runs_directory
 from ring_notebook.notebook.run.export import Script, export, set_up_before, set_up_cells, set_up_runs, write_job
 from ring_notebook.notebook.run.failures import brief
 from ring_notebook.notebook.run.notices import show_in_lab
@@ -52,7 +52,6 @@ from ring_notebook.words import ranks as rank_text
 
 # A cell that ends sooner than this shows its report only: widgets would cost more than the run.
 _LIVE_AFTER = 0.1
-_SECONDS_TO_REQUEUE = 120.0  # from the end of a run to the news that its job is in the queue again
 
 
 class Session:
@@ -63,13 +62,11 @@ class Session:
         self.run: Run | None = None
         self.default = False  # whether cells without a magic run on the ranks
         self._syncs = False  # before each cell
+        self.setup: list[RunRecord] = []  # runs of the set-up cells
+        self.waiting = CellQueue(self._in_progress, self._ranks_to_come)  # cells that wait
         self._names: dict[str, list[str]] = {}
-        self._setup: list[RunRecord] = []
-        self._queue = CellQueue(self._in_progress, self._ranks_to_come)
         self._batch: BatchCluster | None = None
         self._batch_ended = ""  # why there is no cluster any more
-        self._resumes = False  # whether engines that start now take the place of others
-        self._lost_run: Run | None = None  # which ended with them
 
     def start(
         self,
@@ -145,64 +142,17 @@ class Session:
 
     def _follow(self, job: BatchJob, cluster: Cluster | None) -> None:
         """Follow a batch job, whose state is shown where this is called."""
-        note = Note()
-
-        def use(cluster: Cluster | None) -> None:
-            if cluster is None:
-                self.cluster, self._lost_run = None, self._just_lost()
-                return
-            walltime().warn = lambda said: show_in_lab(said, "warning")
-            with self._queue.held() if self._resumes else contextlib.nullcontext():
-                self.cluster = cluster
-                if self._resumes:
-                    self._rerun()
-            self._resumes = True
-
-        def release(line: str) -> None:
-            try:
-                note.tell(f"{line} {self.stop(line)}".strip())
-            except Exception as error:
-                note.tell(f"{line} {error}")
-
+        cells = BatchCells(self, started=cluster is not None)
         batch = self._batch = BatchCluster(
             job,
-            use=use,
-            tell=note.tell,
-            busy=lambda: bool(self._in_progress() or self._queue.cells),
-            release=release,
+            use=cells.use,
+            tell=cells.tell,
+            busy=lambda: bool(self._in_progress() or self.waiting.cells),
+            release=cells.release,
             **job.times,
         )
-        self._resumes, self._lost_run = cluster is not None, None
-        note.tell(batch.line)
+        cells.tell(batch.line)
         batch.begin(cluster)
-
-    def _just_lost(self) -> Run | None:
-        """The run that the loss of the engines has ended; None where none was in progress."""
-        run = self.run
-        if run is None or not isinstance(run.error, ClusterError):
-            return None
-        ended = run.log.started + run.log.summary.get("seconds", 0.0)
-        return run if time.time() - ended < _SECONDS_TO_REQUEUE else None
-
-    def _rerun(self) -> None:
-        """The job has started again: run the set-up cells, then the cell that its loss has ended."""
-        print("The job has started again; all variables of ranks are lost.")  # noqa: T201
-        run, self._lost_run = self._lost_run, None
-        try:
-            for cell in set_up_cells(self._setup):
-                self.train(cell.source, CellOptions.of(cell.options), first=True)
-        except Exception as error:  # the job stays: the user runs the cell again
-            print(f"A set-up cell failed: {type(error).__name__}: {error}")  # noqa: T201
-            return
-        if run is None:
-            return
-        try:
-            resumes_from(run.log.name, "")
-        except RingError:
-            print(f"Run {run.log.title} had written no checkpoint (`ring.checkpoint`): run its cell again.")  # noqa: T201
-            return
-        options = replace(CellOptions.of(run.log.options), name=run.log.name, background=True, resume=True)
-        self.train(run.log.source, options, first=True)
 
     def _ranks_to_come(self) -> str:
         return self._batch.job.name if self._batch is not None and self.cluster is None else ""
@@ -269,7 +219,7 @@ class Session:
     def _attached(self, cluster: Cluster) -> str:
         self.cluster = cluster
         self.run = self.cluster.last_run
-        self._setup = set_up_cells(set_up_runs(runs_directory(), self.cluster.directory.name))
+        self.setup = set_up_cells(set_up_runs(runs_directory(), self.cluster.directory.name))
         return f"Attached to {_engines(self.cluster)}. {self._show_run() or 'No run is in progress.'}"
 
     def _show_run(self) -> str:
@@ -289,7 +239,7 @@ class Session:
 
     def interrupt(self) -> str:
         """Stop the runs in progress and keep the cluster; returns whether they have stopped."""
-        waiting = self._queue.cells
+        waiting = self.waiting.cells
         said = [
             f"Run {run.log.title} has ended."
             if run.stop()
@@ -335,7 +285,7 @@ class Session:
 
     def _cancelled(self) -> str:
         """Cancel all cells that wait, because the variables of the ranks go; says so."""
-        cancelled = self._queue.cancel()
+        cancelled = self.waiting.cancel()
         return f" Cancelled {plural(len(cancelled), 'cell')} of the queue." if cancelled else ""
 
     def restart(self, n: int | None = None, rerun: bool = False, ranks: Sequence[int] | None = None) -> str:
@@ -345,7 +295,7 @@ class Session:
         """
         cluster = self.require()
         if ranks is not None:
-            with self._queue.held():
+            with self.waiting.held():
                 cluster.end(ranks)
                 return self.heal(ranks)
         cancelled = self._cancelled()
@@ -355,7 +305,7 @@ class Session:
         text += cancelled
         if not rerun:
             return text
-        cells = set_up_cells(self._setup)
+        cells = set_up_cells(self.setup)
         for cell in cells:
             self.train(cell.source, CellOptions.of(cell.options))
         return f"{text} Ran {plural(len(cells), 'set-up cell')} again."
@@ -374,7 +324,7 @@ class Session:
     def _start_ranks(self, start: Callable[[Cluster], list[int]], again: str = "") -> str:
         """Have ``start`` start ranks, and run the set-up cells on these; returns how many, or nothing for no ranks."""
         cluster = self.require()
-        with self._queue.held():  # until the set-up cells have run
+        with self.waiting.held():  # until the set-up cells have run
             began = time.monotonic()
             started = start(cluster)
             if not started:
@@ -384,7 +334,7 @@ class Session:
                 "the others keep theirs."
             )
             ran = 0
-            for cell in set_up_cells(self._setup):
+            for cell in set_up_cells(self.setup):
                 chosen = cell.options.get("ranks") or range(cell.options.get("n") or cluster.n)
                 if only := [rank for rank in started if rank in chosen]:
                     try:
@@ -398,7 +348,7 @@ class Session:
     def shrink(self, n: int) -> str:
         """End all engines but the first ``n``."""
         cluster = self.require()
-        with self._queue.held():
+        with self.waiting.held():
             ended = cluster.shrink(n)
         return f"Ended {rank_text(ended)}; the other {_engines(cluster)} keep their variables."
 
@@ -433,15 +383,15 @@ class Session:
         ranks = frozenset((batch or self.require()).chosen(options.n, options.ranks))
         queued = QueuedCell(options.name or spoken_name(runs_directory()), ranks, first=first or bool(only))
         try:
-            self._queue.enter(queued)
+            self.waiting.enter(queued)
             if queued.behind and (options.background or batch is not None):
                 give(queued)
                 self._wait_in_background(queued, cell, options, give)
                 return
             with ElapsedLine(lambda: f"Waiting for {queued.behind}:") if queued.behind else contextlib.nullcontext():
-                run = self._queue.begin(queued, lambda: self._send(cell, options, queued, only), self._answer)
+                run = self.waiting.begin(queued, lambda: self._send(cell, options, queued, only), self._answer)
         except KeyboardInterrupt as error:
-            self._queue.leave(queued)
+            self.waiting.leave(queued)
             if queued.run is None:
                 text = f"stopped waiting for {queued.behind}; this cell has not run" if queued.behind else "interrupted"
                 raise brief(error, f"KeyboardInterrupt: {text}") from None
@@ -485,7 +435,7 @@ class Session:
             only=only,
         )
         if options.setup:
-            self._setup = [*set_up_cells(self._setup), run.log]
+            self.setup = [*set_up_cells(self.setup), run.log]
         return run
 
     def _answer(self) -> None:
@@ -511,7 +461,7 @@ class Session:
         def follow() -> None:
             try:
                 send = partial(self._send, cell, options, queued, ())
-                run = self._queue.begin(queued, send, waits, keeps_place=self._will_have_ranks)
+                run = self.waiting.begin(queued, send, waits, keeps_place=self._will_have_ranks)
             except Exception as error:
                 tell(f"{type(error).__name__}: {error}")
                 return
@@ -529,13 +479,13 @@ class Session:
         """The cells that wait for their ranks, the next one first."""
         rows = [
             [str(one.number), one.name, rank_list(sorted(one.ranks)), ago(time.time() - one.since), one.behind]
-            for one in self._queue.cells
+            for one in self.waiting.cells
         ]
         return Listing(["cell", "name", "ranks", "since", "waits for"], rows, "" if rows else "No cell waits.")
 
     def cancel(self, numbers: Sequence[int] = ()) -> str:
         """Cancel cells that wait, by default all of them; returns which. Raises RingError for an unknown number."""
-        return " ".join(f"Cancelled cell {one.name}." for one in self._queue.cancel(numbers)) or "No cell waits."
+        return " ".join(f"Cancelled cell {one.name}." for one in self.waiting.cancel(numbers)) or "No cell waits."
 
     def scale(
         self,
@@ -752,58 +702,3 @@ def debug_rank(cluster: Cluster, engine: int, name: str, commands: Sequence[str]
                 ) from None
         text, goes_on = cluster.debug(engine, command)
         print(text, end="")  # noqa: T201
-
-
-class Note:
-    """A line in the output of the cell that makes it, which `tell` replaces later, from any thread."""
-
-    def __init__(self) -> None:
-        self._shown = ""
-        self._display = display({"text/plain": ""}, raw=True, display_id=True)
-
-    def tell(self, text: str) -> None:
-        """Show ``text`` in place of what is there."""
-        if text != self._shown:
-            self._shown = text
-            self._display.update({"text/plain": text, "text/html": f"<p>{escape(text)}</p>"}, raw=True)
-
-
-_PERIOD = 0.5  # seconds
-_FIRST = 0.3  # seconds until the line appears: what is quicker needs none
-
-
-class ElapsedLine:
-    """Shows ``text`` (or what it returns) and the seconds on standard output while the block runs, and removes them."""
-
-    def __init__(self, text: str | Callable[[], str]) -> None:
-        self._text = text
-        self._ended = Event()
-        self._width = 0
-        self._thread = Thread(target=self._show, name="ring-elapsed", daemon=True)
-
-    def __enter__(self) -> None:
-        self._started = monotonic()
-        try:
-            self._thread.start()
-        except BaseException:  # an interrupt: nobody would call __exit__
-            self._ended.set()
-            raise
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        self._thread.join()
-        if self._width:
-            self._write(f"\r{' ' * self._width}\r")
-
-    def _show(self) -> None:
-        wait = _FIRST
-        while not self._ended.wait(wait):
-            text = self._text if isinstance(self._text, str) else self._text()
-            line = f"{text} {monotonic() - self._started:.1f} s"
-            self._write(f"\r{line:<{self._width}}")
-            self._width = max(self._width, len(line))
-            wait = _PERIOD
-
-    def _write(self, text: str) -> None:
-        sys.stdout.write(text)
-        sys.stdout.flush()

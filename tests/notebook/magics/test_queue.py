@@ -12,7 +12,7 @@ from notebook.kernel import Notebook, with_cluster
 # In the kernel: a run that ends, one way or another, when the notebook has as many cells in its queue.
 HELPERS = """
 import pathlib, threading, time
-queue = get_ipython().magics_manager.registry["RingMagics"]._session._queue
+queue = get_ipython().magics_manager.registry["RingMagics"]._session.waiting
 
 def when_waiting(count, action):
     def look():

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from ring_notebook.notebook.magics.session import ElapsedLine
+from ring_notebook.notebook.magics.output_lines import ElapsedLine
 
 
 def shown(written: str) -> str:
