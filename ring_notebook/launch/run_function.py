@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import pickle
 import secrets
-import select
-import socket
-import struct
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import inf
-from multiprocessing import AuthenticationError
-from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +22,11 @@ from ring_notebook.launch.allocation import find_allocation
 from ring_notebook.launch.job import Job
 from ring_notebook.launch.launchers.hosts import Host, check_slots, is_local, named_hosts
 from ring_notebook.launch.rank_output import RankFiles
+from ring_notebook.launch.remote.network import own_address
 from ring_notebook.launch.supervisor.growth import NOT_ELASTIC, Elastic
 from ring_notebook.own_python import code_command
 from ring_notebook.rank.function_rank import ADDRESS, KEY, Outcome
-
-_LAST_WORDS = 1.0
-"""Seconds to read what a rank has sent before it ended."""
-_SECONDS_TO_GREET = 10
-"""For each message in which a caller proves that it has the key, and says its rank."""
+from ring_notebook.rank.known_callers import Caller, KnownCallers
 
 
 def run(
@@ -107,14 +96,21 @@ def run_on_ranks(
     work = (sys.path, cloudpickle.dumps((fn, tuple(args), dict(kwargs))))
     key = secrets.token_hex(32)  # text, because an environment variable carries it to the ranks
     files = RankFiles(output, size) if output else None
+    outcomes: dict[int, Outcome] = {}
+
+    def serve(caller: Caller) -> None:
+        rank = caller.recv()
+        caller.send(work)
+        outcomes[rank] = caller.recv()
+
     with claimed_folder("run") as folder:
-        inbox = _Inbox(_address(where, folder), key.encode(), work)
+        callers = KnownCallers(_address(where, folder), key.encode(), serve)
         try:
             job = Job(
                 code_command("from ring_notebook.rank.function_rank import main; sys.exit(main())", python),
                 size,
                 where,
-                {**env, ADDRESS: inbox.address, KEY: key},
+                {**env, ADDRESS: callers.address, KEY: key},
                 mpi_args,
                 subprocess.DEVNULL,
                 elastic,
@@ -122,80 +118,12 @@ def run_on_ranks(
             )
             code = job.wait()
         finally:
-            inbox.close()
+            callers.close()
             if files:
                 files.close()
     if elastic.min_np and code == 0:
-        return [pickle.loads(outcome.value) for _, outcome in sorted(inbox.outcomes.items()) if not outcome.traceback]
-    return _results(inbox.outcomes, size, code, job)
-
-
-class _Inbox:
-    """Sends the function to each rank that connects and takes the outcome, on threads of its own."""
-
-    def __init__(self, address: str | tuple[str, int], key: bytes, work: tuple[list[str], bytes]) -> None:
-        self.outcomes: dict[int, Outcome] = {}
-        self._key = key
-        self._work = work
-        self._listener = socket.socket(socket.AF_UNIX if isinstance(address, str) else socket.AF_INET)
-        self._listener.bind(address)
-        self._listener.listen()
-        self._listener.setblocking(False)
-        self._receivers: list[tuple[threading.Thread, Connection[Any, Any]]] = []
-        self._ranks: set[Connection[Any, Any]] = set()
-        """The callers that have the key."""
-        self._closing = os.eventfd(0)
-        self._acceptor = threading.Thread(target=self._accept, name="ring-run-inbox", daemon=True)
-        self._acceptor.start()
-
-    @property
-    def address(self) -> str:
-        """The path of the socket file, or ``host:port``."""
-        at = self._listener.getsockname()
-        return at if isinstance(at, str) else f"{at[0]}:{at[1]}"
-
-    def close(self) -> None:
-        """Take what the ranks have sent, all of which have ended, and stop."""
-        os.eventfd_write(self._closing, 1)
-        self._acceptor.join()
-        os.close(self._closing)
-        self._listener.close()
-        for receiver, caller in self._receivers:
-            receiver.join(_LAST_WORDS if caller in self._ranks else 0.0)
-            if receiver.is_alive():
-                # A stranger, or a process that the rank has forked: it holds the connection and sends nothing.
-                with contextlib.suppress(OSError), socket.socket(fileno=os.dup(caller.fileno())) as connection:
-                    connection.shutdown(socket.SHUT_RDWR)
-                receiver.join()
-
-    def _accept(self) -> None:
-        poll = select.poll()
-        for descriptor in (self._listener.fileno(), self._closing):
-            poll.register(descriptor, select.POLLIN)
-        while self._listener.fileno() in dict(poll.poll()):  # what has connected before the end is taken first
-            with contextlib.suppress(OSError):  # the caller has hung up already
-                caller = Connection(_with_timeout(self._listener.accept()[0], _SECONDS_TO_GREET).detach())
-                receiver = threading.Thread(target=self._serve, args=(caller,), daemon=True)
-                receiver.start()
-                self._receivers.append((receiver, caller))
-
-    def _serve(self, caller: Connection[Any, Any]) -> None:
-        # The key was wrong, or the rank has died: the job reports how.
-        with caller, contextlib.suppress(AuthenticationError, EOFError, OSError):
-            deliver_challenge(caller, self._key)
-            answer_challenge(caller, self._key)
-            rank = caller.recv()
-            self._ranks.add(caller)
-            _with_timeout(socket.socket(fileno=os.dup(caller.fileno())), 0).close()
-            caller.send(self._work)
-            self.outcomes[rank] = caller.recv()
-
-
-def _with_timeout(connection: socket.socket, seconds: int) -> socket.socket:
-    """``connection``, whose receives and sends fail after so many ``seconds``; 0: never."""
-    for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-        connection.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", seconds, 0))
-    return connection
+        return [pickle.loads(outcome.value) for _, outcome in sorted(outcomes.items()) if not outcome.traceback]
+    return _results(outcomes, size, code, job)
 
 
 def _results(outcomes: Mapping[int, Outcome], size: int, code: int, job: Job) -> list[Any]:
@@ -220,6 +148,4 @@ def _address(hosts: Sequence[Host], folder: Path) -> str | tuple[str, int]:
     remote = [host.name for host in hosts if not is_local(host.name)]
     if not remote:
         return str(folder / "inbox")
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((remote[0], 9))  # sends nothing; the kernel picks the route, and with it our address
-        return probe.getsockname()[0], 0
+    return own_address(remote[0]), 0

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from harness.two_hosts import ADDRESSES, NAMES, TwoHosts, hosts_or_skip
-from ring_notebook.launch.run_function import _Inbox
+from ring_notebook.rank.known_callers import KnownCallers
 
 FLOOD = Path(__file__).with_name("flood.py")
 LIMIT = 100.0
@@ -74,13 +74,13 @@ def test_a_job_whose_ports_are_flooded(seconds: int, hosts: TwoHosts, tmp_path: 
 
 def test_strangers_do_not_keep_run_from_ending() -> None:
     """`run` over several hosts listens for results; one that says nothing is not waited for."""
-    inbox = _Inbox(("127.0.0.1", 0), b"key", ([], b""))
-    host, _, port = inbox.address.rpartition(":")
+    callers = KnownCallers(("127.0.0.1", 0), b"key", lambda _: None)
+    host, _, port = callers.address.rpartition(":")
     with contextlib.ExitStack() as stack:
         for _ in range(100):
             stack.enter_context(socket.create_connection((host, int(port))))
         began = time.monotonic()
-        inbox.close()
+        callers.close()
         assert time.monotonic() - began < 50.0, "each was given a second"
 
 

@@ -31,19 +31,25 @@ def network_variables(others: Iterable[str], env: Mapping[str, str] = os.environ
     return {name: value for name, value in variables.items() if name not in env}
 
 
+def own_address(other: str) -> str:
+    """The address of this host on the route to ``other``. Raises OSError where there is none."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((other, _PORT))  # sends nothing; the kernel picks the route, and with it our address
+        return str(probe.getsockname()[0])
+
+
 def interface_towards(others: Iterable[str]) -> str:
     """The interface of the route to the first of ``others`` whose name resolves to an IPv4 address; empty for none."""
     for other in others:
-        with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((other, _PORT))  # sends nothing; the kernel picks the route, and with it our address
-            own = socket.inet_aton(probe.getsockname()[0])
+        with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+            own = socket.inet_aton(own_address(other))
             for _, name in socket.if_nameindex():
-                if _address(probe, name) == own:
+                if _address(asked, name) == own:
                     return name
     return ""
 
 
-def _address(probe: socket.socket, name: str) -> bytes:
+def _address(asked: socket.socket, name: str) -> bytes:
     with contextlib.suppress(OSError):  # it has no IPv4 address
-        return fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", name.encode()))[20:24]
+        return fcntl.ioctl(asked, _SIOCGIFADDR, struct.pack("256s", name.encode()))[20:24]
     return b""

@@ -36,10 +36,9 @@ from ring_notebook.notebook.record.choices import CellOptions
 from ring_notebook.notebook.record.run_record import RunRecord
 from ring_notebook.notebook.run.catalogue import find, runs_directory
 from ring_notebook.notebook.run.export import Script, export, set_up_before, set_up_cells, set_up_runs, write_job
-from ring_notebook.notebook.run.failures import brief
+from ring_notebook.notebook.run.failures import brief, primary
 from ring_notebook.notebook.run.notices import show_in_lab
 from ring_notebook.notebook.run.run import Run
-from ring_notebook.notebook.run.run_verdict import own_failures
 from ring_notebook.notebook.run.scaling_report import ScalingReport, measured_run
 from ring_notebook.notebook.run.send import spoken_name
 from ring_notebook.notebook.style import ago, duration
@@ -609,7 +608,7 @@ class Session:
         cluster = self.require()
         log = self.run.log if self.run is not None else None
         if rank is None:
-            failed = own_failures(log.failures()) or log.failures() if log is not None else []
+            failed = primary(log.failures()) if log is not None else []
             if not failed:
                 raise RingError("no rank has failed in the last cell; `%ring debug -t RANK` looks at a certain one")
             rank = failed[0].rank
@@ -677,7 +676,7 @@ def _described(cluster: Cluster) -> str:
     return f"{cluster.why}; {each} each"
 
 
-def debug_rank(cluster: Cluster, engine: int, name: str, commands: Sequence[str] = ()) -> None:
+def debug_rank(cluster: Cluster, engine: int, name: str, commands: Sequence[str]) -> None:
     """Let the user debug the exception on ``engine``, which is called ``name``, until pdb ends.
 
     With ``commands`` these are carried out and nothing is asked. Raises ClusterError when the engine has no exception,

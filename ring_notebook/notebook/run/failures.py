@@ -29,7 +29,7 @@ def as_exception(failures: Sequence[Failure], text: str) -> BaseException:
 
     ``failures`` must not be empty.
     """
-    error = _original(_primary(failures)[0])
+    error = _original(primary(failures)[0])
     brief(error, text)
     error.__cause__ = RunFailed(f"\n{text}")
     return error
@@ -52,8 +52,8 @@ def describe(
     ``still_running`` are ranks that did not stop although another one failed, ``calls`` how many collectives ranks have
     called. ``replaced`` says when ranks have lost what cells before had defined, in seconds since the epoch.
     """
-    primary = _primary(failures)
-    groups = _grouped(primary)
+    first_to_fail = primary(failures)
+    groups = _grouped(first_to_fail)
     first, ranks = groups[0]
     place = f'File "<cell of run {first.run}>"'
     lines = [first.traceback.rstrip().replace(place, "Cell")]
@@ -64,7 +64,7 @@ def describe(
     for other, ranks in groups[1:]:
         same = _table(other) == _table(first) != ""
         lines.append(f"{words.ranks(ranks)}: {f'the same, at line {_line(other)}' if same else _summary(other)}")
-    lines += _stopped(failure for failure in failures if failure not in primary)
+    lines += _stopped(failure for failure in failures if failure not in first_to_fail)
     lines += _replaced(groups, replaced or {})
     if first.aborted and len(set((calls or {}).values())) > 1:
         lines.append(f"{count_calls(calls or {})}; they part at line {_line(first)}")
@@ -73,13 +73,13 @@ def describe(
 
 def in_a_line(failures: Sequence[Failure]) -> str:
     """What the first failure is, on which ranks, and where. ``failures`` must not be empty."""
-    first, ranks = _grouped(_primary(failures))[0]
+    first, ranks = _grouped(primary(failures))[0]
     place = f", line {_line(first)}" if _line(first) else ""
-    text = _named(first.ename, _said(first)).split("\n")[0]
+    text = _named(first.ename, _message(first)).split("\n")[0]
     return f"{text} ({words.ranks(ranks)}{place})"
 
 
-def _said(failure: Failure) -> str:
+def _message(failure: Failure) -> str:
     """The message of an exception; the line that raised where it has none, as that of an `assert`."""
     return failure.message or next((line for *_, line in reversed(failure.frames) if line), "")
 
@@ -113,14 +113,19 @@ def _still_running(ranks: Iterable[int]) -> list[str]:
 
 def describe_deaths(stories: str, failures: Sequence[Failure], still_running: Iterable[int] = ()) -> str:
     """``stories`` of ranks that died, then a line for every group of ranks that failed or stopped because of that."""
-    own = [failure for failure in failures if not failure.aborted]
-    lines = [f"{words.ranks(ranks)}: {_summary(failure)}" for failure, ranks in _grouped(own)]
+    groups = _grouped(own_failures(failures))
+    lines = [f"{words.ranks(ranks)}: {_summary(failure)}" for failure, ranks in groups]
     return "\n".join([stories, *lines, *_stopped(failures), *_still_running(still_running)])
 
 
-def _primary(failures: Sequence[Failure]) -> list[Failure]:
+def own_failures(failures: Iterable[Failure]) -> list[Failure]:
+    """The failures of ranks that did not stop because another one failed."""
+    return [failure for failure in failures if not failure.aborted]
+
+
+def primary(failures: Sequence[Failure]) -> list[Failure]:
     """The failures of ranks that failed by themselves; all failures when there is none (a rank left early)."""
-    return [failure for failure in failures if not failure.aborted] or list(failures)
+    return own_failures(failures) or list(failures)
 
 
 def _grouped(failures: Iterable[Failure]) -> list[tuple[Failure, list[int]]]:
@@ -138,7 +143,7 @@ def _table(failure: Failure) -> str:
 
 
 def _summary(failure: Failure) -> str:
-    return _named(f"{failure.ename} at line {_line(failure)}", _said(failure))
+    return _named(f"{failure.ename} at line {_line(failure)}", _message(failure))
 
 
 def _where_stopped(failure: Failure) -> str:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from ring_notebook.errors import ClusterError, RunTimeout
 from ring_notebook.notebook.record.run_record import RunStatus
-from ring_notebook.notebook.run.failures import as_exception, brief, describe, describe_deaths, in_a_line
+from ring_notebook.notebook.run.failures import as_exception, brief, describe, describe_deaths, in_a_line, own_failures
 from ring_notebook.records import Ended, Failure
 from ring_notebook.words import ranks
 
@@ -23,7 +23,7 @@ class Verdict(NamedTuple):
     """What the cell shows of it."""
 
 
-def judge(
+def verdict_of(
     size: int,
     ended: Mapping[int, Ended],
     failures: Sequence[Failure],
@@ -80,11 +80,6 @@ def judge(
         message = f"{ranks(broken)} failed and sent no exception"
         return _raised("failed", ClusterError(message))
     return Verdict("ok", None)
-
-
-def own_failures(failures: Sequence[Failure]) -> list[Failure]:
-    """The failures of ranks that did not stop because another one failed."""
-    return [failure for failure in failures if not failure.aborted]
 
 
 def _first_line(text: str) -> str:

@@ -19,9 +19,9 @@ from ring_notebook.error_text import error_text, printable
 from ring_notebook.errors import ClusterError
 from ring_notebook.notebook.record.run_log import RunLog
 from ring_notebook.notebook.run.answering import Answering
-from ring_notebook.notebook.run.failures import brief
+from ring_notebook.notebook.run.failures import brief, own_failures
 from ring_notebook.notebook.run.notices import Notices
-from ring_notebook.notebook.run.run_verdict import Verdict, judge, own_failures
+from ring_notebook.notebook.run.run_verdict import Verdict, verdict_of
 from ring_notebook.notebook.run.takeover import FollowedLog
 from ring_notebook.records import Ended, Failure, Record, Status, encode
 from ring_notebook.verdict import judge_answer, judge_run, judge_stop
@@ -259,7 +259,7 @@ class Watch:
 
     def _judge(self) -> Verdict:
         self._stop_with_one_that_was_interrupted()
-        return judge(
+        return verdict_of(
             len(self._ranks),
             self._log.ended(),
             self._log.failures(),

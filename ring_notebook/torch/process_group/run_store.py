@@ -9,16 +9,13 @@ from __future__ import annotations
 import os
 import secrets
 import socket
-import struct
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from datetime import timedelta
 from functools import partial
-from multiprocessing import AuthenticationError
-from multiprocessing.connection import Client, Listener, answer_challenge, deliver_challenge
+from multiprocessing.connection import Client
 from typing import Any
 from urllib.parse import parse_qsl, urlparse
 
@@ -28,6 +25,7 @@ import torch.distributed.distributed_c10d as c10d
 
 from ring_notebook.core import world
 from ring_notebook.errors import CollectiveAborted, CollectiveTimeout
+from ring_notebook.rank.known_callers import Caller, KnownCallers
 from ring_notebook.rank.rank_variables import is_of_this_job
 from ring_notebook.torch.tensors import buffer_of
 
@@ -35,8 +33,6 @@ _SHORTEST, _LONGEST = 0.0005, 0.01  # seconds between two looks for a key
 _BETWEEN_LOOKS = 0.25  # seconds between two looks at the other ranks
 _CARD = 512  # bytes
 _KEY_BYTES = 32
-_SECONDS_TO_PROVE = 10
-"""For a caller of a served store to show that it has the key; others may connect meanwhile."""
 # torch.distributed holds the C++ side of a store alone, and that calls its Python side.
 _in_use: RunStore | None = None
 
@@ -234,34 +230,14 @@ def _bytes(value: str | bytes) -> bytes:
 def serve() -> str:
     """Serve a new store from this process until it ends; returns ``"host:port key"``, the key in hexadecimal."""
     key = secrets.token_bytes(_KEY_BYTES)
-    listener = Listener(("", 0), backlog=1024)
     keys = _Keys()
 
-    def accept() -> None:
-        while True:
-            with suppress(OSError):
-                caller = listener.accept()
-                threading.Thread(target=_answer, args=(caller, key, keys), name="ring-store", daemon=True).start()
-
-    threading.Thread(target=accept, name="ring-store", daemon=True).start()
-    assert isinstance(listener.address, tuple)
-    return f"{socket.gethostname()}:{listener.address[1]} {key.hex()}"
-
-
-def _answer(caller: Any, key: bytes, keys: _Keys) -> None:
-    with caller, suppress(AuthenticationError, EOFError, OSError):
-        _limit_reads(caller, _SECONDS_TO_PROVE)
-        deliver_challenge(caller, key)
-        answer_challenge(caller, key)
-        _limit_reads(caller, 0)
+    def answer(caller: Caller) -> None:
         while True:
             caller.send(keys.answer(caller.recv()))
 
-
-def _limit_reads(caller: Any, seconds: int) -> None:
-    """Have reads of ``caller`` fail after so many ``seconds``; 0: never."""
-    with socket.socket(fileno=os.dup(caller.fileno())) as channel:
-        channel.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", seconds, 0))
+    port = KnownCallers(("", 0), key, answer).address.rpartition(":")[2]
+    return f"{socket.gethostname()}:{port} {key.hex()}"
 
 
 class ServedStore:

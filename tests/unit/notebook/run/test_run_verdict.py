@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import pytest
 
-from ring_notebook.notebook.run.run_verdict import judge
+from ring_notebook.notebook.run.run_verdict import verdict_of
 from ring_notebook.records import Ended, Failure
 
 LEFT = "rank 1 was ended: 5 s after an interrupt it still waited in dist.recv"
@@ -64,7 +64,7 @@ def test_how_a_run_ended(
     status: str,
     raised: str,
 ) -> None:
-    verdict = judge(2, {rank: end for rank, end in enumerate(ends) if end}, failures, **known)
+    verdict = verdict_of(2, {rank: end for rank, end in enumerate(ends) if end}, failures, **known)
     error = f"{type(verdict.error).__name__}: {verdict.error}" if verdict.error else ""
     assert verdict.status == status, what
     assert error.startswith(raised), what
