@@ -27,10 +27,10 @@ from ring_notebook.notebook.cluster.cluster import Cluster
 from ring_notebook.notebook.cluster.default_size import choose_size
 from ring_notebook.notebook.cluster.stacks import render
 from ring_notebook.notebook.cluster.submitted import submit
-from ring_notebook.notebook.magics.batch_cells import BatchCells
 from ring_notebook.notebook.magics.cell_queue import CellQueue, QueuedCell
 from ring_notebook.notebook.magics.cells import check_syntax
-from ring_notebook.notebook.magics.output_lines import ElapsedLine, Note
+from ring_notebook.notebook.magics.notes import ElapsedLine, Note
+from ring_notebook.notebook.magics.requeued_cells import RequeuedCells
 from ring_notebook.notebook.panel.chart_area import load_charts
 from ring_notebook.notebook.record.choices import CellOptions
 from ring_notebook.notebook.record.run_record import RunRecord
@@ -141,16 +141,38 @@ class Session:
 
     def _follow(self, job: BatchJob, cluster: Cluster | None) -> None:
         """Follow a batch job, whose state is shown where this is called."""
-        cells = BatchCells(self, started=cluster is not None)
+        note = Note()
+        cells = RequeuedCells(partial(self.train, first=True))
+        again = cluster is not None  # whether engines that start now take the place of others
+
+        def use(cluster: Cluster | None) -> None:
+            nonlocal again
+            if cluster is None:
+                self.cluster = None
+                cells.lose(self.run)
+                return
+            walltime().warn = lambda text: show_in_lab(text, "warning")
+            with self.waiting.held() if again else contextlib.nullcontext():
+                self.cluster = cluster
+                if again:
+                    cells.rerun(self.setup)
+            again = True
+
+        def release(line: str) -> None:
+            try:
+                note.tell(f"{line} {self.stop(line)}".strip())
+            except Exception as error:
+                note.tell(f"{line} {error}")
+
         batch = self._batch = BatchCluster(
             job,
-            use=cells.use,
-            tell=cells.tell,
+            use=use,
+            tell=note.tell,
             busy=lambda: bool(self._in_progress() or self.waiting.cells),
-            release=cells.release,
+            release=release,
             **job.times,
         )
-        cells.tell(batch.line)
+        note.tell(batch.line)
         batch.begin(cluster)
 
     def _ranks_to_come(self) -> str:
