@@ -88,7 +88,7 @@ class Rendezvous:
     def __init__(self, channel: socket.socket, rank: int, size: int, secret: bytes = b"", where: str = "") -> None:
         self.rank = rank
         self.size = size
-        self.host = _host()
+        self.host = this_host()
         """What the ranks of this host, and no others, have in common."""
         self.members: tuple[int, ...] = tuple(range(size))
         """The ranks that gather."""
@@ -420,7 +420,7 @@ def _name_of_torchrun(env: Mapping[str, str]) -> str:
     return f"@ring-notebook-{os.getuid()}-{name}"
 
 
-def _host() -> str:
+def this_host() -> str:
     """What processes that can share memory have in common: the machine, and namespaces of processes and networks."""
     facts = [socket.gethostname(), *(os.readlink(f"/proc/self/ns/{kind}") for kind in ("pid", "net"))]
     boot = Path("/proc/sys/kernel/random/boot_id")

@@ -221,7 +221,7 @@ def test_ranks_are_assigned_host_by_host(monkeypatch: pytest.MonkeyPatch) -> Non
     with RendezvousServer(4) as server:
         threads = []
         for number, host in enumerate("abab"):
-            monkeypatch.setattr("ring_notebook.rank.rendezvous._host", lambda host=host: host)
+            monkeypatch.setattr("ring_notebook.rank.rendezvous.this_host", lambda host=host: host)
             threads.append(threading.Thread(target=member, args=(server, host)))
             threads[-1].start()
             until = time.monotonic() + LIMIT

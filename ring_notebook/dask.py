@@ -1,0 +1,79 @@
+"""Ranks on the workers of a Dask cluster: ``ring_notebook.dask.run(client, fn)``.
+
+Each rank has a worker, one of whose threads it occupies, and is a process of its own beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+from distributed import Client
+
+from ring_notebook.errors import RingError
+from ring_notebook.launch.lent_places import LentPlaces, address_towards
+from ring_notebook.launch.remote.relay import Where, serve
+from ring_notebook.words import plural
+
+__all__ = ["DaskPlaces", "run"]
+
+
+def run(
+    client: Client,
+    fn: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    num_proc: int | None = None,
+    *,
+    env: Mapping[str, str] | None = None,
+    min_np: int | None = None,
+) -> list[Any]:
+    """Call ``fn(*args, **kwargs)`` on ranks 0..num_proc-1, one for each worker of ``client``, results by rank.
+
+    ``num_proc`` is by default the number of workers; with dask-cuda that is one for each GPU. A rank computes with as
+    many threads as its worker has. ``env``, ``min_np`` and what is raised are those of `ring_notebook.run`; RingError
+    when there are too few workers.
+    """
+    places = DaskPlaces(client)
+    with LentPlaces(places, num_proc or places.most) as lent:
+        return lent.run(fn, args, kwargs, env, min_np)
+
+
+class DaskPlaces:
+    """An `Engine`: a task on each of the first workers of ``client``."""
+
+    name = "Dask"
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._workers: dict[str, Any] = client.scheduler_info(n_workers=-1)["workers"]
+        self.most = max(1, len(self._workers))
+        """The number of workers."""
+        self.threads = min((worker["nthreads"] for worker in self._workers.values()), default=0)
+        self.address = address_towards(urlsplit(client.scheduler.address).hostname or "127.0.0.1")
+        self._calls: list[Any] = []
+
+    def begin(self, size: int, where: Where) -> None:
+        if size > len(self._workers):
+            raise RingError(
+                f"expected {plural(size, 'worker')}, one for each rank, got {len(self._workers)}; "
+                "start more workers, or fewer ranks"
+            )
+        self._calls = [
+            # Elsewhere, or again, it would be the place of another rank.
+            self._client.submit(serve, *where, workers=[name], allow_other_workers=False, retries=0, pure=False)
+            for name in list(self._workers)[:size]
+        ]
+
+    def trouble(self) -> str:
+        for call in self._calls:
+            if call.status in ("error", "cancelled", "lost"):
+                return f"a task was {call.status}: {call.exception(timeout=1)}"
+        lost = set(list(self._workers)[: len(self._calls)]) - set(self._client.scheduler_info(n_workers=-1)["workers"])
+        return f"{plural(len(lost), 'worker')} has ended: {', '.join(sorted(lost))}" if lost else ""
+
+    def end(self) -> None:
+        for call in self._calls:
+            call.cancel(force=True)
+        self._calls = []

@@ -1,0 +1,86 @@
+"""Ranks in places that an engine such as Ray, Dask or Spark lends: `run` there, and hosts for a cluster."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Protocol
+
+from ring_notebook.files.claimed_folders import claimed_folder
+from ring_notebook.launch.remote.relay import Relay, Where, wait_for_places
+from ring_notebook.launch.run_function import elastic_of, run_on_ranks
+from ring_notebook.rank.rank_threads import OMP
+
+_SECONDS_TO_COME = 300.0  # for places: an engine may start machines for them
+
+
+class Engine(Protocol):
+    """What lends places."""
+
+    name: str
+    """As users know it."""
+    address: str
+    """Of this host, as the places reach it."""
+    threads: int
+    """With how many threads the rank of a place computes; 0 where the engine does not say."""
+
+    def begin(self, size: int, where: Where) -> None:
+        """Begin to call ``serve(*where)`` in ``size`` processes at once. Raises RingError where there are too few."""
+
+    def trouble(self) -> str:
+        """Why a place has ended that was not given back, or will not come; empty while all is well."""
+
+    def end(self) -> None:
+        """Give the places back, where `serve` has returned, or is to end."""
+
+
+class LentPlaces:
+    """``size`` places of an engine, from `__enter__` to `__exit__`; job after job may run in them."""
+
+    def __init__(self, engine: Engine, size: int) -> None:
+        self._engine = engine
+        self._size = size
+        self.hosts = ""
+        """Where they are, as ``a:2,b:2``."""
+        self.environment: dict[str, str] = {}
+        """The variables with which a supervisor reaches them."""
+
+    def __enter__(self) -> LentPlaces:
+        with contextlib.ExitStack() as stack:
+            relay = Relay(self._engine.address, stack.enter_context(claimed_folder("run")))
+            stack.callback(self._engine.end)
+            stack.callback(relay.close)
+            self._engine.begin(self._size, relay.where)
+            found = wait_for_places(relay, self._size, _SECONDS_TO_COME, self._engine.trouble, self._engine.name)
+            self.hosts = ",".join(f"{host.name}:{host.slots}" for host in found)
+            threads = {OMP: str(self._engine.threads)} if self._engine.threads else {}
+            self.environment = {"RING_REMOTE_SHELL": relay.shell, **threads}
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._stack.__exit__(kind, error, traceback)
+
+    def run(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        env: Mapping[str, str] | None = None,
+        min_np: int | None = None,
+    ) -> list[Any]:
+        """Call ``fn`` on a rank in each place, a fresh process; see `ring_notebook.run`."""
+        given = {**self.environment, **(env or {})}
+        elastic = elastic_of(min_np, None)
+        return run_on_ranks(fn, args, kwargs or {}, self._size, self.hosts, None, given, (), elastic)
+
+
+def address_towards(host: str) -> str:
+    """The address of this host on the way to ``host``."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, 9))  # sends nothing; the kernel picks the route, and with it our address
+        return str(probe.getsockname()[0])

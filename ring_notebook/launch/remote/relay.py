@@ -1,0 +1,299 @@
+"""Agents in places that Ray, Dask or Spark lends, which a supervisor reaches as it reaches hosts by ssh.
+
+A place is a process of such an engine that runs `serve`, with the resources of one rank. It connects to the `Relay` of
+the process that wants ranks. The remote shell that a supervisor starts (`main`) connects to the relay too, over a socket
+file, with a host and a command. The relay has a place on that host run the command, and carries its streams.
+
+Places connect over TLS without certificates: both sides prove, over what is unique to the TLS session, that they know a
+secret that the engine has carried. So nobody is between them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import json
+import os
+import secrets
+import shlex
+import socket
+import ssl
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ring_notebook.errors import RingError
+from ring_notebook.launch.launchers.hosts import Host, is_local
+from ring_notebook.own_python import module_command
+from ring_notebook.rank.rendezvous import this_host
+from ring_notebook.words import plural
+
+_PROOF = 32
+_CAPACITY = 1 << 18
+_SECONDS_TO_PROVE = 10.0
+_SECONDS_TO_RETURN = 10.0  # for a place whose agent has ended
+_SECONDS_TO_LOOK = 0.2
+_SECONDS_TO_END = 10.0
+# An address of this machine that is none of its names: ranks there are to run in places too.
+_LOOPBACK = "127.0.1.1"
+_DEVICES = "CUDA_VISIBLE_DEVICES"
+
+
+class Where(NamedTuple):
+    """How places find the relay; the engine carries it to them."""
+
+    address: str
+    port: int
+    secret: str
+
+
+class Relay(threading.Thread):
+    """Waits at ``address``, which the places reach, and at a socket file in ``folder``, a private one."""
+
+    def __init__(self, address: str, folder: Path) -> None:
+        super().__init__(name="ring-relay", daemon=True)
+        self._listener = socket.create_server((address, 0))
+        self.where = Where(address, self._listener.getsockname()[1], secrets.token_hex(_PROOF))
+        """What `serve` takes."""
+        self._socket = str(folder / "relay")
+        self._shells = socket.socket(socket.AF_UNIX)
+        self._shells.bind(self._socket)
+        self._shells.listen()
+        self._names: dict[str, str] = {}  # of hosts, by what their processes have in common
+        self._free: dict[str, list[_Place]] = {}  # by the name of the host, in the order in which they have come
+        self._loop = asyncio.new_event_loop()
+        self._changed = asyncio.Condition()
+        self._serving = self._loop.create_task(self._serve())
+        self.start()
+
+    @property
+    def shell(self) -> str:
+        """The remote shell (RING_REMOTE_SHELL) that reaches the places."""
+        return shlex.join(module_command(__name__, self._socket))
+
+    def hosts(self) -> list[Host]:
+        """The hosts with places that no agent uses, each with its number of them."""
+        return [Host(name, len(places)) for name, places in list(self._free.items()) if places]
+
+    def close(self) -> None:
+        """Give the places back: `serve` returns there. Agents that still run end."""
+        with contextlib.suppress(RuntimeError):  # closed before
+            self._loop.call_soon_threadsafe(self._serving.cancel)
+        self.join()
+
+    def run(self) -> None:
+        """Serve until `close`."""
+        with contextlib.suppress(asyncio.CancelledError):
+            self._loop.run_until_complete(self._serving)
+        for task in (left := asyncio.all_tasks(self._loop)):
+            task.cancel()
+        if left:
+            self._loop.run_until_complete(asyncio.wait(left, timeout=_SECONDS_TO_END))
+        self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+        self._loop.close()
+
+    async def _serve(self) -> None:
+        places = await asyncio.start_server(self._meet_place, sock=self._listener, ssl=_tls(server=True), ssl_handshake_timeout=_SECONDS_TO_PROVE)
+        shells = await asyncio.start_unix_server(self._meet_shell, sock=self._shells)
+        try:
+            await self._loop.create_future()
+        finally:
+            places.close()
+            shells.close()
+            for place in [place for free in self._free.values() for place in free]:
+                place.writer.close()
+
+    async def _meet_place(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError, EOFError, ValueError, TimeoutError, asyncio.TimeoutError):
+            found = await asyncio.wait_for(self._prove(reader, writer), _SECONDS_TO_PROVE)
+            name = self._names.setdefault(found["host"], _name_of(writer))
+            async with self._changed:
+                self._free.setdefault(name, []).append(_Place(reader, writer, found["devices"]))
+                self._changed.notify_all()
+            return
+        writer.close()
+
+    async def _prove(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> dict[str, Any]:
+        """What a place says of itself, once it has proven that it knows the secret, and this side too."""
+        ours, theirs = (_proof(self.where.secret, writer, server) for server in (True, False))
+        if not hmac.compare_digest(await reader.readexactly(_PROOF), theirs):
+            raise ValueError("a stranger")
+        writer.write(ours)
+        found = json.loads(await reader.readline())
+        return {"host": str(found["host"]), "devices": str(found["devices"])}
+
+    async def _meet_shell(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        place = None
+        with contextlib.suppress(OSError, EOFError, ValueError):
+            asked = json.loads(await reader.readline())
+            devices = self._devices(asked["host"])
+            place = await self._take(asked["host"])
+            answer = "" if place else f"no place is left on {asked['host']}"
+            writer.write(f"{json.dumps(answer)}\n".encode())
+            if place is not None:
+                request = {"command": asked["command"], "devices": devices}
+                place.writer.write(f"{json.dumps(request)}\n".encode())
+                await _carry_both((reader, place.writer), (place.reader, writer))
+        for one in (writer, *([place.writer] if place else [])):
+            one.close()
+
+    def _devices(self, host: str) -> str:
+        """The GPUs of all places on ``host``: its agent divides them among the ranks."""
+        named = [place.devices for place in self._free.get(host, []) if place.devices]
+        return ",".join(dict.fromkeys(",".join(named).split(",")))
+
+    async def _take(self, host: str) -> _Place | None:
+        """A place on ``host`` that is still there, or comes back soon; None where there is none."""
+        deadline = time.monotonic() + _SECONDS_TO_RETURN
+        async with self._changed:
+            while (left := deadline - time.monotonic()) > 0:
+                while free := self._free.get(host):
+                    place = free.pop(0)
+                    if not place.reader.at_eof():
+                        return place
+                    place.writer.close()
+                with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
+                    await asyncio.wait_for(self._changed.wait(), left)
+        return None
+
+
+class _Place(NamedTuple):
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    devices: str
+
+
+def wait_for_places(relay: Relay, size: int, limit: float, trouble: Any, engine: str) -> list[Host]:
+    """The hosts of ``size`` places, once they have connected; ``trouble`` says why none will come any more.
+
+    Raises RingError then, and after ``limit`` seconds.
+    """
+    deadline = time.monotonic() + limit
+    while True:
+        hosts = relay.hosts()
+        come = sum(host.slots for host in hosts)
+        if come == size:
+            return hosts
+        why = trouble() or (f"no more came within {limit:g} s" if time.monotonic() > deadline else "")
+        if why:
+            raise RingError(f"expected {plural(size, 'place')} of {engine}, got {come}: {why}")
+        time.sleep(_SECONDS_TO_LOOK)
+
+
+def serve(address: str, port: int, secret: str) -> None:
+    """In a process of the engine: run what the relay asks for, until that ends. The arguments are a `Where`."""
+    asyncio.run(_serve_relay(Where(address, port, secret)))
+
+
+async def _serve_relay(where: Where) -> None:
+    about = {"host": this_host(), "devices": os.environ.get(_DEVICES, "")}
+    while True:
+        try:
+            reader, writer = await asyncio.open_connection(
+                where.address, where.port, ssl=_tls(server=False), server_hostname=""
+            )
+        except OSError:  # the relay has ended
+            return
+        try:
+            writer.write(_proof(where.secret, writer, server=False))
+            if not hmac.compare_digest(await reader.readexactly(_PROOF), _proof(where.secret, writer, server=True)):
+                raise RingError(f"the process at {where.address}:{where.port} does not know the secret of this place")
+            writer.write(f"{json.dumps(about)}\n".encode())
+            request = await reader.readline()
+            if not request:
+                return
+            await _run(json.loads(request), reader, writer)
+        except (OSError, EOFError):  # the relay has ended
+            return
+        finally:
+            writer.close()
+
+
+async def _run(request: dict[str, str], reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Run a command with the streams of this connection."""
+    devices = {_DEVICES: request["devices"]} if _DEVICES in os.environ else {}
+    process = await asyncio.create_subprocess_shell(
+        f"exec {request['command']}",
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        env={**os.environ, **devices},
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    await _carry_both((reader, process.stdin), (process.stdout, writer))
+    process.stdin.close()
+    await process.wait()  # an agent whose stream has ended ends its ranks, then itself
+
+
+async def _carry_both(*ways: tuple[asyncio.StreamReader, asyncio.StreamWriter]) -> None:
+    """Carry bytes until one of the sources has ended."""
+    tasks = [asyncio.ensure_future(_carry(*way)) for way in ways]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+async def _carry(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(OSError):  # one of them has gone
+        while data := await source.read(_CAPACITY):
+            sink.write(data)
+            await sink.drain()
+
+
+def _tls(server: bool) -> ssl.SSLContext:
+    """TLS without certificates, which alone would not say who is at the other end; `_proof` does."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    # The last version with such ciphers, and with what is unique to a session on both sides.
+    context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_2
+    context.set_ciphers("AECDH-AES256-SHA:@SECLEVEL=0")
+    return context
+
+
+def _proof(secret: str, writer: asyncio.StreamWriter, server: bool) -> bytes:
+    """What only a side of this session that knows ``secret`` can say."""
+    session = writer.get_extra_info("ssl_object").get_channel_binding("tls-unique")
+    return hmac.digest(secret.encode(), (b"relay" if server else b"place") + session, "sha256")
+
+
+def _name_of(writer: asyncio.StreamWriter) -> str:
+    address = str(writer.get_extra_info("peername")[0])
+    return _LOOPBACK if is_local(address) else address
+
+
+def main() -> None:
+    """The remote shell: ``SOCKET HOST COMMAND...`` runs a command on a host, with the streams of this process."""
+    where, host, *command = sys.argv[1:]
+    with socket.socket(socket.AF_UNIX) as channel:
+        try:
+            channel.connect(where)
+            channel.sendall(f"{json.dumps({'host': host, 'command': ' '.join(command)})}\n".encode())
+            with channel.makefile("rb", buffering=0) as replies:
+                problem = json.loads(replies.readline() or '"it has ended"')
+        except OSError as error:
+            problem = str(error)
+        if problem:
+            sys.exit(f"the relay of the ranks: {problem}")
+        threading.Thread(target=_send_input, args=(channel,), daemon=True).start()
+        with contextlib.suppress(OSError):  # the supervisor reads no more
+            while data := channel.recv(_CAPACITY):
+                while data:
+                    data = data[os.write(1, data) :]
+    os._exit(0)  # the thread may still wait for input
+
+
+def _send_input(channel: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while data := os.read(0, _CAPACITY):
+            channel.sendall(data)
+        channel.shutdown(socket.SHUT_WR)
+
+
+if __name__ == "__main__":
+    main()

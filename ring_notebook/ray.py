@@ -1,0 +1,142 @@
+"""Ranks on a Ray cluster: ``ring_notebook.ray.run(fn, num_proc=4)`` (Horovod: ``horovod.ray``).
+
+Each rank has an actor, which holds its CPUs and GPUs, and is a process of its own beside it. Ray starts nothing else, and
+needs ring_notebook at the same path on all nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError
+from ray.util.placement_group import placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from ring_notebook.launch.lent_places import LentPlaces
+from ring_notebook.launch.remote.relay import Where, serve
+
+__all__ = ["RayExecutor", "RayPlaces", "run"]
+
+
+def run(
+    fn: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    num_proc: int | None = None,
+    *,
+    cpus_per_worker: int = 1,
+    gpus_per_worker: int | None = None,
+    env: Mapping[str, str] | None = None,
+    min_np: int | None = None,
+) -> list[Any]:
+    """Call ``fn(*args, **kwargs)`` on ranks 0..num_proc-1 of a Ray cluster, results by rank.
+
+    ``num_proc`` is by default the number of the cluster's GPUs, else of its CPUs. A rank has ``gpus_per_worker`` GPUs
+    (by default one where the cluster has any) and ``cpus_per_worker`` CPUs, with as many threads. ``env``, ``min_np``
+    and what is raised are those of `ring_notebook.run`; RingError when Ray has no room for the ranks.
+    """
+    places = RayPlaces(cpus_per_worker, gpus_per_worker)
+    with LentPlaces(places, num_proc or places.most) as lent:
+        return lent.run(fn, args, kwargs, env, min_np)
+
+
+class RayExecutor:
+    """Places on a Ray cluster that are kept from `start` to `shutdown` (Horovod: ``horovod.ray.RayExecutor``).
+
+    Each `run` starts its ranks anew in them; Horovod's keep an object of ``executable_cls`` between runs.
+
+        executor = RayExecutor(num_workers=4, use_gpu=True)
+        executor.start()
+        losses = executor.run(train, kwargs={"epochs": 3})
+        executor.shutdown()
+    """
+
+    def __init__(
+        self,
+        settings: None = None,
+        num_workers: int | None = None,
+        cpus_per_worker: int = 1,
+        use_gpu: bool = False,
+        gpus_per_worker: int | None = None,
+        env_vars: Mapping[str, str] | None = None,
+    ) -> None:
+        self._places = RayPlaces(cpus_per_worker, gpus_per_worker or 1 if use_gpu else 0)
+        self._lent = LentPlaces(self._places, num_workers or self._places.most)
+        self._env = env_vars
+
+    def start(self) -> None:
+        """Wait until Ray has lent the places. Raises RingError when it cannot."""
+        self._lent.__enter__()
+
+    def run(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> list[Any]:
+        """Call ``fn`` on a rank in each place, results by rank."""
+        return self._lent.run(fn, args, kwargs, {**(self._env or {}), **(env or {})})
+
+    def shutdown(self) -> None:
+        """Give the places back."""
+        self._lent.__exit__(None, None, None)
+
+
+class RayPlaces:
+    """An `Engine`: an actor for each place, near one another. Connects to the cluster of RAY_ADDRESS, or starts one."""
+
+    name = "Ray"
+
+    def __init__(self, cpus: int = 1, gpus: int | None = None, address: str | None = None) -> None:
+        if not ray.is_initialized():
+            ray.init(address=address)
+        found = ray.cluster_resources()
+        self._needs = {"CPU": cpus, "GPU": bool(found.get("GPU")) if gpus is None else gpus}
+        self.most = max(1, int(min(found.get(kind, 0) // count for kind, count in self._needs.items() if count)))
+        """For how many places the cluster is large enough."""
+        self.threads = cpus
+        self.address = str(ray.util.get_node_ip_address())
+        self._group: Any = None
+        self._actors: list[Any] = []
+        self._calls: list[Any] = []
+
+    def begin(self, size: int, where: Where) -> None:
+        needs = {kind: count for kind, count in self._needs.items() if count}
+        self._group = placement_group([needs] * size, strategy="PACK")
+        kind = ray.remote(num_cpus=self._needs["CPU"], num_gpus=self._needs["GPU"], max_restarts=0)(_Place)
+        for bundle in range(size):
+            where_to = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=bundle)
+            self._actors.append(kind.options(scheduling_strategy=where_to).remote())
+        self._calls = [actor.serve.remote(*where) for actor in self._actors]
+
+    def trouble(self) -> str:
+        for call in ray.wait(self._calls, num_returns=len(self._calls), timeout=0)[0]:
+            try:
+                ray.get(call, timeout=0)
+            except GetTimeoutError:
+                continue
+            except Exception as error:
+                return str(error).strip().splitlines()[0]
+        needs = " and ".join(f"{count} {kind}" for kind, count in self._needs.items() if count)
+        total = ray.cluster_resources()
+        if len(self._actors) > self.most:
+            has = " and ".join(f"{total.get(kind, 0):g} {kind}" for kind, count in self._needs.items() if count)
+            return f"each needs {needs}, and the whole cluster has {has}"
+        return ""
+
+    def end(self) -> None:
+        for actor in self._actors:
+            ray.kill(actor)
+        if self._group is not None:
+            remove_placement_group(self._group)
+        self._actors, self._calls, self._group = [], [], None
+
+
+class _Place:
+    """What an actor is."""
+
+    def serve(self, *where: Any) -> None:
+        serve(*where)

@@ -1,0 +1,88 @@
+"""Ranks in the tasks of a Spark job: ``ring_notebook.spark.run(fn, num_proc=4)`` (Horovod: ``horovod.spark.run``).
+
+Each rank has a task of one barrier stage, so that all start or none, and is a process of its own beside it.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from ring_notebook.launch.lent_places import LentPlaces
+from ring_notebook.launch.remote.relay import Where, serve
+
+__all__ = ["SparkPlaces", "run"]
+
+_SECONDS_TO_END = 5.0
+
+
+def run(
+    fn: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    num_proc: int | None = None,
+    *,
+    env: Mapping[str, str] | None = None,
+    min_np: int | None = None,
+) -> list[Any]:
+    """Call ``fn(*args, **kwargs)`` on ranks 0..num_proc-1, each in a task of the active Spark session, results by rank.
+
+    ``num_proc`` is by default ``spark.default.parallelism``. A rank computes with ``spark.task.cpus`` threads, on the
+    GPUs of its task. ``env``, ``min_np`` and what is raised are those of `ring_notebook.run`; RingError when Spark has
+    no room for the tasks.
+    """
+    places = SparkPlaces()
+    with LentPlaces(places, num_proc or places.most) as lent:
+        return lent.run(fn, args, kwargs, env, min_np)
+
+
+class SparkPlaces:
+    """An `Engine`: a barrier stage of the active Spark session, with a task for each place."""
+
+    name = "Spark"
+
+    def __init__(self) -> None:
+        self._context = SparkSession.builder.getOrCreate().sparkContext
+        self.most = self._context.defaultParallelism
+        """How many tasks Spark proposes."""
+        settings = self._context.getConf()
+        self.threads = int(settings.get("spark.task.cpus", "1") or "1")
+        self.address = str(settings.get("spark.driver.host", "127.0.0.1"))
+        self._tag = f"ring-notebook-{id(self)}"
+        self._thread: threading.Thread | None = None
+        self._problem = ""
+
+    def begin(self, size: int, where: Where) -> None:
+        self._thread = threading.Thread(target=self._run, args=(size, where), name="ring-spark", daemon=True)
+        self._thread.start()
+
+    def _run(self, size: int, where: Where) -> None:
+        def task(_: Iterator[int]) -> Iterator[None]:
+            from pyspark import TaskContext
+
+            context = TaskContext.get()
+            gpus = context.resources().get("gpu") if context is not None else None
+            if gpus is not None:
+                os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus.addresses)
+            yield serve(*where)
+
+        try:
+            self._context.addJobTag(self._tag)
+            self._context.parallelize(range(size), size).barrier().mapPartitions(task).collect()
+        except Exception as error:
+            lines = str(error).strip().splitlines()
+            self._problem = next((line for line in lines if "Exception" in line or "Error" in line), lines[0])
+
+    def trouble(self) -> str:
+        return self._problem
+
+    def end(self) -> None:
+        if self._thread is not None:
+            self._thread.join(_SECONDS_TO_END)
+            self._context.cancelJobsWithTag(self._tag)  # where `serve` could not begin
+            self._thread.join()
+            self._thread = None
