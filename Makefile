@@ -7,6 +7,7 @@ PICTURES ?= $(CURDIR)/docs/images
 VENV   := .venv
 BIN    := $(VENV)/bin
 LIBRARIES := .libraries
+ENGINES := .engines
 NVIDIA := .nvidia
 VERSIONS := .versions
 # For test-versions: the oldest Python that we claim, and the newest that is here.
@@ -19,7 +20,7 @@ ROOT   := $(filter 0,$(shell id -u))
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo lab workshop test test-slow test-install test-libraries test-nvidia test-slurm test-versions bench lint sanitize sanitize-build screenshot docs outputs wheel test-wheel test-deps clean nightly
+.PHONY: help demo lab workshop test test-slow test-install test-libraries test-engines test-nvidia test-slurm test-versions bench lint sanitize sanitize-build screenshot docs outputs wheel test-wheel test-deps clean nightly
 
 help:
 	@echo 'make demo        train the quickstart on 2 engines, without a browser'
@@ -29,6 +30,7 @@ help:
 	@echo 'make test-slow   run the tests that make test leaves out: more cases of many, and gigabytes'
 	@echo 'make test-install  install with pip into a new environment, and train in a notebook there'
 	@echo 'make test-libraries  run other libraries and the tests of PyTorch on it, from an environment of their own'
+	@echo 'make test-engines  run on the real Ray, Dask and Spark, from an environment of their own (1.5 GB; Spark needs Java)'
 	@echo 'make test-nvidia compare what the core declares of CUDA and NCCL with headers of NVIDIA, and open NCCLs (1.1 GB)'
 	@echo 'make test-slurm  start a real Slurm of two hosts and a login node here, and run ringrun and notebooks in it (root)'
 	@echo 'make test-versions  run ranks, process groups and a notebook on the oldest and newest torch and Python (10 GB)'
@@ -68,6 +70,9 @@ test-install: $(VENV)/installed
 
 test-libraries: $(LIBRARIES)/installed
 	PYTHONPATH=$(CURDIR)/$(LIBRARIES)/packages $(BIN)/pytest tests/libraries $(ARGS)
+
+test-engines: $(ENGINES)/installed
+	PYTHONPATH=$(CURDIR)/$(ENGINES)/packages $(BIN)/pytest tests/engines $(ARGS)
 
 test-nvidia: $(NVIDIA)/fetched
 	$(BIN)/pytest tests/nvidia $(ARGS)
@@ -120,7 +125,7 @@ test-deps:
 	    --no-install-recommends openssh-server && { systemctl disable ssh 2>/dev/null || true; }; }
 
 clean:
-	rm -rf $(VENV) $(LIBRARIES) $(NVIDIA) $(VERSIONS) .install .bare build dist .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(LIBRARIES) $(ENGINES) $(NVIDIA) $(VERSIONS) .install .bare build dist .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Without build isolation the build tools are those that constraints.txt pins, and what was compiled is kept.
@@ -137,12 +142,12 @@ $(VENV)/documented: docs/requirements.txt constraints.txt $(VENV)/installed
 	@touch $@
 
 # Libraries that tests alone need, beside the environment and not in it: what they bring would decide its versions.
-$(LIBRARIES)/installed: tests/libraries/requirements.txt $(VENV)/installed
-	$(BIN)/python -m venv $(LIBRARIES)/venv
+$(LIBRARIES)/installed $(ENGINES)/installed: .%/installed: tests/%/requirements.txt $(VENV)/installed
+	$(BIN)/python -m venv .$*/venv
 	echo "import site; site.addsitedir('$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')')" \
-	  > $$($(LIBRARIES)/venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/outer.pth
-	$(LIBRARIES)/venv/bin/pip install -q -c constraints.txt -r tests/libraries/requirements.txt
-	ln -sfn $$($(LIBRARIES)/venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') $(LIBRARIES)/packages
+	  > $$(.$*/venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/outer.pth
+	.$*/venv/bin/pip install -q -c constraints.txt -r tests/$*/requirements.txt
+	ln -sfn $$(.$*/venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') .$*/packages
 	@touch $@
 
 # Packages of which no two fit into one environment: each in a folder of its own.

@@ -40,13 +40,19 @@ def run(
         return lent.run(fn, args, kwargs, env, min_np)
 
 
+def places_at(address: str) -> DaskPlaces:
+    """Those of the cluster whose scheduler is at ``HOST:PORT``."""
+    return DaskPlaces(Client(f"tcp://{address}"), owns=True)
+
+
 class DaskPlaces:
-    """An `Engine`: a task on each of the first workers of ``client``."""
+    """An `Engine`: a task on each of the first workers of ``client``, which it closes if it ``owns`` it."""
 
     name = "Dask"
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, owns: bool = False) -> None:
         self._client = client
+        self._owns = owns
         self._workers: dict[str, Any] = client.scheduler_info(n_workers=-1)["workers"]
         self.most = max(1, len(self._workers))
         """The number of workers."""
@@ -77,3 +83,5 @@ class DaskPlaces:
         for call in self._calls:
             call.cancel(force=True)
         self._calls = []
+        if self._owns:
+            self._client.close()

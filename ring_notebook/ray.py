@@ -1,7 +1,7 @@
 """Ranks on a Ray cluster: ``ring_notebook.ray.run(fn, num_proc=4)`` (Horovod: ``horovod.ray``).
 
-Each rank has an actor, which holds its CPUs and GPUs, and is a process of its own beside it. Ray starts nothing else, and
-needs ring_notebook at the same path on all nodes.
+Each rank has an actor, which holds its CPUs and GPUs, and is a process of its own beside it. All nodes need
+ring_notebook at the same path.
 """
 
 from __future__ import annotations
@@ -83,6 +83,11 @@ class RayExecutor:
     def shutdown(self) -> None:
         """Give the places back."""
         self._lent.__exit__(None, None, None)
+
+
+def places_at(address: str) -> RayPlaces:
+    """Those of the cluster at ``HOST:PORT``, or of RAY_ADDRESS where that is empty."""
+    return RayPlaces(address=address or None)
 
 
 class RayPlaces:

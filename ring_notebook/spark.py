@@ -40,6 +40,11 @@ def run(
         return lent.run(fn, args, kwargs, env, min_np)
 
 
+def places_at(_address: str) -> SparkPlaces:
+    """Those of the active Spark session, or of a new one with Spark's own settings."""
+    return SparkPlaces()
+
+
 class SparkPlaces:
     """An `Engine`: a barrier stage of the active Spark session, with a task for each place."""
 
@@ -61,14 +66,15 @@ class SparkPlaces:
         self._thread.start()
 
     def _run(self, size: int, where: Where) -> None:
-        def task(_: Iterator[int]) -> Iterator[None]:
+        def task(_: Iterator[int]) -> Iterator[int]:
             from pyspark import TaskContext
 
             context = TaskContext.get()
             gpus = context.resources().get("gpu") if context is not None else None
             if gpus is not None:
                 os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus.addresses)
-            yield serve(*where)
+            serve(*where)
+            yield 0
 
         try:
             self._context.addJobTag(self._tag)

@@ -38,8 +38,11 @@ def begin() -> None:
         return
     if find_spec("mpi4py") is None:  # then no cell can use MPI
         return
-    from mpi4py import MPI
-
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:  # the same on all ranks, which have one environment
+        withdraw(f"mpi4py finds no MPI here; `pip install mpich` brings one ({error})")
+        return
     MPI.COMM_WORLD.Barrier()
     unname_shared_memory()
 

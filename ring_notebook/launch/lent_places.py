@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
@@ -13,6 +14,8 @@ from ring_notebook.launch.remote.relay import Relay, Where, wait_for_places
 from ring_notebook.launch.run_function import elastic_of, run_on_ranks
 from ring_notebook.rank.rank_threads import OMP
 
+ENGINES = {"ray": "ray", "dask": "distributed", "spark": "pyspark", "k8s": ""}
+"""The engines by the scheme of their addresses, and the package that each needs."""
 _SECONDS_TO_COME = 300.0  # for places: an engine may start machines for them
 
 
@@ -23,6 +26,8 @@ class Engine(Protocol):
     """As users know it."""
     address: str
     """Of this host, as the places reach it."""
+    most: int
+    """For how many places it has room."""
     threads: int
     """With how many threads the rank of a place computes; 0 where the engine does not say."""
 
@@ -77,6 +82,25 @@ class LentPlaces:
         given = {**self.environment, **(env or {})}
         elastic = elastic_of(min_np, None)
         return run_on_ranks(fn, args, kwargs or {}, self._size, self.hosts, None, given, (), elastic)
+
+
+def engine_at(address: str) -> Engine:
+    """The engine at ``ray://...``, ``dask://...``, ``spark`` or ``k8s://...``; what follows the scheme is its own.
+
+    Raises ValueError for another scheme, and ModuleNotFoundError where the package of the engine is not installed.
+    """
+    scheme, _, rest = address.partition("://")
+    if scheme not in ENGINES:
+        raise ValueError(f"cannot read {address!r}; expected ray://ADDRESS, dask://ADDRESS, spark or k8s://SELECTOR")
+    try:
+        engine: Engine = importlib.import_module(f"ring_notebook.{scheme}").places_at(rest)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != ENGINES[scheme]:
+            raise
+        raise ModuleNotFoundError(
+            f"{scheme} is not installed here: `pip install 'ring-notebook[{scheme}]'`", name=error.name
+        ) from None
+    return engine
 
 
 def address_towards(host: str) -> str:

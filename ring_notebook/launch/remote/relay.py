@@ -1,8 +1,8 @@
 """Agents in places that Ray, Dask or Spark lends, which a supervisor reaches as it reaches hosts by ssh.
 
 A place is a process of such an engine that runs `serve`, with the resources of one rank. It connects to the `Relay` of
-the process that wants ranks. The remote shell that a supervisor starts (`main`) connects to the relay too, over a socket
-file, with a host and a command. The relay has a place on that host run the command, and carries its streams.
+the process that wants ranks. The remote shell that a supervisor starts (`main`) connects to the relay too, over a
+socket file, with a host and a command. The relay has a place on that host run the command, and carries its streams.
 
 Places connect over TLS without certificates: both sides prove, over what is unique to the TLS session, that they know a
 secret that the engine has carried. So nobody is between them.
@@ -22,6 +22,7 @@ import ssl
 import sys
 import threading
 import time
+import weakref
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -64,6 +65,7 @@ class Relay(threading.Thread):
         self._shells.listen()
         self._names: dict[str, str] = {}  # of hosts, by what their processes have in common
         self._free: dict[str, list[_Place]] = {}  # by the name of the host, in the order in which they have come
+        self._writers: weakref.WeakSet[asyncio.StreamWriter] = weakref.WeakSet()
         self._loop = asyncio.new_event_loop()
         self._changed = asyncio.Condition()
         self._serving = self._loop.create_task(self._serve())
@@ -92,21 +94,26 @@ class Relay(threading.Thread):
             task.cancel()
         if left:
             self._loop.run_until_complete(asyncio.wait(left, timeout=_SECONDS_TO_END))
-        self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+        for writer in self._writers:
+            writer.transport.abort()
+        self._loop.run_until_complete(asyncio.sleep(0))  # what is aborted is closed in the next turn
         self._loop.close()
+        self._listener.close()  # also where it was closed before it had begun to serve
+        self._shells.close()
 
     async def _serve(self) -> None:
-        places = await asyncio.start_server(self._meet_place, sock=self._listener, ssl=_tls(server=True), ssl_handshake_timeout=_SECONDS_TO_PROVE)
+        places = await asyncio.start_server(
+            self._meet_place, sock=self._listener, ssl=_tls(server=True), ssl_handshake_timeout=_SECONDS_TO_PROVE
+        )
         shells = await asyncio.start_unix_server(self._meet_shell, sock=self._shells)
         try:
             await self._loop.create_future()
         finally:
             places.close()
             shells.close()
-            for place in [place for free in self._free.values() for place in free]:
-                place.writer.close()
 
     async def _meet_place(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.add(writer)
         with contextlib.suppress(OSError, EOFError, ValueError, TimeoutError, asyncio.TimeoutError):
             found = await asyncio.wait_for(self._prove(reader, writer), _SECONDS_TO_PROVE)
             name = self._names.setdefault(found["host"], _name_of(writer))
@@ -126,6 +133,7 @@ class Relay(threading.Thread):
         return {"host": str(found["host"]), "devices": str(found["devices"])}
 
     async def _meet_shell(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.add(writer)
         place = None
         with contextlib.suppress(OSError, EOFError, ValueError):
             asked = json.loads(await reader.readline())
@@ -147,7 +155,7 @@ class Relay(threading.Thread):
 
     async def _take(self, host: str) -> _Place | None:
         """A place on ``host`` that is still there, or comes back soon; None where there is none."""
-        deadline = time.monotonic() + _SECONDS_TO_RETURN
+        deadline = time.monotonic() + (_SECONDS_TO_RETURN if host in self._free else 0.0)
         async with self._changed:
             while (left := deadline - time.monotonic()) > 0:
                 while free := self._free.get(host):

@@ -251,7 +251,7 @@ class RemoteRanks(HostRanks):
             self._process.wait(verdict.SECONDS_TO_HANG_UP)
         self._read_words()
         shell, code = self._command[0], self._process.returncode
-        how = f"{shell} closed the connection" if code is None else f"{shell} ended: {describe_exit(code)}"
+        how = f"{shell} ended: {describe_exit(code)}" if code else f"{shell} closed the connection"
         last = self._words.decode(errors="replace").strip().splitlines()[-1:]
         return ": ".join([how, *last])
 

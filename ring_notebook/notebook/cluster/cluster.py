@@ -18,10 +18,11 @@ from typing import Any
 import cloudpickle
 
 from ring_notebook.config import config
-from ring_notebook.errors import ClusterError
+from ring_notebook.errors import ClusterError, RingError
 from ring_notebook.launch.batch_job import job_name, walltime
 from ring_notebook.launch.launchers.hosts import Host, check_slots, only_here, parse_hosts, slots_by_name
 from ring_notebook.launch.launchers.own_launchers import too_many_ranks
+from ring_notebook.launch.lent_places import LentPlaces, engine_at
 from ring_notebook.notebook.cluster import discovery
 from ring_notebook.notebook.cluster.death import Death
 from ring_notebook.notebook.cluster.default_size import choose_size
@@ -49,17 +50,30 @@ class Cluster:
 
     ``hosts`` (``"a:4,b:4"``) is by default the allocation of a batch system, else this machine; ``n`` is by default the
     number of slots, else of GPUs, else of cores, at least 2. The cluster ends with this kernel, however that ends; with
-    ``keep`` it stays, and `attach` finds it.
+    ``keep`` it stays, and `attach` finds it. ``on`` is an engine that lends places for the ranks, such as
+    ``"ray://10.0.0.1:6379"``; see `engine_at`. This kernel carries what it sends to them, so that it cannot ``keep``
+    them.
 
         with Cluster(4) as cluster:
             run = cluster.run("print(ring.rank())").wait()
     """
 
-    def __init__(self, n: int | None = None, hosts: str = "", *, keep: bool = False) -> None:
+    def __init__(self, n: int | None = None, hosts: str = "", *, keep: bool = False, on: str = "") -> None:
         if n is not None and n < 1:
             raise ValueError(f"a cluster needs at least one engine, got n={n}")
+        if on and (hosts or keep):
+            raise ClusterError(
+                f"an engine lends its places to this kernel, on hosts that it chooses: {on} goes without "
+                f"{'hosts' if hosts else 'keep'}"
+            )
         self._named = parse_hosts(hosts)
-        self._choose_size(n)
+        self._on = on
+        self._lent: LentPlaces | None = None
+        self._n = n or 0
+        self._hosts: tuple[Host, ...] = ()
+        self._why = ""
+        if not on:
+            self._choose_size(n)
         self._keep = keep
         self._kernel = os.getpid()
         self.foreign = False
@@ -116,12 +130,15 @@ class Cluster:
         if self.running:
             raise ClusterError(f"the cluster of {self.n} engines is already running; `%ring stop` ends it")
         started = time.monotonic()
+        if self._on:
+            self._borrow(self._on)
         require_descriptors(self.n)
         self.foreign = False
         self.directory = discovery.new_directory()
         atexit.register(self._leave_or_stop)
         try:
-            self._processes = Processes.launch(self.directory, self.n, self._hosts, self._keep)
+            lent = self._lent.environment if self._lent else {}
+            self._processes = Processes.launch(self.directory, self.n, self._hosts, self._keep, lent)
             client = self._processes.connect(_START_TIMEOUT)
             self._engines = Engines(client, self._processes.trouble_at_start, self._processes.deaths, self._end_rank())
             self._engines.wait_for(range(self.n), _START_TIMEOUT)
@@ -136,6 +153,16 @@ class Cluster:
             raise
         self.seconds_to_start = time.monotonic() - started
         return self
+
+    def _borrow(self, engine: str) -> None:
+        """Have places for the ranks, as many as there are to be. Raises ClusterError where there are too few."""
+        try:
+            places = engine_at(engine)
+            self._lent = LentPlaces(places, self._n or places.most).__enter__()
+        except (RingError, ValueError, ModuleNotFoundError) as error:
+            raise ClusterError(str(error)) from None
+        self._hosts = tuple(parse_hosts(self._lent.hosts))
+        self._n, self._why = sum(host.slots for host in self._hosts), f"places of {places.name}"
 
     @classmethod
     def attach(cls, which: str = "") -> Cluster:
@@ -203,6 +230,9 @@ class Cluster:
             else:
                 self._processes.stop()
             self._processes = None
+        if self._lent is not None:
+            self._lent.__exit__(None, None, None)
+            self._lent = None
         self.runs = UnfinishedRuns()
         if self.directory.name and not leave:
             shutil.rmtree(self.directory, ignore_errors=True)
@@ -210,7 +240,9 @@ class Cluster:
     def restart(self, n: int | None = None) -> Cluster:
         """Stop the cluster and start it again with ``n`` engines, by default as many. All variables are lost."""
         self.stop()
-        if n:
+        if n and self._on:
+            self._n = n
+        elif n:
             self._choose_size(n)
         return self.start()
 

@@ -8,7 +8,7 @@ import os
 import resource
 import select
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from threading import Event, Thread
 from time import monotonic, sleep
@@ -16,7 +16,7 @@ from typing import Any
 
 import ipyparallel
 from ipyparallel.cluster.launcher import LocalControllerLauncher, MPIEngineSetLauncher
-from traitlets import Bool, List, Unicode, default
+from traitlets import Bool, Dict, List, Unicode, default
 from traitlets.config import Config
 
 from ring_notebook import frameworks
@@ -89,6 +89,7 @@ class EngineLauncher(_PrivateLog, MPIEngineSetLauncher):  # type: ignore[misc]
     keep = Bool(False, config=True, help="outlive the kernel")
     hosts: Any = List([], config=True, help="(name, slots) of the hosts, empty for this one")
     requests = Unicode("", config=True, help="the pipe through which our supervisor starts engines again")
+    lent: Any = Dict({}, config=True, help="variables with which a supervisor reaches places that were lent")
 
     @property
     def program(self) -> list[str]:
@@ -106,7 +107,7 @@ class EngineLauncher(_PrivateLog, MPIEngineSetLauncher):  # type: ignore[misc]
     def get_env(self) -> dict[str, str]:
         hosts = [Host(*host) for host in self.hosts]
         shared = {SHARED_IMPORTS: _shared_imports()}
-        return {**super().get_env(), MASTER: master_of(hosts), **find_launcher().environment(), **shared}
+        return {**super().get_env(), MASTER: master_of(hosts), **find_launcher().environment(), **shared, **self.lent}
 
     def get_output(self, remove: bool = False) -> str:
         return _kept_output(self)
@@ -158,8 +159,8 @@ class Processes:
             self.lost = LostRanks(Path(self._cluster.engine_set.output_file), requests.parent / "log")
 
     @classmethod
-    def launch(cls, directory: Path, n: int, hosts: Sequence[Host], keep: bool) -> Processes:
-        """Start ``n`` engines; returns when they run, which is before they can be talked to.
+    def launch(cls, directory: Path, n: int, hosts: Sequence[Host], keep: bool, lent: Mapping[str, str]) -> Processes:
+        """Start ``n`` engines, with ``lent`` variables; returns when they run, before they can be talked to.
 
         Raises MPIMissingError, and ClusterError for more than this host can start, before it starts anything.
         """
@@ -173,7 +174,7 @@ class Processes:
             raise ClusterError(str(error)) from None
         if launcher.starts_again:
             make_requests(requests)
-        return cls(_cluster(directory, hosts, keep, pipe if launcher.starts_again else ""), n, requests)
+        return cls(_cluster(directory, hosts, keep, pipe if launcher.starts_again else "", lent), n, requests)
 
     @classmethod
     def attach(cls, directory: Path) -> Processes:
@@ -329,12 +330,15 @@ def _config() -> Config:
     return settings
 
 
-def _cluster(directory: Path, hosts: Sequence[Host], keep: bool, requests: str) -> ipyparallel.Cluster:
+def _cluster(
+    directory: Path, hosts: Sequence[Host], keep: bool, requests: str, lent: Mapping[str, str]
+) -> ipyparallel.Cluster:
     remote = not only_here(hosts)
     settings = _config()
     settings.ControllerLauncher.keep = settings.EngineLauncher.keep = keep
     settings.EngineLauncher.hosts = [(host.name, host.slots) for host in hosts]
     settings.EngineLauncher.requests = requests
+    settings.EngineLauncher.lent = dict(lent)
     # A nanny relays signals to an engine. On this host we send them ourselves and save a process per rank.
     settings.EngineLauncher.engine_args = [*_ENGINE_ARGS, f"--IPEngine.enable_nanny={remote}"]
     cluster = ipyparallel.Cluster(

@@ -303,6 +303,12 @@ def _ring() -> LineParser:
         metavar="SITE",
         help="in a batch job: slurm, pbs, lsf, or a site with a file in ~/.config/ring_notebook/sites; returns at once",
     )
+    start.add_argument(
+        "--on",
+        default="",
+        metavar="ENGINE",
+        help="in places that it lends: ray://HOST:PORT, dask://HOST:PORT, spark, or k8s://SELECTOR",
+    )
     _add_job(start)
     start.add_argument(
         "--requeue", action="store_true", help="when the job starts again, run the set-up cells and resume the last one"

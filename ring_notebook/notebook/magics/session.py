@@ -75,17 +75,20 @@ class Session:
         sync: bool = False,
         here: bool = False,
         batch: str = "",
+        on: str = "",
         **job: Any,
     ) -> str:
         """Start a cluster; returns how many engines and why, or that a cluster like this is running already.
 
         With ``sync`` each cell first brings modules that have changed to the ranks. With ``batch`` its hosts are those
-        of a ``job`` of this site, and this returns as soon as that is submitted. Without ``here`` no engine starts on a
-        login node.
+        of a ``job`` of this site, and this returns as soon as that is submitted; ``on`` is an engine that lends places
+        for the ranks. Without ``here`` no engine starts on a login node.
 
         Raises ClusterError when a different one is running.
         """
         self._syncs = sync
+        if batch and on:
+            raise ClusterError("--batch and --on exclude each other: both choose the hosts")
         if batch:
             return self._start_batch(batch, n, hosts, keep, **job)
         if given := [name for name, value in job.items() if value]:
@@ -98,7 +101,7 @@ class Session:
             self.cluster = None
         if self._batch is not None:
             raise ClusterError(f"{self._batch.line} `%ring stop` gives it up")
-        system = "" if here or hosts else login_node_of()
+        system = "" if here or hosts or on else login_node_of()
         if system:
             raise ClusterError(
                 f"this host is a login node of {system}, which others work on: `%ring start --batch "
@@ -107,7 +110,7 @@ class Session:
         left = discovery.left_behind()
         if left and keep and n in (None, left["n"]) and not hosts:
             return f"{self.attach(left['id'])} This notebook had kept it; `%ring restart` gives a fresh one."
-        cluster = Cluster(n, hosts, keep=keep)
+        cluster = Cluster(n, hosts, keep=keep, on=on)
         walltime().warn = lambda said: show_in_lab(said, "warning")
         Thread(target=load_charts, name="ring-preload", daemon=True).start()  # while the engines start
         with ElapsedLine("Starting the engines:"):
