@@ -40,6 +40,7 @@ myst_heading_anchors = 4
 default_role = "py:obj"
 
 autodoc_typehints = "signature"
+autodoc_mock_imports = ["distributed", "pyspark", "ray"]
 autodoc_member_order = "alphabetical"
 autodoc_default_options = {"members": True, "imported-members": True, "show-inheritance": False}
 

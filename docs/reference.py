@@ -43,6 +43,7 @@ _RINGRUN_HEAD = """# Every option of ringrun
 _API = {
     "cells": ("In a cell or script: ring", "ring_notebook.torch", "ring_notebook.torch.elastic"),
     "python": ("In the notebook's Python: ring_notebook", "ring_notebook", "ring_notebook.errors"),
+    "engines": ("On Ray, Dask, Spark and pods", *(f"ring_notebook.{name}" for name in ("ray", "dask", "spark", "k8s"))),
 }
 """By page: its title, and the modules whose public names it has."""
 

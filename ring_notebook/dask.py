@@ -16,7 +16,7 @@ from ring_notebook.launch.lent_places import LentPlaces, address_towards
 from ring_notebook.launch.remote.relay import Where, serve
 from ring_notebook.words import plural
 
-__all__ = ["DaskPlaces", "run"]
+__all__ = ["run"]
 
 
 def run(

@@ -17,7 +17,7 @@ from ring_notebook.launch.lent_places import LentPlaces, address_towards
 from ring_notebook.launch.remote.relay import Where
 from ring_notebook.words import plural
 
-__all__ = ["PodPlaces", "run"]
+__all__ = ["run"]
 
 _SECONDS_TO_LIST = 30.0
 _RUNNING = ("--field-selector", "status.phase=Running", "--output", "json")

@@ -17,7 +17,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from ring_notebook.launch.lent_places import LentPlaces
 from ring_notebook.launch.remote.relay import Where, serve
 
-__all__ = ["RayExecutor", "RayPlaces", "run"]
+__all__ = ["RayExecutor", "run"]
 
 
 def run(

@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from ring_notebook.launch.lent_places import LentPlaces
 from ring_notebook.launch.remote.relay import Where, serve
 
-__all__ = ["SparkPlaces", "run"]
+__all__ = ["run"]
 
 _SECONDS_TO_END = 5.0
 
