@@ -15,6 +15,7 @@ from time import monotonic, monotonic_ns, sleep, time
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from ring_notebook.config import config
+from ring_notebook.core import other_waits
 from ring_notebook.gpus import gpus
 from ring_notebook.rank.exit_watch import at_exit
 from ring_notebook.records import LOGGED, MEDIA, Display, MetricBatch
@@ -29,7 +30,6 @@ _Row = tuple[float, int, dict[str, Any]]
 _TRACK_PERIOD = 0.2
 _PRINT_PERIOD = 1.0
 _LAST_WAIT = 5.0  # seconds to wait for numbers on a device at the end of a script
-_WAITS_KEPT = 1 << 14
 _LONGEST_UNIT = 24  # characters
 # What a rank shows in a run with `log`: so many, and so many characters of them in records.
 MOST_SHOWN, MOST_SHOWN_SIZE = 500, 32 << 20
@@ -53,7 +53,6 @@ class _Recorder:
         self.samples = 0.0  # in the batches yielded since the last row
         self.all_samples = 0.0  # in the rows
         self.waited = 0.0
-        self.waits: deque[tuple[int, int]] | None = None
         self.flushed = 0.0
         self.progress = (0, 0)
         self.loops: Callable[[str, bool], Callable[[int], None]] | None = None
@@ -316,8 +315,7 @@ class track(Generic[T]):  # noqa: N801 - read as a verb: for batch in track(load
                 break
             ended = monotonic_ns()
             recorder.waited += (ended - started) * 1e-9
-            if recorder.waits is not None:
-                recorder.waits.append((started, ended))
+            other_waits.data(started, ended)
             recorder.samples += self._share * _samples(batch)
             recorder.step = 0 if recorder.step is None else recorder.step + 1
             yield batch
@@ -379,19 +377,6 @@ def data_wait() -> float:
 def totals() -> dict[str, float]:
     """For the account of this rank's time: seconds that `track` has waited for data, and samples in all rows."""
     return {"data_wait": data_wait(), "samples": _recorder.all_samples}
-
-
-def keep_data_waits() -> None:
-    """Until the run ends, record when `track` waits for data: the newest few thousand waits."""
-    _recorder.waits = deque(maxlen=_WAITS_KEPT)
-
-
-def data_waits() -> list[tuple[int, int]]:
-    """Take the recorded waits for data, as (begin, end) in nanoseconds of the monotonic clock."""
-    waits = list(_recorder.waits or ())
-    if _recorder.waits:
-        _recorder.waits.clear()
-    return waits
 
 
 def drain(run: str, rank: int, limit: float = 0.0) -> list[MetricBatch]:

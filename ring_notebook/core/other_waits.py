@@ -1,6 +1,6 @@
-"""Waits of a rank outside of our collectives: for messages of other ranks, and in groups of other backends.
+"""Waits of a rank outside of our collectives: for messages of other ranks, in groups of other backends, and for data.
 
-The panel shows both, and the timeline draws them. Only the main thread counts, because it executes the run.
+The panel shows them, and the timeline draws them. Only the main thread counts, because it executes the run.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ _KEPT = 1 << 14
 class Wait(NamedTuple):
     """A part of the time of this rank, in nanoseconds of the monotonic clock.
 
-    ``phase`` is "bubble" while it waits for a message, "waiting" in a collective of another backend, and "moving" while
-    a message arrives.
+    ``phase`` is "bubble" while it waits for a message, "waiting" in a collective of another backend, "moving" while a
+    message arrives, and "data" while it waits for a batch.
     """
 
     begin: int
@@ -100,6 +100,12 @@ def message(wait: Callable[[], float], what: Callable[[], str]) -> None:
     if _counters.kept is not None:
         came, title = min(ended, began + int(waited * 1e9)), what()
         _counters.kept += [Wait(began, came, "bubble", title), Wait(came, ended, "moving", title)]
+
+
+def data(began: int, ended: int) -> None:
+    """The program has waited for a batch; `metrics` counts the seconds."""
+    if _counters.kept is not None:
+        _counters.kept.append(Wait(began, ended, "data", "waiting for data"))
 
 
 def ours() -> None:

@@ -25,7 +25,7 @@ from threading import Event, Thread
 from time import monotonic_ns, time_ns
 from typing import Any
 
-from ring_notebook.core import metrics, other_waits, world
+from ring_notebook.core import other_waits, world
 from ring_notebook.core.buffers import from_memoryview
 from ring_notebook.records import PROGRAM, TRAINING, TRANSPORTS
 
@@ -114,7 +114,6 @@ def record() -> None:
     global _kept, _training
     world.current().communicator.record(_CAPACITY)
     world.at_close(_keep)
-    metrics.keep_data_waits()
     other_waits.keep()
     _kept, _training = [], monotonic_ns()
 
@@ -138,8 +137,6 @@ def _keep() -> None:
         ahead = _clock_offset()
         _kept.extend([*_head(current.rank), *_labels(current.rank, _transport(current))])
         _kept.extend(_trace(current.rank, current.communicator.recorded(), ahead))
-        for begin, end in metrics.data_waits():
-            _kept.append(_of_program(current.rank, begin + ahead, end - begin, "data", "waiting for data"))
         _kept.extend(_waits(current.rank, ahead))
         for moment in (_training, monotonic_ns()):
             _kept.append({**_of_program(current.rank, moment + ahead, 0, TRAINING, TRAINING), "ph": "i", "s": "t"})

@@ -8,7 +8,7 @@ from threading import Thread
 
 import pytest
 
-from ring_notebook.core import other_waits
+from ring_notebook.core import metrics, other_waits
 from ring_notebook.core.other_waits import ForeignWait
 
 
@@ -33,6 +33,14 @@ def test_a_message_is_a_bubble_until_it_comes_and_moves_then() -> None:
     assert (bubble.phase, moving.phase, bubble.end - bubble.begin) == ("bubble", "moving", 15_000_000)
     assert moving.begin == bubble.end < moving.end
     assert other_waits.take() == []
+
+
+def test_waits_for_data_are_kept_where_asked_for() -> None:
+    for keeps in (False, True):
+        if keeps:
+            other_waits.keep()
+        assert list(metrics.track([1, 2])) == [1, 2]
+        assert [(one.phase, one.begin <= one.end) for one in other_waits.take()] == [("data", True)] * 2 * keeps
 
 
 def test_an_operation_of_another_backend_counts_once() -> None:
