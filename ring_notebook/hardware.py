@@ -12,6 +12,8 @@ from pathlib import Path
 _CGROUPS = Path("/sys/fs/cgroup")
 _VMSTAT = Path("/proc/vmstat")
 _PROCESSORS = Path("/sys/devices/system/cpu")
+RDMA = Path("/sys/class/infiniband")
+"""The folder of the devices with RDMA of this machine, missing where it has none."""
 
 
 def cores() -> int:

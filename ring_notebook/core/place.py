@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from ring_notebook.config import config
 from ring_notebook.core.native import core
 from ring_notebook.errors import MPIMissingError, RingError
+from ring_notebook.hardware import RDMA
 from ring_notebook.rank.launch_check import check_alone
 from ring_notebook.rank.rendezvous import FormationError, Rendezvous
 from ring_notebook.rank.tcp_connections import TcpConnections, listen
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from ring_notebook import _core
 
 _LAUNCHERS = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "PALS_RANKID", "ALPS_APP_PE")
-_RDMA = Path("/sys/class/infiniband")
 _SECONDS_TO_STOP = 2.0
 
 
@@ -250,7 +250,7 @@ class _Formation:
     def __init__(self, rendezvous: Rendezvous | _MpiRendezvous) -> None:
         self._rendezvous = rendezvous
         algorithm = "ring" if config().algorithm == "ring" else "auto"
-        own = [rendezvous.host, algorithm, config().transport, any(_RDMA.glob("*/ports/*")), rendezvous.has_mpi]
+        own = [rendezvous.host, algorithm, config().transport, any(RDMA.glob("*/ports/*")), rendezvous.has_mpi]
         gathered = rendezvous.gather(own)
         rendezvous.has_mpi = all(one and one[4] for one in gathered)  # not the dead, nor who has taken the place of one
         # A rank that takes no part counts as one of the first one's host.

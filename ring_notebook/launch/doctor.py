@@ -26,6 +26,7 @@ from typing import Any
 
 from ring_notebook import __version__
 from ring_notebook.config import config
+from ring_notebook.hardware import RDMA
 from ring_notebook.launch.host_checks import (
     Check,
     against_limit,
@@ -43,12 +44,10 @@ from ring_notebook.own_python import module_command
 from ring_notebook.verdict import SECONDS_TO_CONNECT, describe_exit
 
 _SECONDS_TO_ANSWER = 240.0  # for all checks of a host: MPI, torch and GPUs are used, and a disk may be slow
-_SECONDS_BETWEEN = 2.5
 _CLOCKS_APART = 1.0  # seconds from which the order of what ranks of two hosts report may be wrong
 _MOST_VISITS = 64  # at a time
 _MARK = "ring-doctor: "  # of each line, because a shell may print lines of its own
 _INTERFACES = Path("/sys/class/net")
-_RDMA = Path("/sys/class/infiniband")
 _PROGRAM = "ring_notebook.launch.doctor"
 _SAME = "install the same environment at the same path on every host"
 
@@ -235,7 +234,7 @@ def _between(visits: Sequence[Visit], slots: Mapping[str, int]) -> Check:
     """Have ranks of all hosts sum, against what their network interfaces claim."""
     ranks, hosts = sum(slots.values()), len(visits)
     where = ",".join(f"{host}:{count}" for host, count in slots.items())
-    measured = measure_allreduce(["-np", str(ranks), "-H", where], _SECONDS_BETWEEN)
+    measured = measure_allreduce(["-np", str(ranks), "-H", where])
     if isinstance(measured, str):
         advice = (
             "let the hosts connect to one another on all TCP ports (a firewall?), or name an interface that leads to "
@@ -321,7 +320,7 @@ def _network(others: Sequence[str]) -> tuple[str, float | None, Check]:
     with suppress(OSError, ValueError):  # of a wireless one, for example
         megabits = int((_INTERFACES / name / "speed").read_text())
     claim = f"{megabits / 1000:g} Gbit/s" if megabits > 0 else "of unknown speed"
-    rdma = f", and RDMA by {', '.join(sorted(os.listdir(_RDMA)))}" if _RDMA.is_dir() and any(_RDMA.iterdir()) else ""
+    rdma = f", and RDMA by {', '.join(sorted(os.listdir(RDMA)))}" if RDMA.is_dir() and any(RDMA.iterdir()) else ""
     return name, megabits * 125e3 if megabits > 0 else None, Check("network", "ok", f"{name}, {claim}{rdma}")
 
 

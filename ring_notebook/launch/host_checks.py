@@ -31,6 +31,7 @@ from ring_notebook.rank.rank_threads import threads_set
 _GIB = 1 << 30
 _MOST_RANKS = 8  # that measure allreduce where nobody has said how many
 _SECONDS_TO_START = 60.0
+_SECONDS_TO_SUM = 2.5
 _FAIR_SHARE = 0.5  # of what the hardware should give
 _WIDGETS = ("@jupyter-widgets/jupyterlab-manager", "ipecharts")
 
@@ -54,16 +55,16 @@ def diagnose(slots: int = 0) -> list[Check]:
     return [*(_guarded(look) for look in _LOOKS), _guarded(partial(_cores, slots), "cores")]
 
 
-def check_allreduce(slots: int = 0, seconds: float = 2.5) -> Check:
+def check_allreduce(slots: int) -> Check:
     """Have ranks of this host measure allreduce, against what its memory allows."""
-    return _guarded(partial(_allreduce, slots, seconds), "allreduce")
+    return _guarded(partial(_allreduce, slots), "allreduce")
 
 
-def measure_allreduce(where: Sequence[str], seconds: float) -> dict[str, float] | str:
+def measure_allreduce(where: Sequence[str]) -> dict[str, float] | str:
     """What `core.allreduce_check` measures on the ranks that the options ``where`` of ringrun name, or why it fails."""
-    program = module_command("ring_notebook.core.allreduce_check", str(seconds))
+    program = module_command("ring_notebook.core.allreduce_check", str(_SECONDS_TO_SUM))
     command = module_command("ring_notebook.launch.cli", *where, *program)
-    limit = 2 * seconds + _SECONDS_TO_START
+    limit = 2 * _SECONDS_TO_SUM + _SECONDS_TO_START
     try:
         done = subprocess.run(
             command,
@@ -96,12 +97,12 @@ def _guarded(look: Callable[[], Check], name: str = "") -> Check:
         return Check(name, "fail", str(error), "repair this first, then run the doctor again")
 
 
-def _allreduce(slots: int, seconds: float) -> Check:
+def _allreduce(slots: int) -> Check:
     ranks = slots or min(_MOST_RANKS, max(2, cores()))
     if ranks < 2:
         return Check("allreduce", "ok", "one rank, which moves nothing on this host")
     # Named, because in an allocation the ranks would go to all of its hosts.
-    measured = measure_allreduce(["-np", str(ranks), "-H", f"localhost:{ranks}"], seconds)
+    measured = measure_allreduce(["-np", str(ranks), "-H", f"localhost:{ranks}"])
     if isinstance(measured, str):
         advice = f"`ringrun -np {ranks} python -c 'import ring_notebook.torch as hvd; hvd.init()'` may show more"
         return Check("allreduce", "fail", f"{ranks} ranks of this host cannot sum: {measured}", advice)
@@ -250,10 +251,8 @@ def _notebook() -> Check:
     done = _ask("from jupyter_core.paths import jupyter_path; print(*jupyter_path('labextensions'), sep='\\n')")
     folders = [Path(line) for line in done.stdout.splitlines()]
     missing = [name for name in _WIDGETS if not any((folder / name).is_dir() for folder in folders)]
-    try:
-        found = f"JupyterLab {importlib.metadata.version('jupyterlab')}"
-    except importlib.metadata.PackageNotFoundError:
-        found = "no JupyterLab in this environment"
+    version = installed("jupyterlab")
+    found = f"JupyterLab {version}" if version else "no JupyterLab in this environment"
     if missing:
         advice = "`pip install ipywidgets ipecharts` where Jupyter runs, then reload the page"
         return Check("notebook", "warn", f"{found}, without {', '.join(missing)}", advice)

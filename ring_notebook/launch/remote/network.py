@@ -8,13 +8,12 @@ import os
 import socket
 import struct
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 
 from ring_notebook.config import config
+from ring_notebook.hardware import RDMA
 
 _SIOCGIFADDR = 0x8915
 _PORT = 9  # nothing is sent to it
-_RDMA = Path("/sys/class/infiniband")
 
 
 def network_variables(others: Iterable[str], env: Mapping[str, str] = os.environ) -> dict[str, str]:
@@ -26,7 +25,7 @@ def network_variables(others: Iterable[str], env: Mapping[str, str] = os.environ
     interface = config().interface or interface_towards(others)
     if not interface:
         return {}
-    devices = [interface, *(f"{port.parts[-3]}:{port.name}" for port in sorted(_RDMA.glob("*/ports/*")))]
+    devices = [interface, *(f"{port.parts[-3]}:{port.name}" for port in sorted(RDMA.glob("*/ports/*")))]
     variables = {"UCX_NET_DEVICES": ",".join(devices), "GLOO_SOCKET_IFNAME": interface}
     return {name: value for name, value in variables.items() if name not in env}
 

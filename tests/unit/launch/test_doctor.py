@@ -74,7 +74,7 @@ def test_a_rate_beside_what_the_hardware_should_give(rate: float, status: str) -
 def test_between_hosts(monkeypatch: pytest.MonkeyPatch, measured: object, status: str, words: str) -> None:
     """Of three hosts each sends four thirds of what a rank sums."""
     asked: list[list[str]] = []
-    monkeypatch.setattr(doctor, "measure_allreduce", lambda where, _seconds: asked.append(where) or measured)
+    monkeypatch.setattr(doctor, "measure_allreduce", lambda where: asked.append(where) or measured)
     visits = [Visit("a", speed=5e9, interface="eth0"), Visit("b", speed=2.5e9, interface="eth1"), Visit("c", speed=5e9)]
     check = doctor._between(visits, {"a": 2, "b": 2, "c": 1})
     assert asked == [["-np", "5", "-H", "a:2,b:2,c:1"]]
