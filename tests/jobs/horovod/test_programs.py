@@ -159,6 +159,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_ignite_spawns_ranks_itself(tmp_path: Path) -> None:
     pytest.importorskip("ignite", reason="pip install pytorch-ignite: its own spawn is not tested without it")
     (tmp_path / "train.py").write_text(IGNITE)

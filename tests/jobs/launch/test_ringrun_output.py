@@ -61,7 +61,7 @@ for _ in ring.track(range(10**6)):
 """
 
 
-def test_the_rank_that_the_others_wait_for_is_told_at_the_end() -> None:
+def test_the_rank_that_the_others_wait_for_is_told_at_the_end(forked_ranks: None) -> None:
     done = ringrun("-np", "2", sys.executable, "-c", SLOW)
     assert done.returncode == 0, done.stderr
     last = done.stderr.splitlines()[-1]

@@ -6,6 +6,9 @@ import re
 import subprocess
 import sys
 
+import pytest
+
+pytestmark = pytest.mark.usefixtures("forked_ranks")
 TWICE = """
 import torch
 import torch.distributed as dist
@@ -30,6 +33,8 @@ def test_functions_of_torch_take_that_of_this_cell() -> None:
 
 
 WAIT_FOR_EACH_OTHER = """
+import warnings
+warnings.simplefilter("ignore")
 import torch, torch.distributed as dist
 dist.init_process_group("gloo")
 rank = dist.get_rank()
@@ -44,7 +49,7 @@ def test_a_script_whose_ranks_stay_in_gloo() -> None:
     """C++ that looks at no signal: the supervisor ends them, and the job fails as the rank did that raised."""
     ringrun = [sys.executable, "-m", "ring_notebook.launch.cli", "-np", "3"]
     done = subprocess.run(
-        [*ringrun, sys.executable, "-W", "ignore", "-c", WAIT_FOR_EACH_OTHER],
+        [*ringrun, sys.executable, "-c", WAIT_FOR_EACH_OTHER],
         capture_output=True,
         text=True,
         timeout=200,

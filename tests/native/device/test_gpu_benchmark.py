@@ -14,18 +14,19 @@ ROOT = Path(__file__).parents[3]
 RINGRUN = Path(sys.executable).parent / "ringrun"
 
 
-def benchmark(*options: str) -> str:
-    command = [str(RINGRUN), "--no-prefix", "-np", "2", sys.executable, "benchmarks/gpu.py", *options]
+def benchmark(ranks: int, *options: str) -> str:
+    command = [str(RINGRUN), "--no-prefix", "-np", str(ranks), sys.executable, "benchmarks/gpu.py", *options]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110, check=False)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     return ended.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_it_measures_our_own_candidates() -> None:
     if gpus():
         pytest.skip("this machine has GPUs: run the benchmark itself")
-    printed = benchmark("--pretend", "--sizes", "4,100000", "--seconds", "0", "--steps", "1")
+    printed = benchmark(2, "--pretend", "--sizes", "4,100000", "--seconds", "0", "--steps", "1")
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in printed.splitlines() if line.startswith("|")]
     assert [row[:2] for row in rows[2:]] == [
         ["allreduce", "4"],
@@ -40,4 +41,4 @@ def test_it_measures_our_own_candidates() -> None:
 def test_without_a_gpu_it_says_so() -> None:
     if gpus():
         pytest.skip("this machine has GPUs")
-    assert "NOT MEASURED: this machine has no GPU" in benchmark()
+    assert "NOT MEASURED: this machine has no GPU" in benchmark(1)

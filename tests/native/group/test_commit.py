@@ -111,8 +111,12 @@ def idle(microseconds: int) -> None:
 
 @pytest.mark.parametrize(
     ("launch", "calls", "count"),
-    [(as_threads, ("commit",), SCHEDULES), (as_threads, CALLS, SCHEDULES), (as_hosts, ("commit",), 40)],
-    ids=["commits", "one-gate", "hosts"],
+    [
+        pytest.param(as_threads, ("commit",), SCHEDULES, id="commits", marks=pytest.mark.slow),
+        pytest.param(as_threads, CALLS, SCHEDULES // 10, id="one-gate"),
+        pytest.param(as_threads, CALLS, SCHEDULES, id="one-gate-often", marks=pytest.mark.slow),
+        pytest.param(as_hosts, ("commit",), 40, id="hosts"),
+    ],
 )
 def test_random_schedules_never_part_the_ranks(
     launch: Callable[[int, Body], object], calls: Sequence[str], count: int

@@ -26,8 +26,11 @@ print(f"in ring memory: {'memfd:ring ' in line}, in a child: {child}, sum: {floa
 
 @pytest.mark.parametrize(
     ("allocator", "shell", "expected"),
-    [("ring", False, True), ("ring", True, True), ("system", False, False)],
-    ids=["ring", "behind a shell", "system"],
+    [
+        pytest.param("ring", False, True, id="ring", marks=pytest.mark.slow),
+        pytest.param("ring", True, True, id="behind a shell"),
+        pytest.param("system", False, False, id="system"),
+    ],
 )
 def test_ranks_have(tmp_path: Path, allocator: str, shell: bool, expected: bool) -> None:
     script = tmp_path / "train.py"
