@@ -11,6 +11,7 @@ import pytest
 from playwright.sync_api import BrowserContext, expect, sync_playwright
 
 from browser.lab import ARTIFACTS, CELL_SECONDS, Lab, NotebookPage
+from harness.forked_ranks import ForkServer
 from harness.leftovers import SharedProcesses
 
 DOCS = Path(os.environ.get("RING_PICTURES", ARTIFACTS))
@@ -33,16 +34,21 @@ def browser(chromium: str, shared: SharedProcesses) -> Iterator[BrowserContext]:
             chrome = playwright.chromium.launch(
                 executable_path=chromium, args=["--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"]
             )
-        context = chrome.new_context(viewport={"width": 1200, "height": 1500}, device_scale_factor=2)
+        # Chromium draws without a GPU: pictures for the documentation cost four times as much.
+        context = chrome.new_context(
+            viewport={"width": 1200, "height": 1500}, device_scale_factor=2 if "RING_PICTURES" in os.environ else 1
+        )
         context.set_default_timeout(CELL_SECONDS * 1000)
         yield context
         chrome.close()
 
 
 @pytest.fixture(scope="package")
-def server(chromium: str, tmp_path_factory: pytest.TempPathFactory, shared: SharedProcesses) -> Iterator[Lab]:
-    """The server of all files; `lab` is what each sees of it."""
-    with shared.start():
+def server(
+    chromium: str, tmp_path_factory: pytest.TempPathFactory, shared: SharedProcesses, fork_server: ForkServer
+) -> Iterator[Lab]:
+    """The server of all files; `lab` is what each sees of it. Its kernels fork their engines from one process."""
+    with shared.start(), fork_server.used():
         server = Lab(tmp_path_factory.mktemp("notebooks"), tmp_path_factory.mktemp("lab"))
     yield server
     server.close()

@@ -136,7 +136,9 @@ class NotebookPage:
             assert time.monotonic() < deadline, f"cell {index} does not start"
             self.cell(index).locator(".jp-InputArea-editor").click()
             self.page.keyboard.press("Control+Enter")
-            self.page.wait_for_timeout(1000)
+            again = time.monotonic() + 1
+            while self._prompt(index) == before and time.monotonic() < again:
+                self.page.wait_for_timeout(50)
 
     def wait_ended(self, index: int, seconds: float = CELL_SECONDS) -> None:
         """Wait until a cell that was started has its number."""

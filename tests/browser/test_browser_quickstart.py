@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -50,7 +51,8 @@ def test_the_quickstart(
     notebook.until(lambda: step(notebook) > at + 20 and drawn(notebook) != before)
     assert panel.get_by_role("button", name="Stop").is_visible()
     assert panel.locator(".ring-table tbody tr").count() == 2
-    notebook.until(lambda: step(notebook) > 600)
+    if "RING_PICTURES" in os.environ:
+        notebook.until(lambda: step(notebook) > 600)
     picture(notebook, TRAIN, "panel")
     seen.touch()
 
