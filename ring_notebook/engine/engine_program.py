@@ -24,7 +24,7 @@ class Engine(IPEngine):  # type: ignore[misc]
         _put_current_folder(sys.path)
 
     def start_nanny(self, control_url: str) -> Any:
-        """Start the process that relays signals on a host other than the controller's."""
+        """Start the process that relays signals on another host, where a launcher of the site has started this one."""
         with _safe_path():
             return super().start_nanny(control_url)
 

@@ -7,6 +7,7 @@ import os
 import re
 import socket
 import subprocess
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +18,7 @@ from typing import IO, Literal
 from ring_notebook.launch.allocation import expand_slurm
 
 _SECONDS_TO_ANSWER = 5.0
+_SECONDS_TO_TEST = 1.0  # a hint is not worth more
 _SECONDS_TO_SUBMIT = 120.0  # a busy batch system lets users wait
 
 
@@ -46,6 +48,7 @@ class BatchSystem:
     ``accepted`` finds the number of a job in what the submission prints. ``read`` makes the state of a job of the
     output of the query; None where it cannot. ``unknown`` finds that no such job is known any more. ``requeue`` are the
     options against and for a second start of a job that has lost a host. ``members`` lists hosts that run jobs.
+    ``test`` tells when a script that comes over standard input would start.
     """
 
     name: str
@@ -62,6 +65,7 @@ class BatchSystem:
     reasons: Mapping[str, str]
     reads_input: bool = False
     """Whether the script comes over standard input."""
+    test: tuple[str, ...] = ()
 
     def submit_script(self, script: str) -> str:
         """Submit the file ``script``; returns the number of the job. Raises BatchError when it is rejected."""
@@ -102,26 +106,42 @@ class BatchSystem:
         """In words: why a job waits, and when it should start."""
         reason = next((words for word, words in self.reasons.items() if re.match(word, state.reason)), state.reason)
         said = (reason or "it is in the queue").format(release=f"`{self.release} {job}`", reason=state.reason)
-        left = (state.start or 0) - time.time()
-        if left <= 0:
-            return said
-        clock = time.strftime("%H:%M" if left < 12 * 3600 else "%a %H:%M", time.localtime(state.start))
-        return f"{said}; it should start at {clock}"
+        return f"{said}; it should start at {clock(state.start)}" if (state.start or 0) > time.time() else said
+
+    def starts(self, script: str) -> float | None:
+        """When a job of the text ``script`` would start if it was submitted now; None where nobody says.
+
+        In seconds since the epoch. Nothing is submitted.
+        """
+        if not self.test:
+            return None
+        with tempfile.TemporaryFile("w+") as file:
+            file.write(script)
+            file.seek(0)
+            done = ask(self.test, _SECONDS_TO_TEST, file)
+        found = re.search(r"to start at (\d+)", done.stderr) if done else None
+        return float(found[1]) if found else None
 
 
-def login_node_of(env: Mapping[str, str] = os.environ) -> str:
-    """The batch system whose login node this host is; empty where nothing says so.
+def clock(at: float | None) -> str:
+    """A time of this day as ``14:05``, later ones with their day."""
+    near = (at or 0.0) < time.time() + 12 * 3600
+    return time.strftime("%H:%M" if near else "%a %H:%M", time.localtime(at))
+
+
+def login_node_of(env: Mapping[str, str] = os.environ) -> BatchSystem | None:
+    """The batch system whose login node this host is; None where nothing says so.
 
     That is where the system answers, this process is in no job, and the host is none of those that run jobs.
     """
     here = socket.gethostname().split(".")[0]
+    if any(env.get(name) for name in ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")):
+        return None
     for system in SYSTEMS.values():
-        if any(env.get(name) for name in ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")):
-            return ""
         done = ask(system.members)
         if done is not None and done.returncode == 0 and done.stdout.strip():
-            return "" if here in {name.split(".")[0] for name in done.stdout.split()} else system.name
-    return ""
+            return None if here in {name.split(".")[0] for name in done.stdout.split()} else system
+    return None
 
 
 def _slurm(output: str) -> JobState | None:
@@ -203,6 +223,7 @@ SLURM = BatchSystem(
     unknown="Invalid job id",
     requeue=("--no-requeue", "--requeue"),
     read=_slurm,
+    test=("sbatch", "--test-only"),
     reasons={
         "None$|Cleaning": "it has not been looked at yet",
         "Resources$|Nodes": "no hosts are free",

@@ -18,6 +18,7 @@ from ring_notebook.errors import RingError
 from ring_notebook.gpus import gpus, sharing
 from ring_notebook.launch.allocation import find_allocation
 from ring_notebook.launch.batch_job import walltime, who_ended_it
+from ring_notebook.launch.batch_systems import login_node_of
 from ring_notebook.launch.job import Job, print_message
 from ring_notebook.launch.launchers.hosts import Host, check_slots, only_here
 from ring_notebook.launch.rank_output import RankFiles
@@ -63,12 +64,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.jsrun:
             os.environ.setdefault("RING_MPIEXEC", "jsrun")
         named = hosts_of(options)
-        allocation = None if named else find_allocation(cpus_per_rank=options.cpus_per_rank or 0)
+        allocation = None if named or options.here else find_allocation(cpus_per_rank=options.cpus_per_rank or 0)
         hosts = list(allocation.hosts) if allocation else named
         if allocation and options.verbose:
             print_message(str(allocation))
         if options.ppn:
             hosts = [Host(host.name, options.ppn) for host in hosts]
+        if not (hosts or options.here or ADDED in os.environ) and (system := login_node_of()):
+            parser.error(
+                f"this host is a login node of {system.name}, which others work on; start ringrun in a job "
+                f"({system.submit[0]}), or give --here to run it on this host"
+            )
         slots = sum(host.slots for host in hosts)
         n = max(options.scale or [0]) or options.np or min(slots, options.max_np or slots) or options.ppn or 0
         if n < 1:

@@ -12,7 +12,7 @@ import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ else:
 _SHIPPED = Path(__file__).with_name("sites")
 _PLACE = re.compile(r"(?<!\$)\{(?:([^{}]+=))?([a-z_]+)\}")
 _TIME = re.compile(r"(?:(\d+):)?(\d{1,3}):(\d\d)$|(\d+)\s*(s|m|min|h)$")
+_LEAST_TO_QUARTER = 240  # seconds; scripts count minutes
 _KINDS = {"system": str, "hosts": int, "gpus": int, "per_host": int, "time": str, "queue": str, "account": str}
 _KINDS |= {"setup": str, "job": str, "environment": dict}
 
@@ -57,12 +58,28 @@ class BatchRequest:
         """Ranks on a host; the last may have fewer."""
         return -(-self.n // self.hosts)
 
+    @property
+    def seconds(self) -> int:
+        """The time in seconds."""
+        hours, minutes, seconds = map(int, self.time.split(":"))
+        return hours * 3600 + minutes * 60 + seconds
+
+    def smaller(self) -> dict[str, BatchRequest]:
+        """Requests for half of the hosts and for a quarter of the time, by the options that make them."""
+        found = {}
+        if hosts := self.hosts // 2:
+            n = min(self.n, hosts * self.per_host)
+            found[f"-N {hosts} -n {n}"] = replace(self, hosts=hosts, n=n)
+        if self.seconds >= _LEAST_TO_QUARTER:
+            time = _clock(f"{-(-self.seconds // 240)}m")
+            found[f"--time {time}"] = replace(self, time=time)
+        return found
+
     def script(self, command: Sequence[str], output: Path, name: str = "ring_notebook") -> str:
         """The script that runs ``command`` in a job, which writes to ``output``.
 
         A line of the template is left out when one of its values is empty; of ``{:ngpus=gpus}`` the piece alone is.
         """
-        hours, minutes, seconds = map(int, self.time.split(":"))
         values = {
             "name": name,
             "hosts": str(self.hosts),
@@ -70,7 +87,7 @@ class BatchRequest:
             "per_host": str(self.per_host),
             "gpus": str(self.gpus or ""),
             "time": self.time,
-            "minutes": str(hours * 60 + minutes + bool(seconds)),
+            "minutes": str(-(-self.seconds // 60)),
             "queue": self.queue,
             "account": self.account,
             "requeue": self.batch_system.requeue[self.requeue],

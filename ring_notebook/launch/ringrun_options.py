@@ -307,6 +307,9 @@ def _parser() -> argparse.ArgumentParser:
     add, where = group.add_argument, group.add_mutually_exclusive_group()
     where.add_argument("-H", "--hosts", metavar="HOST:SLOTS,...", help="the hosts, and how many ranks each may run")
     where.add_argument("-hostfile", "--hostfile", metavar="FILE", help="the same, one host a line: 'a slots=2'")
+    where.add_argument(
+        "--here", action="store_true", help="this host alone, also a login node, or one of an allocation"
+    )
     add("--host-discovery-script", metavar="COMMAND", help="a program that prints the hosts; it is asked every second")
     add("--slots-per-host", type=int, default=1, metavar="N", help="slots of hosts that are named without a number")
     add("-p", "--ssh-port", type=int, metavar="PORT", help="port of ssh on all hosts")

@@ -50,6 +50,7 @@ class Engines:
 
     ``trouble`` returns why no engine answers any more, empty while they do; ``deaths`` returns the ranks that have
     died, each with the story of that. ``end`` kills one that can be started again, for a reason; None where none can.
+    ``interrupt`` sends SIGINT to one on another host; None where each has a process of ipyparallel's for that.
     """
 
     def __init__(
@@ -58,17 +59,19 @@ class Engines:
         trouble: Callable[[], str],
         deaths: Callable[[], Mapping[int, object]] = dict,
         end: Callable[[int, str], None] | None = None,
+        interrupt: Callable[[int], None] | None = None,
     ) -> None:
         self._client = client
         self.trouble = trouble
         self.deaths = deaths
         self.end = end
+        self.interrupt = interrupt
         self.all: list[Engine] = []
         self._heard: set[int] = set()
 
     def part(self, ranks: Sequence[int]) -> Engines:
         """Some of the engines, which count from 0 in this order. `close` is for all of them."""
-        some = Engines(self._client, self.trouble, self.deaths, self.end)
+        some = Engines(self._client, self.trouble, self.deaths, self.end, self.interrupt)
         some.all = [self.all[rank] for rank in ranks]
         return some
 
@@ -248,7 +251,7 @@ class Engines:
         return self.all[rank].rank if rank < len(self.all) else rank
 
     def signal(self, signum: signal.Signals, ranks: Sequence[int]) -> None:
-        """Signal those engines of ``ranks`` that live: directly on this host, through their nannies elsewhere."""
+        """Signal those engines of ``ranks`` that live. Those of other hosts can only be interrupted."""
         deaths = self.deaths()
         for engine in (self.all[rank] for rank in ranks):
             if engine.rank in deaths:  # its process id may be another's by now
@@ -256,9 +259,11 @@ class Engines:
             try:
                 if engine.local:
                     os.kill(engine.pid, signum)
+                elif self.interrupt is not None:
+                    self.interrupt(engine.rank)
                 else:
                     self._client.send_signal(signum, targets=engine.rank, block=False)
-            except (ProcessLookupError, IndexError, ipyparallel.NoEnginesRegistered):
+            except (ProcessLookupError, IndexError, ipyparallel.NoEnginesRegistered, ClusterError):
                 continue  # it has ended, and the watcher of the processes reports that
 
     def close(self) -> None:

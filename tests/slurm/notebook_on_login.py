@@ -94,11 +94,23 @@ def first_cell() -> None:
 
 
 def refused() -> None:
+    for options in ([], ["--here"]):
+        done = subprocess.run(
+            ["ringrun", *options, "-np", "1", "echo", "ran"], capture_output=True, text=True, check=False
+        )
+        tell("ringrun", (done.returncode, done.stdout, done.stderr))
     notebook = opened()
     tell("queue", notebook.error(f"%ring start {JOB} --queue none")[1])
     notebook.text("%ring start --batch slurm -N 2 --time 9:00:00")
     tell("long", status(notebook, until="waits: it asks"))
     tell("stopped", notebook.text("%ring stop"))
+    half = slurm("sbatch", "--parsable", "--nodes=1", "--ntasks=2", "--wrap=sleep 600", "--output=/dev/null")
+    while slurm("squeue", "--noheader", "--format=%T", "--jobs", half) != "RUNNING":
+        time.sleep(0.1)
+    notebook.text(f"%ring start {JOB}")
+    tell("sooner", status(notebook, until="waits: no hosts"))
+    tell("stopped", notebook.text("%ring stop"))
+    slurm("scancel", half)
     other = block()
     notebook.text(f"%ring start {JOB}")
     (own,) = set(jobs()) - {other}

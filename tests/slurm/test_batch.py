@@ -50,6 +50,9 @@ def test_a_cell_waits_for_the_job_and_runs_when_that_does(system: Slurm, tmp_pat
 
 def test_a_job_that_cannot_start_says_why(system: Slurm, tmp_path: Path) -> None:
     output = said(system, "refused", tmp_path)
+    find(r"^ringrun: \(2, '', .*login node of Slurm, which others work on; start ringrun in a job", output)
+    find(r"^ringrun: \(0, 'ran", output)
+    find("sooner: .*no hosts are free.*Less would have started sooner: `-N 1 -n 2` at once", output)
     find(r"^queue: ClusterError: Slurm has rejected the job: Invalid partition name .*Its queues: all$", output)
     find(r"waits: it asks for more than the queue may give, and will never start .*PartitionTimeLimit", output)
     find(r"is held \(JobHeld\w+\); `scontrol release [0-9]+` lets it start", output)

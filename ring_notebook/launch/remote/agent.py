@@ -95,6 +95,8 @@ class Agent:
             self._job.send(signal.Signals(frame.number))
         elif frame.kind == Kind.KILL:
             self._job.kill(frame.number)
+        elif frame.kind == Kind.INTERRUPT:
+            self._job.interrupt(frame.number)
         elif frame.kind == Kind.INPUT and self._input is not None:
             self._input.put(frame.payload)
         elif frame.kind == Kind.TAKEN:

@@ -61,6 +61,8 @@ class Kind(enum.IntEnum):
     """From both sides, every few seconds."""
     KILL = 14
     """To the agent: kill a rank [rank]."""
+    INTERRUPT = 15
+    """To the agent: interrupt a rank [rank]."""
 
 
 class Frame(NamedTuple):

@@ -142,6 +142,9 @@ class RemoteRanks(HostRanks):
     def kill(self, rank: int) -> None:
         self._send(Kind.KILL, rank)
 
+    def interrupt(self, rank: int) -> None:
+        self._send(Kind.INTERRUPT, rank)
+
     def status(self, rank: int) -> RankStatus:
         return self._statuses.get(rank, RankStatus())
 

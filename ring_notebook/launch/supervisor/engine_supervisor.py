@@ -19,9 +19,9 @@ from ring_notebook.launch.connections.connections import Connections
 from ring_notebook.launch.supervisor.supervisor import Hosts, Supervisor
 from ring_notebook.verdict import RankFailure, Rules
 
-Request = Literal["start", "end", "size", "slots"]
-"""Start a rank again, or for the first time; end one; have so many ranks; have so many slots on a host."""
-_REQUEST = re.compile(rb"(start|end|size|slots) (\d{1,9})(?: (\S{1,255}))?")
+Request = Literal["start", "end", "interrupt", "size", "slots"]
+"""Start a rank again, or for the first time; end one; interrupt one; have so many ranks; so many slots on a host."""
+_REQUEST = re.compile(rb"(start|end|interrupt|size|slots) (\d{1,9})(?: (\S{1,255}))?")
 _CAPACITY = 1 << 12  # bytes
 
 
@@ -87,6 +87,8 @@ class EngineSupervisor(Supervisor):
             return
         elif what == "end":
             self._end(number)
+        elif what == "interrupt":
+            self._hosts.of(number).interrupt(number)
         elif number in self._running:
             self._wanted.add(number)
         else:

@@ -11,6 +11,7 @@ import socket
 import subprocess
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -102,6 +103,10 @@ class HostRanks(ABC):
     @abstractmethod
     def kill(self, rank: int) -> None:
         """Kill ``rank``, if it runs, and its children."""
+
+    @abstractmethod
+    def interrupt(self, rank: int) -> None:
+        """Send SIGINT to ``rank``, if it runs, and to none of its children."""
 
     @abstractmethod
     def status(self, rank: int) -> RankStatus:
@@ -220,6 +225,11 @@ class LocalRanks(HostRanks):
     def kill(self, rank: int) -> None:
         if process := self._processes.get(rank):
             send_signal(process, signal.SIGKILL)
+
+    def interrupt(self, rank: int) -> None:
+        if (process := self._processes.get(rank)) and process.returncode is None:
+            with suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGINT)
 
     def status(self, rank: int) -> RankStatus:
         file = self._status_files.get(rank)

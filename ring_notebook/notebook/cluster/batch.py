@@ -18,7 +18,7 @@ from ring_notebook.config import config
 from ring_notebook.errors import ClusterError, RingError
 from ring_notebook.files.private_files import is_own, make_private_folder, open_private
 from ring_notebook.launch import batch_job
-from ring_notebook.launch.batch_systems import SLURM, JobState
+from ring_notebook.launch.batch_systems import SLURM, JobState, clock
 from ring_notebook.launch.job_script import BatchRequest
 from ring_notebook.launch.launchers.hosts import Host
 from ring_notebook.notebook.cluster import discovery
@@ -35,6 +35,8 @@ HOLD = ("sleep", "infinity")
 _ABOUT = "about.json"
 _PERIOD = 1.0
 _PERIODS_OF_QUERIES = ((60.0, 2.0), (600.0, 5.0), (float("inf"), 10.0))  # until so long after the submission
+_LOOK = 0.2  # at the file of the job's output
+_SECONDS_SOONER = 60.0  # that make asking for less worth a hint
 _SECONDS_TO_END = 5.0
 _LAST_LINES = 5  # of what the job has written
 
@@ -56,6 +58,8 @@ class BatchJob:
         self.cluster: str = about.get("cluster", "")
         """The folder of the cluster that runs in it, by name."""
         self.number = ""
+        self.sooner = ""
+        """What would have started before it, in words."""
         self.kept_before = False
         """Whether an earlier kernel has submitted it."""
         self._guard: subprocess.Popen[str] | None = None
@@ -71,6 +75,7 @@ class BatchJob:
             with open_private(folder / "job.sh", "w") as file:
                 file.write(job.script())
             job.describe()
+            job.sooner = job._sooner()  # now: the batch system would count this job too, which less would replace
             job._submit()
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
@@ -140,6 +145,23 @@ class BatchJob:
         """As the batch system tells it now; None where it does not answer."""
         return self.request.batch_system.state(self.number)
 
+    def _sooner(self) -> str:
+        """In words: what would start before this job, which is not submitted yet; empty where nothing is known."""
+        system, now = self.request.batch_system, time.time()
+        start = system.starts(self.script())
+        if start is None or start < now + _SECONDS_SOONER:
+            return ""
+        starts = {
+            options: system.starts(less.script(HOLD, self.folder / "output"))
+            for options, less in self.request.smaller().items()
+        }
+        found = [
+            f"`{options}` {f'at {clock(at)}' if at > now + _SECONDS_SOONER else 'at once'}"
+            for options, at in starts.items()
+            if at is not None and at < start - _SECONDS_SOONER
+        ]
+        return f" Less would have started sooner: {', '.join(found)}." if found else ""
+
     def cancel(self) -> None:
         """End the job, whatever its state. Raises ClusterError where the batch system does not take that."""
         ended = self.request.batch_system.end(self.number)
@@ -156,6 +178,13 @@ class BatchJob:
     def forget(self) -> None:
         """Remove its files."""
         shutil.rmtree(self.folder, ignore_errors=True)
+
+    @property
+    def output_time(self) -> int:
+        """When the file of its output was written or made last; 0 before. Most batch systems make it at the start."""
+        with suppress(OSError):
+            return (self.folder / "output").stat().st_mtime_ns
+        return 0
 
     def output(self) -> str:
         """The last lines that the job has written."""
@@ -252,12 +281,13 @@ class BatchCluster:
         """Return when the engines run, or there will be none."""
         since = time.monotonic()
         while not self._closed.is_set():
+            before = self.job.output_time
             state = self.job.state()
             if state is None:
                 self._say(f"{self.job.name}: {self.job.request.batch_system.name} does not answer; asking again.")
             elif state.phase == "waits":
                 why = self.job.request.batch_system.why_it_waits(self.job.number, state)
-                self._say(f"{self.job.name} waits: {why}.")
+                self._say(f"{self.job.name} waits: {why}.{self.job.sooner}")
             elif state.phase == "runs" and state.hosts:
                 self._start(state)
                 return
@@ -266,8 +296,10 @@ class BatchCluster:
                 said = judge_batch_job(self.job.name, state.word, state.reason, ())
                 self._end(f"{said or f'{self.job.name} has ended'}.{f' It wrote: {wrote}' if wrote else ''}")
                 return
-            waited = time.monotonic() - since
-            self._closed.wait(next(period for until, period in _PERIODS_OF_QUERIES if waited < until))
+            now = time.monotonic()
+            until = now + next(period for until, period in _PERIODS_OF_QUERIES if now - since < until)
+            while time.monotonic() < until and self.job.output_time == before and not self._closed.wait(_LOOK):
+                pass
 
     def _start(self, state: JobState) -> None:
         request = self.job.request
@@ -321,8 +353,7 @@ class BatchCluster:
                 return
 
     def _limit(self) -> float | None:
-        hours, minutes, seconds = map(int, self.job.request.time.split(":"))
-        return self._began + hours * 3600 + minutes * 60 + seconds if self._began else None
+        return self._began + self.job.request.seconds if self._began else None
 
     def _see_what_ended(self, cluster: Cluster) -> None:
         """The engines are gone: with the job, or for now, or for a reason of their own."""

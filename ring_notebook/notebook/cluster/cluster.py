@@ -140,7 +140,7 @@ class Cluster:
             lent = self._lent.environment if self._lent else {}
             self._processes = Processes.launch(self.directory, self.n, self._hosts, self._keep, lent)
             client = self._processes.connect(_START_TIMEOUT)
-            self._engines = Engines(client, self._processes.trouble_at_start, self._processes.deaths, self._end_rank())
+            self._engines = self._engines_of(client, self._processes, self._processes.trouble_at_start)
             self._engines.wait_for(range(self.n), _START_TIMEOUT)
             self._prepare(self._engines, self._processes)
             self._engines.trouble = self._processes.trouble
@@ -185,8 +185,7 @@ class Cluster:
             try:
                 cluster._processes = Processes.attach(directory)
                 client = cluster._processes.connect(_ATTACH_TIMEOUT)
-                process = cluster._processes
-                cluster._engines = Engines(client, process.trouble, process.deaths, cluster._end_rank())
+                cluster._engines = cluster._engines_of(client, cluster._processes, cluster._processes.trouble)
                 cluster._engines.all = [Engine(**engine) for engine in about["engines"]]
                 if cluster._processes.lost is not None:
                     cluster._processes.lost.watch(cluster._engines.all)
@@ -351,12 +350,11 @@ class Cluster:
     def _take_size(self, n: int) -> None:
         self._n, self._why = n, "as asked for"
 
-    def _end_rank(self) -> Callable[[int, str], None] | None:
-        """Kills the engine of a rank that `heal` can start again; None where none can be."""
-        processes = self._processes
-        if processes is None or processes.lost is None or self.foreign:
-            return None
-        return functools.partial(end, processes.lost, processes.request)
+    def _engines_of(self, client: Any, processes: Processes, trouble: Callable[[], str]) -> Engines:
+        if processes.lost is None:
+            return Engines(client, trouble, processes.deaths)
+        kill = None if self.foreign else functools.partial(end, processes.lost, processes.request)
+        return Engines(client, trouble, processes.deaths, kill, functools.partial(processes.request, "interrupt"))
 
     @property
     def running(self) -> bool:

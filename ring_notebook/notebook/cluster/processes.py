@@ -339,8 +339,8 @@ def _cluster(
     settings.EngineLauncher.hosts = [(host.name, host.slots) for host in hosts]
     settings.EngineLauncher.requests = requests
     settings.EngineLauncher.lent = dict(lent)
-    # A nanny relays signals to an engine. On this host we send them ourselves and save a process per rank.
-    settings.EngineLauncher.engine_args = [*_ENGINE_ARGS, f"--IPEngine.enable_nanny={remote}"]
+    # A nanny relays interrupts to an engine of another host, a process for each. Our supervisor does that too.
+    settings.EngineLauncher.engine_args = [*_ENGINE_ARGS, f"--IPEngine.enable_nanny={remote and not requests}"]
     cluster = ipyparallel.Cluster(
         controller=ControllerLauncher,
         engines=EngineLauncher,

@@ -101,11 +101,10 @@ class Session:
             self.cluster = None
         if self._batch is not None:
             raise ClusterError(f"{self._batch.line} `%ring stop` gives it up")
-        system = "" if here or hosts or on else login_node_of()
-        if system:
+        if not (here or hosts or on) and (system := login_node_of()):
             raise ClusterError(
-                f"this host is a login node of {system}, which others work on: `%ring start --batch "
-                f"{system.lower()} -N 2` starts engines in a batch job, `%ring start --here` on this host"
+                f"this host is a login node of {system.name}, which others work on: `%ring start --batch "
+                f"{system.name.lower()} -N 2` starts engines in a batch job, `%ring start --here` on this host"
             )
         left = discovery.left_behind()
         if left and keep and n in (None, left["n"]) and not hosts:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ring_notebook.launch import job_script
+from ring_notebook.launch import cli, job_script
 from ring_notebook.launch.batch_systems import (
     LSF,
     PBS,
@@ -232,7 +232,38 @@ def test_what_counts_as_a_login_node(
     programs: dict[str, str], env: dict[str, str], system: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     stand_in(monkeypatch, tmp_path / "bin", **programs)
-    assert login_node_of({**os.environ, **env}) == system
+    found = login_node_of({**os.environ, **env})
+    assert (found.name if found else "") == system
+
+
+def test_ringrun_starts_nothing_on_a_login_node(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stand_in(monkeypatch, tmp_path / "bin", sinfo="echo n1 n1")
+    with pytest.raises(SystemExit):
+        cli.main(["-np", "2", "echo", "started"])
+    assert "login node of Slurm, which others work on; start ringrun in a job (sbatch)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("hosts", "n", "time", "less"),
+    [
+        (4, 14, "2:00:00", {"-N 2 -n 8": (2, 8, "2:00:00"), "--time 0:30:00": (4, 14, "0:30:00")}),
+        (1, 2, "0:10:00", {"--time 0:03:00": (1, 2, "0:03:00")}),
+        (1, 2, "0:03:59", {}),
+    ],
+)
+def test_requests_for_less(hosts: int, n: int, time: str, less: dict[str, tuple[int, int, str]]) -> None:
+    found = batch_request("slurm", hosts=hosts, n=n, time=time).smaller()
+    assert {options: (one.hosts, one.n, one.time) for options, one in found.items()} == less
+
+
+def test_when_a_job_would_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    told = "echo sbatch: Job 2 to start at 1795628570 using 4 processors on nodes n1 in partition all >&2"
+    stand_in(monkeypatch, tmp_path / "bin", sbatch=f'test "$(cat)" = script && {told}')
+    assert SLURM.starts("script") == 1795628570.0
+    assert SLURM.starts("another") is None
+    assert PBS.starts("script") is None
 
 
 def test_the_template_of_a_site_lies_in_the_package() -> None:
