@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import socket
 import subprocess
 import tempfile
@@ -75,7 +76,8 @@ class BatchSystem:
         else:
             done = ask([*self.submit, script], _SECONDS_TO_SUBMIT)
         if done is None:
-            raise BatchError(f"{self.submit[0]}, which submits a job to {self.name}, does not run or does not answer")
+            why = "does not answer" if shutil.which(self.submit[0]) else "is not on the PATH of this host"
+            raise BatchError(f"{self.submit[0]}, which submits jobs to {self.name}, {why}")
         found = re.search(self.accepted, done.stdout)
         if done.returncode == 0 and found:
             return found[1]
@@ -231,6 +233,7 @@ SLURM = BatchSystem(
         "Dependency": "it waits for another job ({reason})",
         "BeginTime": "its time to begin has not come; a job that was put back into the queue waits for two minutes",
         "JobHeldUser|JobHeldAdmin|JobHold|.*[Hh]eld": "it is held ({reason}); {release} lets it start",
+        "PartitionConfig|BadConstraints": "it asks for hosts that its queue does not have ({reason})",
         "PartitionTimeLimit|PartitionNodeLimit|AssocMaxWallDurationPerJobLimit|QOSMaxWall": _NEVER,
         "ReqNodeNotAvail|Reservation": "hosts that it needs are down or reserved ({reason})",
         "PartitionDown|PartitionInactive": "its queue is closed ({reason})",

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ring_notebook.launch.batch_systems import SYSTEMS, BatchError, BatchSystem
+from ring_notebook.words import plural
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -141,7 +142,7 @@ def batch_request(
     gpus = told.get("gpus", 0) if gpus is None else gpus
     n = n or hosts * (told.get("per_host") or gpus or 1)
     if n < hosts:
-        raise BatchError(f"{n} ranks cannot fill {hosts} hosts; ask for fewer hosts (-N) or more ranks (-n)")
+        raise BatchError(f"{plural(n, 'rank')} cannot fill {hosts} hosts; ask for fewer hosts (-N) or more ranks (-n)")
     values = {"queue": queue or told.get("queue", ""), "account": account or told.get("account", "")}
     if wrong := [value for value in values.values() if not value.isprintable() or value.startswith("-")]:
         raise BatchError(f"{wrong[0]!r} can be no queue or account")

@@ -189,7 +189,7 @@ def test_ringrun_says_once_which_host_it_cannot_use(hosts: TwoHosts, host: str, 
     (message,) = [line for line in said.splitlines() if line.startswith("ringrun: rank")]
     assert f"rank 1 on {host} failed first: its host cannot be used: ssh ended: exit code 255: ssh: " in message
     assert words in message
-    assert "Try: ssh " in message
+    assert message.endswith(f" {host} {sys.executable} -V`")
     assert said.endswith("code 1\n")
     assert not (hosts.folder / "touched").exists()
     assert_nothing_is_left(hosts)

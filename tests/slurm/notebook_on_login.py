@@ -11,8 +11,10 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from harness.numpy_framework import numpy_framework
 from notebook.kernel import ANSI, Notebook
 
 FOLDER = Path(sys.argv[2])
@@ -243,18 +245,23 @@ def wait_for_no_jobs() -> None:
 
 
 def killed() -> None:
-    """Kernels that are killed while they submit a job, while it waits, and while its engines start or run."""
-    for number in range(int(sys.argv[3])):
-        notebook = opened()
-        if number % 3:
-            notebook.client.kc.execute(f"%ring start {JOB}")
-            time.sleep(0.04 * (number % 16))
-        else:
-            notebook.text(f"%ring start {JOB}")
-            status(notebook, until="runs|4 engines:" if number % 2 else "4 engines:")
-        os.kill(notebook.pid, signal.SIGKILL)
-        notebook.close()
+    """Kernels, some at a time, that are killed while they submit a job, while it waits, and while its engines start."""
+    with numpy_framework(FOLDER), ThreadPoolExecutor(4) as pool:
+        list(pool.map(kill_one, range(int(sys.argv[3]))))
     wait_for_no_jobs()
+
+
+def kill_one(number: int) -> None:
+    job = "--batch slurm -N 1 -n 1 --time 0:10:00"
+    notebook = opened()
+    if number % 4:
+        notebook.client.kc.execute(f"%ring start {job}")
+        time.sleep(0.04 * (number % 16))
+    else:
+        notebook.text(f"%ring start {job}")
+        status(notebook, until="runs|1 engine:" if number % 8 else "1 engine:")
+    os.kill(notebook.pid, signal.SIGKILL)
+    notebook.close()
 
 
 globals()[sys.argv[1]]()

@@ -130,5 +130,6 @@ def test_a_dry_run_starts_nothing(system: Slurm, tmp_path: Path) -> None:
     find(r"^jobs: \[\]", output)
 
 
+@pytest.mark.timeout(900)
 def test_kernels_that_are_killed_leave_no_job(system: Slurm, tmp_path: Path) -> None:
-    said(system, "killed", tmp_path, "6")
+    assert said(system, "killed", tmp_path, "200").count("loaded: ") == 200

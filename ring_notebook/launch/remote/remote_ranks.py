@@ -11,6 +11,7 @@ import shlex
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -20,6 +21,7 @@ from typing import Any
 from ring_notebook import verdict
 from ring_notebook.launch.remote.agent import greeting
 from ring_notebook.launch.remote.frames import Channels, Frame, FrameStream, Inlet, Kind, Parser, Window
+from ring_notebook.launch.remote.remote_shell import command_on
 from ring_notebook.launch.supervisor.local_ranks import Assignment, HostRanks
 from ring_notebook.launch.supervisor.output_lines import put
 from ring_notebook.launch.supervisor.parent_death import bind_to_parent
@@ -199,8 +201,8 @@ class RemoteRanks(HostRanks):
         for what in ("ring_notebook", "Python"):
             if hello[what] != expected[what]:
                 self.lose(
-                    f"it has {what} {hello[what]}, and {expected['host']} has {expected[what]}; install the same "
-                    "environment at the same path on every host"
+                    f"it has {what} {hello[what]}, and {expected['host']} has {expected[what]}",
+                    "install the same environment at the same path on every host",
                 )
                 return
         self._host = hello["host"]
@@ -232,7 +234,7 @@ class RemoteRanks(HostRanks):
         self._channels.close(rank)
         self._on_exit(replace(self.failure(rank, code), reason=reason))
 
-    def lose(self, why: str) -> None:
+    def lose(self, why: str, advice: str = "") -> None:
         """The stream has ended, or nothing comes: by the will of the agent, or because the host is lost."""
         if self._asked_to_end and not why:
             self._ended = True
@@ -243,7 +245,8 @@ class RemoteRanks(HostRanks):
         self._stream.unwatch()
         self._kill()
         if not self.ready:
-            why = f"its host cannot be used: {self.lost}. Try: {shlex.join(self._command)}"
+            advice = advice or f"try `{shlex.join(command_on(self.name, [sys.executable, '-V']))}`"
+            why = f"its host cannot be used: {self.lost.rstrip('.')}; {advice}"
             self.unusable = replace(self.failure(self.ranks[0], 1), reason=why)
         for rank in sorted(self._running):
             self._fail(rank, 1, f"its host is lost: {self.lost}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from ring_notebook.config import config
 from ring_notebook.own_python import module_command
@@ -27,15 +27,18 @@ def ssh_command(port: int | None = None, identity: str | None = None) -> list[st
 def agent_command(host: str, env: Mapping[str, str] = os.environ, module: str = _AGENT) -> list[str]:
     """How to start the agent, or another ``module``, on ``host``.
 
-    By RING_REMOTE_SHELL, the batch system's own program within its job, else ssh. Secrets are on no command line:
-    environment, program and input follow over the agent's standard input.
+    Secrets are on no command line: environment, program and input follow over the agent's standard input.
     """
-    agent = module_command(module)
-    quoted = [shlex.quote(word) for word in agent]  # ssh and its like hand one string to a shell
+    return command_on(host, module_command(module), env)
+
+
+def command_on(host: str, command: Sequence[str], env: Mapping[str, str] = os.environ) -> list[str]:
+    """How to start ``command`` on ``host``: by RING_REMOTE_SHELL, a batch system's own program in its job, else ssh."""
+    quoted = [shlex.quote(word) for word in command]  # ssh and its like hand one string to a shell
     if config().remote_shell:
         return [*shlex.split(config().remote_shell), host, *quoted]
     if env.get("SLURM_JOB_ID") and shutil.which("srun"):
-        return [*_SRUN, f"--nodelist={host}", *agent]
+        return [*_SRUN, f"--nodelist={host}", *command]
     for variable, program in _OF_BATCH_SYSTEMS:
         if env.get(variable) and shutil.which(program):
             return [program, host, *quoted]

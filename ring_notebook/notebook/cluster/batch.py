@@ -109,16 +109,23 @@ class BatchJob:
 
     @classmethod
     def left_behind(cls) -> BatchJob | None:
-        """The newest job of this notebook that a kernel before this one has kept; None without one."""
+        """The newest job of this notebook that a kernel before this one has kept; None without one.
+
+        Files of jobs that have ended with their kernels are removed.
+        """
         found = []
         for folder in _root().glob("*-*") if _root().is_dir() else ():
             with suppress(OSError, ValueError, TypeError, KeyError):
                 about = read_json(folder / _ABOUT)
                 job = cls(folder, BatchRequest(**about["request"]), True, about)
                 job.kept_before = True
-                job.number = read_text(folder / "job") if is_own(folder) else ""
-                here = about["keep"] and about["notebook"] in ("", discovery.notebook())
-                if job.number and here and not is_alive(about["kernel"], about["began"]):
+                if not is_own(folder) or is_alive(about["kernel"], about["began"]):
+                    continue
+                if not about["keep"]:
+                    job.forget()
+                    continue
+                job.number = read_text(folder / "job")
+                if job.number and about["notebook"] in ("", discovery.notebook()):
                     found.append((float(about["submitted"]), job))
         for _, job in sorted(found, key=lambda one: -one[0]):
             state = job.state()

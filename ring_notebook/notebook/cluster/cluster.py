@@ -66,14 +66,17 @@ class Cluster:
                 f"an engine lends its places to this kernel, on hosts that it chooses: {on} goes without "
                 f"{'hosts' if hosts else 'keep'}"
             )
-        self._named = parse_hosts(hosts)
         self._on = on
         self._lent: LentPlaces | None = None
         self._n = n or 0
         self._hosts: tuple[Host, ...] = ()
         self._why = ""
-        if not on:
-            self._choose_size(n)
+        try:
+            self._named = parse_hosts(hosts)
+            if not on:
+                self._choose_size(n)
+        except ValueError as error:
+            raise ClusterError(str(error)) from None
         self._keep = keep
         self._kernel = os.getpid()
         self.foreign = False

@@ -151,6 +151,7 @@ def test_states(system: BatchSystem, output: str, state: JobState) -> None:
         (SLURM, "JobHeldUser", "it is held (JobHeldUser); `scontrol release 7` lets it start"),
         (SLURM, "PartitionTimeLimit", "it asks for more than the queue may give, and will never start as it is"),
         (SLURM, "QOSMaxJobsPerUserLimit", "a limit of your account or of the queue is reached"),
+        (SLURM, "PartitionConfig", "it asks for hosts that its queue does not have"),
         (SLURM, "NewWord", "NewWord"),
         (PBS, "held", "it is held; `qrls 7` lets it start"),
         (LSF, "held", "it is held; `bresume 7` lets it start"),
@@ -204,7 +205,7 @@ def test_a_rejection_says_why_and_which_queues_there_are(monkeypatch: pytest.Mon
     )
     with pytest.raises(BatchError, match=r"PBS has rejected the job: qsub: Unknown queue. Its queues: debug, prod"):
         PBS.submit_script("job.sh")
-    with pytest.raises(BatchError, match=r"sbatch, which submits a job to Slurm, does not run"):
+    with pytest.raises(BatchError, match=r"sbatch, which submits jobs to Slurm, is not on the PATH"):
         SLURM.submit_script("job.sh")
 
 
