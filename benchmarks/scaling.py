@@ -1,24 +1,28 @@
 """How near the predictions of `ringrun --scale --predict` come: sizes held out here, and published ones beside.
 
-    sudo .venv/bin/python benchmarks/scaling.py [--rates 200mbit,1gbit] [--repeat 3] [--compute 0.1] [--megabytes 4]
+    sudo .venv/bin/python benchmarks/scaling.py [--rates 200mbit,1gbit] [--repeat 3] [--batch 256] [--megabytes 4]
     .venv/bin/python benchmarks/scaling.py --published
 
 The first joins four network namespaces by links that tbf limits, and has `ringrun` measure a training on one to four of
-them; four is predicted from the others. All of them are on this machine, so compute is a sleep, and hosts do not take
-one another's cores. The second sets what the model gives for three networks on 512 GPUs beside what Horovod reached.
+them; four is predicted from the others. All of them are on this machine, so each gets a fifth of its processor time:
+hosts do not take one another's. The second sets what the model gives for three networks on 512 GPUs beside what Horovod
+reached.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import os
 import re
 import sys
 import tempfile
-import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from random import Random
 from statistics import median
+from threading import Event, Thread
+from typing import Any
 
 from ring_notebook.prediction import BACKWARD, StepModel, expected_maximum
 
@@ -31,6 +35,7 @@ PUBLISHED = {
     "ResNet-101": (44.5e6, 103.6, 0.90),
     "VGG-16": (138.4e6, 154.0, 0.68),
 }
+PERIOD = 10_000  # microseconds, in which a host gets its share
 GPUS, HOSTS, BATCH, LINK = 512, 128, 64, 25e9 / 8
 
 
@@ -51,18 +56,65 @@ def published() -> None:
     print(f"\nranks differ by {spread:.1%}, which is fitted to Inception V3")
 
 
-def train(compute: float, megabytes: float, spread: float, steps: int) -> None:
-    """What each rank runs: a step is a sleep and an allreduce of so many megabytes."""
+def train(batch: int, megabytes: float, steps: int) -> None:
+    """What each rank runs: a network of four layers with so many megabytes of parameters, trained on one thread."""
     import torch
 
     import ring_notebook.torch as ring
 
     ring.init()
-    random, gradient = Random(ring.rank()), torch.zeros(int(megabytes * 250_000))
+    torch.set_num_threads(1)
+    width = int((megabytes * 250_000 / 4) ** 0.5)
+    layers = [layer for _ in range(4) for layer in (torch.nn.Linear(width, width), torch.nn.ReLU())]
+    model = torch.nn.Sequential(*layers)
+    optimizer = ring.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.01), named_parameters=model.named_parameters()
+    )
+    inputs = torch.randn(batch, width)
     for _ in range(steps):
-        time.sleep(compute * max(0.0, random.gauss(1, spread)))
-        ring.allreduce_(gradient)
-        ring.log(samples=32)
+        optimizer.zero_grad()
+        model(inputs).square().mean().backward()
+        optimizer.step()
+        ring.log(samples=batch)
+
+
+@contextmanager
+def shares(hosts: Any) -> Iterator[None]:
+    """In the block each host has a fifth of this machine's processor time, by a control group of its own."""
+    from harness.two_hosts import pids_in
+
+    root = Path("/sys/fs/cgroup/cpu") if Path("/sys/fs/cgroup/cpu").exists() else Path("/sys/fs/cgroup")
+    groups = {f"{hosts.prefix}-{name[-1]}": root / f"{hosts.prefix}-{name[-1]}" for name in hosts.names}
+    quota = PERIOD * (os.cpu_count() or 1) // 5
+    for group in groups.values():
+        group.mkdir()
+        if (group / "cpu.max").exists():
+            (group / "cpu.max").write_text(f"{quota} {PERIOD}")
+        else:
+            (group / "cpu.cfs_period_us").write_text(str(PERIOD))
+            (group / "cpu.cfs_quota_us").write_text(str(quota))
+    ended = Event()
+
+    def move(pids: Iterable[int], group: Path) -> None:
+        for pid in pids:
+            with suppress(OSError):  # it has ended
+                (group / "cgroup.procs").write_text(str(pid))
+
+    def follow() -> None:
+        while not ended.wait(0.2):
+            for space, group in groups.items():
+                move(pids_in(space), group)
+
+    thread = Thread(target=follow)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+        for group in groups.values():
+            move(map(int, (group / "cgroup.procs").read_text().split()), root)
+            group.rmdir()
 
 
 def held_out(rates: list[str], repeat: int, flags: list[str]) -> None:
@@ -75,10 +127,10 @@ def held_out(rates: list[str], repeat: int, flags: list[str]) -> None:
     errors = []
     print("| link | 1 host | 2 | 3 | 4 measured | 4 predicted | interval | off by |\n|---|---|---|---|---|---|---|---|")
     for rate in rates:
-        with two_hosts(rate, 4) as hosts, tempfile.TemporaryDirectory() as folder:
+        with two_hosts(rate, 4) as hosts, shares(hosts), tempfile.TemporaryDirectory() as folder:
             where = ",".join(f"{name}:1" for name in hosts.names)
             file = f"{folder}/scale.csv"
-            scale = ["--scale", "1,2,3,4", "--predict", "4", "--repeat", str(repeat), "--warmup", "3", "--csv", file]
+            scale = ["--scale", "1,2,3,4", "--predict", "4", "--repeat", str(repeat), "--warmup", "5", "--csv", file]
             command = [sys.executable, "-m", "ring_notebook.launch.cli", "-H", where, *scale]
             said = hosts.on_first([*command, sys.executable, str(Path(__file__).resolve()), "--rank", *flags])
             with open(file) as table:
@@ -97,19 +149,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rates", default="100mbit,200mbit,500mbit,1gbit", help="of the links, as tc writes them")
     parser.add_argument("--repeat", type=int, default=3, help="runs of each size")
-    parser.add_argument("--compute", type=float, default=0.1, help="seconds of a step that are no communication")
+    parser.add_argument("--batch", type=int, default=256, help="samples of a rank")
     parser.add_argument("--megabytes", type=float, default=1.0, help="of gradients")
-    parser.add_argument("--spread", type=float, default=0.03, help="by which ranks differ from step to step")
-    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=45)
     parser.add_argument("--published", action="store_true", help="the table of 512 GPUs, without a measurement")
     parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.rank:
-        train(given.compute, given.megabytes, given.spread, given.steps)
+        train(given.batch, given.megabytes, given.steps)
     elif given.published:
         published()
     else:
-        names = ("compute", "megabytes", "spread", "steps")
+        names = ("batch", "megabytes", "steps")
         flags = [word for name in names for word in (f"--{name}", str(getattr(given, name)))]
         held_out(given.rates.split(","), given.repeat, flags)
 
