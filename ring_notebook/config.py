@@ -63,8 +63,9 @@ class Config:
 
     start_timeout: float = -1.0
     """RING_START_TIMEOUT (HOROVOD_START_TIMEOUT): seconds that an mpiexec or srun has to start all ranks before it is
-    killed, and that a rank waits for others at RING_RENDEZVOUS. 0: for ever. -1: 600 (for ever if the mpiexec has
-    options of its own, which may hide the output of ranks), and 120 at RING_RENDEZVOUS."""
+    killed, that other hosts have to answer our own supervisor, and that a rank waits for others at RING_RENDEZVOUS. 0:
+    for ever. -1: 600 (for ever if the mpiexec has options of its own, which may hide the output of ranks), 30 for
+    hosts, and 120 at RING_RENDEZVOUS."""
 
     stall_warning: float = 10.0
     """RING_STALL_WARNING: seconds without progress until a run says which rank waits for which: in the panel, or for a

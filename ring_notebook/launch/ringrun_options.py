@@ -175,6 +175,7 @@ def environment(options: argparse.Namespace) -> dict[str, str]:
         "RING_INTERFACE": options.interfaces[0] if options.interfaces else None,
         "RING_STALL_WARNING": "0" if options.no_stall_check else options.stall_warning,
         "RING_TIMEOUT": options.stall_shutdown,
+        "RING_START_TIMEOUT": options.start_timeout,
         OMP: options.cpus_per_rank,
         "RING_WARMUP": options.warmup,
     }
@@ -301,7 +302,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--config-file", metavar="FILE", help="read options from a YAML file of horovodrun; others go before them")
     add("--timeline-filename", metavar="FILE", help="write a Chrome trace of the collectives")
     add("--fusion-threshold-mb", type=int, metavar="MIB", help="size of a gradient bucket")
-    add("--start-timeout", type=float, metavar="S", help="seconds that mpiexec or srun has to start all ranks")
+    add(
+        "--start-timeout", type=float, metavar="S", help="seconds to start all ranks, for mpiexec, srun and other hosts"
+    )
 
     group = parser.add_argument_group("hosts")
     add, where = group.add_argument, group.add_mutually_exclusive_group()

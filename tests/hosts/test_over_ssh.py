@@ -213,10 +213,21 @@ def test_a_host_that_cannot_be_used_is_named(hosts: TwoHosts, shell: str, words:
     for name, version in (("old", "0.0.1"), ("python", __version__)):
         hello = json.dumps({"host": "x", "ring_notebook": version, "Python": "3.9"}).encode()
         (hosts.folder / name).write_bytes(MAGIC + encode(Kind.HELLO, payload=hello))
-    code = f"{SETUP}SECONDS_TO_CONNECT = 3.0; supervise.main()"
-    command = [sys.executable, "-c", code, "2", "0", "", "ring-a:1,ring-nowhere:1", "touch", "started"]
+    command = [
+        sys.executable,
+        "-m",
+        "ring_notebook.launch.supervise",
+        "2",
+        "0",
+        "",
+        "ring-a:1,ring-nowhere:1",
+        "touch",
+        "started",
+    ]
     script = f'cd {hosts.folder}; "$@"; echo "code $?"'
-    said = hosts.on_first(["sh", "-c", script, "sh", *command], LIMIT, {"RING_REMOTE_SHELL": shell})
+    said = hosts.on_first(
+        ["sh", "-c", script, "sh", *command], LIMIT, {"RING_REMOTE_SHELL": shell, "RING_START_TIMEOUT": "3"}
+    )
     assert '"rank": 1, "host": "ring-nowhere", "code": 1' in said
     assert "its host cannot be used: " in said
     assert words in said

@@ -19,6 +19,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from ring_notebook import verdict
+from ring_notebook.config import config
 from ring_notebook.launch.remote.agent import greeting
 from ring_notebook.launch.remote.frames import Channels, Frame, FrameStream, Inlet, Kind, Parser, Window
 from ring_notebook.launch.remote.remote_shell import command_on
@@ -30,6 +31,7 @@ from ring_notebook.rank.rank_status import RankStatus
 from ring_notebook.verdict import RankFailure, describe_exit
 
 _CAPACITY = 1 << 16
+_FOR_EVER = 1e6  # seconds
 _LAST_WORDS = 4096  # bytes of what ssh says
 
 
@@ -294,8 +296,13 @@ class RemoteRanks(HostRanks):
 
 
 def connect(hosts: Sequence[RemoteRanks]) -> None:
-    """Wait until the agents of all ``hosts`` have answered. Raises HostsLostError with those that have not."""
-    until = time.monotonic() + verdict.SECONDS_TO_CONNECT
+    """Wait until the agents of all ``hosts`` have answered, as long as RING_START_TIMEOUT says.
+
+    Raises HostsLostError with those that have not.
+    """
+    given = config().start_timeout
+    limit = verdict.SECONDS_TO_CONNECT if given < 0 else given or _FOR_EVER
+    until = time.monotonic() + limit
     with selectors.DefaultSelector() as selector:
         for host in hosts:
             host.watch(selector, lambda how: None)
@@ -305,7 +312,7 @@ def connect(hosts: Sequence[RemoteRanks]) -> None:
             if time.monotonic() >= until:
                 for host in hosts:
                     if not host.ready:
-                        host.lose(f"no answer within {verdict.SECONDS_TO_CONNECT:g} s")
+                        host.lose(f"no answer within {limit:g} s")
         for host in hosts:
             if not host.lost:
                 host.unwatch()

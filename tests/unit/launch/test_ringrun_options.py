@@ -40,6 +40,7 @@ def test_all_options_of_horovodrun_are_taken() -> None:
         "RING_INTERFACE": "eth0",
         "RING_REMOTE_SHELL": "ssh -T -o BatchMode=yes -o ConnectTimeout=20 -p 2222 -i key",
         "RING_STALL_WARNING": "3.0",
+        "RING_START_TIMEOUT": "5.0",
         "RING_TIMELINE": "t.json",
         "RING_TIMEOUT": "4.0",
         "RING_TRANSPORT": "tcp",
