@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 SHARES = {"compute": "compute", "loading": "data", "moving": "moving", "waiting": "waiting", "bubble": "bubble"}
@@ -89,7 +89,7 @@ class RankTimes:
     """What one rank has measured of the steps after its warm-up: ``steps`` that took ``seconds``, with its ``samples``.
 
     ``spent``: the facts that `spent` takes, and the bytes ``posted`` to collectives. ``hosts`` is the number of hosts
-    of the run, ``cores`` that of this host, or 0 where the rank computes on a GPU.
+    of the run, ``cores`` that of this host, or 0 where the rank computes on a GPU. ``last``: the last row.
     """
 
     rank: int
@@ -99,6 +99,7 @@ class RankTimes:
     seconds: float
     samples: float
     spent: dict[str, float]
+    last: dict[str, float] = field(default_factory=dict)
 
 
 _FACTS = ("training", "communication", "waiting", "bubble", "data_wait")

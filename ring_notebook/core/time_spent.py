@@ -147,6 +147,7 @@ class ScriptMeter:
             "seconds": now - since,
             "samples": self._samples,
             "spent": self._spent.now(),
+            "last": {name: value for name, value in values.items() if isinstance(value, int | float)},
         }
 
     def report(self) -> None:

@@ -23,6 +23,7 @@ from ring_notebook.launch.job import Job, print_message
 from ring_notebook.launch.launchers.hosts import Host, check_slots, only_here
 from ring_notebook.launch.rank_output import RankFiles
 from ring_notebook.launch.ringrun_options import check_values, elastic_rules, environment, hosts_of, notes, parse
+from ring_notebook.launch.shell_run import ShellRun
 from ring_notebook.launch.supervisor.growth import NOT_ELASTIC, Elastic
 from ring_notebook.launch.supervisor.outer_job import ADDED
 from ring_notebook.launch.supervisor.rank_failure import explain_start
@@ -165,6 +166,7 @@ def _run(
 ) -> int:
     """The exit code of the job; ``times`` takes what its ranks have measured, ``folder`` is below ``--output-dir``."""
     files = RankFiles(Path(options.output_dir, folder), n) if options.output_dir else None
+    run = ShellRun(options.command, n)
     job = Job(
         options.command,
         n,
@@ -185,10 +187,16 @@ def _run(
         times.update(job.times)
     elif slow := _slow_ranks(job.times):
         print_message(slow.sentence)
-    if code and (ended := who_ended_it()):  # before its ranks: they have failed because of it
-        print_message(ended)
-    elif code and not job.verdict.ended_by:
-        print_message(job.describe_failure())
+    error = ""
+    if code:  # a batch system that has ended the job comes before its ranks: they have failed because of it
+        error = who_ended_it() or ("" if job.verdict.ended_by else job.describe_failure())
+    if error:
+        print_message(error)
+    if job.times and times is None:
+        try:
+            run.keep("ok" if not code else "interrupted" if job.verdict.ended_by else "failed", error, job.times)
+        except OSError as why:
+            print_message(f"`%ring runs` will not list this run: {why}")
     if files and files.error:
         print_message(f"not all output is kept: {files.error}")
     return code

@@ -14,12 +14,11 @@ from typing import Any
 from ring_notebook.error_text import printable
 from ring_notebook.files.appender import Appender
 from ring_notebook.files.private_files import make_private_folder, open_private, open_regular
+from ring_notebook.files.run_names import SUMMARY
 from ring_notebook.records import Record, decode, stamped
 
-RUN = "run.json"  # source, options, environment, size, start
 JOURNAL = "journal.jsonl"  # everything that the ranks have sent: a line for each record, between lines with the time
 OUTPUT_TEXT = "output.txt"  # what was printed as text, once a user has asked for it
-SUMMARY = "summary.json"  # how the run ended
 TIMELINE = "timeline.json"  # of a run with --timeline: what all ranks did, in Chrome's trace format
 
 _MOST_KEPT = 32 << 20  # bytes that wait in memory while the disk is full

@@ -18,13 +18,14 @@ from ring_notebook.config import config
 from ring_notebook.errors import RingError
 from ring_notebook.files import checkpoint_names
 from ring_notebook.files.private_files import open_private
+from ring_notebook.files.run_names import RUN
 from ring_notebook.notebook.panel import labelled_lines
 from ring_notebook.notebook.panel.charts.chart import axes
 from ring_notebook.notebook.panel.report import compare as compare_report
 from ring_notebook.notebook.panel.report import figure
 from ring_notebook.notebook.record.choices import keep_labels, read_labels
 from ring_notebook.notebook.record.constants import constants
-from ring_notebook.notebook.record.run_files import OUTPUT_TEXT, RUN
+from ring_notebook.notebook.record.run_files import OUTPUT_TEXT
 from ring_notebook.notebook.record.run_record import UNREADABLE, RunRecord, first_line, read_about, read_summary
 from ring_notebook.notebook.record.run_view import SAMPLES
 from ring_notebook.notebook.table import Listing, sort_key

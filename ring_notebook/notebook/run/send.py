@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import random
 import time
-import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ring_notebook.files.checkpoint_names import CHECKPOINTS
+from ring_notebook.files.run_names import new_run_id
 from ring_notebook.hardware import cores
 from ring_notebook.notebook.deferred_interrupt import DeferredInterrupt
 from ring_notebook.notebook.engines import Engines
@@ -41,7 +41,7 @@ def send(
     job of the engines, and its end. An interrupt of this process meanwhile stops the run as soon as it has been sent.
     Raises RingError where it is to resume and cannot.
     """
-    run, folder = _run_id(), runs_directory()
+    run, folder = new_run_id(), runs_directory()
     resume = str(resumes_from(options.get("name", ""), options.get("cell_id", ""))) if options.get("resume") else ""
     chosen = engines.part(ranks)
     log = RunLog(
@@ -85,12 +85,6 @@ def send(
     if interrupt.came:
         sent.interrupt()
     return sent
-
-
-def _run_id() -> str:
-    now = time.time()
-    # To the millisecond, so that ids sort in the order in which runs were started.
-    return time.strftime("%Y%m%d-%H%M%S", time.localtime(now)) + f"-{int(now * 1000) % 1000:03d}{uuid.uuid4().hex[:2]}"
 
 
 _FIRST = (

@@ -9,7 +9,8 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 
-from ring_notebook.notebook.record.run_files import JOURNAL, RUN, SUMMARY, Journal
+from ring_notebook.files.run_names import RUN, SUMMARY
+from ring_notebook.notebook.record.run_files import JOURNAL, Journal
 from ring_notebook.notebook.record.run_log import RunLog
 from ring_notebook.notebook.record.run_record import UNREADABLE, RunRecord, RunStatus, read_about, read_summary
 

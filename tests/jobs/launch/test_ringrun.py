@@ -14,6 +14,7 @@ import pytest
 
 from harness.waiting import SLEEPS
 from ring_notebook import __version__
+from ring_notebook.config import config
 from ring_notebook.errors import RunFailed
 from ring_notebook.launch import job as jobs
 from ring_notebook.launch.cli import main
@@ -21,6 +22,7 @@ from ring_notebook.launch.launchers.hosts import Host
 from ring_notebook.launch.launchers.site_launchers import OpenMPI
 from ring_notebook.launch.run_function import run
 from ring_notebook.launch.supervisor.rank_failure import split_reports
+from ring_notebook.notebook.run.catalogue import find, listing
 from ring_notebook.rank.rank_status import rank_of_process
 from ring_notebook.verdict import RankFailure
 
@@ -191,6 +193,38 @@ def test_a_script_at_several_sizes(tmp_path: Path) -> None:
     assert [row[0] for row in rows] == ["ranks", "1", "2", "4"]
     assert all(row[-1] == "" for row in rows[1:3])
     assert float(rows[3][-2]) <= float(rows[3][6]) <= float(rows[3][-1])  # the interval has the efficiency in it
+
+
+LOGS = """
+import sys, time
+from ring_notebook.core import metrics
+lr, goes_on = 0.1, "fail" not in sys.argv
+for step in range(9):
+    time.sleep(0.02)
+    metrics.log(step=step, loss=1 / (step + 1), samples=4)
+sys.exit(0 if goes_on else 3)
+"""
+
+
+def test_a_training_is_one_of_the_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the folder's notebooks too. A program that logs nothing is none."""
+    monkeypatch.setenv("RING_RUNS_DIR", str(tmp_path / "runs"))
+    config.cache_clear()
+    (tmp_path / "train.py").write_text(LOGS)
+    assert ringrun("-np", "1", "python", "-c", "pass").returncode == 0
+    assert not (tmp_path / "runs").exists()
+    assert ringrun("-np", "2", str(tmp_path / "train.py")).returncode == 0
+    assert ringrun("-np", "1", str(tmp_path / "train.py"), "fail").returncode == 3
+    rows = [dict(zip(listing().columns, row, strict=True)) for row in listing().rows]
+    assert [(row["name"], row["status"], row["ranks"], row["loss"]) for row in rows] == [
+        ("train.py", "failed", "1", "0.1111"),
+        ("train.py", "ok", "2", "0.1111"),
+    ]
+    run = find("train.py")
+    assert (run.source, run.params["lr"]) == (LOGS, 0.1)
+    assert "exit code 3" in run.summary["error"]
+    assert run.view().ranks[0].last == {}, "rows are not kept"
+    assert (tmp_path / "runs").stat().st_mode & 0o77 == 0
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,18 @@
+"""The names of a run and of its files, in the folder of all runs."""
+
+from __future__ import annotations
+
+import time
+import uuid
+
+RUN = "run.json"
+"""Source, options, environment, size, start."""
+SUMMARY = "summary.json"
+"""How the run ended."""
+
+
+def new_run_id() -> str:
+    """A name for the folder of a run that starts now."""
+    now = time.time()
+    # To the millisecond, so that ids sort in the order in which runs were started.
+    return time.strftime("%Y%m%d-%H%M%S", time.localtime(now)) + f"-{int(now * 1000) % 1000:03d}{uuid.uuid4().hex[:2]}"
