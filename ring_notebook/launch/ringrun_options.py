@@ -177,7 +177,7 @@ def environment(options: argparse.Namespace) -> dict[str, str]:
         "RING_TIMEOUT": options.stall_shutdown,
         "RING_START_TIMEOUT": options.start_timeout,
         OMP: options.cpus_per_rank,
-        "RING_WARMUP": options.warmup,
+        "RING_WARMUP": None if options.doctor or options.check_build else options.warmup,
     }
     env |= {name: str(value) for name, value in settings.items() if value is not None}
     if options.fusion_threshold_mb is not None:
