@@ -184,57 +184,15 @@ def _from_rank_0(text: str) -> str:
     return bytes(card.tolist()).rstrip(b"\0").decode()
 
 
-class _Keys:
-    """The keys of a store that is served, each request on them at once."""
-
-    def __init__(self) -> None:
-        self._values: dict[str, bytes] = {}
-        self._lock = threading.Lock()
-
-    def answer(self, request: tuple[Any, ...]) -> Any:
-        """The result of one request: the name of a method of `RunStore` and its arguments."""
-        operation, *arguments = request
-        with self._lock:
-            return getattr(self, f"_{operation}")(*arguments)
-
-    def _set(self, key: str, value: str | bytes) -> None:
-        self._values[key] = _bytes(value)
-
-    def _get(self, key: str) -> bytes:
-        return self._values[key]
-
-    def _add(self, key: str, value: int) -> int:
-        total = int(self._values.get(key, b"0")) + value
-        self._values[key] = str(total).encode()
-        return total
-
-    def _check(self, keys: Sequence[str]) -> bool:
-        return all(key in self._values for key in keys)
-
-    def _compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
-        if self._values.get(key, b"") == _bytes(expected):
-            self._values[key] = _bytes(desired)
-        return self._values.get(key, _bytes(expected))
-
-    def _delete_key(self, key: str) -> bool:
-        return self._values.pop(key, None) is not None
-
-    def _num_keys(self) -> int:
-        return len(self._values)
-
-
-def _bytes(value: str | bytes) -> bytes:
-    return value.encode() if isinstance(value, str) else bytes(value)
-
-
 def serve() -> str:
     """Serve a new store from this process until it ends; returns ``"host:port key"``, the key in hexadecimal."""
     key = secrets.token_bytes(_KEY_BYTES)
-    keys = _Keys()
+    store = dist.HashStore()  # type: ignore[attr-defined]  # left out of torch's stubs
 
     def answer(caller: Caller) -> None:
         while True:
-            caller.send(keys.answer(caller.recv()))
+            operation, *arguments = caller.recv()
+            caller.send(getattr(store, operation)(*arguments))
 
     port = KnownCallers(("", 0), key, answer).address.rpartition(":")[2]
     return f"{socket.gethostname()}:{port} {key.hex()}"
