@@ -153,12 +153,7 @@ def predict(
         return whole / sum(model.step(ranks, hosts, whole / ranks).values())
 
     model = fit(known, link)
-    models = [model]
-    without = [[other for other in known if other is not run] for run in known]
-    without += [[other for other in known if other.ranks != run.ranks] for run in known]
-    models += [fit(rest, link) for rest in without if rest and (link is not None or _crosses(rest) == _crosses(known))]
-    if link is not None and not crossed:
-        models += [replace(model, overlap=overlap) for overlap in (0.0, BACKWARD)]
+    models = [model, *_other_models(known, link, model)]
     off = max(abs(rate_of(model, run.ranks, run.hosts) / _rate(known, run.ranks) - 1) for run in known)
     points = []
     for ranks in sorted(set(sizes)):
@@ -196,6 +191,16 @@ def predict(
                 f"off by {abs(point.rate / got - 1):.0%}."
             )
     return points, "\n".join(lines)
+
+
+def _other_models(runs: Sequence[Measured], link: float | None, model: StepModel) -> list[StepModel]:
+    """What the runs may mean as well as ``model``, which fits all of them: see `predict`."""
+    without = [[other for other in runs if other is not run] for run in runs]
+    without += [[other for other in runs if other.ranks != run.ranks] for run in runs]
+    models = [fit(rest, link) for rest in without if rest and (link is not None or _crosses(rest) == _crosses(runs))]
+    if link is not None and not _crosses(runs):
+        models += [replace(model, overlap=overlap) for overlap in (0.0, BACKWARD)]
+    return models
 
 
 def compare(

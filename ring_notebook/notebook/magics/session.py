@@ -29,7 +29,7 @@ from ring_notebook.notebook.cluster.stacks import render
 from ring_notebook.notebook.cluster.submitted import submit
 from ring_notebook.notebook.magics.cell_queue import CellQueue, QueuedCell
 from ring_notebook.notebook.magics.cells import check_syntax
-from ring_notebook.notebook.magics.notes import ElapsedLine, Note
+from ring_notebook.notebook.magics.live_lines import ElapsedLine, Note
 from ring_notebook.notebook.magics.requeued_cells import RequeuedCells
 from ring_notebook.notebook.panel.chart_area import load_charts
 from ring_notebook.notebook.record.choices import CellOptions
