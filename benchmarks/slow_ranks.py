@@ -1,16 +1,22 @@
 """Whether the sentence about a slow rank names the right rank and the right cause.
 
-    python benchmarks/slow_ranks.py [--seeds 20] [--seconds 6] [--only data,asleep]
+    python benchmarks/slow_ranks.py [--seeds 20] [--first 0] [--seconds 6] [--only data,asleep]
+    python benchmarks/slow_ranks.py --traceml VENV/bin/python
 
-Trains on two ranks with `ringrun` and makes one of them slow in ten ways, one at a time; each seed has another rank and
-another severity. Then it trains without a fault. It compares what ringrun says at the end with what was done. Two of
-the faults need root and control groups (cgroup v1).
+Trains on two ranks with `ringrun` and makes one of them slow in eleven ways, one at a time; each seed has another rank
+and another severity. Then it trains without a fault. It compares what ringrun says at the end with what was done. Two
+of the faults need root and control groups (cgroup v1).
+
+With ``--traceml`` the same training runs under TraceML instead, as DistributedDataParallel on Gloo, in an environment
+with traceml-ai, torch and this package. Its verdicts name a rank and the input or the computing, and no further cause:
+"data" and "compute" here, or "slow" where it names the rank alone.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import importlib
 import mmap
 import os
 import random
@@ -22,15 +28,20 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import torch
+import torch.distributed as dist
 
 import ring_notebook.torch as ring
 from ring_notebook.slow_ranks import CAUSES
 
 ROWS, WIDTH = 256, 1024
 _SAID = re.compile(r"rank (\d) is [\d.]+x slower (.+?); the others wait")
+_TRACEML_VERDICT = re.compile(r"Verdict: (\w*) ?STRAGGLER")
+_TRACEML_RANK = re.compile(r"Why: R(\d)")
 _GROUPS = Path("/sys/fs/cgroup")
 
 
@@ -144,82 +155,133 @@ def memory(_seconds: float) -> Callable[[], None]:
 
 
 STEP = (asleep, compute, garbage, disk, threads, queued, throttled, memory)
-FAULTS = (*(one.__name__ for one in STEP), "data", "samples", "none")
-"""The names of `slow_ranks.CAUSES`."""
+FAULTS = (*(one.__name__ for one in STEP), "backward", "data", "samples", "none")
+"""The names of `slow_ranks.CAUSES`; ``backward`` sleeps inside of backward."""
 
 
-def train(fault: str, seed: int, seconds: float) -> None:
-    """Train on this rank; the slow one has the fault."""
+class Batches(torch.utils.data.IterableDataset[tuple[torch.Tensor, torch.Tensor]]):
+    """The same batch again and again, ``late`` seconds after it is asked for."""
+
+    def __init__(self, rows: int, late: float) -> None:
+        super().__init__()
+        self._batch, self._late = (torch.randn(rows, WIDTH), torch.randint(10, (rows,))), late
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        while True:
+            time.sleep(self._late)
+            yield self._batch
+
+
+def train(fault: str, seed: int, seconds: float, traceml: Any) -> None:
+    """Train on this rank; the slow one has the fault. ``traceml`` is that module, or None for ours."""
     draw = random.Random(seed)
     slow, delay = draw.randrange(2), draw.uniform(0.006, 0.04)
-    ring.init()
-    here = ring.rank() == slow
+    if traceml is None:
+        ring.init()
+    else:
+        traceml.init(mode="auto")
+        dist.init_process_group("gloo")
+    here = slow == (ring.rank() if traceml is None else dist.get_rank())
     torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(WIDTH, WIDTH), torch.nn.ReLU(), torch.nn.Linear(WIDTH, 10))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    model, optimizer = ring.prepare(model, optimizer)
+    model: Any = torch.nn.Sequential(torch.nn.Linear(WIDTH, WIDTH), torch.nn.ReLU(), torch.nn.Linear(WIDTH, 10))
+    if here and fault == "backward":
+        model[1].register_full_backward_hook(lambda *_: time.sleep(delay))
     rows = int(ROWS * (1.5 + 40 * delay)) if here and fault == "samples" else ROWS
-    inputs, targets = torch.randn(rows, WIDTH), torch.randint(10, (rows,))
-
-    def batches() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        while True:
-            if here and fault == "data":
-                time.sleep(delay)
-            yield inputs, targets
-
+    loader: Any = torch.utils.data.DataLoader(Batches(rows, delay if here and fault == "data" else 0), batch_size=None)
+    optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.01)
+    if traceml is None:
+        model, optimizer = ring.prepare(model, optimizer)
+        loader = ring.track(loader)
+    else:
+        model = torch.nn.parallel.DistributedDataParallel(model)
     step = next((one(delay) for one in STEP if here and one.__name__ == fault), nothing)
     began = time.monotonic()
-    for number, (x, y) in enumerate(ring.track(batches())):
-        optimizer.zero_grad()
-        loss = torch.nn.functional.cross_entropy(model(x), y)
-        step()
-        loss.backward()
-        optimizer.step()
-        ring.log(loss=loss.item())
-        if number % 10 == 9 and ring.allreduce(torch.tensor(time.monotonic() - began), op=ring.Max) > seconds:
+    for number, (x, y) in enumerate(loader):
+        with nullcontext() if traceml is None else traceml.trace_step(model):
+            optimizer.zero_grad()
+            loss = torch.nn.functional.cross_entropy(model(x), y)
+            step()
+            loss.backward()
+            optimizer.step()
+        if traceml is None:
+            ring.log(loss=loss.item())
+        if number % 10 == 9 and _longest(time.monotonic() - began, traceml) > seconds:
             break
 
 
-def judge(fault: str, seed: int, seconds: float) -> tuple[str, str]:
-    """What ringrun says of a training: the cause, ``none``, or ``wrong rank``; and its sentence."""
-    command = [str(Path(sys.executable).with_name("ringrun")), "-np", "2", sys.executable, __file__, "--rank"]
-    done = subprocess.run(
-        [*command, fault, str(seed), str(seconds)], capture_output=True, text=True, timeout=120, check=False
-    )
+def _longest(seconds: float, traceml: Any) -> float:
+    """The largest of all ranks."""
+    value = torch.tensor(seconds)
+    if traceml is None:
+        return float(ring.allreduce(value, op=ring.Max))
+    dist.all_reduce(value, op=dist.ReduceOp.MAX)
+    return float(value)
+
+
+def judge(fault: str, seed: int, seconds: float, traceml: str) -> tuple[str, str]:
+    """What ringrun, or TraceML in this environment, says of a training: the cause, or ``none``; and its sentence.
+
+    Before the cause stands ``wrong rank: `` where another rank is named.
+    """
+    what = ["--rank", fault, str(seed), str(seconds)]
+    command = [str(Path(sys.executable).with_name("ringrun")), "-np", "2", sys.executable, __file__, *what]
+    with tempfile.TemporaryDirectory() as logs:
+        if traceml:
+            command = [str(Path(traceml).with_name("traceml")), "run", "--nproc-per-node", "2", "--logs-dir", logs]
+            command += [__file__, "--args", *what, "--under-traceml"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     for group in [*_GROUPS.glob("cpu/ring-slow-*"), *_GROUPS.glob("memory/ring-slow-*")]:
         group.rmdir()
+    said = done.stdout + done.stderr
     if done.returncode:
-        sys.exit(done.stdout + done.stderr)
-    match = _SAID.search(done.stdout + done.stderr)
-    if match is None:
-        return "none", ""
-    if fault != "none" and int(match[1]) != random.Random(seed).randrange(2):
-        return "wrong rank", match[0]
-    return next(name for name, (why, _) in CAUSES.items() if why == match[2]), match[0]
+        sys.exit(said)
+    if traceml:
+        kind, who = _TRACEML_VERDICT.search(said), _TRACEML_RANK.search(said)
+        if kind is None or who is None:
+            return "none", ""
+        cause, rank = {"INPUT": "data", "COMPUTE": "compute"}.get(kind[1], "slow"), int(who[1])
+        sentence = next(line for line in said.splitlines() if "Why:" in line)
+    else:
+        match = _SAID.search(said)
+        if match is None:
+            return "none", ""
+        cause, rank = next(name for name, (why, _) in CAUSES.items() if why == match[2]), int(match[1])
+        sentence = match[0]
+    wrong = fault != "none" and rank != random.Random(seed).randrange(2)
+    return f"{'wrong rank: ' * wrong}{cause}", sentence
 
 
 def main() -> None:
-    """Print a line for each fault: how often it was named rightly, and what else was said."""
+    """Print a line for each fault: how often its rank and cause were named, and what else was said."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--first", type=int, default=0, metavar="SEED")
     parser.add_argument("--seconds", type=float, default=6.0)
     parser.add_argument("--only", default=",".join(FAULTS))
+    parser.add_argument("--traceml", default="", metavar="PYTHON")
     parser.add_argument("--rank", nargs=3, metavar=("FAULT", "SEED", "SECONDS"))
+    parser.add_argument("--under-traceml", action="store_true")
     options = parser.parse_args()
     if options.rank:
-        return train(options.rank[0], int(options.rank[1]), float(options.rank[2]))
+        traceml = importlib.import_module("traceml_ai") if options.under_traceml else None
+        return train(options.rank[0], int(options.rank[1]), float(options.rank[2]), traceml)
     said = {fault: Counter[str]() for fault in options.only.split(",")}
-    for seed in range(options.seeds):
+    for seed in range(options.first, options.first + options.seeds):
         for fault, counted in said.items():
-            found, sentence = judge(fault, seed, options.seconds)
+            found, sentence = judge(fault, seed, options.seconds, options.traceml)
             counted[found] += 1
-            if found != fault:
-                print(f"  seed {seed}, {fault}: {found}: {sentence}", file=sys.stderr)
+            print(f"  seed {seed}, {fault}: {found}: {sentence}", file=sys.stderr, flush=True)
     for fault, counted in said.items():
-        others = ", ".join(f"{name} {count}" for name, count in counted.items() if name != fault)
-        named = sum(one[fault] for one in said.values())
-        precision = f"{counted[fault] / named:.0%}" if named else "-"
-        print(f"{fault:10} recall {counted[fault]}/{options.seeds}  precision {precision:>4}  {others}")
+        cause = "asleep" if fault == "backward" else fault
+        named = sum(one[cause] for one in said.values())
+        right = sum(one[cause] for of, one in said.items() if cause in (of, "asleep" if of == "backward" else of))
+        precision = f"{right / named:.0%}" if named else "-"
+        rank = sum(count for name, count in counted.items() if name != "none" and not name.startswith("wrong"))
+        others = ", ".join(f"{name} {count}" for name, count in counted.items() if name != cause)
+        print(
+            f"{fault:10} rank {rank}/{options.seeds}  cause {counted[cause]}/{options.seeds}  "
+            f"precision {precision:>4}  {others}"
+        )
     return None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from html import escape
 
 # Distinct for all kinds of color vision, and readable on white and black pages.
 _COLORS = ("#3b82f6", "#f59e0b", "#10b981", "#ef4444", "#a855f7", "#06b6d4", "#ec4899", "#84cc16")
@@ -72,6 +73,12 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
+def with_code(text: str) -> str:
+    """A text for a page; what is between backquotes is code."""
+    pieces = escape(text).split("`")
+    return "".join(f"<code>{piece}</code>" if index % 2 else piece for index, piece in enumerate(pieces))
+
+
 # For panel and report. Colors of the page come first, so that both follow its theme.
 CSS = """<style>
 .ring-panel, .ring-report, .ring-last { border: 1px solid var(--jp-border-color2, #8885); border-radius: 8px;
@@ -88,6 +95,8 @@ CSS = """<style>
 .ring-panel .ring-toggle, .ring-panel .jupyter-button { line-height: 22px; padding: 0 8px; border-radius: 4px;
   font-size: 12px; }
 .ring-choices .widget-text input { height: 24px; }
+.ring-choices .widget-readout { min-width: 34px; width: 34px; margin: 0; text-align: right; }
+.ring-alarm code { font-weight: 400; color: inherit !important; background: none !important; }
 .ring-pixels img { image-rendering: pixelated; }
 .ring-bar { display: inline-block; width: clamp(44px, 22vw - 130px, 140px); height: 6px; border-radius: 3px;
   margin-right: 8px; background: var(--jp-border-color2, #8885); vertical-align: middle; }
@@ -111,10 +120,11 @@ CSS = """<style>
 .ring-table caption { font-size: 10px; text-align: left; padding: 0 0 2px; color: inherit; }
 .ring-fit { container-type: inline-size; }
 .ring-lines, .ring-lines .widget-html-content { font: 12px/1.45 var(--jp-code-font-family, monospace);
-  white-space: pre-wrap; min-height: 0; height: auto; }
+  white-space: pre-wrap; overflow-wrap: anywhere; min-height: 0; height: auto; }
 .ring-notice { border-left: 3px solid #f59e0b; padding: 2px 0 2px 10px; margin: 6px 0; line-height: 1.5; }
 .ring-load span { margin-right: 4px; color: #8791a0; font-size: 9px; letter-spacing: -1px; opacity: .5; }
-.ring-stuck th, .ring-stuck td { text-align: left !important; }
+.ring-stuck th, .ring-stuck td { text-align: left !important; vertical-align: top; }
+.ring-stuck td:nth-child(3n+2) { white-space: normal !important; }
 .ring-stuck { border-color: #ef4444; }
 .ring-alert { border-color: #ef4444; color: #ef4444; }
 .ring-hint { border-color: #3b82f6; }
@@ -129,6 +139,10 @@ CSS = """<style>
   color: #8791a0; }
 .ring-panel.jupyter-widgets-disconnected::before, .ring-panel .jupyter-widgets-disconnected::before {
   content: none !important; }
+.ring-folded { display: grid; grid-template-columns: repeat(auto-fill, minmax(260px, 1fr)); gap: 0 24px;
+  padding-left: 14px; }
+.ring-folded details { min-width: 0; }
+.ring-folded summary { color: #8791a0; overflow: hidden; text-overflow: ellipsis; white-space: nowrap; }
 .ring-report summary { cursor: pointer; margin-top: 4px; }
 .ring-rows { max-height: 260px; overflow: auto; }
 @container (max-width: 1100px) { .ring-table tr th, .ring-table tr td { padding-right: 8px; }
@@ -139,4 +153,6 @@ CSS = """<style>
   .ring-legend::after { content: "time"; font-size: 12px; font-weight: 600; }
   .ring-table caption { display: table-caption !important; }
   .ring-table tr th, .ring-table tr td { padding-right: 7px; } }
+@container (max-width: 600px) { .ring-time { min-width: 56px; }
+  .ring-table tr th, .ring-table tr td { padding-right: 5px; } }
 </style>"""

@@ -82,6 +82,6 @@ def picture() -> Callable[[NotebookPage, int, str], None]:
     def save(notebook: NotebookPage, cell: int, name: str) -> None:
         folder = DOCS if (DOCS / f"{name}.png").exists() else ARTIFACTS
         folder.mkdir(parents=True, exist_ok=True)
-        notebook.output(cell).screenshot(path=folder / f"{name}.png")
+        notebook.picture(cell, folder / f"{name}.png")
 
     return save

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import copy
 import json
 import os
@@ -108,6 +109,7 @@ class NotebookPage:
         self.page = page
         self.path = lab.directory / name
         self._lab = lab
+        self._screen = page.context.new_cdp_session(page)
         page.goto(f"{lab.address(name)}?reset")
         page.locator(".jp-Notebook .jp-Cell").first.wait_for()
 
@@ -125,6 +127,25 @@ class NotebookPage:
     def output(self, index: int) -> Locator:
         """All that a code cell shows."""
         return self.cell(index).locator(".jp-OutputArea").first
+
+    def size(self, width: int, height: int = 1400, scale: int = 2) -> None:
+        """Give the window this size in pixels of the page, and the screen this scale; wait until the page has it."""
+        metrics = {"width": width, "height": height, "deviceScaleFactor": scale, "mobile": False}
+        self._screen.send("Emulation.setDeviceMetricsOverride", metrics)
+        self.until(lambda: self.page.evaluate("[innerWidth, devicePixelRatio]") == [width, scale])
+        self.page.wait_for_timeout(700)  # charts follow a moment later
+
+    def picture(self, index: int, path: Path) -> None:
+        """Save what a code cell shows. Playwright's own pictures would give the window its first size again."""
+        width, height, scale = self.page.evaluate("[innerWidth, innerHeight, devicePixelRatio]")
+        output = self.output(index)
+        needed = output.evaluate("element => Math.ceil(element.getBoundingClientRect().height)") + 300
+        self.size(width, max(height, needed), scale)
+        output.evaluate("element => element.scrollIntoView({block: 'start'})")
+        self.page.wait_for_timeout(100)
+        shown = {"format": "png", "clip": {**output.bounding_box(), "scale": 1}}  # type: ignore[dict-item]
+        path.write_bytes(base64.b64decode(self._screen.send("Page.captureScreenshot", shown)["data"]))
+        self.size(width, height, scale)
 
     def run(self, index: int) -> None:
         """Start a cell; returns when it is in progress."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from playwright.sync_api import expect
 
-from browser.lab import Lab, NotebookPage
+from browser.lab import ARTIFACTS, Lab, NotebookPage
 from browser.simulated import MANY
 
 SIZES = (1400, 700)
@@ -28,8 +28,7 @@ def test_a_reader_finds_and_arranges_charts(
 
     def pictures(name: str) -> None:
         for width in SIZES:
-            notebook.page.set_viewport_size({"width": width, "height": 1400})
-            notebook.page.wait_for_timeout(700)
+            notebook.size(width)
             assert panel.evaluate("shown => shown.scrollWidth <= shown.clientWidth")
             picture(notebook, 0, f"charts-{name}-{width}")
 
@@ -57,6 +56,11 @@ def test_a_reader_finds_and_arranges_charts(
     assert "smooth=0.0" not in look
     notebook.run(2)
     report = notebook.output(0).locator(".ring-report")
-    expect(report.locator("img[alt*='over epoch']")).to_have_count(12)
+    drawn = report.locator("img[alt*='over epoch']:visible")
+    expect(drawn).to_have_count(12)
+    report.get_by_text("2 more metrics").click()
+    report.get_by_text("grad/layer_9").click()
+    expect(drawn).to_have_count(13)
+    notebook.picture(0, ARTIFACTS / "charts-folded.png")
     expect(report.locator(".ring-media img")).to_have_count(2)
     expect(report.get_by_text("input · step 399")).to_be_visible()

@@ -74,7 +74,7 @@ class ChartArea:
             readout_format=".2f",
             tooltip="Exponential average of every curve: the share of the previous value",
             style={"description_width": "auto"},
-            layout=Layout(width="160px", height=height),
+            layout=Layout(width="190px", height=height),
         )
         self._log = _toggle("log", "Logarithmic scale where all values are positive", look.log)
         self._machine = _toggle("machine", "Charts of processor, memory, GPU, disk and network", look.machine)
@@ -118,11 +118,12 @@ class ChartArea:
             self._x.observe(self._chosen, "value")
 
     def _place(self, made: Sequence[tuple[Section, Sequence[Chart]]]) -> None:
+        grid = columns([len(drawn) for _, drawn in made])
         for section, drawn in made:
             if section.group not in self._groups:
                 self._groups[section.group] = _Group(section.group, self._group_clicked)
             widgets = [self._charts[one.title].widget for one in drawn]
-            self._groups[section.group].show(widgets, section.more, section.group in self.look.groups)
+            self._groups[section.group].show(widgets, grid, section.more, section.group in self.look.groups)
         children = (self._none, *(self._groups[section.group].widget for section, _ in made))
         if children != self.area.children:
             self.area.children = children
@@ -173,13 +174,13 @@ class _Group:
         self._grid = GridBox(layout=Layout(width="100%", grid_gap="8px 24px", overflow="hidden"))
         self.widget = VBox([self._head, self._grid], layout=Layout(width="100%"))
 
-    def show(self, charts: Sequence[Widget], more: int, opened: bool) -> None:
-        """Show these charts; ``more`` are left out, or none because a reader has ``opened`` the group."""
+    def show(self, charts: Sequence[Widget], grid: str, more: int, opened: bool) -> None:
+        """Show these charts in columns of ``grid``; ``more`` are left out, or none because a reader has ``opened``."""
         self._button.description = f"{more:,} more" if more else "fewer"
         self._button.layout.display = None if more or opened else "none"
         self._head.layout.display = None if self._named or more or opened else "none"
+        self._grid.layout.grid_template_columns = grid
         if tuple(charts) != self._grid.children:
-            self._grid.layout.grid_template_columns = columns(len(charts))
             self._grid.children = tuple(charts)
 
 

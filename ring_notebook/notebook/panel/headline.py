@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
@@ -12,7 +13,7 @@ from ring_notebook.notebook.panel.progress import Progress, progress
 from ring_notebook.notebook.panel.waits import left_out, left_out_in_loop, stall_sentence
 from ring_notebook.notebook.record.run_record import RunRecord
 from ring_notebook.notebook.record.run_view import EPOCH, RankView, RunView
-from ring_notebook.notebook.style import RED, STATUS_COLORS, duration, whole
+from ring_notebook.notebook.style import RED, STATUS_COLORS, duration, whole, with_code
 from ring_notebook.records import TRANSPORTS
 from ring_notebook.verdict import WALLTIME_WARNING
 from ring_notebook.words import plural, ranks
@@ -123,7 +124,11 @@ def _broken(view: RunView) -> list[str]:
     found = []
     for name, by_rank in list(view.broken.items())[:MOST_BROKEN]:
         first, kind = min(by_rank.values())
-        found.append(f"{name} is {kind} on {ranks(by_rank)} since step {first:,.0f}")
+        newest = [rank.last[name] for rank in view.ranks if rank.rank in by_rank and name in rank.last]
+        if all(map(math.isfinite, newest)):
+            found.append(f"{name} was {kind} on {ranks(by_rank)} at step {first:,.0f}, and has numbers again")
+        else:
+            found.append(f"{name} is {kind} on {ranks(by_rank)} since step {first:,.0f}")
     return found
 
 
@@ -155,7 +160,7 @@ def alarms(content: Headline, live: bool = False) -> str:
     lines = []
     for sentence, shade in [*((one, RED) for one in content.alarms), *((one, _AMBER) for one in content.warnings)]:
         role = " role='alert'" if shade == RED and live else ""
-        lines.append(f"<div class='ring-alarm' style='color:{shade}'{role}>▲ {escape(sentence)}</div>")
+        lines.append(f"<div class='ring-alarm' style='color:{shade}'{role}>▲ {with_code(sentence)}</div>")
     return "".join(lines)
 
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 import ast
 from collections import Counter
 from collections.abc import Iterator
-from html import escape
 
 from IPython.core.inputtransformer2 import TransformerManager
 
 from ring_notebook.frameworks import CellCalls, Hint, default, named, names_in
 from ring_notebook.notebook.record.run_view import RunView
+from ring_notebook.notebook.style import with_code
 from ring_notebook.records import MEDIA
 from ring_notebook.words import rank_list
 
@@ -63,6 +63,8 @@ class Lint:
         steps = {rank.rank: rank.step for rank in view.ranks}
         if not all(rank.ended and rank.ended.status == "ok" for rank in view.ranks) or len(set(steps.values())) == 1:
             return
+        if any(len(by_rank) < view.size for by_rank in view.curves.values()):
+            return  # each call of log is a step, and not all ranks log the same
         least, most = min(steps, key=steps.__getitem__), max(steps, key=steps.__getitem__)
         loader = self._cell.first(self._framework.loaders)
         yield Hint(
@@ -89,9 +91,4 @@ def text(hint: Hint) -> str:
 
 def html(hints: tuple[Hint, ...]) -> str:
     """The hints for a page; text between backquotes is code."""
-    notices = []
-    for hint in hints:
-        pieces = escape(text(hint)).split("`")
-        shown = "".join(f"<code>{piece}</code>" if index % 2 else piece for index, piece in enumerate(pieces))
-        notices.append(f"<div class='ring-notice ring-hint'>{shown}</div>")
-    return "".join(notices)
+    return "".join(f"<div class='ring-notice ring-hint'>{with_code(text(hint))}</div>" for hint in hints)

@@ -17,6 +17,7 @@ _RankLine = tuple[int, str, str]  # rank, stream and line
 # How `warnings` and tracebacks name a place in a cell.
 _CELL = re.compile(r'(?:File ")?<cell of run [^>]*>(?:", line |:)(\d+)')
 _BLOCK = "display:inline-block;vertical-align:top;max-width:calc(100% - 6ch);white-space:pre-wrap;word-break:break-all"
+LONGEST = 2000  # characters of a line in a page
 _MOST_OF_A_ROUND = 3  # pieces of a rank; a message with blocks has several
 
 
@@ -112,7 +113,9 @@ def html(lines: Iterable[Line]) -> str:
     for line in lines:
         color = rank_color(line.ranks[0]) if len(line.ranks) == 1 else GREY
         label = f"<span style='color:{color};user-select:none'>[{rank_list(line.ranks)}]</span>"
-        body = escape(_CELL.sub(r"Cell, line \1", line.text))
+        shown = _CELL.sub(r"Cell, line \1", line.text)
+        more = len(shown) - LONGEST if "\n" not in shown else 0
+        body = f"{escape(shown[:LONGEST])} … {more:,} more characters" if more > 0 else escape(shown)
         if "\n" in line.text:
             body = f"<span style='{_BLOCK}'>{body}</span>"
         parts.append(f"<div>{label} {body}</div>")

@@ -10,6 +10,7 @@ from html import escape
 
 from ring_notebook.notebook.panel import machines
 from ring_notebook.notebook.panel.charts.chart import RATE
+from ring_notebook.notebook.panel.charts.metric_names import shortened
 from ring_notebook.notebook.record.run_view import RankView, RunView
 from ring_notebook.notebook.style import (
     PHASE_COLORS,
@@ -26,7 +27,7 @@ from ring_notebook.spent import SHARES, Spent
 MOST_COLORS = 8  # ranks with a color each
 TEXT_ROWS = 16
 SILENT = 5.0  # seconds without a record until the table says so
-MOST_METRICS = 12  # columns,
+MOST_METRICS = 6  # columns,
 FIRST_METRICS = 2  # of which a narrow page always shows so many
 NARROW = 6  # columns of metrics and machines for which a narrow page has room
 SAID = 0.15  # the smallest share of time with room for its number in the bar
@@ -151,7 +152,11 @@ def _row(
 def _head(columns: tuple[str, ...], aside: frozenset[str], bars: bool) -> str:
     """The titles. A narrow page has no room in them for the legend of the bars, and shows it above."""
     place, kept = _layout(columns)
-    heads = [f"<th{_aside(columns[index], aside)}>{escape(columns[index])}</th>" for index in kept]
+    short = shortened(columns)
+    heads = [
+        f"<th{_aside(name, aside)} title='{escape(name, quote=True)}'>{escape(short[name])}</th>"
+        for name in (columns[index] for index in kept)
+    ]
     if bars:
         heads.insert(place, f"<th class='ring-legend'>{_legend(columns)}</th>")
     words = f"<caption style='display:none'>{_legend(columns)}</caption>" if bars else ""

@@ -24,7 +24,8 @@ from ring_notebook.notebook.style import CSS, number
 from ring_notebook.notebook.table import Listing
 from ring_notebook.words import first_names, plural, rank_list
 
-MOST_CHARTS = 12  # of metrics, without --plot
+MOST_CHARTS = 12  # of metrics, without --plot;
+MOST_FOLDED = 36  # others behind a click, of some 20 KB each
 MACHINE_SECONDS = 10.0  # a shorter cell without metrics shows no load of the machines
 VISIBLE = 50  # last lines of output; a click shows those before them
 MOST_PARAMS = 16
@@ -142,8 +143,9 @@ def figure(logs: Sequence[RunRecord], names: Sequence[str] = (), look: Look | No
     elif names:
         shown = svg_chart.grid(charts(views.popitem()[1], names, chosen))
     else:
-        made = grouped(views.popitem()[1], (), chosen, MOST_CHARTS)
-        shown = _charts(made) + _uncharted(made)
+        (view,) = views.values()
+        made = grouped(view, (), chosen, MOST_CHARTS)
+        shown = _charts(made) + _folded(view, made, chosen)
     return HTML(CSS + svg_chart.CSS + shown)
 
 
@@ -221,7 +223,7 @@ def _page(log: RunRecord, view: RunView, plot: Sequence[str], error: bool) -> st
     style = CSS + svg_chart.CSS * bool(shown or machine)
     return (
         f"{style}<div class='ring-report'>{headline.html(headline.headline(log, view))}"
-        f"{_params(log)}{alert(_trouble(log))}{notice}{shown}{_uncharted(made)}"
+        f"{_params(log)}{alert(_trouble(log))}{notice}{shown}{'' if plot else _folded(view, made, log.look)}"
         f"{display_area.row(view.media)}"
         f"<div class='ring-rows'>{table}</div>{machine}"
         f"{hints.html(lint(log).hints(view))}{_output(log, _between(view)[0], view.dropped_lines)}</div>"
@@ -267,15 +269,24 @@ def _trouble(log: RunRecord) -> str:
 def _charts(made: Sequence[tuple[Section, Sequence[Chart]]]) -> str:
     """The charts of a page, each group but the first under its name."""
     heads = (f"<b>{escape(section.group)}</b>" if section.group else "" for section, _ in made)
-    return "".join(head + svg_chart.grid(drawn) for head, (_, drawn) in zip(heads, made, strict=True) if drawn)
+    counts = [len(drawn) for _, drawn in made]
+    return "".join(head + svg_chart.grid(drawn, counts) for head, (_, drawn) in zip(heads, made, strict=True) if drawn)
 
 
-def _uncharted(made: Sequence[tuple[Section, Sequence[Chart]]]) -> str:
-    """How many charts are left out, and where they are."""
-    more = [f"{section.group}/*" if section.group else "*" for section, _ in made if section.more]
-    count = sum(section.more for section, _ in made)
-    which = f"<code>%ring plot '{escape(','.join(more))}'</code>"
-    return f"<div>{plural(count, 'more metric')}: {which} charts them</div>" if count else ""
+def _folded(view: RunView, made: Sequence[tuple[Section, Sequence[Chart]]], look: Look) -> str:
+    """The other metrics, each behind a click on its name, which a search of the page finds; empty without any."""
+    there = {name for section, _ in made for name in section.shown}
+    rest = [name for name in titles(view.charted) if name not in there]
+    if not rest:
+        return ""
+    each = "".join(
+        f"<details><summary>{escape(one.title)} {escape(one.note)}</summary>{svg_chart.grid([one])}</details>"
+        for one in charts(view, rest[:MOST_FOLDED], look)
+    )
+    left = len(rest) - MOST_FOLDED
+    others = f"<div>{plural(left, 'other')}: <code>%ring plot NAME</code> charts one</div>" if left > 0 else ""
+    name = plural(len(rest), "more metric")
+    return f"<details><summary>{name}</summary><div class='ring-folded'>{each}</div>{others}</details>"
 
 
 def _output(log: RunRecord, output: Sequence[Printed], dropped_lines: int = 0) -> str:

@@ -297,10 +297,13 @@ class RunState:
         self._output.append(Printed(self._printed, output.rank, output.stream, text, output.block))
         self._output_characters += len(self._output[-1].text)
         self._dropped_lines += output.text[: -len(text)].count("\n") if text != output.text else 0
-        while self._output_characters > OUTPUT_CHARACTERS:
-            oldest = self._output.popleft().text
-            self._output_characters -= len(oldest)
-            self._dropped_lines += oldest.count("\n")
+        while (over := self._output_characters - OUTPUT_CHARACTERS) > 0:
+            oldest = self._output.popleft()
+            dropped, left = oldest.text[:over], oldest.text[over:]
+            self._output_characters -= len(dropped)
+            self._dropped_lines += dropped.count("\n")
+            if left:
+                self._output.appendleft(oldest._replace(text=left))
 
     def _clear(self, rank: int) -> None:
         self._displays.clear(rank)

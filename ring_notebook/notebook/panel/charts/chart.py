@@ -16,6 +16,7 @@ from ring_notebook.notebook.panel.charts.metric_names import (
     expanded,
     parts,
     sections,
+    shortened,
     trained,
     unit,
 )
@@ -43,7 +44,7 @@ class Mark:
 class Chart:
     """One chart. ``note`` is beside the title; ``best`` is the best point so far; ``broken`` marks NaN and infinity.
 
-    ``values`` is the unit of the y axis, where the title does not say it.
+    ``values`` is the unit of the y axis, where the title does not say it. ``short`` is a shorter title.
     """
 
     title: str
@@ -56,6 +57,12 @@ class Chart:
     epochs: tuple[Mark, ...] = ()
     broken: tuple[Mark, ...] = ()
     values: str = ""
+    short: str = ""
+
+    @property
+    def heading(self) -> str:
+        """The title, shorter where names of metrics are long."""
+        return self.short or self.title
 
     @property
     def unit(self) -> str:
@@ -102,7 +109,11 @@ def grouped(view: RunView, plot: Sequence[str], look: Look, most: int) -> list[t
     The chart of samples/s is in the first group.
     """
     found = [Section("", tuple(plot))] if plot else sections(view.charted, look.search, look.groups, most)
-    made = [(section, charts(view, section.shown, look)) for section in found]
+    short = shortened([name for section in found for name in section.shown])
+    made = [
+        (section, [replace(one, short=short.get(one.title, "")) for one in charts(view, section.shown, look)])
+        for section in found
+    ]
     if rate := _rate(view, look):
         made = made if made and not made[0][0].group else [(Section("", ()), []), *made]
         made[0][1].extend(rate)
@@ -158,9 +169,10 @@ def _metric(view: RunView, name: str, look: Look, axis: str) -> Chart:
     curves = replace(curves, lines=(*curves.lines, *extra))
     best = _best(judged, direction(name)) if judged is not None else None
     values, firsts = unit(name, view.units), view.broken.get(name, {})
+    newest = {rank.rank: rank.last[name] for rank in view.ranks if name in rank.last}
     return Chart(
         name,
-        _note(name, curves, judged, best, _no_numbers(view, name), values),
+        _note(name, curves, judged, best, newest, values),
         "seconds" if axis == TIME else axis,
         curves,
         log=look.log and _positive(curves),
@@ -227,9 +239,8 @@ def _broken(firsts: Mapping[int, tuple[float, str]]) -> tuple[Mark, ...]:
     return tuple(Mark(step, "" if index else label) for index, step in enumerate(steps))
 
 
-def _no_numbers(view: RunView, name: str) -> str:
+def _no_numbers(newest: Mapping[int, float]) -> str:
     """Which ranks have no number now; empty if all have one."""
-    newest = {rank.rank: rank.last[name] for rank in view.ranks if name in rank.last}
     without = [rank for rank, value in newest.items() if not math.isfinite(value)]
     kind = "NaN" if any(map(math.isnan, newest.values())) else "inf"
     return f"{kind} on {ranks(without)}" if without else ""
@@ -248,15 +259,20 @@ def _judged(curves: Curves) -> Line | None:
 
 
 def _note(
-    name: str, curves: Curves, judged: Line | None, best: tuple[float, float] | None, no_numbers: str, values: str
+    name: str,
+    curves: Curves,
+    judged: Line | None,
+    best: tuple[float, float] | None,
+    newest: Mapping[int, float],
+    values: str,
 ) -> str:
     if judged is None or not len(judged.y):
         return ""
     main = _judged(Curves(tuple(line for line in curves.lines if not line.sparse), curves.band)) or judged
-    finite = main.y[np.isfinite(main.y)]
     # No trend beside ranks without numbers: it would praise what was before.
-    newest = _with_unit(float(finite[-1]), values) if finite.size else "no number"
-    said = [no_numbers or newest]
+    no_numbers = _no_numbers(newest)
+    # The mean of what the table of ranks shows. The last point of a long curve is the mean of many steps.
+    said = [no_numbers or _with_unit(math.fsum(newest.values()) / len(newest), values)]
     said += [trend(main)] if direction(name) and not no_numbers else []
     if best is not None:
         which = judged.label.replace(name, "").strip("_/. -") if judged.sparse else ""
@@ -289,7 +305,11 @@ def _best(line: Line, toward: int) -> tuple[float, float] | None:
     return float(line.x[index]), float(line.y[index])
 
 
-def columns(count: int) -> str:
-    """The columns of a grid of ``count`` charts in CSS: two or three per row, if the page has room."""
-    least = 45 if count in (1, 2, 4) else 30
-    return f"repeat(auto-fit,minmax(min(100%,max(260px,{least}%)),1fr))"
+def columns(counts: Sequence[int]) -> str:
+    """The columns in CSS of grids below each other with so many charts: two or three per row, if the page has room.
+
+    All of them have the same columns, so that charts of several groups are equally wide.
+    """
+    most = max(counts, default=1)
+    least = 45 if most in (1, 2, 4) else 30
+    return f"repeat({'auto-fill' if len(counts) > 1 else 'auto-fit'},minmax(min(100%,max(260px,{least}%)),1fr))"

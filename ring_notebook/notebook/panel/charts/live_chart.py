@@ -17,6 +17,7 @@ from ring_notebook.notebook.style import GREY, RED
 
 _LEGEND = "88%"  # of the width, beside the labels of the y axis
 _RIGHT = 16  # pixels, so that neither a mark nor a label at the end is cut
+_POINT, _STYLE = 18, 180  # bytes that a point, and what else is said of a series, take in a message
 _BAR, _BOX = "path://M0 4H12V8H0Z M0 0 M12 12", "path://M0 2H12V10H0Z M0 0 M12 12"  # before a label
 
 
@@ -43,7 +44,7 @@ class LiveChart:
         self._drawn = chart
         option = self._option(chart)
         self.widget.option = option
-        return 16 * sum(len(one.get("data", ())) for one in option["series"])
+        return sum(_POINT * len(one.get("data", ())) + _STYLE for one in option["series"])
 
     def _clicked(self, event: dict[str, Any]) -> None:
         name = str(event.get("name", ""))
@@ -73,7 +74,7 @@ class LiveChart:
             "animation": False,
             "backgroundColor": "transparent",
             "title": {
-                "text": f"{{title|{chart.title}}}  {chart.note}",
+                "text": f"{{title|{chart.heading}}}  {chart.note}",
                 "left": left,
                 "top": 4,
                 "padding": 0,
@@ -116,7 +117,7 @@ class LiveChart:
             "tooltip": {
                 "trigger": "axis",
                 "confine": True,
-                "axisPointer": {"type": "line", "label": {"precision": chart.digits}},
+                "axisPointer": {"type": "line", "label": {"precision": chart.digits, "formatter": _place(chart)}},
                 "backgroundColor": "rgba(31,41,55,.94)",
                 "borderWidth": 0,
                 "textStyle": {"fontSize": 11, "color": "#f3f4f6"},
@@ -131,7 +132,7 @@ class LiveChart:
                 "min": "dataMin",
                 "max": "dataMax",
                 "splitLine": {"show": False},
-                "axisLine": {"show": False},
+                "axisLine": {"show": False, "onZero": False},
                 "axisTick": {"show": False},
                 "axisLabel": {**small, "hideOverlap": True, "showMinLabel": False, "showMaxLabel": False},
             },
@@ -157,16 +158,24 @@ def _bounds(y: Scale) -> dict[str, Any]:
     return {"min": y.low, "max": y.high, "interval": y.step}
 
 
+def _place(chart: Chart) -> str:
+    """The first line under the mouse: the place on the x axis, and the unit of the values below."""
+    unit = f" · {chart.values}" if chart.values else ""
+    return f"{chart.xlabel} {{value}}{unit}"
+
+
 def _name(line: Line) -> str:
     """The label of a line; only the number for a rank that is drawn on a click, because there may be many."""
     return line.label if line.shown else line.label.removeprefix("rank ")
 
 
 def _line(line: Line) -> dict[str, Any]:
+    if not line.shown:  # only its label
+        return {"name": _name(line), "type": "line", "data": [], "color": line.color}
     return {
         "name": _name(line),
         "type": "line",
-        "data": _pairs(line.x, line.y) if line.shown else [],
+        "data": _pairs(line.x, line.y),
         "color": line.color,
         "showSymbol": line.sparse,
         "symbol": "circle",
@@ -266,7 +275,7 @@ def _same(one: Chart, other: Chart | None) -> bool:
 
 
 def _plain(chart: Chart) -> tuple[object, ...]:
-    return chart.note, chart.log, chart.best, chart.epochs, chart.broken, chart.xlabel, chart.values
+    return chart.short, chart.note, chart.log, chart.best, chart.epochs, chart.broken, chart.xlabel, chart.values
 
 
 def _values(line: Line) -> list[Floats]:

@@ -47,9 +47,9 @@ def svg(chart: Chart) -> str:
     parts = [
         f"<svg xmlns='http://www.w3.org/2000/svg' width='100%' height='{HEIGHT}' {_FONT} font-size='11' fill='{GREY}'>"
         f"<style>@media(max-width:{_WIDE}px){{.w{{display:none}}}}</style>",
-        f"<text x='1' y='15'><tspan font-size='13' font-weight='600'>{escape(chart.title)}</tspan>"
+        f"<text x='1' y='15'><tspan font-size='13' font-weight='600'>{escape(chart.heading)}</tspan>"
         f"<tspan dx='8'>{escape(chart.note)}</tspan></text>",
-        *(f"<text class='w' x='{at}%' y='15' font-weight='600'>{escape(chart.title)}</text>" for at in _AGAIN),
+        *(f"<text class='w' x='{at}%' y='15' font-weight='600'>{escape(chart.heading)}</text>" for at in _AGAIN),
         *legend,
         f"<svg y='{top}' width='{100 - RIGHT}%' height='{height}' overflow='visible'>",
     ]
@@ -230,8 +230,11 @@ CSS = f"""<style>
 </style>"""
 
 
-def grid(charts: Sequence[Chart]) -> str:
-    """The charts side by side, as many per row as there is room for; empty without charts."""
+def grid(charts: Sequence[Chart], counts: Sequence[int] = ()) -> str:
+    """The charts side by side, as many per row as there is room for; empty without charts.
+
+    ``counts``: how many charts each grid of the page has, if it has several.
+    """
     if not charts:
         return ""
     shown = "".join(
@@ -241,7 +244,7 @@ def grid(charts: Sequence[Chart]) -> str:
         f"{_image(one)}<div class='ring-tips'>{tips(one)}</div></div></div></div></div>"
         for one in charts
     )
-    return f"<div class='ring-charts' style='grid-template-columns:{columns(len(charts))}'>{shown}</div>"
+    return f"<div class='ring-charts' style='grid-template-columns:{columns(counts or [len(charts)])}'>{shown}</div>"
 
 
 def _image(chart: Chart) -> str:

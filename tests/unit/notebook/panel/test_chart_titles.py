@@ -55,6 +55,16 @@ def test_a_metric_that_has_numbers_again_has_its_trend() -> None:
     assert [mark.label for mark in chart.broken] == ["NaN, rank 0"]
 
 
+def test_the_newest_value_is_that_of_the_table_of_ranks() -> None:
+    """The last point of a long curve is the mean of many steps."""
+    state = RunState(2, 0.0)
+    for rank in range(2):
+        values = array("d", (value for step in range(1000) for value in (step, step, step + 2 * rank)))
+        state.apply(MetricBatch("run", rank, ("lr",), values), 1000.0)
+    (chart,) = charts(state.view(1000.0), ["lr"], Look())
+    assert chart.note == "1000"
+
+
 def rows(*values: tuple[float, ...]) -> array[float]:
     return array("d", (number for row in values for number in row))
 

@@ -117,6 +117,12 @@ def test_other_numbers_of_steps() -> None:
     assert found(PREPARED, view(2, *steps(0, 5), *steps(1, 5))) == {}
 
 
+def test_a_metric_of_one_rank_says_nothing_about_steps() -> None:
+    """Each call of `log` is a step of that rank."""
+    more = MetricBatch("run", 0, ("only_here",), array("d", (0.0, 9, 1.0)))
+    assert found(PREPARED, view(2, *steps(0, 5), *steps(1, 4), more)) == {}
+
+
 def test_every_rank_prints_the_same() -> None:
     source = "for epoch in range(9):\n    print('epoch', epoch)\n"
     said = "".join(f"epoch {epoch}\n" for epoch in range(9))

@@ -1,6 +1,6 @@
 """Output of many ranks as labelled lines."""
 
-from ring_notebook.notebook.panel.labelled_lines import Line, Lines, count, html, split_last, text
+from ring_notebook.notebook.panel.labelled_lines import LONGEST, Line, Lines, count, html, split_last, text
 from ring_notebook.notebook.record.run_view import Printed
 
 
@@ -110,3 +110,9 @@ def test_html_shows_what_was_printed_and_runs_none_of_it() -> None:
     page = html(Lines().take([out(1, 0, "<script>x</script>\n")]))
     assert "&lt;script&gt;x&lt;/script&gt;" in page
     assert "<script>" not in page
+
+
+def test_a_very_long_line_is_cut_on_a_page() -> None:
+    page = html([Line((0,), "stdout", "z" * (LONGEST + 12))])
+    assert page.endswith("z … 12 more characters</div>")
+    assert page.count("z") == LONGEST

@@ -7,6 +7,8 @@ from array import array
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from ring_notebook.notebook.panel.charts.chart import Chart, Mark
 from ring_notebook.notebook.panel.charts.curves import Curves, per_rank
 from ring_notebook.notebook.panel.charts.live_chart import LiveChart
@@ -86,6 +88,22 @@ def test_nothing_is_sent_twice() -> None:
     assert live.draw(chart()) > 0
     assert live.draw(chart()) == 0
     assert live.draw(replace(chart(), best=(3.0, 0.25))) > 0
+
+
+@pytest.mark.parametrize("ranks", [2, 8, 64])
+def test_a_large_chart_counts_as_many_bytes_as_it_sends(ranks: int) -> None:
+    """Charts of many ranks are drawn less often, so that the page has time for its reader."""
+    live = LiveChart()
+    counted = live.draw(chart(ranks))
+    sent = json.dumps(live.widget.option["series"])
+    assert 0.5 * len(sent) < counted < 2 * len(sent)
+
+
+def test_what_is_under_the_mouse_has_its_unit() -> None:
+    live = LiveChart()
+    for values, header in (("ms", "step {value} · ms"), ("", "step {value}")):
+        live.draw(replace(chart(), values=values))
+        assert live.widget.option["tooltip"]["axisPointer"]["label"]["formatter"] == header
 
 
 def test_values_that_json_does_not_know_are_gaps() -> None:

@@ -276,14 +276,18 @@ def test_media_are_shown_with_name_and_step_and_hostile_text_is_text(tmp_path: P
     ]
 
 
-def test_groups_have_names_and_what_is_left_out_is_said(tmp_path: Path) -> None:
-    names = ("loss", *(f"grad/{index}" for index in range(13)))
-    page = report.mime_bundle(run(tmp_path, 1, MetricBatch(tmp_path.name, 0, names, array("d", range(16)))))[
-        "text/html"
-    ]
+@pytest.mark.parametrize(("more", "others"), [(2, ""), (report.MOST_FOLDED, ""), (report.MOST_FOLDED + 1, "1 other:")])
+def test_groups_have_names_and_what_is_left_out_opens_by_its_name(tmp_path: Path, more: int, others: str) -> None:
+    names = ("loss", *(f"grad/{index}" for index in range(report.MOST_CHARTS - 1 + more)))
+    rows = array("d", range(2 + len(names)))
+    log = run(tmp_path, 1, MetricBatch(tmp_path.name, 0, names, rows))
+    page = report.mime_bundle(log)["text/html"]
     assert "<b>grad</b><div class='ring-charts'" in page
-    assert "<div>2 more metrics: <code>%ring plot 'grad/*'</code> charts them</div>" in page
-    assert len(images(page)) == report.MOST_CHARTS + 1, "and the samples/s"
+    assert f"<summary>{more} more metrics</summary>" in page
+    assert "<details><summary>grad/11 14</summary><div class='ring-charts'" in page
+    assert ("others: <code>" in page or "other: <code>" in page) == bool(others)
+    assert len(images(page)) == report.MOST_CHARTS + 1 + min(more, report.MOST_FOLDED), "and the samples/s"
+    assert "more metrics</summary>" not in report.mime_bundle(log, ["loss"])["text/html"], "they were not chosen"
 
 
 def test_a_metric_to_plot_that_was_not_logged_is_named(tmp_path: Path) -> None:
@@ -349,6 +353,12 @@ def test_a_value_that_is_no_number_is_said_first_and_drawn_in_red(tmp_path: Path
     assert bundle["text/plain"].splitlines()[1] == "loss is NaN on rank 1 since step 60"
     assert "NaN, rank 1" in texts(images(bundle["text/html"])[0])
     assert "<td style='color:#ef4444'>inf</td>" in bundle["text/html"]
+
+
+def test_a_value_that_was_no_number_for_a_while_is_said_so(tmp_path: Path) -> None:
+    bad = MetricBatch("r1", 1, ("loss",), array("d", (time.time(), 60, float("nan"), time.time(), 61, 0.5)))
+    bundle = report.mime_bundle(run(tmp_path / "r1", 2, bad))
+    assert bundle["text/plain"].splitlines()[1] == "loss was NaN on rank 1 at step 60, and has numbers again"
 
 
 def test_values_are_there_to_hover_over_and_unseen_without_styles(tmp_path: Path) -> None:

@@ -160,6 +160,12 @@ def test_a_view_does_not_change_later(log: RunLog) -> None:
     log.finish("ok")
 
 
+def test_the_end_of_a_line_too_long_for_memory_is_kept(log: RunLog) -> None:
+    feed(log, Output("r1", 1, "stdout", "x" * OUTPUT_CHARACTERS), Output("r1", 1, "stdout", "y\n"))
+    finish(log)
+    assert "".join(piece.text for piece in log.view().output) == "x" * (OUTPUT_CHARACTERS - 2) + "y\n"
+
+
 def test_wait_ended_says_no_after_its_time(log: RunLog) -> None:
     feed(log, ended(0))
     assert log.wait_ended([0], 45)
