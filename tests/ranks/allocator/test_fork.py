@@ -109,7 +109,7 @@ class InPlace(Dataset[Tensor]):
         return value
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_workers_of_a_data_loader_write_in_place(hvd: ModuleType, method: str) -> None:
     tensor = promoted(hvd)
     loader = DataLoader(InPlace(tensor), batch_size=2, num_workers=2, multiprocessing_context=method)

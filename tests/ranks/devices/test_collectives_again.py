@@ -10,7 +10,7 @@ from ranks.collectives.test_moving import *  # noqa: F403
 from ranks.collectives.test_reducing import *  # noqa: F403
 
 # One size: what differs by it they try in host memory.
-pytestmark = [pytest.mark.sizes(3, slow=(1, 2, 4)), pytest.mark.usefixtures("default_device")]
+pytestmark = [pytest.mark.sizes(2, slow=(1, 3, 4)), pytest.mark.usefixtures("default_device")]
 
 USUAL = {
     "test_allgather_of_uneven_rows",

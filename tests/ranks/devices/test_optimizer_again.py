@@ -9,7 +9,7 @@ from ranks.optimizer.test_fused import *  # noqa: F403
 from ranks.optimizer.test_lifetime import *  # noqa: F403
 from ranks.optimizer.test_options import *  # noqa: F403
 
-pytestmark = [pytest.mark.sizes(3), pytest.mark.usefixtures("default_device")]
+pytestmark = [pytest.mark.sizes(2), pytest.mark.usefixtures("default_device")]
 
 USUAL = {
     "test_sparse_gradients",

@@ -9,7 +9,7 @@ import torch
 
 from harness.devices.pretended_gpu import PretendedGpu
 
-pytestmark = pytest.mark.sizes(1)
+pytestmark = pytest.mark.sizes(2)  # as most tests of this folder: one launch
 
 
 def test_a_module_moves_trains_and_calls_hooks_on_another_thread(device: torch.device, gpu: PretendedGpu) -> None:

@@ -8,7 +8,7 @@ from ranks.training.test_data import *  # noqa: F403
 from ranks.training.test_prepared_loops import *  # noqa: F403
 from ranks.training.test_state import *  # noqa: F403
 
-pytestmark = [pytest.mark.sizes(3), pytest.mark.usefixtures("default_device")]
+pytestmark = [pytest.mark.sizes(2), pytest.mark.usefixtures("default_device")]
 
 USUAL = {
     "test_clipping_uses_the_norm_of_the_reduced_gradients",
@@ -21,7 +21,7 @@ _SAMPLERS = "torch's own samplers draw from generators of the CPU, which a defau
 
 NOT_HERE = {
     "test_sampler_joins_to_the_batches_of_one_process_and_shuffles_again": _SAMPLERS,
-    "test_shard_of_every_kind_of_loader[np3-shuffled]": _SAMPLERS,
+    "test_shard_of_every_kind_of_loader[np2-shuffled]": _SAMPLERS,
     "test_one_rank_may_look_at_a_batch": _SAMPLERS,
     "test_random_sampler_with_replacement_is_left_to_the_sampler": _SAMPLERS,
     "test_prepare_is_the_whole_port": "its batches are on the device, and what is there cannot be pinned",
