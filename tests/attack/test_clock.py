@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.usefixtures("without_torch")
 DAY = 86_400
 SHIFT = """
 #define _GNU_SOURCE
@@ -48,7 +49,7 @@ barrier()
 """
 LOGS = """
 import os, sys, time
-import ring_notebook.torch as ring
+import numpy_face as ring
 ring.init()
 def batches():
     for step in range(5):

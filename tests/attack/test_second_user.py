@@ -18,7 +18,7 @@ from ring_notebook.notebook.cluster.cluster import Cluster
 
 SECRET = "token-of-the-first-user"
 TRIES = 200
-SECONDS = 20.0
+SECONDS = 8.0
 """Bound of the attack on a running job, however slow the machine."""
 SECONDS_OF_ALL = 800.0
 """Bound of 200 tries."""
