@@ -1,7 +1,7 @@
 """Which ranks the others wait for, and why; noise never counts.
 
-Each process measures what its time went to. Of the time that a slow rank takes longer than the usual rank, each cause
-explains some seconds: the one that explains most is said, if that is more than a third of it.
+Each process measures what its time went to. A slow rank takes some seconds longer than the usual rank, and each cause
+explains a part of them. The cause of the largest part is named, if that is more than a third.
 """
 
 from __future__ import annotations

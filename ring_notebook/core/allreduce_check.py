@@ -1,7 +1,7 @@
 """A rank of the doctor's measurement: ``python -m ring_notebook.core.allreduce_check SECONDS``.
 
-Rank 0 prints a line of JSON: how many ``ranks`` and ``hosts`` there are, and in bytes per second the ``rate`` of an
-allreduce of memory that lies in ring memory, and on one host ``memory``, what all ranks together read and write.
+Rank 0 prints a line of JSON: the numbers of ``ranks`` and ``hosts``; ``rate``, that of an allreduce in ring memory; and
+on one host ``memory``, the rate at which all ranks together read and write. Both are in bytes per second.
 """
 
 from __future__ import annotations

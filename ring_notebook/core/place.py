@@ -158,10 +158,10 @@ def unname_shared_memory() -> None:
 def find_place() -> Place:
     """Find the other ranks, and map the ring memory of this host. Collective over all ranks of a job.
 
-    Raises MPIMissingError when a launcher of MPI started this process and no MPI library can be loaded,
-    OutOfRingMemoryError when the memory cannot be mapped, ValueError for settings that differ between ranks or do not
-    go together, and RingError when another rank fails here or ends before it comes here, when this process is alone and
-    its launcher has started several, and when MPI connects hosts and was not initialized for threads.
+    Raises MPIMissingError when a launcher of MPI started this process and no MPI library can be loaded;
+    OutOfRingMemoryError when the memory cannot be mapped; ValueError for settings that differ between ranks or exclude
+    each other. Raises RingError when another rank fails here or ends before it comes here; when this process is alone,
+    though its launcher has started several; and when MPI connects hosts and was not initialized for threads.
     """
     rendezvous: Rendezvous | _MpiRendezvous | None = Rendezvous.take()
     if rendezvous is None and launched_by_mpi():

@@ -3,8 +3,8 @@
 `stop` collects the events of all ranks over the network and writes the latter; without `stop`,
 `launch.merge_traces` merges the ranks' files.
 
-The events' clock is the host's monotonic one. Each rank adds the difference to the wall clock, so that ranks of one
-host agree to about a microsecond, and ranks of several hosts as well as their clocks do.
+The events' clock is the host's monotonic one. Each rank adds the difference to the wall clock: ranks of one host then
+agree to about a microsecond, ranks of several hosts as well as the clocks of these do.
 
 A rank is a process of the trace and a group is a thread of it: a group carries out one operation at a time, so its
 phases follow one another; a group's operations by name have a thread of their own. Operations that are queued, or wait

@@ -29,7 +29,7 @@ class Call:
         self._first: _core.Work | None = None
 
     def place(self) -> tuple[int, _core.Work | None]:
-        """What the core is told of it with the next operation."""
+        """What the core needs to know of the group with its next operation."""
         return self.operations, self._first
 
     def started(self, native: _core.Work) -> None:

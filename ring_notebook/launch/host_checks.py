@@ -29,7 +29,7 @@ from ring_notebook.rank.preload import ineligible, preloaded
 from ring_notebook.rank.rank_threads import threads_set
 
 _GIB = 1 << 30
-_MOST_RANKS = 8  # that measure allreduce where nobody has said how many
+_MOST_RANKS = 8  # that measure allreduce where no number is given
 _SECONDS_TO_START = 60.0
 _SECONDS_TO_SUM = 2.5
 _FAIR_SHARE = 0.5  # of what the hardware should give

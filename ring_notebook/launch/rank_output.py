@@ -76,7 +76,7 @@ class RankFiles:
             self._files[rank, name] = (own / name).open("wb", buffering=0)
 
     def write(self, rank: int, name: str, data: bytes) -> None:
-        """Add what ``rank`` has printed; what the disk does not take is told in ``error``."""
+        """Add what ``rank`` has printed; ``error`` then says why the disk took no more, if so."""
         if rank == _SHARED:
             return
         try:

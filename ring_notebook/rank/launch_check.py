@@ -56,9 +56,9 @@ def check_alone(env: Mapping[str, str] = os.environ) -> None:
 
 
 def _check_hosts_of_torchrun(env: Mapping[str, str]) -> None:
-    """Refuse ranks that torchrun has started on several hosts, where nobody has said how they find each other.
+    """Refuse ranks that torchrun has started on several hosts without RING_RENDEZVOUS.
 
-    torchrun's store, which anyone who reaches its port can read and write, does not connect them.
+    Its own store cannot connect them: anyone who reaches its port can read and write it.
     """
     hosts = env.get("GROUP_WORLD_SIZE", "1")
     if "TORCHELASTIC_RUN_ID" not in env or hosts == "1":

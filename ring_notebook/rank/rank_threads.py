@@ -18,8 +18,8 @@ OMP, MKL = "OMP_NUM_THREADS", "MKL_NUM_THREADS"
 def thread_share(own: int, shared: int, ranks: int, asked: int = 0) -> int:
     """The threads of one of ``ranks`` ranks on a host.
 
-    ``own`` is the number of cores that it may use, ``shared`` that of all these ranks together, and ``asked`` what a
-    batch system was asked for each task (0: nothing).
+    ``own``: cores that it may use. ``shared``: cores of all these ranks together. ``asked``: cores for each task that
+    the user has asked of a batch system; 0 for none.
     """
     return max(1, min(own, shared // ranks, asked or own))
 

@@ -197,17 +197,17 @@ class Rendezvous:
         if not isinstance(values, list) or len(values) != self.size or not isinstance(key, str):
             raise self._error(f"expected what {self.size} ranks have given, got {values!r:.100}")
         self._step += 1
-        # A server elsewhere does not say the secret of the connections: who listens on the way would know it.
+        # A server on another host does not send the key of the connections: an eavesdropper would learn it.
         self.key = hmac.digest(self._secret, key.encode(errors="replace"), "sha256")
         self.elastic = answer.get("elastic") is True
         return values
 
     def assemble(self, ranks: Sequence[int], epoch: int, limit: float) -> Assembled:
-        """The next epoch of an elastic job, which those of ``ranks`` that live open, and those that have joined them.
+        """The next epoch of an elastic job: its members are the living ones of ``ranks``, and processes that join.
 
-        All of these have to call this, with the newest ``epoch`` that each has tried to open; one that joins names no
-        ``ranks``. Raises CollectiveTimeout when they have not within ``limit`` seconds, 0 for any time, and RingError
-        when the supervisor has exited. May be interrupted.
+        Each of them calls this with the newest ``epoch`` that it has tried to open; one that joins names no ``ranks``.
+        Raises CollectiveTimeout when some have not called within ``limit`` seconds (0: waits for any time), and
+        RingError when the supervisor has exited. May be interrupted.
         """
         self._limit, self._deadline = limit, time.monotonic() + limit if limit else math.inf
         try:

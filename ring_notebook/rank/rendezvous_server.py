@@ -39,11 +39,11 @@ Replies = dict[int, dict[str, Any]]
 
 
 class Gathering:
-    """Who has given what, among ranks 0 to ``size`` - 1 of a job; ``elastic`` is what its ranks are told of it.
+    """What ranks 0 to ``size`` - 1 of a job have given; ``elastic`` says whether the job is an elastic one.
 
-    Ranks form once in each generation. A request of a newer generation ends what others still wait for. Those of an
-    elastic job that live assemble for each epoch, without the ranks that have exited. Processes that were started since
-    join them then: all form again, in the next generation.
+    Ranks form once in each generation. A request of a newer generation ends what others still wait for. The living
+    ranks of an elastic job assemble for each epoch. New processes join them there: then all form again, in the next
+    generation.
     """
 
     def __init__(self, size: int, elastic: bool = False) -> None:
@@ -54,7 +54,7 @@ class Gathering:
         self._gone: dict[int, str] = {}
         self._joining: dict[int, int] = {}  # processes that wait to be taken in: after which epoch
         self._formed = set(range(size))  # members of the newest formation that live
-        self._next = 0  # the newest generation that an elastic job was told to form
+        self._next = 0  # the newest generation that an elastic job is to form
         self._since: dict[int, int] = {}  # the generation that has taken a rank in
         self._assembling: dict[int, tuple[frozenset[int], int]] = {}  # who waits: for which ranks, after which epoch
         self._assembled: dict[int, dict[str, Any]] = {}  # what each rank was answered last
@@ -120,10 +120,10 @@ class Gathering:
     def assemble(self, rank: int, request: object) -> Replies:
         """Rank ``rank`` is to open an epoch after ``epoch`` with those of ``ranks`` that live, once all of them ask.
 
-        All of these get the same number, of the ``next`` epoch, and the same ``members``. A rank that was interrupted
-        asks again. A process that is to join asks with no ``ranks``; it gets the same when the others assemble, which
-        are told that it waits. Then ``forms`` says in which generation all form before, and how many ranks the job has;
-        those who have joined are the last of the ``members``. Raises ValueError for what is no request.
+        All get the same number of the ``next`` epoch and the same ``members``. A rank that was interrupted asks again.
+        A process that joins asks with no ``ranks``. The others learn that it waits, and when they assemble it gets the
+        same answer. ``forms`` then says in which generation all form first, and how many ranks the job has; those that
+        have joined are the last of the ``members``. Raises ValueError for a request of another form.
         """
         if not isinstance(request, dict):
             raise ValueError(f"rank {rank}: expected a request, got {request!r:.100}")
@@ -155,7 +155,7 @@ class Gathering:
         return replies
 
     def _count(self, rank: int) -> Replies:
-        """Answer those that assemble with ``rank``, if they are all that live, and those that join them."""
+        """Once all living ranks that ``rank`` waits for assemble: answer these, and the processes that join them."""
         members = self._assembling[rank][0].difference(self._gone)
         # A rank that has not seen the epoch before open still counts on those that were to be in it.
         waiting = {one: call for one, call in self._assembling.items() if call[0].difference(self._gone) == members}
@@ -191,16 +191,16 @@ class Gathering:
         return {one: self._assembled[one] for one in waiting}
 
     def dismiss(self, ranks: set[int]) -> Replies:
-        """These ranks, and no others, are to leave when the job assembles next, which those that train are told."""
+        """Have these ranks, and no others, leave when the job assembles next; notifies the ranks that train."""
         before, self._leaving = self._leaving, ranks & self._formed
         return {} if self._leaving <= before else self._update()
 
     def _update(self) -> Replies:
-        """Tell those that train that the job changes when they assemble next."""
+        """Notify the ranks that train: the job changes when they assemble next."""
         return {one: {"updated": True} for one in self._formed}
 
     def give_up(self, rank: int) -> Replies:
-        """Rank ``rank`` waits no longer for others to assemble; it is told which are missing."""
+        """Rank ``rank`` stops waiting for others to assemble; the answer says which are missing."""
         if rank not in self._assembling:
             return {}
         ranks, epoch = self._assembling.pop(rank)

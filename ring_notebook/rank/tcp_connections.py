@@ -41,9 +41,9 @@ _PROBES = 5  # without an answer, until a host counts as lost
 def listen(own: str = "") -> socket.socket:
     """A socket that listens on the interface to the other hosts, on a port that the kernel chooses.
 
-    The interface is RING_INTERFACE, else the one that the job has found (GLOO_SOCKET_IFNAME, which may be a list), else
-    that of the address ``own``, else that of this host's name, as on the first host of a job that has grown to others.
-    Raises OSError when it has no address.
+    The interface is the first of these that is known: RING_INTERFACE; GLOO_SOCKET_IFNAME, which the job sets; that of
+    the address ``own``; that of this host's name, as when a job of one host grows to others. Raises OSError when it has
+    no address.
     """
     found = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
     name = config().interface or ("" if found == "lo" else found)  # what a job found on one host leads nowhere else

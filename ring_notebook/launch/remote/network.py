@@ -1,4 +1,4 @@
-"""Which network interface of this host leads to the other hosts of a job, and how MPI is told to listen on no other."""
+"""Which interface of this host leads to the other hosts of a job, and the variables that keep MPI and Gloo to it."""
 
 from __future__ import annotations
 

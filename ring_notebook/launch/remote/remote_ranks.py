@@ -55,7 +55,7 @@ class RemoteRanks(HostRanks):
         self.unusable: RankFailure | None = None
         """The failure of its first rank, where it was lost before its agent had answered."""
         self._others = list(others)
-        self._host = name  # what it calls itself, once it has said that
+        self._host = name  # its own name for itself, once its agent has sent it
         self._job = job
         self._command = command
         self._running: set[int] = set()
@@ -160,7 +160,7 @@ class RemoteRanks(HostRanks):
 
     def close(self) -> None:
         self._end(0)
-        while not self.lost and not self._ended:  # the agent closes the stream when it has said all
+        while not self.lost and not self._ended:  # the agent closes the stream when it has sent everything
             for key, _ in self._selector.select(0.5):
                 key.data()
             self.check()

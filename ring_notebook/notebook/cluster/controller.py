@@ -32,7 +32,7 @@ class Controller(IPController):  # type: ignore[misc]
         super().initialize(argv)
 
     def next_port(self, pool_name: str = "common") -> int:
-        """A port that nobody else can take until the scheduler that is told of it, a process, has bound it.
+        """A port for a scheduler, which is another process; nobody else can take it before the scheduler binds it.
 
         A socket that is bound and does not listen keeps it; ZeroMQ, which sets SO_REUSEADDR too, may bind it besides.
         """

@@ -45,7 +45,7 @@ class LineParser(MagicArgumentParser):
         return action
 
     def add_exclusive(self) -> Callable[..., argparse.Action]:
-        """A function that adds options as `add_argument` does, of which a line may have one."""
+        """A function like `add_argument`; a line may have only one of the options that it adds."""
         group = self.add_mutually_exclusive_group()
 
         def add(*names: Any, **details: Any) -> argparse.Action:

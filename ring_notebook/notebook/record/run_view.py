@@ -64,10 +64,10 @@ class RankView:
 class RunView:
     """A run at one moment: immutable, bounded, cheap to draw.
 
-    ``curves`` holds points over steps by metric and rank, ``throughput`` samples/s over seconds since the
-    start by rank. ``output`` is the newest of what the ranks printed (``dropped_lines`` older lines are left out),
-    ``displays`` the newest of what they displayed (``dropped`` older ones are left out), ``media`` the newest image,
-    figure, histogram or text that they have logged under each name. ``cleared`` counts calls of clear_output.
+    ``curves``: points over steps, by metric and rank. ``throughput``: samples/s over seconds since the start, by rank.
+    ``output``: the newest lines that ranks printed, without ``dropped_lines`` older ones. ``displays``: the newest
+    displays, without ``dropped`` older ones. ``media``: the newest image, figure, histogram or text logged under each
+    name. ``cleared`` counts calls of clear_output.
     ``epochs`` are the steps at which the logged epoch changed, with its new value. ``broken`` holds the first value
     that is not finite of each metric and rank: its step, and "NaN" or "inf". ``loads`` holds what `records.Load` names
     over seconds since the start, by rank. ``axes`` holds, by rank, "time" (seconds since the start) and "samples" (of

@@ -56,7 +56,7 @@ class ScalingReport(Listing):
         lines = [_line("measured", 0, done)]
         band = None
         if guessed:
-            # From the last size before them that was measured, so that the curve goes on.
+            # The curve begins at the last size that was measured before them.
             from_there = [([one for one in done if one.ranks < guessed[0].ranks] or done)[-1], *guessed]
             lines.append(_line("predicted", 2, from_there, sparse=True))
             ends = np.array([one.interval or (one.efficiency, one.efficiency) for one in from_there])

@@ -113,8 +113,8 @@ class ReducingOptimizer(Wrapper):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Reduce the gradients and make a step of the wrapped optimizer.
 
-        With a ``closure`` the gradients are reduced after each of its calls, and the loss that it returns is averaged
-        over all ranks, so that optimizers that search with it decide the same on every rank.
+        With a ``closure`` the gradients are reduced after each of its calls, and its loss is averaged over all ranks:
+        an optimizer that searches with it then decides the same on every rank.
         """
         self._check_newest()
         self._follow_epoch()

@@ -90,11 +90,11 @@ class RingWork(c10d.Work):
     _source_rank = source_rank
 
     def get_future(self) -> torch.futures.Future[Any]:
-        """A future of the tensors, completed but in one case. Raises the operation's error.
+        """A future of the tensors. Raises the operation's error.
 
-        It waits here and not in the future: C++ waits for that without looking at signals, and it would tell an error
-        by its text alone. DistributedDataParallel asks for a future in the backward pass and waits for it behind the
-        pass; so does its future, which completes, or raises from ``backward()``, just before.
+        The future is completed when it is returned: C++ waits for futures without looking at signals, and keeps only
+        the text of an error. One case differs. DistributedDataParallel asks for a future during backward, and waits for
+        it after backward: its future completes, or raises from ``backward()``, at the end of the pass.
         """
         if self._source is not None:
             raise RingError("a receive has no future; call wait(), which an interrupt and a failing rank can end")
@@ -118,17 +118,17 @@ def in_backward() -> bool:
 
 
 def _is_asked_by_reducer() -> bool:
-    """Whether C++ in the backward pass, and no hook in Python, which may wait for it at once, asks for a future.
+    """Whether the reducer of DistributedDataParallel, which is C++ in the backward pass, asks for a future.
 
-    `DistributedDataParallel`'s reducer does. What Python sees below it is the call of backward, or nothing on a thread
-    of autograd.
+    A hook in Python may ask too, and wait for it at once. Below the reducer Python sees the call of backward, or on a
+    thread of autograd nothing.
     """
     asking = sys._getframe(1).f_back
     return in_backward() and (asking is None or asking.f_code is _RUN_BACKWARD)
 
 
 class CompletedWork(RingWork):
-    """The handle of an operation that has completed, where nobody asks for its tensors: one serves all."""
+    """The handle of any operation that has completed, and whose tensors nobody asks for."""
 
     def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
         """True."""
