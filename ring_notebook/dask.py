@@ -12,7 +12,8 @@ from urllib.parse import urlsplit
 from distributed import Client
 
 from ring_notebook.errors import RingError
-from ring_notebook.launch.lent_places import LentPlaces, address_towards
+from ring_notebook.launch.lent_places import LentPlaces
+from ring_notebook.launch.remote.network import address_towards
 from ring_notebook.launch.remote.relay import Where, serve
 from ring_notebook.words import plural
 

@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ring_notebook.errors import RingError
-from ring_notebook.launch.lent_places import LentPlaces, address_towards
+from ring_notebook.launch.lent_places import LentPlaces
+from ring_notebook.launch.remote.network import address_towards
 from ring_notebook.launch.remote.relay import Where
 from ring_notebook.words import plural
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ring_notebook.launch.launchers.hosts import Host
+from ring_notebook.rank.rank_threads import slurm_counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ def find_allocation(env: Mapping[str, str] = os.environ, cpus_per_rank: int = 0)
     """
     for system in _SYSTEMS:
         if env.get(system.variable):
-            cores = _slurm_counts(env.get("SLURM_JOB_CPUS_PER_NODE", "")) if system.name == "Slurm" else []
+            cores = slurm_counts(env.get("SLURM_JOB_CPUS_PER_NODE", "")) if system.name == "Slurm" else []
             hosts = tuple(system.hosts(env))
             if cpus_per_rank and cores:
                 cores += cores[-1:] * (len(hosts) - len(cores))
@@ -58,7 +59,7 @@ def find_allocation(env: Mapping[str, str] = os.environ, cpus_per_rank: int = 0)
 
 def _slurm(env: Mapping[str, str]) -> list[Host]:
     names = expand_slurm(env["SLURM_JOB_NODELIST"])
-    slots = _slurm_counts(env.get("SLURM_TASKS_PER_NODE") or env.get("SLURM_JOB_CPUS_PER_NODE") or "1")
+    slots = slurm_counts(env.get("SLURM_TASKS_PER_NODE") or env.get("SLURM_JOB_CPUS_PER_NODE") or "1")
     slots += slots[-1:] * (len(names) - len(slots))
     return [Host(name, count) for name, count in zip(names, slots, strict=False)]
 
@@ -120,8 +121,3 @@ def _expand(part: str) -> Iterator[str]:
             raise ValueError(f"cannot read {part!r} in a list of Slurm's nodes; expected numbers in brackets")
         for number in range(int(first), int(last or first) + 1):
             yield from _expand(f"{before}{number:0{len(first)}d}{after}")
-
-
-def _slurm_counts(text: str) -> list[int]:
-    """``"2(x3),1"`` -> [2, 2, 2, 1]."""
-    return [int(count) for count, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", text) for _ in range(int(times or 1))]

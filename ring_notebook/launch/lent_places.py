@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import socket
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Protocol
@@ -101,10 +100,3 @@ def engine_at(address: str) -> Engine:
             f"{scheme} is not installed here: `pip install 'ring-notebook[{scheme}]'`", name=error.name
         ) from None
     return engine
-
-
-def address_towards(host: str) -> str:
-    """The address of this host on the way to ``host``."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((host, 9))  # sends nothing; the kernel picks the route, and with it our address
-        return str(probe.getsockname()[0])

@@ -22,7 +22,7 @@ from ring_notebook.launch.allocation import find_allocation
 from ring_notebook.launch.job import Job
 from ring_notebook.launch.launchers.hosts import Host, check_slots, is_local, named_hosts
 from ring_notebook.launch.rank_output import RankFiles
-from ring_notebook.launch.remote.network import own_address
+from ring_notebook.launch.remote.network import address_towards
 from ring_notebook.launch.supervisor.growth import NOT_ELASTIC, Elastic
 from ring_notebook.own_python import code_command
 from ring_notebook.rank.function_rank import ADDRESS, KEY, Outcome
@@ -148,4 +148,4 @@ def _address(hosts: Sequence[Host], folder: Path) -> str | tuple[str, int]:
     remote = [host.name for host in hosts if not is_local(host.name)]
     if not remote:
         return str(folder / "inbox")
-    return own_address(remote[0]), 0
+    return address_towards(remote[0]), 0

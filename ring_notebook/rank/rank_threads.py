@@ -77,11 +77,14 @@ def _launched_here(env: Mapping[str, str]) -> int:
     count_here = next((count for name in names if (count := _number(env, name))), 0)
     if count_here:
         return count_here
-    # Such as "2(x3),1" for four hosts.
-    counts = re.findall(r"(\d+)(?:\(x(\d+)\))?", env.get("SLURM_STEP_TASKS_PER_NODE", ""))
-    hosts = [int(count) for count, times in counts for _ in range(int(times or 1))]
+    hosts = slurm_counts(env.get("SLURM_STEP_TASKS_PER_NODE", ""))
     number = int(env.get("SLURM_NODEID") or 0)
     return hosts[number] if number < len(hosts) else 0
+
+
+def slurm_counts(text: str) -> list[int]:
+    """Slurm's short form of a number for each host: ``"2(x3),1"`` -> [2, 2, 2, 1]."""
+    return [int(count) for count, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", text) for _ in range(int(times or 1))]
 
 
 def _number(env: Mapping[str, str], name: str) -> int:

@@ -30,7 +30,7 @@ def network_variables(others: Iterable[str], env: Mapping[str, str] = os.environ
     return {name: value for name, value in variables.items() if name not in env}
 
 
-def own_address(other: str) -> str:
+def address_towards(other: str) -> str:
     """The address of this host on the route to ``other``. Raises OSError where there is none."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((other, _PORT))  # sends nothing; the kernel picks the route, and with it our address
@@ -41,7 +41,7 @@ def interface_towards(others: Iterable[str]) -> str:
     """The interface of the route to the first of ``others`` whose name resolves to an IPv4 address; empty for none."""
     for other in others:
         with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
-            own = socket.inet_aton(own_address(other))
+            own = socket.inet_aton(address_towards(other))
             for _, name in socket.if_nameindex():
                 if _address(asked, name) == own:
                     return name
