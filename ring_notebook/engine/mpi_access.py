@@ -32,11 +32,17 @@ _ADVICE = (
 
 
 def begin() -> None:
-    """Start MPI together with all other engines; withdraw it in an engine that was started later."""
+    """Start MPI together with all other engines.
+
+    Withdraw it in an engine that was started later, and where MPICH, which we bring, would end the engine.
+    """
     if os.environ.get(STARTED_AGAIN):
         withdraw(f"this rank was started again after a death, or to grow, and MPI cannot take it in: {_ADVICE}")
         return
     if find_spec("mpi4py") is None:  # then no cell can use MPI
+        return
+    if "PMI_FD" in os.environ and not os.access("/dev/shm", os.W_OK):  # those of a site's mpiexec are its own matter
+        withdraw("MPI needs /dev/shm, which cannot be written here. The functions of `ring` work without it")
         return
     try:
         from mpi4py import MPI

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -32,6 +33,30 @@ for step in range(20):
     optimizer.zero_grad()
     loss = model(torch.ones(3, 2)).square().sum(); loss.backward()
     optimizer.step(); ring.log(loss=loss)
+"""
+IN_OTHER_ROOMS = """
+import os, sys
+from IPython.core.interactiveshell import InteractiveShell
+
+shell = InteractiveShell.instance()
+shell.run_line_magic("load_ext", "ring_notebook")
+try:
+    shell.run_line_magic("ring", "start -n 2")
+except Exception as error:
+    print("read-only folder:", error)
+os.chdir(sys.argv[1])
+shell.run_line_magic("ring", "start -n 2")
+shell.run_cell("%%ringtrain\\nprint('ranks', ring.allgather_object(ring.rank()))").raise_error()
+mpi = shell.run_cell("%%ringtrain\\nfrom mpi4py import MPI")
+print("MPI:", mpi.error_in_exec)
+shell.run_line_magic("ring", "stop")
+"""
+WITHOUT = """
+set -e
+mount -t tmpfs -o ro,size=4k none /dev/shm
+mount --bind "$HOME" "$HOME"
+mount -o remount,bind,ro "$HOME"
+exec "$@"
 """
 RANK = """
 import sys
@@ -116,6 +141,31 @@ def test_sources_in_front_of_what_is_installed(tmp_path: Path) -> None:
     assert code == 1
     said = f"Python imports the sources in {clone}, which are not compiled, before {installed}: run in another folder."
     assert err.splitlines()[-1].endswith(said)
+
+
+@pytest.mark.slow
+def test_a_read_only_home_with_the_notebook_and_no_shared_memory_folder(tmp_path: Path) -> None:
+    """As on hosts of others: a course folder that nobody may write, a container without /dev/shm."""
+    if os.geteuid() != 0:
+        pytest.skip("NOT TESTED in a room of others: needs root, to mount")
+    home, writable = tmp_path / "home", tmp_path / "writable"
+    home.mkdir()
+    writable.mkdir()
+    (home / "notebook.py").write_text(IN_OTHER_ROOMS)
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", WITHOUT, "sh", sys.executable, "notebook.py", writable],
+        cwd=home,
+        env={**os.environ, "HOME": str(home)},
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "read-only folder: cannot make" in done.stdout
+    assert "`%cd` into one that you can write" in done.stdout
+    assert "ranks [0, 1]" in done.stdout
+    assert "MPI: MPI needs /dev/shm, which cannot be written here" in done.stdout
 
 
 @pytest.mark.skipif(not PIP.exists(), reason="make test-install installs with pip")

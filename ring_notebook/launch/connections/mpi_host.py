@@ -1,4 +1,4 @@
-"""What ranks of one host need to find the others, and what MPICH leaves there in /dev/shm when they are killed."""
+"""What ranks of one host need to find the others, and what MPICH leaves in /dev/shm when they are killed."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import shutil
 import signal
 import socket
 import stat
+import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -20,7 +21,8 @@ from ring_notebook.rank.rank_variables import STARTED_AGAIN
 
 ALONE: Mapping[str, str] = {"UCX_TLS": "self,sm"}
 """The transports of ranks on one host. UCX, MPICH's transport, listens on all interfaces unless it stays within one."""
-FOLDER = Path("/dev/shm")
+# MPICH names its files there and nowhere else; without it, as in some containers, ranks without MPI still start.
+FOLDER = Path("/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir())
 _JOB = re.compile(r"ring-\d+-[0-9a-f]{16}")
 
 

@@ -28,15 +28,21 @@ _NAME = re.compile(r"\d+-[0-9a-f]{8}-")  # the kernel's process id first; other 
 def new_directory() -> Path:
     """Make a folder for the files of a new cluster of this kernel; remove folders of clusters that have ended.
 
-    Raises as `check_folder`.
+    Raises as `check_folder`, and ClusterError where this user cannot write.
     """
     check_folder()
     for directory in _directories():
         if not _in_use(directory):
             shutil.rmtree(directory, ignore_errors=True)
     directory = _root() / f"{os.getpid()}-{uuid.uuid4().hex[:8]}-{socket.gethostname()}"
-    for name in ("log", "security"):  # where ipyparallel writes, which leaves their mode to the umask
-        make_private_folder(directory / name)
+    try:
+        for name in ("log", "security"):  # where ipyparallel writes, which leaves their mode to the umask
+            make_private_folder(directory / name)
+    except OSError as error:
+        raise ClusterError(
+            f"cannot make {error.filename}: {error.strerror}. Clusters and runs are recorded in the notebook's folder: "
+            "`%cd` into one that you can write, such as `%cd ~`, or set RING_RUNS_DIR before the kernel starts"
+        ) from None
     return directory
 
 

@@ -59,19 +59,19 @@ def under_way(log: RunRecord) -> dict[str, str]:
 
 
 def last_state(log: RunRecord, plot: Sequence[str] = ()) -> dict[str, str]:
-    """The run in progress as a picture, for a page without the panel; on others it is hidden."""
+    """The run in progress as a picture and as text, for a page without the panel; on others they are hidden."""
     view = log.view()
     content = replace(headline.headline(log, view), status="last state seen", left=None)
     shown = _charts(grouped(view, plot, log.look, MOST_CHARTS))
     table = rank_table.html(rank_table.table(view)) if view.names or view.died else ""
-    text = under_way(log)["text/plain"]
+    notice = under_way(log)["text/plain"]
     page = (
         f"{CSS}{_LAST.replace('RUN', run_class(log))}{svg_chart.CSS * bool(shown)}"
         f"<div class='ring-last {run_class(log)}'>{headline.html(content)}"
-        f"<div class='ring-notice'>{escape(text)}</div>{shown}{display_area.row(view.media)}"
+        f"<div class='ring-notice'>{escape(notice)}</div>{shown}{display_area.row(view.media)}"
         f"<div class='ring-rows'>{table}</div>{_output(log, view.output, view.dropped_lines)}</div>"
     )
-    return {"text/html": page, "text/plain": text}
+    return {"text/html": page, "text/plain": _text(log, view, plot, error=True)}
 
 
 def run_class(log: RunRecord) -> str:
@@ -310,7 +310,7 @@ def _text(log: RunRecord, view: RunView, plot: Sequence[str], error: bool) -> st
     parts = [headline.text(headline.headline(log, view))]
     parts += [_trouble(log), *_notices(log, view, plot, error)]
     if view.names or view.died:
-        parts.append(rank_table.text(rank_table.table(view, still=True)))
+        parts.append(rank_table.text(rank_table.table(view, still=log.status != "running")))
     parts += map(hints.text, lint(log).hints(view))
     parts.append(display_area.text(view.media).rstrip("\n"))
     parts.append(_printed(_between(view)[0]).rstrip("\n"))

@@ -197,18 +197,24 @@ def test_what_is_printed_after_a_display_stands_below_it(tmp_path: Path) -> None
     assert following == ["[0-1]", "<Figure>", "[0-1] 7\n[1] last", "[0]", "own"]
 
 
-def test_the_last_state_is_a_picture_that_says_what_to_do(tmp_path: Path) -> None:
+def test_the_last_state_is_a_picture_that_says_what_to_do_and_text_that_says_how_far_it_is(tmp_path: Path) -> None:
     log = RunLog(tmp_path / "r1", "r1", "digits", 2, "", {}, {})
     rows = array("d", (value for step in range(9) for value in (log.started + step, step, 1 / (step + 1))))
     log.put(encode([MetricBatch("r1", rank, ("loss",), rows) for rank in (0, 1)]))
     while log.taken < log.received:
         time.sleep(0.001)
-    page = report.last_state(log)["text/html"]
+    state = report.last_state(log)
+    page = state["text/html"]
     assert page.count("%ring attach") == 1
     assert "last state seen" in page
     assert "● running" not in page
     assert "loss" in texts(images(page)[0])
     assert page.count("<tr>") == 3
+    headline, header, *rows_of_ranks = state["text/plain"].splitlines()
+    assert headline.startswith("running · digits · 2 ranks")
+    assert "loss" in header
+    assert "lost" not in state["text/plain"]
+    assert [row.split()[header.split().index("step")] for row in rows_of_ranks] == ["8", "8"]
     log.finish("ok")
 
 
