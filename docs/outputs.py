@@ -89,13 +89,15 @@ def run(path: Path) -> None:
     notebook = nbformat.read(path, as_version=4)
     names = hashes(notebook)  # of the code that a reader finds: exercises with their blanks
     demo.fill_in(notebook)
-    with tempfile.TemporaryDirectory(prefix="ring-outputs-") as runs:
-        demo.execute(notebook, runs)
+    with tempfile.TemporaryDirectory(prefix="ring-outputs-") as folder:  # some write files
+        os.chdir(folder)
+        demo.execute(notebook, ".ring/runs")
+        os.chdir(ROOT)
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     shown = {name: cell.outputs for name, cell in zip(names, code, strict=True)}
     kept(path).parent.mkdir(exist_ok=True)
     lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(shown[name], sort_keys=True)}" for name in shown)
-    kept(path).write_text(f"{{\n{lines}\n}}\n".replace(os.path.relpath(runs), ".ring/runs"))  # as a user has it
+    kept(path).write_text(f"{{\n{lines}\n}}\n".replace(f"{folder}/", ""))
     print(f"{path.name}: {kept(path).stat().st_size / 1e3:.0f} kB")
 
 

@@ -73,6 +73,11 @@ class CellCalls:
         """The variable that gets the result of ``call``; empty if none does."""
         return self._targets.get(id(call.node), "") if call is not None else ""
 
+    def returns(self, call: Call) -> bool:
+        """Whether a function returns the result, so that its caller, perhaps in another cell, decides what follows."""
+        returned = (node for node in ast.walk(self.tree) if isinstance(node, ast.Return))
+        return any(call.node is inner for node in returned for inner in ast.walk(node))
+
 
 def names_in(tree: ast.AST) -> set[str]:
     """Every name that the source uses, and every module that it imports, such as ``os.path``."""

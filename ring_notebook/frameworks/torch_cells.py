@@ -42,7 +42,7 @@ def _hints(cell: CellCalls) -> Iterator[Hint]:
     optimizer = next((call for call in cell.calls if ".optim." in f".{call.whole}"), None)
     trains, loader = "backward" in cell.names, cell.first(_LOADERS)
     wrapped = cell.first({"DistributedOptimizer"})
-    if trains and optimizer and not cell.names & _AVERAGING:
+    if trains and optimizer and not cell.names & _AVERAGING and not cell.returns(optimizer):
         yield _averaging(cell, optimizer, loader)
     if wrapped and not cell.names & _SAME_START:
         model = _model_of(optimizer) or "model"

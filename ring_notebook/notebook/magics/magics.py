@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
+import sysconfig
 from collections.abc import Callable
 from functools import wraps
+from shutil import which
 from typing import Any, TypeVar
 
 from IPython.core.error import UsageError
@@ -188,6 +191,10 @@ def register(shell: InteractiveShell) -> None:
         shell.input_transformers_cleanup.extend([_with_a_body, default_cells])
         if left := session.left_behind():
             print(left)  # noqa: T201
+        # A kernel often runs without its environment being activated: then `!ringrun` would not be found.
+        scripts = sysconfig.get_path("scripts")
+        if which("ringrun") is None and which("ringrun", path=scripts):
+            os.environ["PATH"] = os.pathsep.join([scripts, os.environ.get("PATH", os.defpath)])
 
 
 def _with_a_body(lines: list[str]) -> list[str]:

@@ -64,6 +64,11 @@ def test_an_optimizer_of_an_earlier_cell_may_be_wrapped() -> None:
     assert found("loss(model(x), y).backward()\noptimizer.step()\n") == {}
 
 
+def test_an_optimizer_that_a_function_returns_may_be_wrapped_by_its_caller() -> None:
+    made = "def make():\n    return model, torch.optim.SGD(model.parameters())\n\n"
+    assert found(made + "def step():\n    loss.backward()\n") == {}
+
+
 def test_no_broadcast_and_a_rate_for_one_process() -> None:
     hints = found(WRAPPED)
     assert "broadcast_parameters" in hints[4]

@@ -1,0 +1,95 @@
+"""The notebooks about large batches, models, data and clusters show what they say, and their checks help."""
+
+from __future__ import annotations
+
+from workshop.conftest import Workshop
+
+
+def test_08_sharp_and_flat_minima(workshop: Workshop) -> None:
+    measured, _ = workshop(
+        "08_sharp_and_flat_minima",
+        [
+            ("ring.allreduce(hv)", "hv", "average over ranks"),
+            ("ring.allreduce(hv)", "ring.allreduce(hv, op=ring.Sum)", "a sum, where a mean is wanted?"),
+            ("hv / hv.norm()", "hv", "divide it by its norm"),
+        ],
+    )
+    assert measured["λ of the large batch's minimum"] > measured["λ of the small batch's minimum"]
+    assert measured["seeds of 3 with the sharper one at the large batch"] >= 2
+    assert abs(measured["test accuracy, small batch (mean, %)"] - measured["test accuracy, large batch (mean, %)"]) < 3
+
+
+def test_09_pipeline_and_model_parallel(workshop: Workshop) -> None:
+    measured, said = workshop(
+        "09_pipeline_and_model_parallel",
+        [
+            ("min(m, p - s)", "m", "stage 0 keeps 8 micro-batches at once; 4 are enough"),
+            ("min(m, p - s)", "2", "stage 0 keeps 2 micro-batches at once"),
+            ('("F", i + ahead)', '("F", i)', "should do each of F0..F7 and B0..B7 once"),
+        ],
+    )
+    assert measured["loss of the last step, naive"] == measured["loss of the last step, 1F1B"]
+    assert measured["formula for m = 8, %"] <= measured["GPipe: idle, %"] < measured["naive: idle, %"]
+    assert "Right: 22 slots, of which 6 are idle on each stage: 27%" in said
+
+
+def test_10_tensor_and_hybrid_parallel(workshop: Workshop) -> None:
+    measured, said = workshop(
+        "10_tensor_and_hybrid_parallel",
+        [
+            ("dist.all_reduce(y)", "y", "what adds them up?"),
+            ("W2[:, mine]", "W2[mine]", "the shapes do not fit"),
+            ("W2[:, mine]", "W2[:, :share]", "Do both matrices use the same hidden values?"),
+        ],
+    )
+    assert said.count("holds 32,768 of 131,072 weights; its gradient agrees") == 4
+    assert all(milliseconds > 0 for milliseconds in measured.values())
+
+
+def test_11_reading_data(workshop: Workshop) -> None:
+    measured, _ = workshop(
+        "11_reading_data",
+        [
+            ("random.Random(epoch)", "random.Random(rank)", "Do the ranks shuffle alike?"),
+            ("random.Random(epoch)", "random.Random(0)", "What differs between passes"),
+            ("len(files) - len(files) % size", "len(files)", "would wait for a partner"),
+        ],
+    )
+    waits = [measured[f"{way}, wait in a pass, s"] for way in ("all", "share", "workers", "packed")]
+    assert waits == sorted(waits, reverse=True)
+    assert measured["all, wait in a pass, s"] >= measured["all, formula, s"]
+    assert measured["share, wait in a pass, s"] >= measured["share, formula, s"]
+
+
+def test_12_parameter_server_or_ring(workshop: Workshop) -> None:
+    measured, said = workshop(
+        "12_parameter_server_or_ring",
+        [
+            ("link.exchange(chunks[to], to, come, source)", "link.exchange(own, to, come, source)", "the sum is wrong"),
+            ("own += come", "own += own", "the sum is wrong"),
+        ],
+    )
+    assert measured["parameter server, ms"] >= measured["formula: 2(N-1)·S / rate, ms"]
+    assert measured["ring, ms"] >= measured["formula: 2(N-1)/N·S / rate, ms"]
+    assert measured["ring, ms"] < measured["parameter server, ms"]
+    assert "each rank sent 1.67 times the gradient, 2(N-1)/N is 1.67" in said
+
+
+def test_13_when_ranks_fail(workshop: Workshop) -> None:
+    measured, said = workshop(
+        "13_when_ranks_fail",
+        [
+            ("op=ring.Min", "op=ring.Max", "a rank has left the loop"),
+            (
+                "int(ring.allreduce(torch.tensor(len(batches)), op=ring.Min))",
+                "len(batches)",
+                "a rank has left the loop",
+            ),
+            ("int(ring.allreduce(torch.tensor(len(batches)), op=ring.Min))", "3", "3 steps, of 5 that are possible"),
+        ],
+    )
+    assert measured["steps made in spite of three failures"] == 160
+    assert measured["largest difference of a weight"] == measured["largest difference of a loss"] == 0
+    assert "40 steps were made; weights and momentum are equal" in said
+    assert "80 steps were made; weights and momentum are equal" in said
+    assert "of 2 ends at step 30" in said  # the elastic job of three
