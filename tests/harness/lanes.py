@@ -26,8 +26,8 @@ from ring_notebook.launch.supervisor.parent_death import wrap
 
 __all__ = ["LANES", "Lane", "Reporter"]
 
-LANES = (("elastic", "hosts", "jobs"), ("attack", "browser"), ("notebook",))
-"""The folders of each lane: tests whose processes often sleep and wait for one another."""
+LANES = (("elastic", "hosts"), ("jobs",), ("attack", "browser"), ("notebook",))
+"""The folders of each lane: tests whose processes often sleep and wait for one another. All take about as long."""
 
 REPORTS = "TEST_LANE_REPORTS"
 """Environment: the file to which a lane writes its reports. Its presence means: this pytest is a lane."""

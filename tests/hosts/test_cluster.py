@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
+from harness.numpy_framework import numpy_framework
 from harness.two_hosts import ALLOCATION, TwoHosts
 
 PROGRAM = str(Path(__file__).with_name("across.py"))
+WITHOUT_TORCH = ("grows", "killed", "allocated", "wrong")
 SECONDS_TO_VANISH = 30.0
 
 
@@ -35,9 +39,12 @@ def assert_nothing_runs(hosts: TwoHosts) -> None:
     ],
 )
 def test_across(hosts: TwoHosts, tmp_path: Path, step: str) -> None:
-    environment = {"RING_RUNS_DIR": str(tmp_path / "runs"), "PYTHONPATH": str(Path(PROGRAM).parents[1])}
+    environment = {"RING_RUNS_DIR": str(tmp_path / "runs")}
     if step == "allocated":
         environment |= ALLOCATION
     limit = 1600 if step == "parted_often" else 250
-    hosts.on_first([sys.executable, PROGRAM, step], timeout=limit, environment=environment)
+    with numpy_framework(tmp_path) if step in WITHOUT_TORCH else nullcontext():
+        paths = filter(None, (str(Path(PROGRAM).parents[1]), os.environ.get("PYTHONPATH")))
+        environment["PYTHONPATH"] = os.pathsep.join(paths)
+        hosts.on_first([sys.executable, PROGRAM, step], timeout=limit, environment=environment)
     assert_nothing_runs(hosts)

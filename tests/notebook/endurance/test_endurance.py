@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 
+import pytest
+
 from notebook.endurance.endure import ENDINGS, SECONDS_TO_END, TRAINS, endure, holdings
 from ring_notebook.notebook.cluster.cluster import Cluster
 
@@ -23,27 +25,24 @@ def hold_no_more(cluster: Cluster, before: dict[str, tuple[int, int, int]], mib:
         time.sleep(0.1)
 
 
-def test_ends_soon_and_trains_after_each(cluster: Cluster) -> None:
+@pytest.mark.parametrize("times", [1, pytest.param(3, marks=pytest.mark.slow)])
+def test_each_ends_soon_and_many_hold_no_more_than_a_few(cluster: Cluster, times: int) -> None:
     cluster.run(TRAINS).wait()
     for name in SURVIVED:
         endure(cluster, name)
-
-
-def test_many_runs_hold_no_more_than_a_few(cluster: Cluster) -> None:
-    for name in SURVIVED:
-        endure(cluster, name)
     before = holdings(cluster)
-    for _ in range(3):
+    for _ in range(times):
         for name in SURVIVED:
             endure(cluster, name)
     hold_no_more(cluster, before, mib=8)
 
 
-def test_two_hundred_runs_of_one_cell(cluster: Cluster) -> None:
+@pytest.mark.parametrize("times", [60, pytest.param(180, marks=pytest.mark.slow)])
+def test_many_runs_of_one_cell(cluster: Cluster, times: int) -> None:
     cell = "import torch\nkept = torch.ones(250_000)\nfor i in range(5): ring.log(loss=i)"
     for _ in range(20):
         cluster.run(cell).wait()
     before = holdings(cluster)
-    for _ in range(180):
+    for _ in range(times):
         cluster.run(cell).wait()
     hold_no_more(cluster, before, mib=16)

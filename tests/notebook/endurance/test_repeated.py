@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import nbformat
+import pytest
 
 from notebook.kernel import Notebook
 
@@ -25,11 +26,12 @@ print(len(_instances), kernel.memory_info().rss >> 20, kernel.num_fds(), kernel.
 """
 
 
-def test_panels_leave_nothing_behind(notebook: Notebook) -> None:
+@pytest.mark.parametrize("times", [8, pytest.param(25, marks=pytest.mark.slow)])
+def test_panels_leave_nothing_behind(notebook: Notebook, times: int) -> None:
     for _ in range(5):
         notebook.run(CELL)
     widgets, memory, descriptors, threads = map(int, notebook.text(HOLDS).split())
-    for _ in range(25):
+    for _ in range(times):
         outputs = notebook.run(CELL)
     after = list(map(int, notebook.text(HOLDS).split()))
     # Widgets of one run stay for pages that are opened later; they differ by what its last redraw came to.
