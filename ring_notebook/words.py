@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from itertools import takewhile
+
+LONGEST = 24  # characters of a name above a chart or a column
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> str:
@@ -39,3 +42,21 @@ def ranks(numbers: Iterable[int]) -> str:
     """``rank 1`` or ``ranks 0-3, 7``."""
     listed = sorted(set(numbers))
     return f"rank{'s' * (len(listed) != 1)} {rank_list(listed)}"
+
+
+def shortened(names: Collection[str]) -> dict[str, str]:
+    """By name, a shorter one: long names without the ends of their paths that all of them share, or their middle."""
+    long = {name: name.split("/") for name in names if len(name) > LONGEST}
+    first = _shared([path[:-1] for path in long.values()])
+    last = _shared([path[:first:-1] for path in long.values()])
+    short = dict(zip(names, names, strict=True))
+    for name, path in long.items():
+        left = "/".join(["…"] * bool(first) + path[first : len(path) - last] + ["…"] * bool(last))
+        short[name] = left if len(left) <= LONGEST else f"{left[: LONGEST // 2 - 1]}…{left[-LONGEST // 2 :]}"
+    return short
+
+
+def _shared(paths: Sequence[Sequence[str]]) -> int:
+    """How many elements all of several paths begin with."""
+    alike = takewhile(lambda column: len(set(column)) == 1, zip(*paths, strict=False))
+    return sum(1 for _ in alike) if len(paths) > 1 else 0

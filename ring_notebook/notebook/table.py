@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import Any
 
-from ring_notebook.words import aligned, plural
+from ring_notebook.words import aligned, plural, shortened
 
 _HIDDEN = "position:absolute;opacity:0;width:0"
 # CSS can order items of a grid, but not rows of a table. Without this sheet there are no arrows.
@@ -20,9 +20,9 @@ _CSS = """<style>
 .GROUP thead, .GROUP tbody { display: contents; }
 .GROUP tr { display: grid; grid-template-columns: subgrid; grid-column: 1 / -1; background: none !important; }
 .GROUP thead tr { order: -1; }
-.GROUP th, .GROUP td { text-align: left; padding: 2px 8px; white-space: nowrap; max-width: 28ch; overflow: hidden;
-  text-overflow: ellipsis; }
-.GROUP label { cursor: pointer; margin-left: 4px; font-weight: 600; }
+.GROUP th, .GROUP td { text-align: left !important; padding: 2px 6px !important; white-space: nowrap; max-width: 20ch;
+  overflow: hidden; text-overflow: ellipsis; }
+.GROUP label { cursor: pointer; margin-left: 2px; font-weight: 600; }
 .GROUP th label::after { content: "\\25BE"; opacity: .35; }
 .GROUP th label + label { margin-left: 0; }
 .GROUP th label + label::after { content: "\\25B4"; }
@@ -85,7 +85,7 @@ class Listing:
 
     def _title(self, column: str, group: str) -> str:
         """The title of a column, with an arrow for each order: largest first, and smallest first."""
-        title = f"<span title='{escape(column, quote=True)}'>{escape(column)}</span>"
+        title = f"<span title='{escape(column, quote=True)}'>{escape(shortened(self.columns)[column])}</span>"
         if column not in self.keys:
             return title
         number = list(self.keys).index(column)

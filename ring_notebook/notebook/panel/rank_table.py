@@ -10,7 +10,6 @@ from html import escape
 
 from ring_notebook.notebook.panel import machines
 from ring_notebook.notebook.panel.charts.chart import RATE
-from ring_notebook.notebook.panel.charts.metric_names import shortened
 from ring_notebook.notebook.record.run_view import RankView, RunView
 from ring_notebook.notebook.style import (
     PHASE_COLORS,
@@ -23,6 +22,7 @@ from ring_notebook.notebook.style import (
     whole,
 )
 from ring_notebook.spent import SHARES, Spent
+from ring_notebook.words import shortened
 
 MOST_COLORS = 8  # ranks with a color each
 TEXT_ROWS = 16

@@ -82,6 +82,7 @@ def _listing(entries: Sequence[_Entry], note: str) -> Listing:
     found = [*dict.fromkeys(name for one in entries for name in (*one.last, *one.params) if name not in _FACTS)]
     differing = [name for name in found if len({repr(one.value(name)) for one in entries}) > 1]
     metrics = [name for name in differing if any(name in one.last for one in entries)]
+    metrics.sort(key=lambda name: -sum(name in one.last for one in entries))  # what most runs have is first
     # Of those that differ, metrics and hyper-parameters in turn: neither crowds the other out.
     params = [name for name in differing if name not in metrics]
     turns = [name for pair in zip_longest(metrics, params) for name in pair if name is not None]

@@ -16,7 +16,6 @@ from ring_notebook.notebook.panel.charts.metric_names import (
     expanded,
     parts,
     sections,
-    shortened,
     trained,
     unit,
 )
@@ -24,7 +23,7 @@ from ring_notebook.notebook.record.choices import AXES, STEP, TIME, Look
 from ring_notebook.notebook.record.run_view import EPOCH, SAMPLES, RunView
 from ring_notebook.notebook.record.series import Points
 from ring_notebook.notebook.style import VALIDATION, number, rank_color, whole
-from ring_notebook.words import ranks
+from ring_notebook.words import ranks, shortened
 
 RATE = "samples/s"  # a chart of every run with samples
 _OTHER_VALIDATION = 4  # the color of a second validation in a chart, as that of a rank

@@ -6,7 +6,6 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from itertools import takewhile
 
 _LOWER = re.compile(r"loss|err|mse|mae|ppl|perplex|nll|wer|fid|\bkl\b|entropy", re.IGNORECASE)
 _HIGHER = re.compile(r"acc|auc|f1|bleu|rouge|iou|\bmap\b|reward|return|precision|recall|r2|score|psnr", re.IGNORECASE)
@@ -23,7 +22,6 @@ _UNITS = {
 }
 _END = re.compile(r"[_/. -]([^_/. -]+)$")
 JOIN = "+"  # two metrics in one chart
-LONGEST = 24  # characters of a name above a chart or a column
 
 
 @dataclass(frozen=True)
@@ -71,24 +69,6 @@ def trained(name: str, known: Collection[str]) -> str | None:
 def titles(names: Collection[str]) -> tuple[str, ...]:
     """The metrics with a chart of their own: not those that validate another one."""
     return tuple(name for name in names if trained(name, names) is None)
-
-
-def shortened(names: Collection[str]) -> dict[str, str]:
-    """By name, a shorter one: long names without the ends of their paths that all of them share, or their middle."""
-    long = {name: name.split("/") for name in names if len(name) > LONGEST}
-    first = _shared([path[:-1] for path in long.values()])
-    last = _shared([path[:first:-1] for path in long.values()])
-    short = dict(zip(names, names, strict=True))
-    for name, path in long.items():
-        left = "/".join(["…"] * bool(first) + path[first : len(path) - last] + ["…"] * bool(last))
-        short[name] = left if len(left) <= LONGEST else f"{left[: LONGEST // 2 - 1]}…{left[-LONGEST // 2 :]}"
-    return short
-
-
-def _shared(paths: Sequence[Sequence[str]]) -> int:
-    """How many elements all of several paths begin with."""
-    alike = takewhile(lambda column: len(set(column)) == 1, zip(*paths, strict=False))
-    return sum(1 for _ in alike) if len(paths) > 1 else 0
 
 
 def parts(wanted: str, known: Collection[str]) -> tuple[str, ...]:

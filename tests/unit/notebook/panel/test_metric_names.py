@@ -7,13 +7,11 @@ from collections.abc import Collection
 import pytest
 
 from ring_notebook.notebook.panel.charts.metric_names import (
-    LONGEST,
     expanded,
     group,
     missing,
     parts,
     sections,
-    shortened,
     titles,
     unit,
 )
@@ -106,21 +104,3 @@ def test_charts_of_a_page(
 ) -> None:
     found = [(one.group, one.shown, one.more) for one in sections(MANY, search, opened, most)]
     assert found == expected
-
-
-@pytest.mark.parametrize(
-    ("names", "short"),
-    [
-        (["loss", "grad/norm"], ["loss", "grad/norm"]),
-        (["encoder/block_0/attention/norm", "encoder/block_1/attention/norm"], ["…/block_0/…", "…/block_1/…"]),
-        (["encoder/block_0/attention/norm", "loss"], ["encoder/blo…tention/norm", "loss"]),
-        (
-            ["first_name_without_a_path", "other_name_without_a_path"],
-            ["first_name_…thout_a_path", "other_name_…thout_a_path"],
-        ),
-        (["a/deep/path/to/one/metric/x", "a/deep/path/to/one/metric"], ["…/metric/x", "…/metric"]),
-    ],
-)
-def test_long_names_are_shown_by_what_differs(names: list[str], short: list[str]) -> None:
-    assert list(shortened(names).values()) == short
-    assert all(len(one) <= LONGEST for one in short)

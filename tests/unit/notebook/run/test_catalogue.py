@@ -275,6 +275,16 @@ def test_columns_that_differ_come_first_and_the_rest_is_folded(runs: Path) -> No
     assert "layers" not in repr(found).splitlines()[0]
 
 
+def test_what_most_runs_have_comes_first(runs: Path) -> None:
+    for name, metrics in (("1-first", ("loss",)), ("2-second", ("loss",)), ("3-newest", ("own", "loss"))):
+        log = RunLog(runs / name, name, name, 1, "", {}, {}, time.time() - 20)
+        values = array("d", (log.started, 0, *(float(name[0]) for _ in metrics)))
+        log.put(encode([MetricBatch(name, 0, metrics, values)]))
+        log.finish("ok")
+    columns = [one for one in catalogue.listing().columns if one in ("own", "loss")]
+    assert columns == ["loss", "own"]
+
+
 def test_a_run_shows_the_curve_of_its_main_metric(runs: Path) -> None:
     log = trained(runs, "1-small", 0.01, 0.3)
     trained(runs, "2-broken", 0.01, float("nan"))

@@ -1,0 +1,25 @@
+"""Words in sentences and columns."""
+
+from __future__ import annotations
+
+import pytest
+
+from ring_notebook.words import LONGEST, shortened
+
+
+@pytest.mark.parametrize(
+    ("names", "short"),
+    [
+        (["loss", "grad/norm"], ["loss", "grad/norm"]),
+        (["encoder/block_0/attention/norm", "encoder/block_1/attention/norm"], ["…/block_0/…", "…/block_1/…"]),
+        (["encoder/block_0/attention/norm", "loss"], ["encoder/blo…tention/norm", "loss"]),
+        (
+            ["first_name_without_a_path", "other_name_without_a_path"],
+            ["first_name_…thout_a_path", "other_name_…thout_a_path"],
+        ),
+        (["a/deep/path/to/one/metric/x", "a/deep/path/to/one/metric"], ["…/metric/x", "…/metric"]),
+    ],
+)
+def test_long_names_are_shown_by_what_differs(names: list[str], short: list[str]) -> None:
+    assert list(shortened(names).values()) == short
+    assert all(len(one) <= LONGEST for one in short)
