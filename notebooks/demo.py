@@ -75,8 +75,8 @@ def main() -> None:
         notebook = nbformat.read(HERE / "01_quickstart.ipynb", as_version=4)
         fill_in(notebook)
         execute(notebook, runs, first_line)
-        newest = max(Path(runs).glob("*digits*"), key=lambda path: path.stat().st_mtime)
-        print("\n" + mime_bundle(RunLog.load(newest))["text/plain"] + "\n")
+        logs = [RunLog.load(directory) for directory in sorted(Path(runs).iterdir())]
+        print("\n" + mime_bundle(next(log for log in logs if log.name == "digits"))["text/plain"] + "\n")
     print("\n".join(f"{name}: {value}" for name, value in measured(notebook).items()))
     print("Next: `make lab` opens this notebook in JupyterLab, where you can watch the curves grow.")
 

@@ -92,7 +92,13 @@ class RingMagics(Magics):
     @_explained_by(options.SCALE)
     def ringscale(self, line: str, cell: str) -> Any:
         given = options.SCALE.parse(line)
-        return None if given is None else self._session.scale(cell, **given)
+        if given is None:
+            return None
+        out = given.pop("out")
+        report = self._session.scale(cell, **given)
+        if out:
+            self.shell.user_ns[out] = report
+        return report
 
     @line_magic
     @_one_line

@@ -240,6 +240,7 @@ def _scale() -> LineParser:
     kind("--strong", dest="kind", action="store_const", const="strong", help="the global batch is to stay the same")
     kind("--weak", dest="kind", action="store_const", const="weak", default="", help="it is to grow with the ranks")
     parser.add_argument("--csv", default="", metavar="FILE", help="write the numbers to this file")
+    parser.add_argument("--out", default="", metavar="VAR", help="assign the table to this variable; VAR.points")
     parser.add_argument(
         "--predict", type=read_by(rank_counts), default=[], metavar="8,64", help="sizes to predict from the others"
     )

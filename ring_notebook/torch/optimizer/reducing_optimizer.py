@@ -120,6 +120,7 @@ class ReducingOptimizer(Wrapper):
         self._follow_epoch()
         if self._is_between_steps() and closure is None:
             self._seen += 1
+            self._mark_stepped()  # a scheduler that steps after every batch is in the right order
             return None
         process_set = self._reducer.how.process_set
         keeps = self._skipping or self._step_keeps_gradients

@@ -323,7 +323,7 @@ def test_export_writes_the_last_cell_or_a_named_one(notebook: Notebook) -> None:
 
 def test_the_same_cell_at_several_sizes(notebook: Notebook) -> None:
     outputs = notebook.run(
-        "%%ringscale 1,2 --repeat 2 --warmup 2 --weak --csv scale.csv --predict 8 --link 25Gbit\nimport time\n"
+        "%%ringscale 1,2 --repeat 2 --warmup 2 --weak --csv scale.csv --out scaled --predict 8 --link 25Gbit\nimport time\n"
         "from ring_notebook.core.metrics import log\n"
         "for step in range(5): time.sleep(0.2); log(samples=100)"
     )
@@ -337,6 +337,7 @@ def test_the_same_cell_at_several_sizes(notebook: Notebook) -> None:
     assert "Weak scaling: 100 samples a rank." in table
     assert table[3].startswith("8 predicted  ")
     assert len(notebook.text("print(open('scale.csv').read())").splitlines()) == 5
+    assert notebook.text("print([point.ranks for point in scaled.points])") == "[1, 2, 8]\n"
     assert (
         "--warmup 9; let it make more"
         in notebook.error(

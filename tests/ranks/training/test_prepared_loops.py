@@ -65,13 +65,16 @@ def test_clipping_uses_the_norm_of_the_reduced_gradients(rank: int, size: int) -
 def test_accumulated_batches_are_one_step_of_an_unchanged_loop(clips: bool, rank: int, size: int) -> None:
     alone, model = network(), network()
     plain = torch.optim.Adam(alone.parameters(), lr=0.1)
-    model, optimizer = hvd.prepare(model, torch.optim.Adam(model.parameters(), lr=0.1), accumulate=3)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    schedule = torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0)  # warns when it steps before the optimizer
+    model, optimizer, schedule = hvd.prepare(model, optimizer, schedule, accumulate=3)
     for number in range(9):
         optimizer.zero_grad()
         loss(model, share(number, rank, size)).backward()
         if clips:
             hvd.clip_grad_norm_(model.parameters(), 0.1)
         optimizer.step()
+        schedule.step()
         if number % 3 == 2:
             plain.zero_grad()
             loss(alone, torch.cat([batch(each) for each in range(number - 2, number + 1)])).backward()

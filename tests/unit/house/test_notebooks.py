@@ -24,7 +24,6 @@ if importlib.util.find_spec("ring_notebook") is None:  # on Colab and Kaggle
 %load_ext ring_notebook
 """
 NAMES = sorted(path.stem for path in NOTEBOOKS.glob("*.ipynb"))
-WITHOUT_EXERCISE = {"01_quickstart", "05_timeline"}
 
 
 def cells(name: str) -> list[dict[str, Any]]:
@@ -32,7 +31,7 @@ def cells(name: str) -> list[dict[str, Any]]:
     return [cell | {"source": "".join(cell["source"])} for cell in found]
 
 
-@pytest.mark.parametrize("name", sorted({*NAMES} - WITHOUT_EXERCISE))
+@pytest.mark.parametrize("name", sorted({*NAMES}))
 def test_it_opens_elsewhere(name: str) -> None:
     title = cells(name)[0]["source"]
     links = [place.format(repository="ring-notebook/ring-notebook", name=name) for place in PLACES]
@@ -44,7 +43,7 @@ def test_the_index_lists_all() -> None:
     assert [*re.findall(r"\]\((\w+)\.ipynb\)", text)] == [name for name in NAMES if name != INDEX]
 
 
-@pytest.mark.parametrize("name", sorted({*NAMES} - {INDEX} - WITHOUT_EXERCISE))
+@pytest.mark.parametrize("name", sorted({*NAMES} - {INDEX}))
 def test_its_parts(name: str) -> None:
     parts = cells(name)
     code = [cell for cell in parts if cell["cell_type"] == "code"]
