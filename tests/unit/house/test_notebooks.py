@@ -31,7 +31,7 @@ def cells(name: str) -> list[dict[str, Any]]:
     return [cell | {"source": "".join(cell["source"])} for cell in found]
 
 
-@pytest.mark.parametrize("name", sorted({*NAMES}))
+@pytest.mark.parametrize("name", NAMES)
 def test_it_opens_elsewhere(name: str) -> None:
     title = cells(name)[0]["source"]
     links = [place.format(repository="ring-notebook/ring-notebook", name=name) for place in PLACES]
