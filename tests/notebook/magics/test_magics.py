@@ -323,7 +323,8 @@ def test_export_writes_the_last_cell_or_a_named_one(notebook: Notebook) -> None:
 
 def test_the_same_cell_at_several_sizes(notebook: Notebook) -> None:
     outputs = notebook.run(
-        "%%ringscale 1,2 --repeat 2 --warmup 2 --weak --csv scale.csv --out scaled --predict 8 --link 25Gbit\nimport time\n"
+        "%%ringscale 1,2 --repeat 2 --warmup 2 --weak --csv scale.csv --out scaled --predict 8 --link 25Gbit\n"
+        "import time\n"
         "from ring_notebook.core.metrics import log\n"
         "for step in range(5): time.sleep(0.2); log(samples=100)"
     )
