@@ -110,7 +110,7 @@ class Session:
         if left and keep and n in (None, left["n"]) and not hosts:
             return f"{self.attach(left['id'])} This notebook had kept it; `%ring restart` gives a fresh one."
         cluster = Cluster(n, hosts, keep=keep, on=on)
-        walltime().warn = lambda said: show_in_lab(said, "warning")
+        walltime().warn = lambda text: show_in_lab(text, "warning")
         Thread(target=load_charts, name="ring-preload", daemon=True).start()  # while the engines start
         with ElapsedLine("Starting the engines:"):
             self.cluster = cluster.start()
@@ -229,15 +229,15 @@ class Session:
     def _attach_job(self, job: BatchJob) -> str:
         """Follow a batch job that a kernel before this one has kept, and take the cluster in it."""
         state = job.state()
-        cluster, said = None, ""
+        cluster, text = None, ""
         if job.cluster and state is not None and state.phase == "runs":
             join(job, state)
             with contextlib.suppress(ClusterError):  # the engines have ended, as with the login node: others start
                 cluster = Cluster.attach(job.cluster.split("-")[1])
-                said = self._attached(cluster)
+                text = self._attached(cluster)
         job.describe()
         self._follow(job, cluster)
-        return said
+        return text
 
     def _attached(self, cluster: Cluster) -> str:
         self.cluster = cluster
@@ -257,23 +257,23 @@ class Session:
     def answer(self) -> str:
         """Have the user answer what ranks of the run in progress ask, until none asks any more."""
         asked = [run for run in self._in_progress() if run.answer()]
-        said = [f"Run {run.log.title} {'has ended' if run.done else 'continues'}." for run in asked]
-        return "\n".join(said) or "No rank asks anything."
+        lines = [f"Run {run.log.title} {'has ended' if run.done else 'continues'}." for run in asked]
+        return "\n".join(lines) or "No rank asks anything."
 
     def interrupt(self) -> str:
         """Stop the runs in progress and keep the cluster; returns whether they have stopped."""
         waiting = self.waiting.cells
-        said = [
+        lines = [
             f"Run {run.log.title} has ended."
             if run.stop()
             else f"Run {run.log.title} is still stopping: {run.describe()}; {run.advice()}."
             for run in self._in_progress()
         ]
-        if said and waiting:
-            said.append(
+        if lines and waiting:
+            lines.append(
                 f"Next runs cell {waiting[0].name}; `%ring queue` lists what waits, `%ring queue cancel` ends it."
             )
-        return "\n".join(said) or "No run is in progress."
+        return "\n".join(lines) or "No run is in progress."
 
     def _in_progress(self) -> list[Run]:
         return self.cluster.runs.in_progress if self.cluster is not None else []
@@ -288,9 +288,9 @@ class Session:
         self.default = False
         if batch is None:
             return self._stopped(cluster, back)
-        said = self._stopped(cluster, "") if cluster is not None else ""
+        stopped = self._stopped(cluster, "") if cluster is not None else ""
         cancelled = "" if ended else f" Cancelled {batch.job.name}."
-        return f"{said}{cancelled}{batch.close()}{back}".strip()
+        return f"{stopped}{cancelled}{batch.close()}{back}".strip()
 
     def _stopped(self, cluster: Cluster | None, back: str) -> str:
         if cluster is None:
