@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from math import prod
 from random import SystemRandom
+from typing import NamedTuple
 
 from ring_notebook.api.objects import allreduce_numbers, gather_objects
 from ring_notebook.api.process_sets import ProcessSet
@@ -18,8 +19,8 @@ from ring_notebook.core.communicator import ReduceOp
 from ring_notebook.errors import CollectiveMismatch
 
 
-@dataclass(frozen=True, slots=True)
-class ParameterSpec:
+# No dataclass: an interrupt in the repr of one can turn the reprs of later ones at its address into "...".
+class ParameterSpec(NamedTuple):
     """The properties of a parameter that all ranks must agree on."""
 
     name: str
@@ -27,7 +28,7 @@ class ParameterSpec:
     dtype: DType
 
     @property
-    def count(self) -> int:
+    def elements(self) -> int:
         """Number of elements."""
         return prod(self.shape)
 
@@ -56,7 +57,7 @@ def plan_buckets(
     for index in reversed(range(len(parameters))):
         spec = parameters[index]
         key = (spec.dtype, group_of.get(index))
-        nbytes = spec.count * spec.dtype.itemsize
+        nbytes = spec.elements * spec.dtype.itemsize
         if key[1] is None and filled.get(key, 0) and filled[key] + nbytes > threshold:
             closed.append(BucketPlan(spec.dtype, tuple(open_buckets.pop(key))))
             filled[key] = 0

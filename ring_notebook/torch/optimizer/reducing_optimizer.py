@@ -92,7 +92,7 @@ class ReducingOptimizer(Wrapper):
         """Drop a step that was under way when an epoch was aborted: the ranks may have begun different parts of it."""
         doubts = world.doubts()
         if doubts > self._doubts:
-            self._synchronized = self._step_keeps_gradients = self._left_out = False
+            self._synchronized = self._step_keeps_gradients = self._left_out = self._skipping = False
             self._seen = 0
         self._doubts = doubts
 

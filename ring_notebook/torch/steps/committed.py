@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from ring_notebook.api.process_sets import ProcessSet
+from ring_notebook.core import world
 from ring_notebook.core.communicator import Communicator
 from ring_notebook.core.step_guard import step_guard
 
@@ -44,62 +45,96 @@ def all_or_none(
         yield
         at_end()
         return
-    undo, counts, depth = Undo(optimizer), False, 0
-
-    def enter(*_: Any) -> None:
-        nonlocal depth
-        depth += 1
-
-    def leave(*_: Any) -> None:
-        nonlocal depth
-        depth -= 1  # a step that calls its base class's step runs the hooks twice
-        if depth == 0:
-            commit()
-
-    def commit() -> None:
-        nonlocal counts
-        at_commit(undo)
-        step.enter_context(step_guard.committed(process_set.communicator))
-        counts = True
-        at_end()
-
     with ExitStack() as step:
-        hooks = optimizer.register_step_pre_hook(enter), run_first(optimizer.register_step_post_hook(leave))
+
+        def commit(undo: Undo) -> None:
+            at_commit(undo)
+            step.enter_context(step_guard.committed(process_set.communicator))
+            at_end()
+
+        undo = Undo(optimizer, commit)
         try:
             yield
-            if not counts:  # a step without torch's hooks
-                commit()
+            undo.commit()  # after a step without torch's hooks
         except BaseException:
-            if not counts:
-                with step_guard.holding():
-                    undo()
+            undo()
             raise
-        finally:
-            for hook in hooks:
-                hook.remove()
 
 
-def run_first(hook: RemovableHandle) -> RemovableHandle:
-    """Make ``hook`` run before those that were registered earlier."""
-    hooks = hook.hooks_dict_ref()
-    if isinstance(hooks, OrderedDict):
-        hooks.move_to_end(hook.id, last=False)
-    return hook
+_open: list[Undo] = []
+"""Those of steps that have begun, and neither count nor are undone."""
 
 
 class Undo:
-    """Copies of the parameters and the state of an optimizer; a call restores them."""
+    """Copies of the parameters and the state of an optimizer; a call restores them, unless the step counts.
 
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self._optimizer = optimizer
+    At the end of the step, before its other hooks, ranks call ``commit``, which raises where they do not commit. An
+    interrupt may come before a step that has failed is undone: what is left is restored when this rank leaves the
+    epoch, and hooks stay with the optimizer.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, commit: Callable[[Undo], object]) -> None:
+        for earlier in _open_of(optimizer):
+            earlier()
+        self._optimizer, self._commit = optimizer, commit
+        self._depth = 0  # a step that calls its base class's step runs the hooks twice
         self.values: list[tuple[Tensor, Tensor]] = [
             (parameter, parameter.detach().clone()) for group in optimizer.param_groups for parameter in group["params"]
         ]
         self._state: dict[Any, Any] = {owner: copy.deepcopy(entry) for owner, entry in optimizer.state.items()}
+        _only_and_first(optimizer.register_step_pre_hook(_enter))
+        _only_and_first(optimizer.register_step_post_hook(_leave))
+        world.at_close(_undo_all)
+        _open.append(self)
 
-    @torch.no_grad()
+    def commit(self) -> None:
+        """Commit to the step, or restore; does nothing after the first call."""
+        if self not in _open:
+            return
+        try:
+            self._commit(self)
+        except BaseException:
+            self()
+            raise
+        _open.remove(self)
+
     def __call__(self) -> None:
-        for parameter, value in self.values:
-            parameter.copy_(value)
-        self._optimizer.state.clear()
-        self._optimizer.state.update(self._state)
+        """Restore, unless that has been done or the step counts. Interrupts wait for it."""
+        if self not in _open:
+            return
+        with step_guard.holding(), torch.no_grad():
+            for parameter, value in self.values:
+                parameter.copy_(value)
+            self._optimizer.state.clear()
+            self._optimizer.state.update(self._state)
+            _open.remove(self)
+
+
+def _enter(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+    for undo in _open_of(optimizer):
+        undo._depth += 1
+
+
+def _leave(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+    for undo in _open_of(optimizer):
+        undo._depth -= 1
+        if undo._depth == 0:
+            undo.commit()
+
+
+def _open_of(optimizer: torch.optim.Optimizer) -> list[Undo]:
+    return [undo for undo in _open if undo._optimizer is optimizer]
+
+
+def _undo_all() -> None:
+    for undo in reversed(_open.copy()):
+        undo()
+
+
+def _only_and_first(hook: RemovableHandle) -> None:
+    """Make ``hook`` run before all others, and remove it where it was registered before."""
+    hooks = hook.hooks_dict_ref()
+    assert isinstance(hooks, OrderedDict)
+    for number in [number for number, other in hooks.items() if other is hooks[hook.id] and number != hook.id]:
+        del hooks[number]
+    hooks.move_to_end(hook.id, last=False)

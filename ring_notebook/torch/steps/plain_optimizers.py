@@ -23,15 +23,12 @@ from ring_notebook.api.process_sets import global_process_set
 from ring_notebook.core import world
 from ring_notebook.core.communicator import Communicator
 from ring_notebook.core.step_guard import step_guard
-from ring_notebook.torch.steps.committed import Undo, run_first
+from ring_notebook.torch.steps.committed import Undo
 from ring_notebook.torch.steps.known import count_step, note_models
 from ring_notebook.torch.steps.repair import Shared, begin, may_have_parted, mend
 
 _TRAINING = "_ring_training"
-_COMMITS = "_ring_commits"
 _is_on = False
-_searching: list[_Training] = []
-"""Those whose step with a closure has begun, also if it has raised."""
 
 
 @dataclass(slots=True, eq=False)
@@ -46,7 +43,6 @@ class _Training:
     names: Mapping[Tensor, str] = field(default_factory=dict)
     is_compared: bool = False
     is_stepping: bool = False
-    undo: Undo | None = None
     set_aside: BaseException | None = None
 
 
@@ -56,7 +52,6 @@ def guard_steps() -> None:
     if not _is_on:
         register_optimizer_step_pre_hook(_before)
         register_optimizer_step_post_hook(_behind)
-        world.at_close(_take_back_all)
         _is_on = True
 
 
@@ -73,29 +68,16 @@ def _before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
         _mend(optimizer, training)
     step = sys._getframe(1)
     if closure is None:
-        training.undo = None
         training.set_aside = step_guard.begin(communicator, step)
         return None
-    training.undo = Undo(optimizer)
-    commits = optimizer.__dict__.get(_COMMITS) or optimizer.register_step_post_hook(_commit)
-    optimizer.__dict__[_COMMITS] = run_first(commits)
-    _searching.append(training)
+
+    def commit(_: Undo) -> None:
+        training.set_aside = step_guard.begin(communicator, step)
+
+    undo = Undo(optimizer, commit)
     step_guard.hold(step)
-    guarded = _guarded(closure, training, step)
+    guarded = _guarded(closure, undo, step)
     return ((args[0], guarded, *args[2:]), kwargs) if len(args) > 1 else (args, {**kwargs, "closure": guarded})
-
-
-def _commit(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
-    """Commit after a step with a closure, before the user's hooks."""
-    training = _training_of(optimizer)
-    if training is None or training.undo is None:
-        return
-    try:
-        training.set_aside = step_guard.begin(training.group.communicator, sys._getframe(1))
-    except BaseException:
-        _take_back(training)
-        raise
-    training.undo = None
 
 
 def _behind(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
@@ -104,13 +86,11 @@ def _behind(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
         return
     training.is_stepping = False
     set_aside, training.set_aside = training.set_aside, None
-    if training in _searching:
-        _searching.remove(training)
     count_step(optimizer)
     step_guard.release(set_aside)
 
 
-def _guarded(closure: Callable[[], Any], training: _Training, step: FrameType) -> Callable[[], Any]:
+def _guarded(closure: Callable[[], Any], undo: Undo, step: FrameType) -> Callable[[], Any]:
     """``closure`` of a step that calls it several times: only inside it an interrupt is raised, and undoes the step."""
 
     def guarded() -> Any:
@@ -119,25 +99,11 @@ def _guarded(closure: Callable[[], Any], training: _Training, step: FrameType) -
             result = closure()
             step_guard.hold(step)
         except BaseException:
-            _take_back(training)
+            undo()
             raise
         return result
 
     return guarded
-
-
-def _take_back(training: _Training) -> None:
-    """Undo a step with a closure, unless the ranks have committed to it."""
-    undo, training.undo = training.undo, None
-    if undo is not None:
-        with step_guard.holding():
-            undo()
-
-
-def _take_back_all() -> None:
-    """Undo steps that have raised outside of their closure: no hook runs for those."""
-    while _searching:
-        _take_back(_searching.pop())
 
 
 def _mend(optimizer: torch.optim.Optimizer, training: _Training) -> None:

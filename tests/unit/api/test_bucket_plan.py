@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+from contextlib import suppress
+from typing import Any
+
 import torch
 
 from ring_notebook.api.bucket_plan import BucketPlan, ParameterSpec, plan_buckets
@@ -48,3 +52,24 @@ def test_groups_share_buckets_with_no_others_whatever_their_size() -> None:
 
 def test_nothing_to_plan() -> None:
     assert plan_buckets([], threshold=100) == ()
+
+
+def test_an_interrupt_changes_no_later_text_of_a_parameter() -> None:
+    """Ranks compare digests of these texts."""
+    text, left = repr(PARAMETERS[0]), 0
+
+    def look(*_: Any) -> None:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            raise KeyboardInterrupt
+
+    for moment in range(1, 20):
+        left = moment
+        with suppress(KeyboardInterrupt):
+            try:
+                sys.setprofile(look)
+                repr(PARAMETERS[0])
+            finally:
+                sys.setprofile(None)
+        assert repr(PARAMETERS[0]) == text
