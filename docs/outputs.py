@@ -16,6 +16,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+BIN = Path(sys.executable).parent  # a script for a batch job names it
 VEGA = "application/vnd.vegalite.v5+json"
 DRAW = """
 document.querySelectorAll(".vega-chart:has(> script)").forEach(place => {
@@ -97,7 +98,7 @@ def run(path: Path) -> None:
     shown = {name: cell.outputs for name, cell in zip(names, code, strict=True)}
     kept(path).parent.mkdir(exist_ok=True)
     lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(shown[name], sort_keys=True)}" for name in shown)
-    kept(path).write_text(f"{{\n{lines}\n}}\n".replace(f"{folder}/", ""))
+    kept(path).write_text(f"{{\n{lines}\n}}\n".replace(f"{folder}/", "").replace(f"{BIN}/", ""))
     print(f"{path.name}: {kept(path).stat().st_size / 1e3:.0f} kB")
 
 

@@ -10,7 +10,11 @@ from __future__ import annotations
 import sys
 
 _WITHOUT_CURRENT_FOLDER = "import sys; sys.path[:] = filter(None, sys.path); "
-_RUN_MODULE = 'from runpy import run_module; run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)'
+# The process may be a fork of one that has imported the module: runpy would warn that it executes it again.
+_RUN_MODULE = (
+    "from runpy import run_module; module = sys.argv.pop(1); sys.modules.pop(module, None); "
+    'run_module(module, run_name="__main__", alter_sys=True)'
+)
 
 
 def module_command(module: str, *arguments: str, python: str = sys.executable) -> list[str]:

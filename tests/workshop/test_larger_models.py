@@ -93,3 +93,18 @@ def test_13_when_ranks_fail(workshop: Workshop) -> None:
     assert "40 steps were made; weights and momentum are equal" in said
     assert "80 steps were made; weights and momentum are equal" in said
     assert "of 2 ends at step 30" in said  # the elastic job of three
+
+
+def test_14_from_notebook_to_batch_job(workshop: Workshop) -> None:
+    measured, said = workshop(
+        "14_from_notebook_to_batch_job",
+        [
+            ("model, optimizer, loader, every", "model, loader, every", "What else changes from step to step"),
+            ("saved.step()  #", "pass  #", "What tells the checkpoint that a step was made?"),
+            ("saved.epochs(3)", "range(3)", "Which epochs are left after a resume?"),
+        ],
+    )
+    assert measured["largest difference of the loss after a resume"] < 1e-5
+    assert 0 <= measured["steps made twice"] <= 40
+    assert said.count("test accuracy after 176 steps") == 4  # without a break, resumed, two ranks of the script
+    assert "#SBATCH --nodes=2" in said

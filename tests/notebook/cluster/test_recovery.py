@@ -74,6 +74,7 @@ def test_a_folder_that_is_removed_comes_back(cluster: Cluster, ring: Path) -> No
 def dying(cluster: Cluster) -> object:
     run = cluster.run("import os, signal\nif ring.rank() == 1: os.kill(os.getpid(), signal.SIGKILL)\nring.barrier()")
     until(lambda: run.done)
+    assert "Warning" not in str(run.error), "the end of its log has what the rank wrote, and nothing of ours"
     return run
 
 
