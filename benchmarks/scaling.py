@@ -1,12 +1,13 @@
 """How near the predictions of `ringrun --scale --predict` come: sizes held out here, and published ones beside.
 
-    sudo .venv/bin/python benchmarks/scaling.py [--rates 200mbit,1gbit] [--repeat 3] [--batch 256] [--megabytes 4]
+    sudo .venv/bin/python benchmarks/scaling.py [--rates 200mbit,1gbit] [--repeat 3] [--batch 256 | --sleep 0.1]
     .venv/bin/python benchmarks/scaling.py --published
 
 The first joins four network namespaces by links that tbf limits, and has `ringrun` measure a training on one to four of
 them; four is predicted from the others. All of them are on this machine, so each gets a fifth of its processor time:
-hosts do not take one another's. The second sets what the model gives for three networks on 512 GPUs beside what Horovod
-reached.
+hosts do not take one another's, if nothing else runs. Where something does, a sleep takes the place of compute, which
+tries the terms for link and stragglers only. The second sets what the model gives for three networks on 512 GPUs beside
+what Horovod reached.
 """
 
 from __future__ import annotations
@@ -17,9 +18,11 @@ import os
 import re
 import sys
 import tempfile
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from random import Random
 from statistics import median
 from threading import Event, Thread
 from typing import Any
@@ -35,6 +38,7 @@ PUBLISHED = {
     "ResNet-101": (44.5e6, 103.6, 0.90),
     "VGG-16": (138.4e6, 154.0, 0.68),
 }
+SPREAD = 0.03  # of ranks that sleep
 PERIOD = 10_000  # microseconds, in which a host gets its share
 GPUS, HOSTS, BATCH, LINK = 512, 128, 64, 25e9 / 8
 
@@ -56,8 +60,11 @@ def published() -> None:
     print(f"\nranks differ by {spread:.1%}, which is fitted to Inception V3")
 
 
-def train(batch: int, megabytes: float, steps: int) -> None:
-    """What each rank runs: a network of four layers with so many megabytes of parameters, trained on one thread."""
+def train(batch: int, megabytes: float, steps: int, sleep: float) -> None:
+    """What each rank runs: a network of four layers with so many megabytes of parameters, trained on one thread.
+
+    With a ``sleep`` of so many seconds, a few percent more or less, and an allreduce in place of the network.
+    """
     import torch
 
     import ring_notebook.torch as ring
@@ -70,11 +77,15 @@ def train(batch: int, megabytes: float, steps: int) -> None:
     optimizer = ring.DistributedOptimizer(
         torch.optim.SGD(model.parameters(), lr=0.01), named_parameters=model.named_parameters()
     )
-    inputs = torch.randn(batch, width)
+    inputs, random, gradient = torch.randn(batch, width), Random(ring.rank()), torch.zeros(int(megabytes * 250_000))
     for _ in range(steps):
-        optimizer.zero_grad()
-        model(inputs).square().mean().backward()
-        optimizer.step()
+        if sleep:
+            time.sleep(sleep * max(0.0, random.gauss(1, SPREAD)))
+            ring.allreduce_(gradient)
+        else:
+            optimizer.zero_grad()
+            model(inputs).square().mean().backward()
+            optimizer.step()
         ring.log(samples=batch)
 
 
@@ -150,17 +161,18 @@ def main() -> None:
     parser.add_argument("--rates", default="100mbit,200mbit,500mbit,1gbit", help="of the links, as tc writes them")
     parser.add_argument("--repeat", type=int, default=3, help="runs of each size")
     parser.add_argument("--batch", type=int, default=256, help="samples of a rank")
+    parser.add_argument("--sleep", type=float, default=0.0, help="seconds of a step, in place of compute")
     parser.add_argument("--megabytes", type=float, default=1.0, help="of gradients")
     parser.add_argument("--steps", type=int, default=45)
     parser.add_argument("--published", action="store_true", help="the table of 512 GPUs, without a measurement")
     parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.rank:
-        train(given.batch, given.megabytes, given.steps)
+        train(given.batch, given.megabytes, given.steps, given.sleep)
     elif given.published:
         published()
     else:
-        names = ("batch", "megabytes", "steps")
+        names = ("batch", "megabytes", "steps", "sleep")
         flags = [word for name in names for word in (f"--{name}", str(getattr(given, name)))]
         held_out(given.rates.split(","), given.repeat, flags)
 

@@ -19,7 +19,7 @@ from typing import IO, Literal
 from ring_notebook.launch.allocation import expand_slurm
 
 _SECONDS_TO_ANSWER = 5.0
-_SECONDS_TO_TEST = 1.0  # a hint is not worth more
+_SECONDS_TO_TEST = 3.0  # a hint is not worth more
 _SECONDS_TO_SUBMIT = 120.0  # a busy batch system lets users wait
 
 
@@ -233,8 +233,7 @@ SLURM = BatchSystem(
         "Dependency": "it waits for another job ({reason})",
         "BeginTime": "its time to begin has not come; a job that was put back into the queue waits for two minutes",
         "JobHeldUser|JobHeldAdmin|JobHold|.*[Hh]eld": "it is held ({reason}); {release} lets it start",
-        "PartitionConfig|BadConstraints": "it asks for hosts that its queue does not have ({reason})",
-        "PartitionTimeLimit|PartitionNodeLimit|AssocMaxWallDurationPerJobLimit|QOSMaxWall": _NEVER,
+        "Partition(Config|TimeLimit|NodeLimit)|BadConstraints|AssocMaxWallDurationPerJobLimit|QOSMaxWall": _NEVER,
         "ReqNodeNotAvail|Reservation": "hosts that it needs are down or reserved ({reason})",
         "PartitionDown|PartitionInactive": "its queue is closed ({reason})",
         "QOS|Assoc": _LIMIT,

@@ -104,7 +104,7 @@ def refused() -> None:
     notebook = opened()
     tell("queue", notebook.error(f"%ring start {JOB} --queue none")[1])
     notebook.text("%ring start --batch slurm -N 2 --time 9:00:00")
-    tell("long", status(notebook, until="waits: it asks"))
+    tell("long", status(notebook, until="PartitionTimeLimit"))
     tell("stopped", notebook.text("%ring stop"))
     half = slurm("sbatch", "--parsable", "--nodes=1", "--ntasks=2", "--wrap=sleep 600", "--output=/dev/null")
     while slurm("squeue", "--noheader", "--format=%T", "--jobs", half) != "RUNNING":

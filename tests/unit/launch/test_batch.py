@@ -151,7 +151,7 @@ def test_states(system: BatchSystem, output: str, state: JobState) -> None:
         (SLURM, "JobHeldUser", "it is held (JobHeldUser); `scontrol release 7` lets it start"),
         (SLURM, "PartitionTimeLimit", "it asks for more than the queue may give, and will never start as it is"),
         (SLURM, "QOSMaxJobsPerUserLimit", "a limit of your account or of the queue is reached"),
-        (SLURM, "PartitionConfig", "it asks for hosts that its queue does not have"),
+        (SLURM, "PartitionConfig", "it asks for more than the queue may give"),
         (SLURM, "NewWord", "NewWord"),
         (PBS, "held", "it is held; `qrls 7` lets it start"),
         (LSF, "held", "it is held; `bresume 7` lets it start"),

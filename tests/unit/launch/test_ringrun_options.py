@@ -27,11 +27,17 @@ HOROVODRUN = """
 --log-without-timestamp -prefix-timestamp --prefix-output-with-timestamp --log-hide-timestamp --no-log-hide-timestamp
 -H a,b:3 --gloo --mpi --jsrun
 """
+# Its other options, which end the command, or exclude one of those, or are second names.
+OTHERS = """
+-v --version -cb --check-build --num-proc --ssh-port --ssh-identity-file --config-file --hosts -hostfile --hostfile
+--host-discovery-script
+"""
 
 
 def test_all_options_of_horovodrun_are_taken() -> None:
-    _, options = parse([*HOROVODRUN.split(), "train.py", "--gloo"])
+    parser, options = parse([*HOROVODRUN.split(), "train.py", "--gloo"])
     assert options.command == ["train.py", "--gloo"]
+    assert set(OTHERS.split()) <= {name for action in parser._actions for name in action.option_strings}
     assert hosts_of(options) == [Host("a", 2), Host("b", 3)]
     assert (options.output_dir, options.times, options.no_stall_check, options.min_np) == ("out", True, False, 1)
     assert environment(options) == {
