@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
+from socket import gethostname
 from threading import Event, Thread, current_thread
 from typing import Any
 
@@ -122,7 +123,8 @@ class BatchJob:
                 if not is_own(folder) or is_alive(about["kernel"], about["began"]):
                     continue
                 if not about["keep"]:
-                    job.forget()
+                    if about["host"] == gethostname():  # of other login nodes nothing is known
+                        job.forget()
                     continue
                 job.number = read_text(folder / "job")
                 if job.number and about["notebook"] in ("", discovery.notebook()):
@@ -136,7 +138,8 @@ class BatchJob:
 
     def describe(self) -> None:
         """Write down what another kernel needs to follow this job; it is this kernel's from now on."""
-        kernel = {"kernel": os.getpid(), "began": began(os.getpid()), "notebook": discovery.notebook()}
+        kernel = {"kernel": os.getpid(), "began": began(os.getpid()), "host": gethostname()}
+        kernel["notebook"] = discovery.notebook()
         submitted = read_json(self.folder / _ABOUT).get("submitted", time.time())
         own = {"request": asdict(self.request), "keep": self.keep, "times": self.times, "busy": self.busy}
         own["cluster"] = self.cluster
