@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -24,6 +25,20 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     sizes = [pytest.param(size, id=f"np{size}", marks=[pytest.mark.slow] * (size in slow))
              for size in sorted((*mark.args, *slow))]  # fmt: skip
     metafunc.parametrize("size", sizes, indirect=True)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A test that runs on several ranks too tries the first of its parameters alone; the others are slow there."""
+    tried: set[tuple[Path, str]] = set()
+    for item in items:
+        if Path(__file__).parent not in item.path.parents or not isinstance(item, pytest.Function):
+            continue
+        if item.callspec.params["size"] == 1 and {*(item.get_closest_marker("sizes") or USUAL).args} != {1}:
+            test = (item.path, item.originalname)
+            if test in tried:
+                item.add_marker(pytest.mark.slow)
+            tried.add(test)
 
 
 @pytest.fixture(autouse=True)
