@@ -63,6 +63,16 @@ def lab(server: Lab, request: pytest.FixtureRequest) -> Lab:
 @pytest.fixture
 def open_notebook(lab: Lab, browser: BrowserContext) -> Iterator[Callable[[str], NotebookPage]]:
     """Opens a notebook of the lab's folder in a tab; its kernel is ended after the test."""
+    yield from _opened(lab, browser)
+
+
+@pytest.fixture(scope="module")
+def open_shared(lab: Lab, browser: BrowserContext) -> Iterator[Callable[[str], NotebookPage]]:
+    """The same for a notebook that several tests of a file use: a page and a cluster take seconds to start."""
+    yield from _opened(lab, browser)
+
+
+def _opened(lab: Lab, browser: BrowserContext) -> Iterator[Callable[[str], NotebookPage]]:
     opened: list[NotebookPage] = []
 
     def open_one(name: str) -> NotebookPage:

@@ -44,16 +44,20 @@ def answer(box: Locator, text: str) -> None:
     box.press("Enter")
 
 
-def test_a_breakpoint_is_answered_in_the_page(
-    lab: Lab,
-    open_notebook: Callable[[str], NotebookPage],
-    picture: Callable[[NotebookPage, int, str], None],
-) -> None:
-    NotebookPage.write(lab.directory / "asking.ipynb", START, STOPS, PRINTS)
-    notebook = open_notebook("asking.ipynb")
+@pytest.fixture(scope="module")
+def notebook(lab: Lab, open_shared: Callable[[str], NotebookPage]) -> NotebookPage:
+    """A notebook with a cluster of 2 that runs plain cells, and the cells of two tests."""
+    cells = (STOPS, PRINTS, "ring.size()", LOCAL, BACKGROUND, "%ring answer", "ring.allreduce")
+    NotebookPage.write(lab.directory / "asking.ipynb", START, *cells)
+    notebook = open_shared("asking.ipynb")
     notebook.run(0)
     notebook.wait_ended(0)
+    return notebook
 
+
+def test_a_breakpoint_is_answered_in_the_page(
+    notebook: NotebookPage, picture: Callable[[NotebookPage, int, str], None]
+) -> None:
     notebook.run(1)
     output = notebook.output(1)
     box = output.locator(".jp-Stdin input").last  # JupyterLab removes an answered one a moment later
@@ -84,36 +88,30 @@ def test_a_breakpoint_is_answered_in_the_page(
 
 
 def test_plain_cells_their_help_and_a_question_in_the_background(
-    lab: Lab,
-    open_notebook: Callable[[str], NotebookPage],
-    picture: Callable[[NotebookPage, int, str], None],
+    notebook: NotebookPage, picture: Callable[[NotebookPage, int, str], None]
 ) -> None:
-    NotebookPage.write(
-        lab.directory / "plain.ipynb", START, "ring.size()", LOCAL, BACKGROUND, "%ring answer", "ring.allreduce"
-    )
-    notebook = open_notebook("plain.ipynb")
-    for cell in range(3):
+    for cell in (3, 4):
         notebook.run(cell)
         notebook.wait_ended(cell)
-    marked = notebook.output(1)
+    marked = notebook.output(3)
     assert marked.locator("text=2 ranks").first.is_visible()
-    picture(notebook, 1, "default-on")
+    picture(notebook, 3, "default-on")
     assert marked.locator("text=/\\[0-1\\]\\s*2$/").count() == 1, "equal values once"
-    expect(notebook.output(2)).to_contain_text("no rank", use_inner_text=True)
-    assert "2 ranks" not in notebook.output(2).inner_text(), "a local cell has no mark"
+    expect(notebook.output(4)).to_contain_text("no rank", use_inner_text=True)
+    assert "2 ranks" not in notebook.output(4).inner_text(), "a local cell has no mark"
 
-    notebook.run(3)
-    asks = notebook.output(3).locator("text=rank 1 asks 'Your name?': `%ring answer` answers.")
+    notebook.run(5)
+    asks = notebook.output(5).locator("text=rank 1 asks 'Your name?': `%ring answer` answers.")
     asks.wait_for(timeout=60_000)
-    picture(notebook, 3, "background-asks")
-    notebook.run(4)
-    box = notebook.output(4).locator(".jp-Stdin input").last
-    notebook.output(4).locator("text=rank 1: Your name?").last.wait_for(timeout=60_000)
+    picture(notebook, 5, "background-asks")
+    notebook.run(6)
+    box = notebook.output(6).locator(".jp-Stdin input").last
+    notebook.output(6).locator("text=rank 1: Your name?").last.wait_for(timeout=60_000)
     answer(box, "Ada")
-    notebook.wait_ended(4)
-    notebook.output(3).locator(".ring-report").wait_for(timeout=60_000)
+    notebook.wait_ended(6)
+    notebook.output(5).locator(".ring-report").wait_for(timeout=60_000)
 
-    notebook.cell(5).locator(".cm-content").click()
+    notebook.cell(7).locator(".cm-content").click()
     notebook.page.keyboard.press("End")
     notebook.page.keyboard.press("Shift+Tab")
     tooltip = notebook.page.locator(".jp-Tooltip")

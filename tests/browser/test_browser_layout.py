@@ -134,10 +134,10 @@ def test_readable_at_any_size(
                 picture(notebook, 0, f"{name}-{width}{'-dark' if dark else ''}")
 
 
-def test_charts_answer_to_the_mouse(
+def test_charts_answer_to_the_mouse_and_stop_to_a_key(
     lab: Lab, open_notebook: Callable[[str], NotebookPage], picture: Callable[[NotebookPage, int, str], None]
 ) -> None:
-    """Hover shows every rank's value, live and in the report; a button draws the log.
+    """Hover shows every rank's value, live and in the report; a button draws the log. Stop answers to the keyboard.
 
     A click zooms into a chart of the report, another one shows all of it again.
     """
@@ -170,6 +170,9 @@ def test_charts_answer_to_the_mouse(
     picture(notebook, 2, "zoomed")
     zoom.click()
     assert image.bounding_box()["width"] == before  # type: ignore[index]
+    panel.get_by_role("button", name="Stop").focus()
+    notebook.page.keyboard.press("Enter")
+    panel.get_by_role("button", name="Stopping").wait_for(timeout=60_000)
 
 
 def test_runs_are_sorted_by_a_click_without_a_kernel(
@@ -202,12 +205,3 @@ def test_runs_are_sorted_by_a_click_without_a_kernel(
     table.get_by_text("1 more column").click()
     table.get_by_label("layers").check()
     assert layers.is_visible()
-
-
-def test_stop_is_reached_without_a_mouse_in_a_panel(lab: Lab, open_notebook: Callable[[str], NotebookPage]) -> None:
-    NotebookPage.write(lab.directory / "keys.ipynb", TRAINING.format(size=1, run="keys", name="digits"))
-    notebook = open_notebook("keys.ipynb")
-    button = show(notebook, 0, "running").get_by_role("button", name="Stop")
-    button.focus()
-    notebook.page.keyboard.press("Enter")
-    notebook.output(0).get_by_role("button", name="Stopping").wait_for(timeout=60_000)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
-from playwright.sync_api import BrowserContext, Locator, expect
+from playwright.sync_api import Locator, expect
 
 from browser.lab import Lab, NotebookPage
 
@@ -30,15 +30,13 @@ print("sum", ring.allreduce(torch.ones(1), op=ring.Sum).item())
 
 
 @pytest.fixture(scope="module")
-def notebook(lab: Lab, browser: BrowserContext) -> Iterator[NotebookPage]:
+def notebook(lab: Lab, open_shared: Callable[[str], NotebookPage]) -> NotebookPage:
     """A notebook with a cluster of 2, the cells to be stopped, and one that must still work."""
     NotebookPage.write(lab.directory / "stop.ipynb", START, AFTER, LONG, STUCK, LONG)
-    notebook = NotebookPage(browser.new_page(), lab, "stop.ipynb")
+    notebook = open_shared("stop.ipynb")
     notebook.run(0)
     notebook.wait_ended(0)
-    yield notebook
-    notebook.shut_down()
-    notebook.close()
+    return notebook
 
 
 def start(notebook: NotebookPage, cell: int) -> Locator:

@@ -48,16 +48,21 @@ TEXTS = """() => {
 }"""
 
 
+@pytest.fixture(scope="module")
+def notebook(lab: Lab, open_shared: Callable[[str], NotebookPage]) -> NotebookPage:
+    """A notebook with a cluster of 2 and a cell for each of two tests, whose ends are told in notices."""
+    NotebookPage.write(lab.directory / "notices.ipynb", f"{START}\n%ring notify --after 0", TIMELINE, FAILS)
+    notebook = open_shared("notices.ipynb")
+    notebook.run(0)
+    notebook.wait_ended(0)
+    return notebook
+
+
 def test_the_timeline_is_drawn_and_can_be_zoomed(
-    lab: Lab,
-    open_notebook: Callable[[str], NotebookPage],
-    picture: Callable[[NotebookPage, int, str], None],
+    notebook: NotebookPage, picture: Callable[[NotebookPage, int, str], None]
 ) -> None:
-    NotebookPage.write(lab.directory / "timeline.ipynb", f"{START}\n%ring notify --after 0", TIMELINE)
-    notebook = open_notebook("timeline.ipynb")
-    for cell in range(2):
-        notebook.run(cell)
-        notebook.wait_ended(cell)
+    notebook.run(1)
+    notebook.wait_ended(1)
     # The end of the run is told in JupyterLab's own notifications, which are seen in all its tabs.
     notice = notebook.page.locator(".Toastify__toast", has_text="ok · slow · 2 ranks")
     notice.wait_for(timeout=60_000)
@@ -88,21 +93,16 @@ def test_the_timeline_is_drawn_and_can_be_zoomed(
 
 
 def test_a_failure_in_the_background_is_told_in_its_panel_and_in_a_notice(
-    lab: Lab,
-    open_notebook: Callable[[str], NotebookPage],
-    picture: Callable[[NotebookPage, int, str], None],
+    notebook: NotebookPage, picture: Callable[[NotebookPage, int, str], None]
 ) -> None:
-    NotebookPage.write(lab.directory / "fails.ipynb", f"{START}\n%ring notify --after 0", FAILS)
-    notebook = open_notebook("fails.ipynb")
-    for cell in range(2):
-        notebook.run(cell)
-        notebook.wait_ended(cell)
+    notebook.run(2)
+    notebook.wait_ended(2)
     notice = notebook.page.locator(".Toastify__toast", has_text="failed · checks")
     notice.wait_for(timeout=60_000)
     expect(notice).to_contain_text("AssertionError: assert ring.rank() == 0 (rank 1, line 4)")
     for part in ("Traceback (most recent call last):", "Cell, line 4, in <module>", "raised on rank 1"):
-        expect(notebook.output(1)).to_contain_text(part, use_inner_text=True)
-    picture(notebook, 1, "background-failed")
+        expect(notebook.output(2)).to_contain_text(part, use_inner_text=True)
+    picture(notebook, 2, "background-failed")
 
 
 def test_a_page_whose_kernel_is_gone_shows_the_last_state(
