@@ -39,7 +39,7 @@ import ring_notebook.torch as ring
 from ring_notebook.slow_ranks import CAUSES
 
 ROWS, WIDTH = 256, 1024
-_SAID = re.compile(r"rank (\d) is [\d.]+x slower (.+?); the others wait")
+_SAID = re.compile(r"rank (\d) is (?:over )?[\d.]+x slower (.+?); the others wait")
 _TRACEML_VERDICT = re.compile(r"Verdict: (\w*) ?STRAGGLER")
 _TRACEML_RANK = re.compile(r"Why: R(\d)")
 _GROUPS = Path("/sys/fs/cgroup")

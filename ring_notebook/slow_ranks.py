@@ -17,6 +17,7 @@ SLOWER = 1.15  # times the work of the usual rank
 WAITS = 0.10  # the least share of time that the others wait
 LEAST_SECONDS, LEAST_STEPS = 4.0, 20  # before a rank is called slow
 
+_MUCH_SLOWER = 10  # times; more is not counted
 _LEAST_SHARE = 1 / 3
 _MANY_FAULTS = 20.0  # pages a second read from the disk
 _FAULT_SECONDS = 1e-4  # of the processor's time for one of them, at least
@@ -56,7 +57,9 @@ class SlowRanks:
         """Which ranks, why, how long the others wait, and what to do."""
         verb = "is" if len(self.ranks) == 1 else "are"
         why, advice = CAUSES[self.cause]
-        slow = f"{ranks(self.ranks)} {verb} {self.factor:.1f}x slower {why}"
+        # Where the others do nearly nothing themselves, the factor says no more than that.
+        times = f"{self.factor:.1f}x" if self.factor < _MUCH_SLOWER else f"over {_MUCH_SLOWER}x"
+        slow = f"{ranks(self.ranks)} {verb} {times} slower {why}"
         return f"{slow}; the others wait {self.waits:.0%}. {advice}"
 
 

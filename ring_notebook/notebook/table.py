@@ -56,6 +56,8 @@ class Listing:
 
     def _repr_html_(self) -> str:
         note = "".join(f"<p>{escape(line)}</p>" for line in self.note.splitlines())
+        if not self.rows and note:
+            return note
         if not self.keys and not self.folded:
             head = "".join(f"<th style='text-align:left'>{escape(name)}</th>" for name in self.columns)
             body = "".join(

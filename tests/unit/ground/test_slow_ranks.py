@@ -61,6 +61,12 @@ def test_each_cause_is_a_sentence_with_something_to_do() -> None:
         assert said == f"rank 1 is 2.2x slower {why}; the others wait 50%. {advice}"
 
 
+def test_a_rank_beside_which_the_others_do_nearly_nothing() -> None:
+    found = find({0: replace(USUAL, waiting=8.98), 1: SLOW}, 100)
+    assert found is not None
+    assert found.sentence.startswith("rank 1 is over 10x slower in compute; the others wait 90%")
+
+
 def test_nobody_is_slow_in_the_first_steps_or_seconds() -> None:
     assert find({0: USUAL, 1: SLOW}, 10) is None
     assert find({0: replace(USUAL, seconds=3.0), 1: replace(SLOW, seconds=3.0)}, 100) is None

@@ -24,6 +24,7 @@ from ring_notebook.notebook.run.export import export
 from ring_notebook.notebook.run.send import spoken_name
 from ring_notebook.notebook.run.takeover import runs_in_progress
 from ring_notebook.notebook.run.trackers import to_csv
+from ring_notebook.notebook.table import Listing
 from ring_notebook.records import MetricBatch, Params, encode
 
 SPOILED = {
@@ -305,3 +306,7 @@ def test_a_name_that_people_can_say(tmp_path: Path) -> None:
 def test_a_list_of_one_run_has_nothing_to_sort(runs: Path) -> None:
     trained(runs, "1-small", 0.01, 0.3)
     assert "<input" not in catalogue.listing()._repr_html_()
+
+
+def test_a_list_without_rows_is_its_note_alone() -> None:
+    assert Listing(["cell", "name"], [], "No cell waits.")._repr_html_() == "<p>No cell waits.</p>"
