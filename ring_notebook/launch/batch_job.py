@@ -31,9 +31,9 @@ def who_ended_it(env: Mapping[str, str] = os.environ) -> str:
     if name and name not in _ended:
         state = SLURM.state(env["SLURM_JOB_ID"])
         lost = _lost_hosts(env) if state and state.word != "RUNNING" else []
-        if state is None or not (said := judge_batch_job(name, state.word, state.reason, lost)):
+        if state is None or not (why := judge_batch_job(name, state.word, state.reason, lost)):
             return ""
-        _ended[name] = said
+        _ended[name] = why
     return _ended.get(name, "")
 
 
@@ -52,7 +52,7 @@ class Walltime:
     def __init__(self) -> None:
         self.end: float | None = None
         """In seconds since the epoch, once it is known."""
-        self.warn: Callable[[str], object] = lambda _said: None
+        self.warn: Callable[[str], object] = lambda _text: None
         self._stop = Event()
         if job_name():
             Thread(target=self._follow, name="ring-walltime", daemon=True).start()

@@ -137,45 +137,45 @@ def batch_request(
     known = sites()
     if site not in known:
         raise BatchError(f"no site {site!r}; known are {', '.join(sorted(known))}")
-    told = _read(known[site])
-    hosts = hosts or int(told.get("hosts", 1))
-    gpus = told.get("gpus", 0) if gpus is None else gpus
-    n = n or hosts * (told.get("per_host") or gpus or 1)
+    defaults = _read(known[site])
+    hosts = hosts or int(defaults.get("hosts", 1))
+    gpus = defaults.get("gpus", 0) if gpus is None else gpus
+    n = n or hosts * (defaults.get("per_host") or gpus or 1)
     if n < hosts:
         raise BatchError(f"{plural(n, 'rank')} cannot fill {hosts} hosts; ask for fewer hosts (-N) or more ranks (-n)")
-    values = {"queue": queue or told.get("queue", ""), "account": account or told.get("account", "")}
+    values = {"queue": queue or defaults.get("queue", ""), "account": account or defaults.get("account", "")}
     if wrong := [value for value in values.values() if not value.isprintable() or value.startswith("-")]:
         raise BatchError(f"{wrong[0]!r} can be no queue or account")
     return BatchRequest(
         site=site,
-        system=told["system"],
+        system=defaults["system"],
         hosts=hosts,
         n=n,
         gpus=gpus,
-        time=_clock(time or told.get("time", "1:00:00")),
+        time=_clock(time or defaults.get("time", "1:00:00")),
         requeue=requeue,
-        setup=told.get("setup", ""),
-        job=told["job"],
-        environment={name: str(value) for name, value in told.get("environment", {}).items()},
+        setup=defaults.get("setup", ""),
+        job=defaults["job"],
+        environment={name: str(value) for name, value in defaults.get("environment", {}).items()},
         **values,
     )
 
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        told: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+        table: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise BatchError(f"{path}: {error}") from None
-    for name, value in told.items():
+    for name, value in table.items():
         if not isinstance(value, _KINDS.get(name, ())):
             expected = f"a value of type {_KINDS[name].__name__}" if name in _KINDS else f"one of {', '.join(_KINDS)}"
             raise BatchError(f"{path}: {name}: expected {expected}")
-    if missing := {"system", "job"} - told.keys():
+    if missing := {"system", "job"} - table.keys():
         why = f"{path}: {' and '.join(sorted(missing))} missing"
         raise BatchError(f"{why}; begin with a copy of {_SHIPPED / 'slurm.toml'}")
-    if told["system"] not in SYSTEMS:
-        raise BatchError(f"{path}: system = {told['system']!r}; expected one of {', '.join(SYSTEMS)}")
-    return told
+    if table["system"] not in SYSTEMS:
+        raise BatchError(f"{path}: system = {table['system']!r}; expected one of {', '.join(SYSTEMS)}")
+    return table
 
 
 def _clock(text: str) -> str:

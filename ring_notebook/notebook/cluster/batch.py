@@ -100,13 +100,13 @@ class BatchJob:
         assert guard.stdin is not None
         assert guard.stdout is not None
         try:
-            said = guard.stdout.readline().strip()
+            answer = guard.stdout.readline().strip()
         except BaseException:  # an interrupt: what was submitted is cancelled
             guard.stdin.close()
             raise
-        if read_text(self.folder / "job") != said and guard.wait() != 0:
-            raise ClusterError(said or "the program that submits jobs has ended without a word")
-        self.number = said
+        if read_text(self.folder / "job") != answer and guard.wait() != 0:
+            raise ClusterError(answer or "the program that submits jobs has ended without a word")
+        self.number = answer
 
     @classmethod
     def left_behind(cls) -> BatchJob | None:
@@ -258,8 +258,8 @@ class BatchCluster:
         seconds = time.time() - self._began
         count, what = (request.gpus * request.hosts, "GPU") if request.gpus else (request.n, "CPU")
         used, idle = count * seconds / 3600, count * max(0.0, seconds - self.job.busy) / 3600
-        said = f"{plural(count, what)} for {duration(seconds)}: {used:.2f} {what} hours, {idle:.2f} of them idle"
-        return f" It had {said}."
+        usage = f"{plural(count, what)} for {duration(seconds)}: {used:.2f} {what} hours, {idle:.2f} of them idle"
+        return f" It had {usage}."
 
     def chosen(self, n: int | None, ranks: Any) -> Any:
         """The ranks that a cell will run on. Raises ClusterError for more than there will be."""
@@ -303,8 +303,8 @@ class BatchCluster:
                 return
             elif state.phase == "ended" and state.word != "COMPLETING":  # from where it may return to the queue
                 wrote = self.job.output()
-                said = judge_batch_job(self.job.name, state.word, state.reason, ())
-                self._end(f"{said or f'{self.job.name} has ended'}.{f' It wrote: {wrote}' if wrote else ''}")
+                why = judge_batch_job(self.job.name, state.word, state.reason, ())
+                self._end(f"{why or f'{self.job.name} has ended'}.{f' It wrote: {wrote}' if wrote else ''}")
                 return
             now = time.monotonic()
             until = now + next(period for until, period in _PERIODS_OF_QUERIES if now - since < until)
