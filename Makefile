@@ -9,6 +9,8 @@ BIN    := $(VENV)/bin
 LIBRARIES := .libraries
 ENGINES := .engines
 NVIDIA := .nvidia
+TENSORFLOW := .tensorflow
+JAX := .jax
 VERSIONS := .versions
 # For test-versions: the oldest Python that we claim, and the newest that is here.
 OLDEST_PYTHON ?= python3.10
@@ -20,7 +22,7 @@ ROOT   := $(filter 0,$(shell id -u))
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo lab workshop test test-slow test-install test-libraries test-engines test-nvidia test-slurm test-versions bench lint sanitize sanitize-build screenshot docs outputs wheel test-wheel test-deps clean nightly
+.PHONY: help demo lab workshop test test-slow test-install test-jax test-libraries test-engines test-nvidia test-slurm test-tensorflow test-versions bench lint sanitize sanitize-build screenshot docs outputs wheel test-wheel test-deps clean nightly
 
 help:
 	@echo 'make demo        train the quickstart on 2 engines, without a browser'
@@ -31,6 +33,8 @@ help:
 	@echo 'make test-install  install with pip into a new environment, and train in a notebook there'
 	@echo 'make test-libraries  run other libraries and the tests of PyTorch on it, from an environment of their own'
 	@echo 'make test-engines  run on the real Ray, Dask and Spark, from an environment of their own (1.5 GB; Spark needs Java)'
+	@echo 'make test-jax    run JAX on ranks, from an environment without PyTorch'
+	@echo 'make test-tensorflow  run TensorFlow and Keras on ranks, from an environment of their own (1.6 GB)'
 	@echo 'make test-nvidia compare what the core declares of CUDA and NCCL with headers of NVIDIA, and open NCCLs (1.1 GB)'
 	@echo 'make test-slurm  start a real Slurm of two hosts and a login node here, and run ringrun and notebooks in it (root)'
 	@echo 'make test-versions  run ranks, process groups and a notebook on the oldest and newest torch and Python (10 GB)'
@@ -73,6 +77,12 @@ test-libraries: $(LIBRARIES)/installed
 
 test-engines: $(ENGINES)/installed
 	PYTHONPATH=$(CURDIR)/$(ENGINES)/packages $(BIN)/pytest tests/engines $(ARGS)
+
+test-jax: $(JAX)/installed
+	$(JAX)/venv/bin/python -m pytest tests/jax -m "slow or not slow" $(ARGS)
+
+test-tensorflow: $(TENSORFLOW)/installed
+	PYTHONPATH=$(CURDIR)/$(TENSORFLOW)/packages $(BIN)/pytest tests/tensorflow -m "slow or not slow" $(ARGS)
 
 test-nvidia: $(NVIDIA)/fetched
 	$(BIN)/pytest tests/nvidia $(ARGS)
@@ -125,7 +135,7 @@ test-deps:
 	    --no-install-recommends openssh-server && { systemctl disable ssh 2>/dev/null || true; }; }
 
 clean:
-	rm -rf $(VENV) $(LIBRARIES) $(ENGINES) $(NVIDIA) $(VERSIONS) .install .bare build dist .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(LIBRARIES) $(ENGINES) $(NVIDIA) $(TENSORFLOW) $(JAX) $(VERSIONS) .install .bare build dist .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Without build isolation the build tools are those that constraints.txt pins, and what was compiled is kept.
@@ -142,12 +152,19 @@ $(VENV)/documented: docs/requirements.txt constraints.txt $(VENV)/installed
 	@touch $@
 
 # Libraries that tests alone need, beside the environment and not in it: what they bring would decide its versions.
-$(LIBRARIES)/installed $(ENGINES)/installed: .%/installed: tests/%/requirements.txt $(VENV)/installed
+$(LIBRARIES)/installed $(ENGINES)/installed $(TENSORFLOW)/installed: .%/installed: tests/%/requirements.txt $(VENV)/installed
 	$(BIN)/python -m venv .$*/venv
 	echo "import site; site.addsitedir('$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')')" \
 	  > $$(.$*/venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/outer.pth
 	.$*/venv/bin/pip install -q -c constraints.txt -r tests/$*/requirements.txt
 	ln -sfn $$(.$*/venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') .$*/packages
+	@touch $@
+
+# JAX without PyTorch: the package is installed as its users install it.
+$(JAX)/installed: pyproject.toml tests/jax/requirements.txt $(NATIVE) $(VENV)/installed
+	$(BIN)/python -m venv $(JAX)/venv
+	$(JAX)/venv/bin/pip install -q -c constraints.txt scikit-build-core pybind11 cmake ninja -r tests/jax/requirements.txt
+	$(JAX)/venv/bin/pip install -q -c constraints.txt --no-build-isolation -e '.[jax]'
 	@touch $@
 
 # Packages of which no two fit into one environment: each in a folder of its own.

@@ -10,4 +10,5 @@ PYBIND11_MODULE(_core, module) {
     register_devices(module);
     register_communicator(module);
     register_tensors(module);
+    register_foreign(module);
 }

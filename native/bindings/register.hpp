@@ -16,6 +16,7 @@ void register_memory(pybind11::module_& module);
 void register_link(pybind11::module_& module);
 void register_communicator(pybind11::module_& module);
 void register_devices(pybind11::module_& module);
+void register_foreign(pybind11::module_& module);
 void register_tensors(pybind11::module_& module);
 
 // Thrown while this thread's Python error indicator is set. Not a std::exception, so that no handler catches it as one.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from operator import index
 from typing import Any, NamedTuple
 
@@ -76,3 +77,38 @@ def reduction_of(
     check_process_set(process_set)
     factors = check_scale(prescale, "prescale_factor"), check_scale(postscale, "postscale_factor")
     return Reduction(operation_of(average, op), *factors, process_set)
+
+
+def rows_to_send(shape: Sequence[int], splits: Any, rank: int, size: int) -> list[int]:
+    """Rows for each rank in an alltoall. Raises ValueError when ``splits`` does not fit ``shape`` and the group."""
+    if not len(shape):
+        raise ValueError(f"rank {rank}: alltoall splits along the first dimension, but the tensor has none")
+    rows = shape[0]
+    if splits is not None and not hasattr(splits, "__len__"):
+        raise TypeError(f"rank {rank}: alltoall: splits must be a list of one integer per rank, got {splits!r}")
+    if splits is None or len(splits) == 0:
+        if rows % size:
+            raise ValueError(
+                f"rank {rank}: alltoall without splits needs a multiple of {size} rows, got {rows}; give splits"
+            )
+        return [rows // size] * size
+    try:
+        counts = [index(count) for count in splits]
+    except TypeError:
+        raise ValueError(f"rank {rank}: alltoall: splits must be integers, one per rank, got {splits}") from None
+    if len(counts) != size or min(counts) < 0 or sum(counts) != rows:
+        raise ValueError(
+            f"rank {rank}: alltoall: splits must be {size} numbers of rows, none negative, that add up to the {rows} "
+            f"rows of the tensor, got {counts}"
+        )
+    return counts
+
+
+def check_scatterable(shape: Sequence[int], op: ReduceOp, rank: int) -> None:
+    """Raise NotImplementedError for Adasum, ValueError for a tensor without dimensions: reducescatter needs rows."""
+    if op is ReduceOp.ADASUM:
+        raise NotImplementedError(
+            f"rank {rank}: reducescatter cannot use Adasum, which needs whole tensors; use Average or Sum, or allreduce"
+        )
+    if not len(shape):
+        raise ValueError(f"rank {rank}: reducescatter splits along the first dimension, but the tensor has none")

@@ -12,6 +12,7 @@ from types import CodeType
 from typing import Any, TypeVar
 
 from ring_notebook.api.basics import barrier, init, rank, shutdown
+from ring_notebook.api.foreign_calls import original
 from ring_notebook.api.objects import allreduce_numbers
 from ring_notebook.api.process_sets import register_again, registered_sets
 from ring_notebook.config import config
@@ -135,7 +136,9 @@ def run(func: Callable[..., R]) -> Callable[..., R]:
                 return _train(func, state, skip_sync, *args, **kwargs)
             except HostsUpdatedInterrupt as interrupt:
                 skip_sync = interrupt.skip_sync
-            except HorovodInternalError:
+            except Exception as error:
+                if not isinstance(original(error) or error, HorovodInternalError):
+                    raise
                 failing = state.commits, ranks
                 if failed_at == failing:
                     raise

@@ -141,6 +141,25 @@ def _registered() -> list[ProcessSet]:
     return [known for known in _sets if known._world is current]
 
 
+def process_set_of(number: int) -> ProcessSet:
+    """The registered set with this `ProcessSet.process_set_id`. Raises ValueError when there is none."""
+    if number == 0:
+        return global_process_set
+    found = next((known for known in _registered() if known.process_set_id == number), None)
+    if found is None:
+        raise ValueError(
+            f"rank {world.current().rank}: process set {number} is not registered in this run; register it again, and "
+            "trace functions that use it again"
+        )
+    return found
+
+
+def number_of(process_set: ProcessSet) -> int:
+    """The number of a process set that has this rank. Raises ValueError for another one."""
+    _ = process_set.communicator
+    return process_set.process_set_id or 0
+
+
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     """Register a process set; all ranks must call this, in the same order (Horovod: ``add_process_set``).
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -109,6 +110,22 @@ def from_memoryview(data: Any) -> Buffer:
     if readonly:
         raise TypeError("a collective needs writable memory; pass a copy")
     return Buffer(address, shape, dtype, owner=data)
+
+
+def copy_bytes(source: memoryview, target: Buffer) -> None:
+    """Copy ``source``, which is contiguous, to ``target``, which has as many bytes."""
+    from ring_notebook.core.native import core
+
+    if target.nbytes:
+        ctypes.memmove(target.address, core.buffer_info(source)[0], target.nbytes)
+
+
+def integers_of(buffer: Buffer) -> list[int]:
+    """The elements of a buffer of int32 or int64. Raises TypeError for others."""
+    kinds: dict[DType, Any] = {DType.INT32: ctypes.c_int32, DType.INT64: ctypes.c_int64}
+    if buffer.dtype not in kinds:
+        raise TypeError(f"expected int32 or int64, got {buffer.dtype.name.lower()}")
+    return list((kinds[buffer.dtype] * buffer.count).from_address(buffer.address)) if buffer.count else []
 
 
 def targets_of(outputs: Sequence[Buffer]) -> list[tuple[int, int]]:

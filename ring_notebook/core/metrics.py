@@ -364,6 +364,16 @@ def end() -> None:
     _recorder.attached = False
 
 
+def is_attached() -> bool:
+    """Whether a notebook's run gets the rows; a script prints them."""
+    return _recorder.attached
+
+
+def set_progress(done: int, total: int) -> None:
+    """Steps of a training that no `track` counts; total 0 when unknown."""
+    _recorder.progress = (done, total)
+
+
 def progress() -> tuple[int, int]:
     """``(done, total)`` steps of the tracked loop; total 0 when unknown."""
     return _recorder.progress

@@ -12,6 +12,8 @@ from threading import Event, Thread, get_ident
 from time import clock_gettime, monotonic, pthread_getcpuclockid
 from types import FrameType, TracebackType
 
+from ring_notebook.core import foreign_waits
+
 _BETWEEN_LOOKS = 0.5  # seconds
 _WAITING = 0.001  # seconds of processor time between two checks; a thread that uses less is waiting
 _PROBE = signal.SIGURG  # otherwise unused: wakes the main thread, whose handler notes that it handles signals
@@ -71,6 +73,7 @@ class Interruptible:
                     with suppress(OSError):
                         os.write(self._descriptor_before, numbers)
                 if signal.SIGINT in numbers and self._armed:
+                    foreign_waits.interrupt()
                     self._follow()
 
     def _follow(self) -> None:

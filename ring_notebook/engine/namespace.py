@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from importlib import import_module
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import cloudpickle
 from IPython.core.interactiveshell import InteractiveShell
@@ -71,6 +71,14 @@ def tells_of_lost_rank(error: BaseException) -> bool:
         framework.lost_rank and framework.face in sys.modules and _call(framework.lost_rank, error)
         for framework in frameworks()
     )
+
+
+def original(error: BaseException) -> BaseException:
+    """The exception of a collective of which a framework's runtime has made ``error``, else ``error`` itself."""
+    for framework in frameworks():
+        if framework.original and framework.face in sys.modules and (found := _call(framework.original, error)):
+            return cast(BaseException, found.with_traceback(error.__traceback__))
+    return error
 
 
 def threads() -> int:

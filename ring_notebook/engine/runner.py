@@ -118,6 +118,8 @@ class _Execution:
             setup.spool.begin(self.run)
         with Publisher(self._collect, _send), self.capture.active(shell):
             self.error = self.interruptible.call(lambda: self._run(shell, source, first_line))
+            if self.error is not None:
+                self.error = namespace.original(self.error)
             # First, because drawing figures takes time, and other ranks may wait for this one.
             self.error = self._leave(self.error)
             unshown = self.interruptible.call(show_figures)

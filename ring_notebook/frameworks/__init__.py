@@ -15,6 +15,7 @@ from ring_notebook.config import config
 from ring_notebook.errors import RingError
 from ring_notebook.frameworks.cell_calls import Call, CellCalls, Hint, names_in
 from ring_notebook.frameworks.framework import Framework
+from ring_notebook.frameworks.keras_cells import JAX, KERAS, TENSORFLOW
 from ring_notebook.frameworks.torch_cells import TORCH
 
 __all__ = [
@@ -32,7 +33,7 @@ __all__ = [
 
 _GROUP = "ring_notebook.frameworks"
 
-BUILT_IN = (TORCH,)
+BUILT_IN = (TORCH, KERAS, TENSORFLOW, JAX)
 """The frameworks whose faces come with this package; the first is the default."""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import Any, TypeVar
 
 from ring_notebook.gpus import gpus
@@ -13,8 +14,8 @@ T = TypeVar("T")
 
 
 def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
-    """Whether ``horovod.NAME`` can be imported: True for "torch"."""
-    return ext_base_name == "torch"
+    """Whether ``horovod.NAME`` can be imported: "torch", "tensorflow" and "keras", where these are installed."""
+    return ext_base_name in ("torch", "tensorflow", "keras") and find_spec(ext_base_name) is not None
 
 
 def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:

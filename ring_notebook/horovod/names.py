@@ -1,6 +1,6 @@
 """A table of Horovod's modules: where each of their names comes from in this package.
 
-It has the modules and names of Horovod 0.28.1 that PyTorch scripts and libraries import.
+It has the modules and names of Horovod 0.28.1 that scripts and libraries import.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ VERSION = f"0.28.1+ring.notebook.{__version__}"
 """Horovod's version, for comparisons, and ours."""
 
 _TORCH = "ring_notebook.torch"
+_TENSORFLOW = "ring_notebook.tensorflow"
+_KERAS = "ring_notebook.keras"
 _BASICS = "ring_notebook.api.basics"
 _ERRORS = "ring_notebook.errors"
 _SETS = "ring_notebook.api.process_sets"
@@ -51,6 +53,26 @@ MODULES: dict[str, dict[str, str]] = {
     "horovod.torch.elastic": {"ring_notebook.torch.elastic": "*"},
     "horovod.torch.elastic.sampler": {_STATE: "ElasticSampler"},
     "horovod.torch.elastic.state": {_STATE: "TorchState"},
+    "horovod.tensorflow": {_TENSORFLOW: "*"},
+    "horovod.tensorflow.compression": {
+        f"{_TENSORFLOW}.tensor_compression": (
+            "Compression Compressor NoneCompressor=Compression.none FP16Compressor=Compression.fp16"
+        )
+    },
+    "horovod.tensorflow.functions": {
+        _TENSORFLOW: (
+            "allgather_object broadcast_global_variables broadcast_object broadcast_object_fn broadcast_variables"
+        )
+    },
+    "horovod.tensorflow.mpi_ops": {_TENSORFLOW: "*"},
+    "horovod.tensorflow.sync_batch_norm": {_TENSORFLOW: "SyncBatchNormalization"},
+    "horovod.tensorflow.elastic": {f"{_TENSORFLOW}.elastic": "*"},
+    "horovod.tensorflow.keras": {_KERAS: "*"},
+    "horovod.tensorflow.keras.callbacks": {f"{_KERAS}.callbacks": "*"},
+    "horovod.tensorflow.keras.elastic": {f"{_KERAS}.elastic": "*"},
+    "horovod.keras": {_KERAS: "*"},
+    "horovod.keras.callbacks": {f"{_KERAS}.callbacks": "*"},
+    "horovod.keras.elastic": {f"{_KERAS}.elastic": "*"},
 }
 """By module: our modules, and the names that come from each: ``*`` for all public ones, ``THEIRS=OURS`` for others."""
 

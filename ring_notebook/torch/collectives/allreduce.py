@@ -199,7 +199,8 @@ def allreduce(
     how = reduction_of(average, op, prescale_factor, postscale_factor, process_set)
     check_compression(compression)
     wire, ctx = compression.compress(tensor)
-    return compression.decompress(_differentiable([wire], how, name)[0], ctx)
+    reduced: Tensor = compression.decompress(_differentiable([wire], how, name)[0], ctx)
+    return reduced
 
 
 def allreduce_async(

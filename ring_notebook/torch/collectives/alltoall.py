@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from operator import index
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ring_notebook.api.arguments import check_process_set
+from ring_notebook.api.arguments import check_process_set, rows_to_send
 from ring_notebook.api.handles import Handle, check_name
 from ring_notebook.api.process_sets import ProcessSet, global_process_set
 from ring_notebook.torch.tensors import buffer_of, check_tensor, for_core, from_bytes, ordered, received
@@ -18,37 +17,12 @@ from ring_notebook.torch.tensors import buffer_of, check_tensor, for_core, from_
 Splits = Sequence[int] | Tensor | None
 
 
-def _rows_to_send(tensor: Tensor, splits: Splits, rank: int, size: int) -> list[int]:
-    """Rows for each rank. Raises ValueError when ``splits`` does not fit ``tensor`` and the group."""
-    if tensor.dim() == 0:
-        raise ValueError(f"rank {rank}: alltoall splits along the first dimension, but the tensor has none")
-    rows = tensor.shape[0]
-    if splits is not None and not hasattr(splits, "__len__"):
-        raise TypeError(f"rank {rank}: alltoall: splits must be a list of one integer per rank, got {splits!r}")
-    if splits is None or len(splits) == 0:
-        if rows % size:
-            raise ValueError(
-                f"rank {rank}: alltoall without splits needs a multiple of {size} rows, got {rows}; give splits"
-            )
-        return [rows // size] * size
-    try:
-        counts = [index(count) for count in splits]
-    except TypeError:
-        raise ValueError(f"rank {rank}: alltoall: splits must be integers, one per rank, got {splits}") from None
-    if len(counts) != size or min(counts) < 0 or sum(counts) != rows:
-        raise ValueError(
-            f"rank {rank}: alltoall: splits must be {size} numbers of rows, none negative, that add up to the {rows} "
-            f"rows of the tensor, got {counts}"
-        )
-    return counts
-
-
 def _start(tensor: Tensor, splits: Splits, name: str | None, process_set: ProcessSet, *, blocking: bool) -> Handle:
     """Start an alltoall; `Handle.wait` returns the tensor and the number of rows from each rank (int32)."""
     check_tensor(tensor, "alltoall")
     check_process_set(process_set)
     communicator = process_set.communicator
-    send = _rows_to_send(tensor, splits, communicator.rank, communicator.size)
+    send = rows_to_send(tensor.shape, splits, communicator.rank, communicator.size)
     name = check_name(communicator, name)
     row = tensor.shape[1:]
     # Rows without elements bring no bytes: exchange their numbers instead.

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ring_notebook.api.arguments import Reduction, reduction_of
+from ring_notebook.api.arguments import Reduction, check_scatterable, reduction_of
 from ring_notebook.api.handles import Handle, check_name, member_name, together
 from ring_notebook.api.process_sets import ProcessSet, global_process_set
 from ring_notebook.core.communicator import ReduceOp
@@ -23,15 +23,7 @@ from ring_notebook.torch.tensors import buffer_of, check_tensor, copy_back, for_
 def _start(tensor: Tensor, how: Reduction, name: str | None, *, blocking: bool, call: Call | None = None) -> Handle:
     check_tensor(tensor, "reducescatter")
     communicator = how.process_set.communicator
-    if how.op is ReduceOp.ADASUM:
-        raise NotImplementedError(
-            f"rank {communicator.rank}: reducescatter cannot use Adasum, which needs whole tensors; use Average or "
-            "Sum, or allreduce"
-        )
-    if tensor.dim() == 0:
-        raise ValueError(
-            f"rank {communicator.rank}: reducescatter splits along the first dimension, but the tensor has none"
-        )
+    check_scatterable(tensor.shape, how.op, communicator.rank)
     name = check_name(communicator, name)
     rows = row_split(tensor.shape[0], communicator.size)[communicator.rank]
     output = tensor.new_empty(rows, *tensor.shape[1:])
@@ -98,7 +90,8 @@ def reducescatter(
         result: Tensor = _Reducescatter.apply(wire, how, name)  # type: ignore[no-untyped-call]
     else:
         result = _start(wire, how, name, blocking=True).wait()
-    return compression.decompress(result, ctx)
+    reduced: Tensor = compression.decompress(result, ctx)
+    return reduced
 
 
 def reducescatter_async(

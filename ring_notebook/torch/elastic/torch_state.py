@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import random
 from collections.abc import Iterator, Sized
 from pathlib import Path
@@ -11,11 +10,8 @@ from typing import Any
 import torch
 from torch.utils.data import Sampler
 
-from ring_notebook.api.basics import rank, size
-from ring_notebook.api.elastic_training import State
-from ring_notebook.api.objects import broadcast_object
-from ring_notebook.error_text import error_text
-from ring_notebook.errors import HorovodInternalError, RingError
+from ring_notebook.api.basics import size
+from ring_notebook.api.object_state import ObjectState
 from ring_notebook.torch.training import checkpoint
 from ring_notebook.torch.training.data import share_of
 
@@ -69,99 +65,34 @@ class ElasticSampler(Sampler[int]):
         return -(-len(self._left) // size())
 
 
-class TorchState(State):
+class TorchState(ObjectState):
     """The state of a training: ``model``, ``optimizer`` and whatever else is given, as attributes of those names.
 
     Values that have ``state_dict`` and ``load_state_dict`` (models, optimizers, schedulers, `ElasticSampler`) are kept
-    by these, all others by copies. Raises ValueError for a name that the state itself needs. (Horovod: ``TorchState``.)
+    by these, all others by copies; samplers split the rest of the epoch again after `sync`. Raises ValueError for a
+    name that the state itself needs. (Horovod: ``TorchState``.)
     """
+
+    model: torch.nn.Module | None
+    optimizer: torch.optim.Optimizer | None
 
     def __init__(
         self, model: torch.nn.Module | None = None, optimizer: torch.optim.Optimizer | None = None, **kwargs: Any
     ) -> None:
-        super().__init__()
-        taken = [name for name in kwargs if name.startswith("_") or hasattr(self, name)]
-        if taken:
-            raise ValueError(f"a TorchState needs {', '.join(taken)} itself; choose another name")
-        self.model = model
-        self.optimizer = optimizer
-        for name, value in kwargs.items():
-            setattr(self, name, value)
-        self._names = ["model", "optimizer", *kwargs]
-        self._path: Path | None = None
-        self.save()
-
-    def save(self) -> None:
-        """Keep the present values in memory, as those to go back to."""
-        self._saved = {name: copy.deepcopy(_content(getattr(self, name))) for name in self._names}
-
-    def restore(self) -> None:
-        """Go back to the values that were kept last."""
-        self._load(copy.deepcopy(self._saved))
-
-    def sync(self) -> None:
-        """Take rank 0's values on all ranks, and keep them; samplers split the rest of the epoch again."""
-        own = {name: _content(getattr(self, name)) for name in self._names}
-        # The commits too: a rank may have made one that another, which a death kept from it, has not.
-        contents, self.commits = broadcast_object((own, self.commits), name="elastic state")
-        if rank() != 0:
-            self._load(contents)
-        self._split_samplers()
-        self.save()
-
-    def write(self) -> None:
-        """Put what `save` has kept on disk too, where there is a folder for commits."""
-        if self._path is not None:
-            checkpoint.save(self._saved, self._path, private=True)
+        super().__init__(model=model, optimizer=optimizer, **kwargs)
 
     def reset(self) -> None:
         """Have samplers read again which ranks there are."""
-        self._split_samplers()
-
-    def _split_samplers(self) -> None:
         for name in self._names:
             value = getattr(self, name)
             if isinstance(value, ElasticSampler):
                 value.reset()
 
-    def keep_on_disk(self, path: Path, load: bool = True) -> bool:
-        """Put commits into ``path`` too. True when rank 0 found one there to ``load``, which now holds on all ranks.
+    def write(self) -> None:
+        """Put what `save` has kept on disk too, where there is a folder for commits."""
+        if self._path is not None:
+            checkpoint.save(self._saved, self._path, private=True)  # which only rank 0 writes
 
-        Raises RingError on all ranks when it is damaged, and when another user wrote it: a pickle runs code when it is
-        loaded.
-        """
-        self._path = path
-        found = load and broadcast_object(path.exists(), name="elastic resume")
-        if found:
-            try:
-                self._load(checkpoint.load(path, weights_only=False, private=True))
-            except HorovodInternalError:  # of another rank
-                raise
-            except Exception as error:
-                raise RingError(
-                    f"rank {rank()}: the commit {path} cannot be used: {type(error).__name__}: {error_text(error)}; "
-                    "remove it, or set RING_COMMIT_DIR to another folder of your own, and the training begins anew"
-                ) from error
-            self.save()
-        return bool(found)
-
-    def remove_from_disk(self) -> None:
-        """Take the commit on disk away: the training has ended."""
-        if self._path is not None and rank() == 0:
-            self._path.unlink(missing_ok=True)
-
-    def _load(self, contents: dict[str, Any]) -> None:
-        for name, content in contents.items():
-            value = getattr(self, name)
-            if _is_stateful(value):
-                value.load_state_dict(content)
-            else:
-                setattr(self, name, content)
-
-
-def _is_stateful(value: Any) -> bool:
-    return hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
-
-
-def _content(value: Any) -> Any:
-    return value.state_dict() if _is_stateful(value) else value
+    def read_on_all(self, path: Path) -> Any:
+        """As `ObjectState.read_on_all`, with tensors sent without pickling."""
+        return checkpoint.load(path, weights_only=False, private=True)

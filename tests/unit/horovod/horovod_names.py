@@ -44,3 +44,42 @@ THEIRS = {
     "horovod.torch.elastic.sampler": "ElasticSampler",
     "horovod.torch.elastic.state": "TorchState",
 }
+
+_FUNCTIONS = "allgather_object broadcast_global_variables broadcast_object broadcast_object_fn broadcast_variables"
+_OPS = (
+    "allgather allreduce alltoall barrier broadcast broadcast_ grouped_allgather grouped_allreduce "
+    "grouped_reducescatter join local_rank_op local_size_op process_set_included_op rank_op reducescatter size_op"
+)
+_RANKS = (
+    "init shutdown is_initialized start_timeline stop_timeline size local_size cross_size rank local_rank cross_rank "
+    "is_homogeneous mpi_threads_supported mpi_enabled mpi_built gloo_enabled gloo_built nccl_built ddl_built ccl_built "
+    "cuda_built rocm_built Average Sum Adasum Min Max Product ProcessSet global_process_set add_process_set "
+    "remove_process_set"
+)
+_CALLBACKS = (
+    "BroadcastGlobalVariablesCallback MetricAverageCallback LearningRateScheduleCallback LearningRateWarmupCallback "
+    "BestModelCheckpoint"
+)
+_STATES = "KerasState CommitStateCallback UpdateBatchStateCallback UpdateEpochStateCallback run"
+_KERAS = (
+    f"DistributedOptimizer PartialDistributedOptimizer load_model allreduce allgather broadcast reducescatter {_RANKS}"
+)
+
+WITH_TENSORFLOW: dict[str, str] = {
+    "horovod.tensorflow": (
+        f"BroadcastGlobalVariablesHook Compression DistributedGradientTape DistributedOptimizer "
+        f"PartialDistributedGradientTape SyncBatchNormalization elastic {_OPS} {_FUNCTIONS} {_RANKS}"
+    ),
+    "horovod.tensorflow.compression": "Compression Compressor FP16Compressor NoneCompressor",
+    "horovod.tensorflow.functions": _FUNCTIONS,
+    "horovod.tensorflow.mpi_ops": f"{_OPS} {_RANKS}",
+    "horovod.tensorflow.sync_batch_norm": "SyncBatchNormalization",
+    "horovod.tensorflow.elastic": "TensorFlowState TensorFlowKerasState run",
+    "horovod.tensorflow.keras": f"callbacks elastic {_KERAS}",
+    "horovod.tensorflow.keras.callbacks": _CALLBACKS,
+    "horovod.tensorflow.keras.elastic": _STATES,
+    "horovod.keras": f"callbacks elastic {_KERAS}",
+    "horovod.keras.callbacks": _CALLBACKS,
+    "horovod.keras.elastic": _STATES,
+}
+"""The names of Horovod 0.28.1 in its modules for TensorFlow and Keras, whose tests need these."""

@@ -17,7 +17,7 @@ import ring_notebook.torch as face
 from ring_notebook.horovod.as_horovod import as_horovod, variables
 from ring_notebook.horovod.names import MODULES, VERSION
 from ring_notebook.launch import horovod_run
-from unit.horovod.horovod_names import THEIRS
+from unit.horovod.horovod_names import THEIRS, WITH_TENSORFLOW
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def test_every_name_is_there(horovod: Any, module: str) -> None:
 
 
 def test_the_table_has_no_module_that_is_not_compared() -> None:
-    assert set(MODULES) - {"horovod.common"} == set(THEIRS)
+    assert set(MODULES) - {"horovod.common"} == {*THEIRS, *WITH_TENSORFLOW}
 
 
 def test_names_are_those_of_the_face(horovod: Any) -> None:
@@ -50,7 +50,7 @@ def test_the_version_compares_as_horovods_and_says_whose_it_is(horovod: Any) -> 
     assert ring_notebook.__version__ in horovod.__version__
 
 
-@pytest.mark.parametrize("code", ["import horovod.tensorflow", "from horovod import spark", "import horovod.torch.x"])
+@pytest.mark.parametrize("code", ["import horovod.mxnet", "from horovod import spark", "import horovod.torch.x"])
 def test_a_missing_module_says_what_there_is(horovod: Any, code: str) -> None:
     with pytest.raises(ModuleNotFoundError, match=r"No module named 'horovod\..*Ring Notebook .*has horovod.*torch"):
         exec(code)

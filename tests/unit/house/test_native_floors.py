@@ -19,6 +19,8 @@ MAY_INCLUDE = {
     "transport": {"memory", "base"},
     "kernels": {"memory", "base"},
     "device": {"base"},
+    "foreign": set(),
+    "plugins": {"foreign"},
     "collectives/host": BELOW_COLLECTIVES,
     "collectives/inter_host": {"collectives/host", *BELOW_COLLECTIVES},
     "collectives/device": {"collectives/inter_host", "collectives/host", *BELOW_COLLECTIVES},

@@ -1,0 +1,331 @@
+"""Collectives in the graphs of other frameworks, whose runtimes call them from their own threads.
+
+A face puts the text of a `ForeignCall` into its graph. When the runtime gets there, the native core calls `carry_out`
+with that text, the memory of the inputs, and a function that gives the memory of an output.
+"""
+
+from __future__ import annotations
+
+import json
+from _thread import interrupt_main
+from array import array
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
+from math import prod
+from typing import Any
+
+from ring_notebook.api.arguments import check_scatterable, rows_to_send
+from ring_notebook.api.basics import local_rank, local_size
+from ring_notebook.api.handles import member_name
+from ring_notebook.api.process_sets import ProcessSet, process_set_of
+from ring_notebook.core import foreign_waits, world
+from ring_notebook.core.buffers import Buffer, DType, copy_bytes, from_memoryview, integers_of
+from ring_notebook.core.communicator import ReduceOp
+from ring_notebook.core.partition import row_split
+from ring_notebook.core.step_guard import COMMIT
+from ring_notebook.core.work import Call, Work
+from ring_notebook.error_text import error_text
+from ring_notebook.errors import CollectiveError
+
+Shape = tuple[int, ...]
+Allocate = Callable[[int, Shape], int]
+"""The address of the output of this number and shape; 0 where the framework cannot give it."""
+
+_REMEMBERED = 16
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignCall:
+    """A collective on a list of tensors, as one operation where it can be."""
+
+    kind: str
+    """The name of one of the functions in `_KINDS`."""
+    name: str = ""
+    op: int = ReduceOp.SUM
+    prescale: float = 1.0
+    postscale: float = 1.0
+    root: int = 0
+    """A global rank."""
+    process_set: int = 0
+    """Its number, which is the same on all ranks."""
+    by_name: bool = False
+    """Matches calls of the same name on other ranks, in any order; others match by order."""
+    rows: bool = False
+    """Of an allgather or alltoall: after the results come the rows from each rank in each of them."""
+    commits: bool = False
+    """An optimizer step follows: no rank gets a result before all ranks have theirs."""
+
+    def spec(self) -> str:
+        """The text for the graph; equal calls have equal texts."""
+        return _spec_of(self)
+
+    def backward(self) -> ForeignCall:
+        """The collective for the gradient of this one, by the rules of Horovod; see `gradient_scale` too.
+
+        All ranks compute one loss, so the gradients of an allgather and of a broadcast are averages, of which an
+        allgather's is that of this rank's rows, and a broadcast's that of the root. Raises RuntimeError where there is
+        no gradient.
+        """
+        name = f"{self.name} gradient" if self.name else ""
+        if self.kind in ("allreduce", "reducescatter") and self.op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
+            raise RuntimeError(
+                f"{self.kind} with op={ReduceOp(self.op).name.capitalize()} has no gradient; use Average or Sum"
+            )
+        if self.kind in ("allgather", "broadcast"):
+            return ForeignCall("allreduce", name, ReduceOp.AVERAGE, process_set=self.process_set, by_name=self.by_name)
+        if self.kind == "reducescatter":
+            return ForeignCall("allgather", name, process_set=self.process_set, by_name=self.by_name)
+        return replace(self, name=name, commits=False)
+
+    def gradient_scale(self, size: int) -> float:
+        """The factor of a gradient before `backward`, in a process set of ``size`` ranks.
+
+        With it allgather(reducescatter(x)) has the gradient of allreduce(x), as in Horovod.
+        """
+        if self.kind != "reducescatter":
+            return 1.0
+        return self.prescale * self.postscale * (size if self.op == ReduceOp.SUM else 1)
+
+
+@lru_cache(maxsize=4096)
+def _spec_of(call: ForeignCall) -> str:
+    return json.dumps(asdict(call))
+
+
+@lru_cache(maxsize=4096)
+def parse(spec: str) -> ForeignCall:
+    """The call that this is the text of."""
+    return ForeignCall(**json.loads(spec))
+
+
+_dtypes: dict[str, dict[int, DType]] = {}
+_errors: deque[tuple[str, BaseException]] = deque(maxlen=_REMEMBERED)
+
+
+def register_dtypes(runtime: str, dtypes: dict[int, DType]) -> None:
+    """The element types of a runtime, by its numbers."""
+    _dtypes[runtime] = dtypes
+
+
+def carry_out(runtime: str, spec: str, tensors: Sequence[tuple[int, Shape, int]], allocate: Allocate) -> str:
+    """Carry out the call of ``spec``; the tensors are (address, shape, number of the dtype). Returns an error's text.
+
+    The text is empty after success. `original` finds the exception again.
+    """
+    try:
+        call, dtypes = parse(spec), _dtypes[runtime]
+        inputs = [Buffer(address, shape, dtypes[number]) for address, shape, number in tensors]
+        execute(call, inputs, allocate)
+    except BaseException as error:
+        text = f"{type(error).__name__}: {error}"
+        _errors.append((text, error))
+        if isinstance(error, KeyboardInterrupt):
+            interrupt_main()  # the runtime would make an ordinary error of it
+        return text
+    return ""
+
+
+def original(error: BaseException) -> BaseException | None:
+    """The exception of a collective of which a runtime has made ``error``; None if it is no such one."""
+    text = error_text(error)
+    return next((known for told, known in reversed(_errors) if told in text), None)
+
+
+def execute(call: ForeignCall, inputs: Sequence[Buffer], allocate: Allocate) -> None:
+    """Carry out ``call`` in this thread. Raises the errors of its collective."""
+    with foreign_waits.in_flight():
+        _KINDS[call.kind](_Group(call, process_set_of(call.process_set)), inputs, allocate)
+
+
+def static_shapes(call: ForeignCall, shapes: Sequence[Shape], process_set: ProcessSet) -> list[Shape]:
+    """The shapes of the results for a framework that has to know them, where all ranks have the same ``shapes``."""
+    size, rank = process_set.size(), process_set.rank()
+    if call.kind == "allgather":
+        return [(size * (shape[0] if shape else 1), *shape[1:]) for shape in shapes]
+    if call.kind == "reducescatter":
+        for shape in shapes:
+            check_scatterable(shape, ReduceOp(call.op), rank)
+        return [(row_split(shape[0], size)[rank], *shape[1:]) for shape in shapes]
+    if call.kind == "alltoall":
+        rows_to_send(shapes[0], None, rank, size)
+    return list(shapes)
+
+
+class _Group:
+    """The ranks of a call, and how it is started there."""
+
+    def __init__(self, call: ForeignCall, process_set: ProcessSet) -> None:
+        self.call = call
+        self.set = process_set
+        self.op = ReduceOp(call.op)
+
+        self.communicator = process_set.communicator
+        self.blocking = not call.by_name
+
+    def name(self, index: int, count: int) -> str:
+        return self.call.name if count == 1 else member_name(self.call.name, index) or ""
+
+
+class _Unheld:
+    held = False
+
+
+def _wait(works: Sequence[Work]) -> None:
+    for work in works:
+        work.wait()
+
+
+def _rows(work: Work, row: Shape) -> list[int]:
+    """The rows of each rank in a finished allgather or alltoall of tensors with rows of this shape."""
+    if prod(row):
+        return [count // prod(row) for count in work.counts()]
+    return list(work.output().cast("q"))
+
+
+def _output(allocate: Allocate, index: int, shape: Shape, dtype: DType) -> Buffer:
+    address = allocate(index, shape)
+    if not address and 0 not in shape:
+        raise CollectiveError(
+            f"rank {world.current().rank}: there is no memory for a result of shape {shape}; where shapes are fixed "
+            "before, as in compiled functions, all ranks must give tensors of the same shape"
+        )
+    return Buffer(address, shape, dtype)
+
+
+def _like(allocate: Allocate, tensors: Sequence[Buffer]) -> list[Buffer]:
+    return [_output(allocate, index, tensor.shape, tensor.dtype) for index, tensor in enumerate(tensors)]
+
+
+def _integers(values: Sequence[int]) -> Buffer:
+    return from_memoryview(array("q", values))
+
+
+def _put_integers(allocate: Allocate, index: int, values: Sequence[int], dtype: DType) -> None:
+    output = _output(allocate, index, (len(values),), dtype)
+    copy_bytes(memoryview(array("q" if dtype is DType.INT64 else "i", values)), output)
+
+
+def _allreduce(group: _Group, inputs: Sequence[Buffer], allocate: Allocate) -> None:
+    """Those of one dtype are one operation."""
+    outputs = _like(allocate, inputs)
+    parts: dict[DType, list[int]] = {}
+    for index, tensor in enumerate(inputs):
+        parts.setdefault(tensor.dtype, []).append(index)
+    whole = Call(len(parts))
+    _wait(
+        [
+            group.communicator.allreduce(
+                [inputs[index] for index in part],
+                [outputs[index] for index in part],
+                op=group.op,
+                prescale=group.call.prescale,
+                postscale=group.call.postscale,
+                name=group.name(number, len(parts)),
+                blocking=group.blocking,
+                call=whole,
+            )
+            for number, part in enumerate(parts.values())
+        ]
+    )
+    if group.call.commits and group.set.size() > 1:
+        later = group.communicator.commit(_Unheld(), name=COMMIT)
+        if later is not None:
+            raise later
+
+
+def _broadcast(group: _Group, inputs: Sequence[Buffer], allocate: Allocate) -> None:
+    root, outputs = group.set.group_rank(group.call.root), _like(allocate, inputs)
+    _wait(
+        [
+            group.communicator.broadcast(
+                tensor, output, root, name=group.name(index, len(inputs)), blocking=group.blocking
+            )
+            for index, (tensor, output) in enumerate(zip(inputs, outputs, strict=True))
+        ]
+    )
+
+
+def _allgather(group: _Group, inputs: Sequence[Buffer], allocate: Allocate) -> None:
+    whole, works = Call(len(inputs)), []
+    for index, tensor in enumerate(inputs):
+        shape = tensor.shape or (1,)
+        # Rows without elements bring no bytes: gather their number instead.
+        sent = Buffer(tensor.address, shape, tensor.dtype) if prod(shape[1:]) else _integers([shape[0]])
+        name = group.name(index, len(inputs))
+        works.append(group.communicator.allgather(sent, name=name, blocking=group.blocking, call=whole))
+    _wait(works)
+    rows = [_rows(work, tensor.shape[1:]) for work, tensor in zip(works, inputs, strict=True)]
+    for index, (tensor, work) in enumerate(zip(inputs, works, strict=True)):
+        output = _output(allocate, index, (sum(rows[index]), *tensor.shape[1:]), tensor.dtype)
+        if output.count:
+            copy_bytes(work.output(), output)
+    for index, counts in enumerate(rows if group.call.rows else ()):
+        _put_integers(allocate, len(inputs) + index, counts, DType.INT64)
+
+
+def _reducescatter(group: _Group, inputs: Sequence[Buffer], allocate: Allocate) -> None:
+    communicator, whole, works = group.communicator, Call(len(inputs)), []
+    for index, tensor in enumerate(inputs):
+        check_scatterable(tensor.shape, group.op, communicator.rank)
+        rows = row_split(tensor.shape[0], communicator.size)[communicator.rank]
+        works.append(
+            communicator.reducescatter(
+                tensor,
+                _output(allocate, index, (rows, *tensor.shape[1:]), tensor.dtype),
+                op=group.op,
+                prescale=group.call.prescale,
+                postscale=group.call.postscale,
+                name=group.name(index, len(inputs)),
+                blocking=group.blocking,
+                call=whole,
+            )
+        )
+    _wait(works)
+
+
+def _alltoall(group: _Group, inputs: Sequence[Buffer], allocate: Allocate) -> None:
+    """Of a tensor, and the rows for each rank if they differ."""
+    communicator, tensor = group.communicator, inputs[0]
+    splits = integers_of(inputs[1]) if len(inputs) > 1 else None
+    send = rows_to_send(tensor.shape, splits, communicator.rank, communicator.size)
+    row = tensor.shape[1:]
+    sent, shares = (tensor, send) if prod(row) else (_integers(send), [1] * communicator.size)
+    work = communicator.alltoall([sent], shares, name=group.call.name, blocking=group.blocking)
+    work.wait()
+    rows = _rows(work, row)
+    output = _output(allocate, 0, (sum(rows), *row), tensor.dtype)
+    if output.count:
+        copy_bytes(work.output(), output)
+    if group.call.rows:
+        _put_integers(allocate, 1, rows, DType.INT32)
+
+
+def _barrier(group: _Group, inputs: Sequence[Buffer], allocate: Allocate) -> None:
+    group.communicator.barrier(name=group.call.name, blocking=group.blocking).wait()
+
+
+def _number(value: Callable[[ProcessSet], int]) -> Callable[[_Group, Sequence[Buffer], Allocate], None]:
+    """A call whose only result is a number of this rank."""
+
+    def put(group: _Group, inputs: Sequence[Buffer], allocate: Allocate) -> None:
+        output = _output(allocate, 0, (), DType.INT32)
+        copy_bytes(memoryview(array("i", [value(group.set)])), output)
+
+    return put
+
+
+_KINDS: dict[str, Callable[[_Group, Sequence[Buffer], Allocate], Any]] = {
+    "allreduce": _allreduce,
+    "broadcast": _broadcast,
+    "allgather": _allgather,
+    "reducescatter": _reducescatter,
+    "alltoall": _alltoall,
+    "barrier": _barrier,
+    "rank": _number(lambda process_set: process_set.rank()),
+    "size": _number(lambda process_set: process_set.size()),
+    "local_rank": _number(lambda process_set: local_rank()),
+    "local_size": _number(lambda process_set: local_size()),
+    "included": _number(lambda process_set: int(process_set.included())),
+}

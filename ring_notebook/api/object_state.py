@@ -1,0 +1,132 @@
+"""A state of values under names: commits in memory and on disk, going back to the last one, sync from rank 0."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+
+from ring_notebook.api.basics import rank
+from ring_notebook.api.elastic_training import State
+from ring_notebook.api.objects import broadcast_object
+from ring_notebook.error_text import error_text
+from ring_notebook.errors import HorovodInternalError, RingError
+from ring_notebook.files.private_files import make_private_folder, open_own
+from ring_notebook.files.whole_file import is_whole, whole_file
+
+
+class ObjectState(State):
+    """Keeps the values that are given as attributes of their names (Horovod: ``ObjectState``).
+
+    Values that have ``state_dict`` and ``load_state_dict`` are kept by these, all others by copies. Subclasses say how
+    they keep others (`content_of`, `load_content`) and in which files (`write_file`, `read_file`). Raises
+    ValueError for a name that the state itself needs.
+    """
+
+    def __init__(self, **values: Any) -> None:
+        super().__init__()
+        taken = [name for name in values if name.startswith("_") or hasattr(self, name)]
+        if taken:
+            raise ValueError(f"a {type(self).__name__} needs {', '.join(taken)} itself; choose another name")
+        for name, value in values.items():
+            setattr(self, name, value)
+        self._names = list(values)
+        self._path: Path | None = None
+        self.save()
+
+    def content_of(self, value: Any) -> Any:
+        """What is kept of ``value``; it may share memory with it."""
+        return value.state_dict() if _is_stateful(value) else value
+
+    def load_content(self, name: str, content: Any) -> None:
+        """Give the value of this name what `content_of` was kept."""
+        value = getattr(self, name)
+        if _is_stateful(value):
+            value.load_state_dict(content)
+        else:
+            setattr(self, name, content)
+
+    def write_file(self, contents: dict[str, Any], path: Path) -> None:
+        """Write a commit, which appears whole or not at all, for this user only."""
+        make_private_folder(path.parent)
+        with whole_file(path, private=True) as file:
+            file.write(cloudpickle.dumps(contents))
+
+    def read_file(self, path: Path) -> Any:
+        """Read what `write_file` has written. Raises ValueError for a damaged file."""
+        with open_own(path) as file:
+            if not is_whole(file):
+                raise ValueError("it is not complete")
+            return cloudpickle.load(file)
+
+    def save(self) -> None:
+        """Keep the present values in memory, as those to go back to."""
+        self._saved = {name: copy.deepcopy(self.content_of(getattr(self, name))) for name in self._names}
+
+    def restore(self) -> None:
+        """Go back to the values that were kept last."""
+        self._load(copy.deepcopy(self._saved))
+
+    def sync(self) -> None:
+        """Take rank 0's values on all ranks, and keep them."""
+        own = {name: self.content_of(getattr(self, name)) for name in self._names}
+        # The commits too: a rank may have made one that another, which a death kept from it, has not.
+        contents, self.commits = broadcast_object((own, self.commits), name="elastic state")
+        if rank() != 0:
+            self._load(contents)
+        self.reset()
+        self.save()
+
+    def write(self) -> None:
+        """Put what `save` has kept on disk too, where there is a folder for commits."""
+        if self._path is not None and rank() == 0:
+            self.write_file(self._saved, self._path)
+
+    def keep_on_disk(self, path: Path, load: bool = True) -> bool:
+        """Put commits into ``path`` too. True when rank 0 found one there to ``load``, which now holds on all ranks.
+
+        Raises RingError on all ranks when it is damaged, and when another user wrote it: a pickle runs code when it is
+        loaded.
+        """
+        self._path = path
+        found = load and broadcast_object(path.exists(), name="elastic resume")
+        if found:
+            try:
+                self._load(self.read_on_all(path))
+            except HorovodInternalError:  # of another rank
+                raise
+            except Exception as error:
+                raise RingError(
+                    f"rank {rank()}: the commit {path} cannot be used: {type(error).__name__}: {error_text(error)}; "
+                    "remove it, or set RING_COMMIT_DIR to another folder of your own, and the training begins anew"
+                ) from error
+            self.save()
+        return bool(found)
+
+    def read_on_all(self, path: Path) -> Any:
+        """What rank 0 reads from ``path``, on all ranks."""
+        contents, trouble = None, None
+        if rank() == 0:
+            try:
+                contents = self.read_file(path)
+            except Exception as error:
+                trouble = f"{type(error).__name__}: {error_text(error)}"
+        contents, trouble = broadcast_object((contents, trouble), name="elastic commit")
+        if trouble is not None:
+            raise ValueError(trouble)
+        return contents
+
+    def remove_from_disk(self) -> None:
+        """Take the commit on disk away: the training has ended."""
+        if self._path is not None and rank() == 0:
+            self._path.unlink(missing_ok=True)
+
+    def _load(self, contents: dict[str, Any]) -> None:
+        for name, content in contents.items():
+            self.load_content(name, content)
+
+
+def _is_stateful(value: Any) -> bool:
+    return hasattr(value, "state_dict") and hasattr(value, "load_state_dict")

@@ -1,0 +1,64 @@
+"""Collectives that another runtime calls from its own threads, and how an interrupt ends them.
+
+Python handles signals in the main thread only, which waits in the runtime meanwhile.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Thread, current_thread, main_thread
+
+from ring_notebook.core import world
+
+_in_flight: set[int] = set()
+"""The threads that wait."""
+
+
+@contextmanager
+def in_flight() -> Iterator[None]:
+    """A context for a collective in a thread of a runtime; in the main thread it has no effect."""
+    thread = current_thread()
+    if thread is main_thread():
+        yield
+        return
+    number = thread.ident or 0
+    _in_flight.add(number)
+    try:
+        yield
+    finally:
+        _in_flight.discard(number)
+
+
+def interrupt() -> None:
+    """SIGINT has come: end what other threads wait for, on all ranks. Any thread may call it."""
+    if _in_flight:
+        world.fail(KeyboardInterrupt())
+
+
+def watch_interrupts() -> None:
+    """From now on call `interrupt` when SIGINT arrives, also while the main thread does not handle signals.
+
+    Only the main thread can begin this. Does nothing where something else watches, such as an engine, which calls
+    `interrupt` itself, or an event loop.
+    """
+    if current_thread() is not main_thread():
+        return
+    before = signal.set_wakeup_fd(-1)
+    if before != -1:
+        signal.set_wakeup_fd(before)
+        return
+    come, going = socket.socketpair()
+    going.setblocking(False)
+    signal.set_wakeup_fd(going.detach(), warn_on_full_buffer=False)
+    os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
+    Thread(target=_watch, args=(come,), name="ring-interrupt", daemon=True).start()
+
+
+def _watch(come: socket.socket) -> None:
+    while numbers := come.recv(64):
+        if signal.SIGINT in numbers:
+            interrupt()

@@ -1,0 +1,37 @@
+"""The face for JAX: collectives inside and outside of ``jit``, gradients averaged over ranks, an optax wrapper."""
+
+try:
+    import jax
+except ModuleNotFoundError as error:
+    if error.name != "jax":
+        raise
+    raise ModuleNotFoundError(
+        "ring_notebook.jax needs JAX, which is not installed: `pip install 'ring-notebook[jax]'`", name="jax"
+    ) from None
+else:
+    del jax
+
+from ring_notebook.api import common
+from ring_notebook.api.common import *  # noqa: F403 - what all faces share
+from ring_notebook.jax.averaging import DistributedOptimizer, average_gradients, broadcast_parameters
+from ring_notebook.jax.collectives import (
+    allgather,
+    allreduce,
+    alltoall,
+    broadcast,
+    grouped_allreduce,
+    reducescatter,
+)
+
+__all__ = [
+    "DistributedOptimizer",
+    "allgather",
+    "allreduce",
+    "alltoall",
+    "average_gradients",
+    "broadcast",
+    "broadcast_parameters",
+    "grouped_allreduce",
+    "reducescatter",
+]
+__all__ += common.__all__

@@ -1,0 +1,158 @@
+"""A JAX primitive that calls the native core, in the order of the program, inside and outside of jit.
+
+Two calls of one program must not change places, or ranks would wait for different ones. JAX orders effects by tokens,
+of which only private modules know; where this JAX lacks them, its ordered callback does the same, slower.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any, TypeAlias
+
+import numpy as np
+
+import jax
+from ring_notebook.api.foreign_calls import ForeignCall, carry_out, register_dtypes
+from ring_notebook.core.buffers import DType
+from ring_notebook.core.foreign_waits import watch_interrupts
+from ring_notebook.core.native import core
+
+# XLA_FFI_DataType
+register_dtypes(
+    "xla",
+    {
+        1: DType.BOOL,
+        2: DType.INT8,
+        3: DType.INT16,
+        4: DType.INT32,
+        5: DType.INT64,
+        6: DType.UINT8,
+        10: DType.FLOAT16,
+        11: DType.FLOAT32,
+        12: DType.FLOAT64,
+        16: DType.BFLOAT16,
+    },
+)
+_NUMBERS = {
+    "bool": 1,
+    "int8": 2,
+    "int16": 3,
+    "int32": 4,
+    "int64": 5,
+    "uint8": 6,
+    "float16": 10,
+    "float32": 11,
+    "float64": 12,
+    "bfloat16": 16,
+}
+_TARGET = "ring_notebook_collective"
+
+Result: TypeAlias = Any
+"""A ``jax.ShapeDtypeStruct``: shape and dtype of a result."""
+
+
+def check_array(array: Any, operation: str) -> None:
+    """Raise TypeError unless the core knows the dtype."""
+    if str(array.dtype) not in _NUMBERS:
+        raise TypeError(f"{operation} cannot handle {array.dtype}; convert the array to one of {', '.join(_NUMBERS)}")
+
+
+def call(what: ForeignCall, arrays: Sequence[Any], results: Sequence[Result]) -> list[Any]:
+    """The results of ``what``; JAX needs their shapes before."""
+    return list(_caller()(what.spec(), tuple(arrays), tuple(results)))
+
+
+@lru_cache(maxsize=1)
+def _caller() -> Callable[[str, tuple[Any, ...], tuple[Result, ...]], Sequence[Any]]:
+    watch_interrupts()
+    try:
+        return _primitive()
+    except (ImportError, AttributeError) as error:
+        warnings.warn(
+            f"JAX {jax.__version__} has no effects that this package knows ({error}): collectives are called back from "
+            "XLA through Python's arrays, which copies them",
+            RuntimeWarning,
+            stacklevel=4,
+        )
+        return _called_back
+
+
+def _primitive() -> Callable[[str, tuple[Any, ...], tuple[Result, ...]], Sequence[Any]]:
+    from jax._src import core as jax_core
+    from jax._src import dispatch, effects
+    from jax._src.interpreters import mlir
+
+    class RingEffect(effects.Effect):  # type: ignore[misc]
+        """Collectives are ordered."""
+
+        __str__ = lambda self: "Ring"  # noqa: E731 - as JAX's own effects
+
+    effect = RingEffect()
+    for allowed in (
+        effects.lowerable_effects,
+        effects.ordered_effects,
+        effects.control_flow_allowed_effects,
+        effects.custom_derivatives_allowed_effects,
+        effects.remat_allowed_effects,
+    ):
+        allowed.add_type(RingEffect)
+    primitive = jax_core.Primitive("ring_collective")
+    primitive.multiple_results = True
+    primitive.def_impl(lambda *arrays, **params: dispatch.apply_primitive(primitive, *arrays, **params))
+
+    def evaluate(*arrays: Any, spec: str, results: tuple[tuple[tuple[int, ...], str], ...]) -> Any:
+        return [jax_core.ShapedArray(shape, np.dtype(dtype)) for shape, dtype in results], {effect}
+
+    primitive.def_effectful_abstract_eval(evaluate)
+
+    def lower(ctx: Any, *arrays: Any, spec: str, results: Any) -> Any:
+        made = [
+            mlir.ir.RankedTensorType.get(aval.shape, mlir.dtype_to_ir_type(np.dtype(aval.dtype)))
+            for aval in ctx.avals_out
+        ]
+        layouts = [[tuple(reversed(range(aval.ndim))) for aval in avals] for avals in (ctx.avals_in, ctx.avals_out)]
+        operation = mlir.custom_call(
+            _TARGET,
+            result_types=[mlir.hlo.TokenType.get(), *made],
+            operands=[ctx.tokens_in.get(effect), *arrays],
+            backend_config={"spec": mlir.ir_attribute(spec)},
+            has_side_effect=True,
+            api_version=4,
+            operand_layouts=[(), *layouts[0]],
+            result_layouts=[(), *layouts[1]],
+        )
+        token, *values = operation.results
+        ctx.set_tokens_out(ctx.tokens_in.update_tokens(mlir.TokenSet({effect: token})))
+        return values
+
+    jax.ffi.register_ffi_target(_TARGET, core.xla_handler(), platform="cpu")
+    mlir.register_lowering(primitive, lower, platform="cpu")
+
+    def bind(spec: str, arrays: tuple[Any, ...], results: tuple[Result, ...]) -> Sequence[Any]:
+        made: Sequence[Any] = primitive.bind(
+            *arrays, spec=spec, results=tuple((tuple(one.shape), str(one.dtype)) for one in results)
+        )
+        return made
+
+    return bind
+
+
+def _called_back(spec: str, arrays: tuple[Any, ...], results: tuple[Result, ...]) -> Sequence[Any]:
+    from jax.experimental import io_callback
+
+    def carry(*values: Any) -> list[Any]:
+        inputs = [np.require(value, requirements=["C"]) for value in values]
+        outputs = [np.empty(one.shape, one.dtype) for one in results]
+        tensors = [(value.ctypes.data, value.shape, _NUMBERS[str(value.dtype)]) for value in inputs]
+
+        def memory(index: int, shape: tuple[int, ...]) -> int:
+            return int(outputs[index].ctypes.data) if outputs[index].shape == tuple(shape) else 0
+
+        if error := carry_out("xla", spec, tensors, memory):
+            raise RuntimeError(error)
+        return outputs
+
+    made: Sequence[Any] = io_callback(carry, list(results), *arrays, ordered=True)
+    return made

@@ -1,0 +1,66 @@
+"""The Keras of this process: Keras 3, or ``tf_keras`` where ``TF_USE_LEGACY_KERAS`` asks TensorFlow for that."""
+
+from __future__ import annotations
+
+import os
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from ring_notebook.api.foreign_calls import ForeignCall, execute
+from ring_notebook.api.process_sets import ProcessSet, global_process_set, number_of
+from ring_notebook.core.buffers import Buffer, from_memoryview
+
+IS_LEGACY = os.environ.get("TF_USE_LEGACY_KERAS", "") in ("1", "True", "true")
+
+
+def _chosen() -> ModuleType:
+    name = "tf_keras" if IS_LEGACY else "keras"
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != name:
+            raise
+        package = "tf_keras" if IS_LEGACY else "'ring-notebook[keras]'"
+        raise ModuleNotFoundError(
+            f"ring_notebook.keras needs {name}, which is not installed: `pip install {package}`", name=name
+        ) from None
+
+
+keras: Any = _chosen()
+
+
+def backend() -> str:
+    """The name of the framework under Keras, which is that of our face for it too."""
+    return "tensorflow" if IS_LEGACY else str(keras.backend.backend())
+
+
+def face() -> Any:
+    """Our face for the framework under Keras."""
+    if backend() not in ("tensorflow", "jax", "torch"):
+        raise NotImplementedError(f"Keras with backend {backend()!r}; use tensorflow, jax or torch")
+    return import_module(f"ring_notebook.{backend()}")
+
+
+def arrays_of(variables: Any) -> list[Any]:
+    """The values of Keras variables as arrays that belong to the caller."""
+    return [np.array(keras.ops.convert_to_numpy(v) if not IS_LEGACY else v.numpy(), order="C") for v in variables]
+
+
+def assign(variables: Any, arrays: Any) -> None:
+    """Give variables these values."""
+    for variable, array in zip(variables, arrays, strict=True):
+        variable.assign(array)
+
+
+def broadcast_values(variables: Any, root_rank: int, process_set: ProcessSet = global_process_set) -> None:
+    """Give ``variables`` those of ``root_rank``, on any framework: through host memory, as bytes."""
+    variables = list(variables)
+    arrays = arrays_of(variables)
+    parts = [from_memoryview(array.reshape(-1).view(np.uint8)) for array in arrays]
+    shown = [Buffer(part.address, part.shape, part.dtype, array) for part, array in zip(parts, arrays, strict=True)]
+    call = ForeignCall("broadcast", "variables", root=root_rank, process_set=number_of(process_set))
+    execute(call, shown, lambda index, _shape: shown[index].address)
+    assign(variables, arrays)

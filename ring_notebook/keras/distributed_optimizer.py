@@ -1,0 +1,278 @@
+"""DistributedOptimizer for Keras: one for TensorFlow, JAX and PyTorch under Keras 3, and for ``tf_keras``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ring_notebook.api.arguments import check_passes, check_process_set
+from ring_notebook.api.process_sets import ProcessSet, global_process_set
+from ring_notebook.core.communicator import ReduceOp
+from ring_notebook.core.step_guard import step_guard
+from ring_notebook.keras.chosen_keras import IS_LEGACY, backend, face, keras
+from ring_notebook.keras.gradient_compression import Compression, Compressor
+
+
+class _Options:
+    """How an optimizer reduces, and the step under way."""
+
+    def __init__(
+        self,
+        compression: Compressor,
+        sparse_as_dense: bool,
+        predivide: float,
+        op: ReduceOp,
+        groups: int | Sequence[Sequence[Any]] | None,
+        process_set: ProcessSet,
+        scale_local: bool,
+        factor: float,
+    ) -> None:
+        self.compression = compression
+        self.sparse_as_dense = sparse_as_dense
+        self.predivide = predivide
+        self.op = op
+        self.groups = groups
+        self.process_set = process_set
+        self.scale_local = scale_local
+        self.factor = factor
+        self.local: list[Any] = []
+        self.variables: list[Any] = []  # of the gradients that are applied now
+        self.frame: Any = None  # the step's, where Python makes it
+        self.set_aside: BaseException | None = None
+
+    def begin(self, gradients: Sequence[Any], variables: Sequence[Any] | None) -> None:
+        """A step begins with these, of which Keras drops the pairs without a gradient."""
+        if variables is None:
+            self.variables = []
+        else:
+            self.variables = [v for g, v in zip(gradients, variables, strict=True) if g is not None]
+
+    def reduce(self, gradients: Sequence[Any]) -> list[Any]:
+        """The gradients over all ranks, on whose success all ranks have agreed."""
+        gradients = list(gradients)
+        if self.process_set.size() == 1 or not gradients:
+            return gradients
+        local = {id(variable) for variable in self.local}
+        known = self.variables if len(self.variables) == len(gradients) else [None] * len(gradients)
+        shared = [index for index, variable in enumerate(known) if id(variable) not in local]
+        if self.scale_local:
+            for index in set(range(len(gradients))) - set(shared):
+                gradients[index] = gradients[index] / self.process_set.size()
+        reduced = self._reduce_shared([gradients[index] for index in shared], [known[index] for index in shared])
+        for index, gradient in zip(shared, reduced, strict=True):
+            gradients[index] = gradient if self.factor == 1 else gradient * self.factor
+        return gradients
+
+    def _reduce_shared(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
+        if backend() == "tensorflow":
+            from ring_notebook.tensorflow.gradients import GradientReduction
+
+            return GradientReduction(
+                self.compression,
+                self.sparse_as_dense,
+                self.op,
+                self.predivide,
+                self.groups if variables and variables[0] is not None else None,
+                self.process_set,
+            ).reduce(gradients, variables)
+        pairs = [self.compression.compress(gradient) for gradient in gradients]
+        options: dict[str, Any] = {
+            "op": self.op,
+            "prescale_factor": 1.0 / self.predivide,
+            "postscale_factor": self.predivide,
+            "process_set": self.process_set,
+            "name": "gradients",
+        }
+        if backend() == "jax":
+            options["commits"] = True
+        reduced = face().grouped_allreduce([tensor for tensor, _ in pairs], **options)
+        if backend() == "torch" and self.frame is not None:
+            self.set_aside = step_guard.begin(self.process_set.communicator, self.frame)
+        return [self.compression.decompress(tensor, c) for tensor, (_, c) in zip(reduced, pairs, strict=True)]
+
+
+class DistributedMixin:
+    """What the class of a distributed optimizer has beyond that of the optimizer."""
+
+    _ring: _Options
+
+    def register_local_var(self, variable: Any) -> None:
+        """Keep the gradient of ``variable`` local to the rank (Horovod: ``register_local_var``)."""
+        self._ring.local.append(variable)
+
+    def _ring_step(self, step: Callable[[], Any]) -> Any:
+        """A step that Python makes begins on all ranks or on none, and is not interrupted."""
+        if backend() != "torch":
+            return step()
+        self._ring.frame, self._ring.set_aside = sys._getframe(), None
+        try:
+            return step()
+        finally:
+            self._ring.frame = None
+            step_guard.release(self._ring.set_aside)
+
+
+class _Keras(DistributedMixin):
+    """Of Keras 3: gradients are reduced before they are clipped, once for each update of the weights."""
+
+    def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
+        grads = list(grads)
+        variables = getattr(self, "_trainable_variables", None) if trainable_variables is None else trainable_variables
+        self._ring.begin(grads, list(variables or ()))
+        return self._ring_step(lambda: super(_Keras, self).apply(grads, trainable_variables))  # type: ignore[misc]
+
+    def _clip_gradients(self, grads: Any) -> Any:
+        return super()._clip_gradients(self._ring.reduce(grads))  # type: ignore[misc]
+
+
+class _KerasLossScale(DistributedMixin):
+    """Of Keras 3's LossScaleOptimizer: all ranks see the same overflow, so gradients are reduced before the check."""
+
+    def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
+        grads = list(grads)
+        self._ring.begin(grads, list(trainable_variables or ()))
+        return self._ring_step(lambda: super(_KerasLossScale, self).apply(self._reduced(grads), trainable_variables))  # type: ignore[misc]
+
+    def stateless_apply(self, optimizer_variables: Any, grads: Any, trainable_variables: Any) -> Any:
+        return super().stateless_apply(optimizer_variables, self._reduced(list(grads)), trainable_variables)  # type: ignore[misc]
+
+    def _reduced(self, grads: list[Any]) -> list[Any]:
+        at = [index for index, gradient in enumerate(grads) if gradient is not None]
+        for index, gradient in zip(at, self._ring.reduce([grads[index] for index in at]), strict=True):
+            grads[index] = gradient
+        return grads
+
+
+class _LegacyKeras(DistributedMixin):
+    """Of tf_keras."""
+
+    def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
+        pairs = list(grads_and_vars)
+        self._ring.begin([gradient for gradient, _ in pairs], [variable for _, variable in pairs])
+        return super().apply_gradients(pairs, *args, **kwargs)  # type: ignore[misc]
+
+    def _clip_gradients(self, grads: Any) -> Any:
+        return super()._clip_gradients(self._ring.reduce(grads))  # type: ignore[misc]
+
+
+class _LegacyOptimizer(DistributedMixin):
+    """Of tf_keras.optimizers.legacy."""
+
+    def _aggregate_gradients(self, grads_and_vars: Any) -> Any:
+        pairs = list(grads_and_vars)
+        self._ring.begin([gradient for gradient, _ in pairs], [variable for _, variable in pairs])
+        reduced = iter(self._ring.reduce([gradient for gradient, _ in pairs if gradient is not None]))
+        return [(gradient if gradient is None else next(reduced), variable) for gradient, variable in pairs]
+
+
+def _mixin_of(optimizer: Any) -> type[DistributedMixin]:
+    if IS_LEGACY:
+        legacy = isinstance(optimizer, keras.optimizers.legacy.Optimizer)
+        if not legacy and not isinstance(optimizer, keras.optimizers.Optimizer):
+            raise TypeError(f"DistributedOptimizer takes an optimizer of tf_keras, got {type(optimizer).__name__}")
+        return _LegacyOptimizer if legacy else _LegacyKeras
+    if not isinstance(optimizer, keras.optimizers.Optimizer):
+        raise TypeError(
+            f"DistributedOptimizer takes an optimizer of Keras, got {type(optimizer).__module__}."
+            f"{type(optimizer).__name__}; for one of tf_keras set TF_USE_LEGACY_KERAS=1 before TensorFlow is imported"
+        )
+    return _KerasLossScale if isinstance(optimizer, keras.optimizers.LossScaleOptimizer) else _Keras
+
+
+def DistributedOptimizer(  # noqa: N802 - Horovod's name
+    optimizer: Any,
+    name: str | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Compressor = Compression.none,
+    sparse_as_dense: bool = False,
+    gradient_predivide_factor: float = 1.0,
+    op: ReduceOp = ReduceOp.AVERAGE,
+    backward_passes_per_step: int = 1,
+    average_aggregated_gradients: bool = False,
+    num_groups: int = 0,
+    groups: int | Sequence[Sequence[Any]] | None = None,
+    process_set: ProcessSet = global_process_set,
+    scale_local_gradients: bool = True,
+) -> Any:
+    """``optimizer`` itself, which from now on steps on the gradients of all ranks (Horovod: ``DistributedOptimizer``).
+
+    Its class becomes a subclass of the same name, so that saved models need nothing of ours. All gradients are one
+    operation, also under ``gradient_accumulation_steps``, which are summed up locally first: on PyTorch and TensorFlow
+    once for each update, on JAX once for each batch. Clipping comes after it. Every rank makes a step, or none does.
+
+    compression: the form in which gradients are sent.
+    sparse_as_dense, groups, num_groups: with TensorFlow only, as in `ring_notebook.tensorflow.DistributedGradientTape`.
+    gradient_predivide_factor: the part of Average's division that is done before the sum.
+    backward_passes_per_step: sets Keras 3's ``gradient_accumulation_steps``. Their sum is applied, or with
+        ``average_aggregated_gradients`` their mean, as with Keras' own argument.
+    process_set: the ranks that take part.
+    name, device_dense, device_sparse: Horovod's arguments, without effect.
+
+    With ``mixed_float16`` the optimizer is put into Keras' LossScaleOptimizer first, as ``compile`` would do.
+    ``jit_compile=True`` does not work with TensorFlow; see `callbacks.BroadcastGlobalVariablesCallback`. Raises
+    TypeError for anything but an optimizer of Keras, ValueError for one that is distributed already.
+    """
+    check_process_set(process_set)
+    passes = check_passes(backward_passes_per_step)
+    if isinstance(optimizer, DistributedMixin):
+        raise ValueError("this optimizer is distributed already; call DistributedOptimizer once")
+    mixin = _mixin_of(optimizer)
+    if not IS_LEGACY and mixin is _Keras and keras.config.dtype_policy().name == "mixed_float16":
+        optimizer, mixin = keras.optimizers.LossScaleOptimizer(optimizer), _KerasLossScale
+    if passes > 1:
+        _accumulate(optimizer, passes)
+    _check_strategy()
+    factor = float(passes) if passes > 1 and not average_aggregated_gradients else 1.0
+    grouping = groups if groups is not None else num_groups
+    kind = type(optimizer)
+    optimizer.__class__ = type(kind.__name__, (mixin, kind), {"__module__": kind.__module__})
+    optimizer._ring = _Options(
+        compression,
+        sparse_as_dense,
+        gradient_predivide_factor,
+        op,
+        grouping,
+        process_set,
+        scale_local_gradients,
+        factor,
+    )
+    return optimizer
+
+
+def PartialDistributedOptimizer(optimizer: Any, *arguments: Any, local_layers: Any = None, **options: Any) -> Any:  # noqa: N802 - Horovod's name
+    """`DistributedOptimizer` that leaves the gradients of ``local_layers`` to each rank.
+
+    Horovod: ``PartialDistributedOptimizer``. Their gradients are divided by the number of ranks, unless
+    ``scale_local_gradients`` is False. The layers have been built.
+    """
+    distributed = DistributedOptimizer(optimizer, *arguments, **options)
+    layers = local_layers if isinstance(local_layers, (list, tuple)) else [local_layers]
+    for layer in layers if local_layers is not None else ():
+        for variable in layer.trainable_variables:
+            distributed.register_local_var(variable)
+    return distributed
+
+
+def _accumulate(optimizer: Any, passes: int) -> None:
+    if not hasattr(optimizer, "gradient_accumulation_steps"):
+        raise NotImplementedError(
+            f"backward_passes_per_step={passes} needs an optimizer of Keras 3; {type(optimizer).__name__} of tf_keras "
+            "cannot add up gradients: use larger batches"
+        )
+    if optimizer.built:
+        raise ValueError("backward_passes_per_step needs an optimizer that has made no step; wrap it before")
+    if optimizer.gradient_accumulation_steps not in (None, passes):
+        raise ValueError(
+            f"backward_passes_per_step={passes} and the optimizer's gradient_accumulation_steps="
+            f"{optimizer.gradient_accumulation_steps} differ; give one of them"
+        )
+    optimizer.gradient_accumulation_steps = passes
+
+
+def _check_strategy() -> None:
+    if backend() == "tensorflow":
+        from ring_notebook.tensorflow.gradients import refuse_strategies
+
+        refuse_strategies()

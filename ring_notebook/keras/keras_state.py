@@ -1,0 +1,128 @@
+"""What an elastic training with Keras keeps, and the callbacks that keep it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ring_notebook.api.object_state import ObjectState
+from ring_notebook.keras.chosen_keras import arrays_of, assign, keras
+
+
+class KerasState(ObjectState):
+    """``model`` with its optimizer, or ``optimizer``, and whatever else is given, as attributes of those names.
+
+    The model is built and compiled. ``backend`` is Horovod's argument and has no effect. (Horovod: ``KerasState``.)
+    """
+
+    def __init__(self, model: Any, optimizer: Any = None, backend: Any = None, **kwargs: Any) -> None:
+        self._model = model
+        self._optimizer = optimizer if optimizer is not None else getattr(model, "optimizer", None)
+        super().__init__(weights=None, **kwargs)
+        self.model, self.optimizer = self._model, self._optimizer
+
+    def save(self) -> None:
+        """Keep the present values in memory, as those to go back to."""
+        self.weights = arrays_of(variables_of(self._model, self._optimizer))
+        super().save()
+
+    def sync(self) -> None:
+        """Take rank 0's values on all ranks, and keep them."""
+        self.weights = arrays_of(variables_of(self._model, self._optimizer))
+        super().sync()
+
+    def load_content(self, name: str, content: Any) -> None:
+        """Also assigns the variables."""
+        super().load_content(name, content)
+        if name == "weights":
+            assign(variables_of(self._model, self._optimizer), content)
+
+
+def variables_of(model: Any, optimizer: Any) -> list[Any]:
+    """The variables that ranks share: those of the model without seeds, and those of the optimizer."""
+    seeds = {id(seed) for layer in model._flatten_layers() for seed in _seeds(layer)}
+    variables = [variable for variable in model.variables if id(variable) not in seeds]
+    if optimizer is None:
+        return variables
+    if hasattr(optimizer, "build") and not getattr(optimizer, "built", True):
+        optimizer.build(model.trainable_variables)
+    own = optimizer.variables() if callable(optimizer.variables) else optimizer.variables
+    known = {id(variable) for variable in variables}
+    return variables + [variable for variable in own if id(variable) not in known]
+
+
+def _seeds(layer: Any) -> list[Any]:
+    """States of random generators, which differ between ranks on purpose: each drops units of its own batch."""
+    return [seed.state for seed in getattr(layer, "_seed_generators", ())]
+
+
+class CommitStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
+    """Commits ``state`` every ``batches_per_commit`` batches, and at the end of an epoch (Horovod: the same name)."""
+
+    def __init__(self, state: Any, batches_per_commit: int = 1) -> None:
+        super().__init__()
+        self.state = state
+        self.batches_per_commit = batches_per_commit
+        self._left = batches_per_commit
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Count anew."""
+        self._left = self.batches_per_commit
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Commit, if it is time."""
+        self._left -= 1
+        if self._left == 0:
+            self._commit()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Commit."""
+        self._commit()
+
+    def _commit(self) -> None:
+        _ = self.model  # with JAX, brings the variables up to date
+        self.state.commit()
+        self._left = self.batches_per_commit
+
+
+class UpdateBatchStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
+    """Keeps ``state.batch``, the batches of the epoch so far, so that a restart skips them (Horovod: the same name)."""
+
+    def __init__(self, state: Any) -> None:
+        super().__init__()
+        self.state = state
+        self._steps: int | None = None
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Note the steps of a whole epoch."""
+        self._steps = None
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Leave out the batches that the interrupted epoch has done."""
+        if self.params.get("steps"):
+            self._steps = self._steps or self.params["steps"]
+            self.params["steps"] = self._steps - self.state.batch
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Count."""
+        self.state.batch = batch
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Begin anew."""
+        self.state.batch = 0
+
+
+class UpdateEpochStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
+    """Keeps ``state.epoch``, the number of epochs that are done, also over restarts (Horovod: the same name)."""
+
+    def __init__(self, state: Any) -> None:
+        super().__init__()
+        self.state = state
+        self._first = 0
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Epochs of this `fit` come after those that are done."""
+        self._first = self.state.epoch
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Count."""
+        self.state.epoch = self._first + epoch + 1

@@ -1,0 +1,175 @@
+"""Gradients of all ranks as one operation: for a tape, and for the optimizers of TensorFlow and Keras."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+from ring_notebook.api.process_sets import ProcessSet, global_process_set
+from ring_notebook.core.communicator import ReduceOp
+from ring_notebook.tensorflow.tensor_collectives import grouped_allreduce
+from ring_notebook.tensorflow.tensor_compression import Compression, Compressor
+
+
+def refuse_strategies() -> None:
+    """Raise RuntimeError within a ``tf.distribute`` strategy, which reduces gradients of replicas by itself."""
+    if tf.distribute.has_strategy():
+        strategy = type(tf.distribute.get_strategy()).__name__
+        raise RuntimeError(
+            f"ranks average gradients themselves, and {strategy} of tf.distribute would do so again: "
+            "make the model and the optimizer outside of strategy.scope(), one rank for each device"
+        )
+
+
+@dataclass(frozen=True)
+class GradientReduction:
+    """How gradients are reduced; the arguments of `DistributedGradientTape`."""
+
+    compression: Compressor = Compression.none
+    sparse_as_dense: bool = False
+    op: ReduceOp = ReduceOp.AVERAGE
+    predivide: float = 1.0
+    groups: int | Sequence[Sequence[Any]] | None = None
+    process_set: ProcessSet = global_process_set
+    scale_local: bool = True
+
+    def reduce(self, gradients: Sequence[Any], variables: Sequence[Any], local: Sequence[Any] = ()) -> list[Any]:
+        """The gradients of ``variables`` over all ranks; None stays None, and those of ``local`` stay this rank's own.
+
+        Dense ones are one operation for each of the groups. No rank gets the last before all have theirs.
+        """
+        refuse_strategies()
+        results, size = list(gradients), self.process_set.size()
+        local_ids = {id(variable) for variable in local}
+        shared = []
+        for index, (gradient, variable) in enumerate(zip(gradients, variables, strict=True)):
+            if gradient is None:
+                continue
+            if id(variable) in local_ids:
+                if self.scale_local:
+                    results[index] = _scaled(gradient, 1.0 / size)
+            else:
+                shared.append(index)
+                if self.sparse_as_dense and isinstance(gradient, tf.IndexedSlices):
+                    results[index] = tf.convert_to_tensor(gradient)
+        if size == 1:
+            return results
+        parts = [part for part in self._parts(shared, variables) if part]
+        for part in parts:
+            reduced = grouped_allreduce(
+                [results[index] for index in part],
+                compression=self.compression,
+                op=self.op,
+                prescale_factor=1.0 / self.predivide,
+                postscale_factor=self.predivide,
+                process_set=self.process_set,
+                name="gradients",
+                commits=part is parts[-1],
+            )
+            for index, gradient in zip(part, reduced, strict=True):
+                results[index] = gradient
+        return results
+
+    def _parts(self, shared: list[int], variables: Sequence[Any]) -> list[list[int]]:
+        if not self.groups:
+            return [shared]
+        if isinstance(self.groups, int):
+            base, extra = divmod(len(shared), self.groups)
+            ends = [(number + 1) * base + min(number + 1, extra) for number in range(self.groups)]
+            return [shared[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
+        owner = {_reference(variable): number for number, group in enumerate(self.groups) for variable in group}
+        parts: dict[int, list[int]] = {}
+        for index in shared:
+            parts.setdefault(owner.get(_reference(variables[index]), -1), []).append(index)
+        return list(parts.values())
+
+
+def _reference(variable: Any) -> Any:
+    return variable.ref() if hasattr(variable, "ref") else id(variable)
+
+
+def _scaled(gradient: Any, factor: float) -> Any:
+    if isinstance(gradient, tf.IndexedSlices):
+        values = gradient.values * tf.cast(factor, gradient.values.dtype)
+        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+    return gradient * tf.cast(factor, gradient.dtype)
+
+
+class _DistributedTape:
+    """What the class of a wrapped tape has beyond ``tf.GradientTape``."""
+
+    _ring_reduction: GradientReduction
+    _ring_local: list[Any]
+
+    def gradient(
+        self, target: Any, sources: Any, output_gradients: Any = None, use_generic_names: bool = False, **more: Any
+    ) -> Any:
+        """As ``tf.GradientTape.gradient``, reduced over all ranks; ``use_generic_names`` has no effect."""
+        gradients = super().gradient(target, sources, output_gradients, **more)  # type: ignore[misc]
+        flat = self._ring_reduction.reduce(tf.nest.flatten(gradients), tf.nest.flatten(sources), self._ring_local)
+        return tf.nest.pack_sequence_as(gradients, flat)
+
+    def register_local_source(self, source: Any) -> None:
+        """Keep the gradient of this source local to the rank (Horovod: ``register_local_source``)."""
+        self._ring_local.append(source)
+
+
+def DistributedGradientTape(  # noqa: N802 - Horovod's name
+    gradtape: tf.GradientTape,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Compressor = Compression.none,
+    sparse_as_dense: bool = False,
+    op: ReduceOp = ReduceOp.AVERAGE,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: int | Sequence[Sequence[Any]] | None = None,
+    process_set: ProcessSet = global_process_set,
+    scale_local_gradients: bool = True,
+) -> Any:
+    """A tape of the same class and recording whose ``gradient`` is reduced over all ranks.
+
+    Horovod: ``DistributedGradientTape``. All gradients are one operation, or one for each of ``groups`` (a number, or
+    lists of variables). Every rank gets them, or every rank raises. ``sparse_as_dense`` reduces ``tf.IndexedSlices`` as
+    dense tensors instead of gathering their rows. ``gradient_predivide_factor`` is the part of Average's division that
+    is done before the sum. ``device_dense`` and ``device_sparse`` have no effect.
+    """
+    kind = type(gradtape)
+    tape = copy.copy(gradtape)
+    tape.__class__ = type(kind.__name__, (_DistributedTape, kind), {})
+    tape._ring_reduction = GradientReduction(
+        compression,
+        sparse_as_dense,
+        op,
+        gradient_predivide_factor,
+        groups if groups is not None else num_groups,
+        process_set,
+        scale_local_gradients,
+    )
+    tape._ring_local = []
+    return tape
+
+
+def PartialDistributedGradientTape(  # noqa: N802 - Horovod's name
+    gradtape: tf.GradientTape, *arguments: Any, local_layers: Any = None, **options: Any
+) -> Any:
+    """`DistributedGradientTape` that leaves the gradients of ``local_layers`` to each rank.
+
+    Horovod: ``PartialDistributedGradientTape``. Local gradients are divided by the number of ranks, unless
+    ``scale_local_gradients`` is False.
+    """
+    tape = DistributedGradientTape(gradtape, *arguments, **options)
+    for variable in variables_of(local_layers):
+        tape.register_local_source(variable)
+    return tape
+
+
+def variables_of(layers: Any) -> list[Any]:
+    """The trainable variables of a layer, or of a list of layers."""
+    if layers is None:
+        return []
+    layers = layers if isinstance(layers, (list, tuple)) else [layers]
+    return [variable for layer in layers for variable in layer.trainable_variables]

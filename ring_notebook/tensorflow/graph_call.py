@@ -1,0 +1,176 @@
+"""The op that calls the native core: eagerly, in a ``tf.function`` and in the graphs of TensorFlow 1.
+
+TensorFlow runs stateful ops of a function in the order of its source, so there they match those of other ranks by
+order. In a graph of TensorFlow 1 it runs them in any order, so there they match by name.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import warnings
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import tensorflow as tf
+from ring_notebook.api.foreign_calls import ForeignCall, carry_out, parse, register_dtypes
+from ring_notebook.api.process_sets import process_set_of
+from ring_notebook.core.buffers import DType
+from ring_notebook.core.foreign_waits import watch_interrupts
+from ring_notebook.core.native import core
+
+_DTYPES = {
+    tf.uint8: DType.UINT8,
+    tf.int8: DType.INT8,
+    tf.int16: DType.INT16,
+    tf.int32: DType.INT32,
+    tf.int64: DType.INT64,
+    tf.float16: DType.FLOAT16,
+    tf.bfloat16: DType.BFLOAT16,
+    tf.float32: DType.FLOAT32,
+    tf.float64: DType.FLOAT64,
+    tf.bool: DType.BOOL,
+}
+register_dtypes("tf", {known.as_datatype_enum: dtype for known, dtype in _DTYPES.items()})
+_NUMBERS = {known.as_numpy_dtype: known.as_datatype_enum for known in _DTYPES}
+
+
+def check_dtype(dtype: tf.DType, operation: str) -> None:
+    """Raise TypeError unless the core knows the dtype."""
+    if dtype not in _DTYPES:
+        known = ", ".join(one.name for one in _DTYPES)
+        raise TypeError(f"{operation} cannot handle {dtype.name}; cast the tensor to one of {known}")
+
+
+def is_first_graph() -> bool:
+    """Whether ops now become part of a graph of TensorFlow 1, which a session runs."""
+    return not tf.executing_eagerly() and not tf.compat.v1.get_default_graph().building_function
+
+
+def call(what: ForeignCall, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """The results of ``what``, with gradients: those of ``tensors``, then with ``what.rows`` the rows for each."""
+    name = what.name or what.kind
+    if is_first_graph():
+        name = tf.compat.v1.get_default_graph().unique_name(f"ring_{''.join(c if c.isalnum() else '_' for c in name)}")
+        what = replace(what, name=name, by_name=True)
+    results = _run(what, list(tensors))
+    for result, shape in zip(results, _known_shapes(what, tensors), strict=False):
+        result.set_shape(shape)
+    return results
+
+
+def number_op(kind: str, process_set_id: int = 0) -> tf.Tensor:
+    """An int32 that is found out when the op runs: the rank, say."""
+    result = _run(ForeignCall(kind, process_set=process_set_id), [])[0]
+    result.set_shape(())
+    return result
+
+
+def _result_types(what: ForeignCall, tensors: Sequence[tf.Tensor]) -> list[tf.DType]:
+    if what.kind in ("rank", "size", "local_rank", "local_size", "included"):
+        return [tf.int32]
+    if what.kind == "alltoall":
+        return [tensors[0].dtype, tf.int32]
+    return [tensor.dtype for tensor in tensors] + [tf.int64] * len(tensors) * what.rows
+
+
+def _known_shapes(what: ForeignCall, tensors: Sequence[tf.Tensor]) -> list[tf.TensorShape]:
+    shapes = [tensor.shape for tensor in tensors]
+    if what.kind in ("allgather", "reducescatter", "alltoall"):  # the rows may differ by rank
+        shapes = [tf.TensorShape([None]).concatenate(s[1:]) if s.rank else tf.TensorShape(None) for s in shapes]
+    return shapes[: 1 if what.kind == "alltoall" else None]
+
+
+def _run(what: ForeignCall, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+    types, ops = _result_types(what, tensors), _ops()
+    if ops is None:
+        return _called_back(what, tensors, types)
+    op = ops.ring_call_by_name if what.by_name else ops.ring_call
+    return list(op(tensors=tensors, Tout=types, spec=what.spec()))
+
+
+def gradients_of(
+    what: ForeignCall, inputs: Sequence[tf.Tensor], results: Sequence[tf.Tensor], gradients: Sequence[Any]
+) -> list[Any]:
+    """The gradients of ``inputs``, by the rules of `ForeignCall.backward`."""
+    back, process_set = what.backward(), process_set_of(what.process_set)
+    rank, scale = process_set.rank(), what.gradient_scale(process_set.size())
+    count = 1 if what.kind == "alltoall" else len(inputs)
+    given = [
+        tf.zeros_like(result) if gradient is None else tf.convert_to_tensor(gradient)
+        for gradient, result in zip(gradients[:count], results[:count], strict=True)
+    ]
+    given = given if scale == 1 else [gradient * tf.cast(scale, gradient.dtype) for gradient in given]
+    if what.kind == "alltoall":
+        return [call(back, [given[0], results[1]])[0], *[None] * (len(inputs) - 1)]
+    reduced = call(back, given)[:count]
+    if what.kind == "allgather":
+        all_rows = results[count:]
+        firsts = [tf.reduce_sum(rows[:rank]) for rows in all_rows]
+        reduced = [
+            tf.reshape(whole[first : first + rows[rank]], tf.shape(tensor))
+            for whole, first, rows, tensor in zip(reduced, firsts, all_rows, inputs, strict=True)
+        ]
+    if what.kind == "broadcast" and process_set.group_rank(what.root) != rank:
+        reduced = [tf.zeros_like(whole) for whole in reduced]
+    return reduced
+
+
+def _registered_gradient(op: Any, *gradients: Any) -> list[Any]:
+    spec = op.get_attr("spec")
+    what = parse(spec.decode() if isinstance(spec, bytes) else spec)
+    return gradients_of(what, list(op.inputs), list(op.outputs), gradients)
+
+
+@lru_cache(maxsize=1)
+def _ops() -> Any:
+    """The ops; None where TensorFlow cannot load them, which a warning says once."""
+    watch_interrupts()
+    spec = find_spec("ring_notebook._core")
+    path = Path(spec.origin if spec and spec.origin else "").parent / "_tensorflow_ops.so"
+    try:
+        ops = tf.load_op_library(str(path))
+        library = ctypes.CDLL(str(path))
+        library.ring_tensorflow_trouble.restype = ctypes.c_char_p
+        if trouble := library.ring_tensorflow_trouble().decode():
+            raise RuntimeError(trouble)
+    except (OSError, RuntimeError, tf.errors.OpError) as error:
+        warnings.warn(
+            f"TensorFlow {tf.__version__} cannot load the ops in {path} ({error}): collectives are called through "
+            "tf.numpy_function, which copies tensors",
+            RuntimeWarning,
+            stacklevel=5,
+        )
+        return None
+    library.ring_tensorflow_connect(ctypes.c_void_p(core.carry_out_address()))
+    for name in ("RingCall", "RingCallByName"):
+        tf.RegisterGradient(name)(_registered_gradient)
+    return ops
+
+
+def _called_back(what: ForeignCall, tensors: list[tf.Tensor], types: list[tf.DType]) -> list[tf.Tensor]:
+    def carry(*values: Any) -> list[Any]:
+        outputs: dict[int, Any] = {}
+
+        def memory(index: int, shape: tuple[int, ...]) -> int:
+            outputs[index] = np.empty(shape, types[index].as_numpy_dtype)
+            return int(outputs[index].ctypes.data)
+
+        arrays = [np.require(value, requirements=["C"]) for value in values]
+        given = [(array.ctypes.data, array.shape, _NUMBERS[array.dtype.type]) for array in arrays]
+        if error := carry_out("tf", what.spec(), given, memory):
+            raise RuntimeError(error)
+        return [outputs[index] for index in range(len(types))]
+
+    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    def run(*inputs: tf.Tensor) -> Any:
+        results = tf.numpy_function(carry, inputs, types)
+        return results, lambda *gradients: gradients_of(what, inputs, results, gradients)
+
+    results = run(*tensors)
+    return list(results) if isinstance(results, (list, tuple)) else [results]

@@ -1,0 +1,91 @@
+"""Cases that need a framework of their own: functions ``case_*`` of a file, executed by all ranks of one job.
+
+The file imports its framework; the tests only read its names. One job runs all cases of a file.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import traceback
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).resolve().parents[1]
+JOB_LIMIT = 400.0
+"""Seconds for all cases of a file: frameworks are imported on a busy machine."""
+
+
+def cases(path: Path) -> list[str]:
+    """The names of the cases in a file, in its order."""
+    nodes = ast.parse(path.read_text()).body
+    return [node.name for node in nodes if isinstance(node, ast.FunctionDef) and node.name.startswith("case_")]
+
+
+def check(path: Path, case: str, size: int, **variables: str) -> None:
+    """Fail where ``case`` failed on a rank of the job of ``size`` ranks with these environment variables."""
+    outcomes, output = _job(path, size, tuple(sorted(variables.items())))
+    if case not in outcomes:
+        pytest.fail(f"the job has not come to {case}:\n{output}")
+    if outcomes[case]:
+        pytest.fail(outcomes[case])
+
+
+@lru_cache(maxsize=16)
+def _job(path: Path, size: int, variables: tuple[tuple[str, str], ...]) -> tuple[Mapping[str, str], str]:
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder, "outcomes")
+        command = [sys.executable, "-m", "ring_notebook.launch.cli", "-np", str(size), sys.executable, __file__]
+        env = {
+            **os.environ,
+            **dict(variables),
+            "PYTHONPATH": os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH", "")])]),
+            "TF_CPP_MIN_LOG_LEVEL": "3",
+        }
+        try:
+            done = subprocess.run(
+                [*command, str(path), str(report)], env=env, capture_output=True, text=True, timeout=JOB_LIMIT
+            )
+            output = done.stdout + done.stderr
+        except subprocess.TimeoutExpired as expired:
+            output = f"no end after {JOB_LIMIT:.0f} s\n{expired.stdout!r}\n{expired.stderr!r}"
+        lines = report.read_text().splitlines() if report.exists() else []
+        return dict(json.loads(line) for line in lines), output[-6000:]
+
+
+def run_cases(path: Path, report: Path) -> None:
+    """As a rank: run the cases of ``path``, each in an epoch of its own; rank 0 reports those that failed on any."""
+    from ring_notebook.api.basics import init, rank, shutdown
+    from ring_notebook.api.objects import allgather_object
+
+    spec = importlib.util.spec_from_file_location("cases_of_this_job", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    for case in cases(path):
+        init()
+        failure = ""
+        try:
+            getattr(module, case)()
+        except BaseException:
+            failure = f"rank {rank()}:\n{traceback.format_exc()}"
+        shutdown()
+        init()
+        failures = "\n".join(filter(None, allgather_object(failure)))
+        if rank() == 0:
+            with report.open("a") as file:
+                file.write(json.dumps([case, failures]) + "\n")
+        shutdown()
+
+
+if __name__ == "__main__":
+    run_cases(Path(sys.argv[1]), Path(sys.argv[2]))

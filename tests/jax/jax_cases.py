@@ -1,0 +1,175 @@
+"""What ranks do with JAX; see harness/case_jobs.py. True for any number of ranks."""
+
+from __future__ import annotations
+
+import sys
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import jax
+import ring_notebook.jax as hvd
+from ring_notebook.api.foreign_calls import original
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(12, 5)).astype(np.float32)
+Y = np.sin(X.sum(axis=1))
+
+
+def own() -> jax.Array:
+    return jnp.arange(4.0) + hvd.rank()
+
+
+def both(function):
+    """The function as it is and compiled."""
+    return function, jax.jit(function)
+
+
+def case_nothing_loads_torch_or_tensorflow() -> None:
+    assert not {"torch", "tensorflow"} & set(sys.modules)
+
+
+def case_reductions() -> None:
+    every = [np.arange(4.0) + r for r in range(hvd.size())]
+    expected = {
+        hvd.Average: np.mean(every, axis=0),
+        hvd.Sum: np.sum(every, axis=0),
+        hvd.Min: every[0],
+        hvd.Max: every[-1],
+        hvd.Product: np.prod(every, axis=0),
+    }
+    for op, result in expected.items():
+        for call in both(lambda x, op=op: hvd.allreduce(x, op=op)):
+            np.testing.assert_allclose(call(own()), result, rtol=1e-6)
+    scaled = hvd.allreduce(own(), op=hvd.Sum, prescale_factor=2.0, postscale_factor=3.0)
+    np.testing.assert_allclose(scaled, 6 * np.sum(every, axis=0))
+
+
+def case_dtypes_of_one_tree_stay() -> None:
+    tree = {name: jnp.ones(3, name) * 2 for name in ("float32", "bfloat16", "float16", "int32", "uint8", "int8")}
+    reduced = hvd.average_gradients(tree)
+    assert {name: str(leaf.dtype) for name, leaf in reduced.items()} == {name: name for name in tree}
+    assert all((np.asarray(leaf, np.float32) == 2).all() for leaf in reduced.values())
+    with pytest.raises(TypeError, match="complex64"):
+        hvd.allreduce(jnp.ones(2, jnp.complex64))
+
+
+def case_movements() -> None:
+    size, rank = hvd.size(), hvd.rank()
+    for gather in both(hvd.allgather):
+        np.testing.assert_array_equal(gather(own()), np.concatenate([np.arange(4.0) + r for r in range(size)]))
+    for send in both(lambda x: hvd.broadcast(x, size - 1)):
+        np.testing.assert_array_equal(send(own()), np.arange(4.0) + size - 1)
+    for swap in both(hvd.alltoall):
+        rows = jnp.arange(2.0 * size) + 100 * rank
+        expected = np.concatenate([np.arange(2 * rank, 2 * rank + 2) + 100 * r for r in range(size)])
+        np.testing.assert_array_equal(swap(rows), expected)
+    for part in both(lambda x: hvd.reducescatter(x, op=hvd.Sum)):
+        rows = part(jnp.ones((size + 1, 2)))
+        assert rows.shape == (2 if rank == 0 else 1, 2)
+        assert (np.asarray(rows) == size).all()
+    np.testing.assert_array_equal(jax.jit(hvd.allgather)(jnp.float32(rank)), np.arange(size))
+
+
+def case_gradients() -> None:
+    size, rank = hvd.size(), hvd.rank()
+    mean = (size + 1) / 2  # of rank + 1
+    cases = [
+        (lambda x: hvd.allreduce(x).sum() * (rank + 1), np.full(4, mean)),
+        (lambda x: hvd.allreduce(x, op=hvd.Sum).sum() * (rank + 1), np.full(4, mean * size)),
+        (lambda x: (hvd.allgather(x) * jnp.arange(4.0 * size)).sum(), np.arange(4.0) + 4 * rank),
+        (lambda x: hvd.broadcast(x, 0).sum() * (rank + 1), np.full(4, mean if rank == 0 else 0.0)),
+        (lambda x: (hvd.alltoall(jnp.ones(size) * x[0])).sum() * (rank + 1), [mean * size, 0, 0, 0]),
+        (lambda x: hvd.reducescatter(jnp.ones(size) * x[0], op=hvd.Sum).sum(), [size * size, 0, 0, 0]),
+    ]
+    for loss, expected in cases:
+        for gradient in both(jax.grad(loss)):
+            np.testing.assert_allclose(gradient(own()), expected, rtol=1e-6)
+
+
+def case_many_calls_of_one_program_keep_their_order() -> None:
+    def many(x):
+        return [hvd.allreduce(x * i, op=hvd.Sum) for i in range(30)]
+
+    total = np.sum([np.arange(4.0) + r for r in range(hvd.size())], axis=0)
+    compiled = jax.jit(many)
+    for _ in range(20):
+        for i, result in enumerate(compiled(own())):
+            np.testing.assert_allclose(result, i * total, rtol=1e-6)
+
+    def step(x, _):
+        return hvd.allreduce(x), None
+
+    result, _ = jax.jit(lambda x: jax.lax.scan(step, x, None, length=5))(own())
+    np.testing.assert_allclose(result, total / hvd.size(), rtol=1e-6)
+
+
+def case_process_sets() -> None:
+    if hvd.size() < 2:
+        return
+    first = hvd.add_process_set([0, 1])
+    if first.included():
+        np.testing.assert_allclose(jax.jit(lambda x: hvd.allreduce(x, process_set=first))(own()), np.arange(4) + 0.5)
+    else:
+        with pytest.raises(ValueError, match="is not in process set"):
+            hvd.allreduce(own(), process_set=first)
+
+
+def _train(x, y, average) -> dict[str, jax.Array]:
+    def loss(weights, x, y):
+        return jnp.mean((jnp.tanh(x @ weights["a"]) @ weights["b"] - y) ** 2)
+
+    rng = np.random.default_rng(1)
+    weights = {
+        "a": jnp.asarray(rng.normal(size=(5, 8)), jnp.float32),
+        "b": jnp.asarray(rng.normal(size=8), jnp.float32),
+    }
+    optimizer = optax.adam(0.05)
+    if average:
+        optimizer = hvd.DistributedOptimizer(optimizer)
+        weights = hvd.broadcast_parameters(jax.tree.map(lambda leaf: leaf + hvd.rank(), weights), 0)
+    state = optimizer.init(weights)
+
+    @jax.jit
+    def step(weights, state):
+        updates, state = optimizer.update(jax.grad(loss)(weights, x, y), state, weights)
+        return optax.apply_updates(weights, updates), state
+
+    for _ in range(10):
+        weights, state = step(weights, state)
+    return weights
+
+
+def case_training_equals_that_of_the_joined_batch() -> None:
+    rows = slice(hvd.rank(), None, hvd.size())
+    own_weights = _train(X[rows], Y[rows], average=True)
+    every = hvd.allgather_object(jax.tree.map(np.asarray, own_weights))
+    joined = _train(X, Y, average=False)
+    for name in joined:
+        assert all((other[name] == every[0][name]).all() for other in every)
+        np.testing.assert_allclose(own_weights[name], joined[name], rtol=2e-5, atol=2e-6)
+
+
+def case_a_mismatch_names_both_sides_and_the_job_continues() -> None:
+    if hvd.size() < 2:
+        return
+    with pytest.raises(
+        jax.errors.JaxRuntimeError, match=r"allreduce 'w': expected float32 \[\d\], rank \d sent"
+    ) as caught:
+        jax.jit(lambda x: hvd.allreduce(x, name="w"))(jnp.ones(3 + hvd.rank())).block_until_ready()
+    assert isinstance(original(caught.value), hvd.CollectiveMismatch)
+    np.testing.assert_array_equal(hvd.allreduce(jnp.ones(2)), np.ones(2))
+
+
+def case_a_rank_that_fails_ends_the_operations_of_the_others() -> None:
+    if hvd.size() < 2:
+        return
+    from ring_notebook.core import world
+
+    if hvd.rank() == 0:
+        world.fail(OSError("no more data"))
+        return
+    with pytest.raises(jax.errors.JaxRuntimeError, match="rank 0 raised OSError: no more data"):
+        jax.jit(hvd.allreduce)(jnp.ones(2)).block_until_ready()

@@ -1,0 +1,55 @@
+"""JAX on ranks, without PyTorch: `make test-jax`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.case_jobs import cases, check
+
+CASES = Path(__file__).with_name("jax_cases.py")
+
+
+@pytest.mark.timeout(500)
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("case", cases(CASES))
+def test_on_ranks(case: str, size: int) -> None:
+    check(CASES, case, size)
+
+
+FALLBACK = """
+import warnings
+import jax
+import jax.numpy as jnp
+import ring_notebook.jax as hvd
+from ring_notebook.jax import ordered_call
+hvd.init()
+def gone():
+    raise AttributeError("no effects")
+ordered_call._primitive = gone
+with warnings.catch_warnings(record=True) as said:
+    warnings.simplefilter("always")
+    result = jax.jit(hvd.allreduce)(jnp.ones(3) * hvd.rank())
+    jax.grad(lambda x: hvd.allgather(x).sum())(jnp.ones(2))
+text = [str(one.message) for one in said if "Python's arrays" in str(one.message)]
+print(len(text), result.tolist())
+"""
+
+
+def test_where_jax_has_no_such_effects_its_callback_does_it() -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "ring_notebook.launch.cli",
+        "--no-prefix",
+        "-np",
+        "2",
+        sys.executable,
+        "-c",
+        FALLBACK,
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    assert done.stdout == "1 [0.5, 0.5, 0.5]\n" * 2, done.stderr

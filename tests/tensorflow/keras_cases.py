@@ -1,0 +1,279 @@
+"""What ranks do with Keras, on each framework beneath it and as tf_keras; see harness/case_jobs.py."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ring_notebook.keras as hvd
+from ring_notebook.core import metrics
+from ring_notebook.keras.chosen_keras import IS_LEGACY, backend, keras
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(48, 8)).astype(np.float32)
+Y = np.sin(X.sum(axis=1, keepdims=True))
+BATCH = 4
+
+
+def own(data: np.ndarray) -> np.ndarray:
+    """This rank's part of each joined batch."""
+    batches = data.reshape(-1, hvd.size(), BATCH, data.shape[1])
+    return batches[:, hvd.rank()].reshape(-1, data.shape[1])
+
+
+def model(seed: int, optimizer, **compile_options):
+    keras.utils.set_random_seed(seed)
+    made = keras.Sequential(
+        [keras.layers.InputLayer((8,)), keras.layers.Dense(16, activation="tanh"), keras.layers.Dense(1)]
+    )
+    made.compile(optimizer=optimizer, loss="mse", **compile_options)
+    return made
+
+
+def fit(made, data=None, epochs=2, callbacks=(), **options):
+    x, y = (own(X), own(Y)) if data is None else data
+    batch = options.pop("batch_size", BATCH)
+    return made.fit(
+        x, y, batch_size=batch, epochs=epochs, shuffle=False, verbose=0, callbacks=list(callbacks), **options
+    )
+
+
+def weights(made) -> list[np.ndarray]:
+    return [np.asarray(weight) for weight in made.get_weights()]
+
+
+def check_equal(made) -> list[np.ndarray]:
+    ours = weights(made)
+    for other in hvd.allgather_object(ours):
+        assert all((a == b).all() for a, b in zip(other, ours, strict=True))
+    return ours
+
+
+def check_joined(trained, make, **options) -> None:
+    """The weights equal those of one process with the joined batch, up to rounding."""
+    alone = make()
+    fit(alone, (X, Y), batch_size=BATCH * hvd.size(), **options)
+    for ours, theirs in zip(check_equal(trained), weights(alone), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=5e-4, atol=5e-6)
+
+
+def start():
+    return hvd.callbacks.BroadcastGlobalVariablesCallback(0)
+
+
+def case_training_equals_that_of_the_joined_batch() -> None:
+    trained = model(10 + hvd.rank(), hvd.DistributedOptimizer(keras.optimizers.Adam(0.02, clipnorm=0.5)))
+    fit(trained, callbacks=[start()])
+    check_joined(trained, lambda: model(10, keras.optimizers.Adam(0.02, clipnorm=0.5)))
+
+
+def case_legacy_optimizers() -> None:
+    if not IS_LEGACY:
+        return
+    trained = model(3 + hvd.rank(), hvd.DistributedOptimizer(keras.optimizers.legacy.SGD(0.05, momentum=0.9)))
+    fit(trained, callbacks=[start(), hvd.callbacks.LearningRateWarmupCallback(0.05, warmup_epochs=1)])
+    check_equal(trained)
+
+
+def case_the_optimizer_keeps_its_class_and_state() -> None:
+    optimizer = keras.optimizers.SGD(0.1)
+    assert hvd.DistributedOptimizer(optimizer) is optimizer
+    assert isinstance(optimizer, keras.optimizers.SGD)
+    assert type(optimizer).__name__ == "SGD"
+    with pytest.raises(ValueError, match="already"):
+        hvd.DistributedOptimizer(optimizer)
+    with pytest.raises(TypeError, match="takes an optimizer of"):
+        hvd.DistributedOptimizer("adam")
+
+
+def case_options() -> None:
+    for options in (
+        {"gradient_predivide_factor": 2.0},
+        {"compression": hvd.Compression.fp16},
+        {"op": hvd.Sum},
+        {"groups": 2},
+    ):
+        trained = model(1, hvd.DistributedOptimizer(keras.optimizers.SGD(0.01), **options))
+        fit(trained, epochs=1)
+        check_equal(trained)
+
+
+def case_accumulated_gradients() -> None:
+    if IS_LEGACY:
+        with pytest.raises(NotImplementedError, match="backward_passes_per_step"):
+            hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), backward_passes_per_step=2)
+        return
+    rows = X[: 24 * hvd.size()].shape[0] // hvd.size()
+    mine = slice(hvd.rank() * rows, (hvd.rank() + 1) * rows)
+    optimizer = hvd.DistributedOptimizer(
+        keras.optimizers.SGD(0.05, momentum=0.9), backward_passes_per_step=2, average_aggregated_gradients=True
+    )
+    trained = model(5, optimizer)
+    fit(trained, (X[mine], Y[mine]), epochs=1, batch_size=rows // 2)
+    alone = model(5, keras.optimizers.SGD(0.05, momentum=0.9))
+    fit(alone, (X[: rows * hvd.size()], Y[: rows * hvd.size()]), epochs=1, batch_size=rows * hvd.size())
+    for ours, theirs in zip(check_equal(trained), weights(alone), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=5e-4, atol=5e-6)
+
+
+def case_local_layers() -> None:
+    trained = model(7, keras.optimizers.SGD(0.05))
+    first, last = trained.layers[0], trained.layers[-1]
+    trained.optimizer = hvd.PartialDistributedOptimizer(trained.optimizer, local_layers=[first])
+    fit(trained, epochs=1)
+    every = hvd.allgather_object(
+        ([np.asarray(w) for w in first.get_weights()], [np.asarray(w) for w in last.get_weights()])
+    )
+    assert all((a == b).all() for _, other in every for a, b in zip(other, every[0][1], strict=True))
+    assert (every[0][0][0] != every[1][0][0]).any()
+
+
+def case_loss_scaling() -> None:
+    if IS_LEGACY:
+        return
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        trained = model(2, hvd.DistributedOptimizer(keras.optimizers.SGD(0.01)))
+        assert isinstance(trained.optimizer, keras.optimizers.LossScaleOptimizer)
+        mine = own(X).copy()
+        if hvd.rank() == 1:
+            mine[0, 0] = 1e30  # it overflows on one rank
+        fit(trained, (mine, own(Y)), epochs=1)
+        assert all(np.isfinite(weight).all() for weight in check_equal(trained))
+    finally:
+        keras.config.set_dtype_policy(before)
+
+
+def case_several_steps_in_one_execution() -> None:
+    trained = model(4, hvd.DistributedOptimizer(keras.optimizers.SGD(0.05)), steps_per_execution=2)
+    fit(trained, callbacks=[start()])
+    check_joined(trained, lambda: model(4, keras.optimizers.SGD(0.05)))
+
+
+def case_the_broadcast_sets_compilation_off_where_it_cannot_work() -> None:
+    if backend() != "tensorflow" or IS_LEGACY:
+        return
+    trained = model(4, hvd.DistributedOptimizer(keras.optimizers.SGD(0.05)), jit_compile=True)
+    fit(trained, callbacks=[start()], epochs=1)
+    assert trained.jit_compile is False
+    check_equal(trained)
+
+
+def case_metrics_are_averages() -> None:
+    logs = {"loss": float(hvd.rank()), "accuracy": 2.0 * hvd.rank()}
+    hvd.callbacks.MetricAverageCallback().on_epoch_end(0, logs)
+    mean = (hvd.size() - 1) / 2
+    assert logs == {"loss": mean, "accuracy": 2 * mean}
+
+
+def case_learning_rates() -> None:
+    seen: list[float] = []
+
+    class Watch(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            rate = self.model.optimizer.learning_rate
+            seen.append(float(rate.numpy() if IS_LEGACY else keras.ops.convert_to_numpy(rate)))
+
+    size, steps = hvd.size(), len(own(X)) // BATCH
+    warmup = hvd.callbacks.LearningRateWarmupCallback(0.4, warmup_epochs=2)
+    later = hvd.callbacks.LearningRateScheduleCallback(0.4, lambda epoch: 0.1 ** (epoch - 1), start_epoch=2)
+    fit(model(1, hvd.DistributedOptimizer(keras.optimizers.SGD(0.4))), epochs=3, callbacks=[warmup, later, Watch()])
+    expected = [0.4 / size * ((i + 1) / steps * (size - 1) / 2 + 1) for i in range(2 * steps)] + [0.04] * steps
+    np.testing.assert_allclose(seen, expected, rtol=1e-5)
+
+
+def case_models_are_saved_and_loaded() -> None:
+    folder = Path(hvd.broadcast_object(tempfile.mkdtemp()))
+    trained = model(1, hvd.DistributedOptimizer(keras.optimizers.Adam(0.02)))
+    best = hvd.callbacks.BestModelCheckpoint(monitor="loss", filepath=str(folder / "best.keras"))
+    fit(trained, epochs=1, callbacks=[start(), hvd.callbacks.MetricAverageCallback(), best])
+    hvd.barrier()
+    assert not hasattr(keras.models.load_model(folder / "best.keras").optimizer, "_ring")  # needs nothing of ours
+    loaded = hvd.load_model(folder / "best.keras")
+    assert hasattr(loaded.optimizer, "_ring")
+    for ours, theirs in zip(weights(loaded), weights(trained), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    fit(loaded, epochs=1)
+    check_equal(loaded)
+
+
+def case_values() -> None:
+    rank, size = hvd.rank(), hvd.size()
+    assert float(hvd.allreduce(float(rank))) == (size - 1) / 2
+    assert hvd.allgather(np.array([rank])).tolist() == list(range(size))
+    assert hvd.broadcast(np.array([rank]), 1).tolist() == [1]
+    assert hvd.reducescatter(np.ones((size, 2)), op=hvd.Sum).tolist() == [[size, size]]
+
+
+def case_an_elastic_training() -> None:
+    trained = model(20 + hvd.rank(), hvd.DistributedOptimizer(keras.optimizers.SGD(0.05)))
+    fit(trained, epochs=1)
+    state = hvd.elastic.KerasState(trained, batch=0, epoch=0)
+    starts = []
+
+    class Break(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            if len(starts) == 1 and epoch == 1:
+                raise hvd.HorovodInternalError("a rank has gone")
+
+    @hvd.elastic.run
+    def train(state):
+        starts.append(state.epoch)
+        if len(starts) == 1:
+            check_equal(state.model)  # of rank 0
+        callbacks = [
+            hvd.elastic.UpdateEpochStateCallback(state),
+            hvd.elastic.UpdateBatchStateCallback(state),
+            hvd.elastic.CommitStateCallback(state, 2),
+            Break(),
+        ]
+        fit(state.model, epochs=3 - state.epoch, callbacks=callbacks)
+
+    train(state)
+    assert starts == [0, 2]
+    assert state.epoch == 3
+    check_equal(trained)
+
+
+def case_fit_logs_rows_in_a_notebook() -> None:
+    metrics.begin()
+    try:
+        fit(model(1, hvd.DistributedOptimizer(keras.optimizers.SGD(0.05))), epochs=2, validation_data=(X, Y))
+        rows = metrics.drain("run", hvd.rank())
+        assert metrics.progress() == (2 * len(own(X)) // BATCH,) * 2
+    finally:
+        metrics.end()
+    names = {name for batch in rows for name in batch.names}
+    assert {"loss", "val_loss", "samples", "epoch"} <= names
+
+
+def case_an_exception_on_one_rank_within_fit() -> None:
+    """The others end with it, and the ranks have made the same steps."""
+    from ring_notebook.api.foreign_calls import original
+    from ring_notebook.core import world
+
+    class Break(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if hvd.rank() == 0 and batch == 1:
+                raise OSError("no more data")
+
+    trained = model(1, hvd.DistributedOptimizer(keras.optimizers.SGD(0.05)))
+    try:
+        fit(trained, callbacks=[start(), Break()])
+    except OSError as error:
+        world.fail(error)  # as the end of a script does
+        assert hvd.rank() == 0
+    except BaseException as error:
+        found = original(error) or error
+        assert isinstance(found, hvd.CollectiveAborted), found
+        assert "rank 0 raised OSError: no more data" in str(found)
+    else:
+        raise AssertionError("no exception")
+    hvd.shutdown()
+    hvd.init()
+    if backend() != "jax":  # which has given up the weights for those of the step that failed
+        check_equal(trained)
