@@ -8,6 +8,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,8 @@ def test_a_second_user_who_takes_the_name_of_the_job(monkeypatch: pytest.MonkeyP
             listener.listen()
             os.write(tell, b".")
             for _ in range(2):
-                listener.accept()[0].send(b"x" * 100)
+                with suppress(ConnectionError):  # the rank may have seen by now who answers
+                    listener.accept()[0].send(b"x" * 100)
 
     thief = fork_as_nobody(steal)
     os.read(ready, 1)

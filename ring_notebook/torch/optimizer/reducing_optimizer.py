@@ -77,6 +77,9 @@ class ReducingOptimizer(Wrapper):
             self._reducer.reset()
             self._left_out = True
             return
+        self._reduce()
+
+    def _reduce(self) -> None:
         self._reducer.synchronize(
             [
                 (self._parameter_names.get(p) or f"group {g} parameter {i}", p)
@@ -127,7 +130,7 @@ class ReducingOptimizer(Wrapper):
         if hasattr(self, "found_inf") and closure is None:
             return self._step_for_scaler(keeps)
         if closure is not None:
-            self._mend(self._reducer.how.process_set, self._shared, whole=True)
+            self._mend(process_set, self._shared)
             with all_or_none(self, process_set, self._end_step):
                 return super().step(closure if keeps else self._reducing(closure))
         if not keeps:
@@ -179,8 +182,7 @@ class ReducingOptimizer(Wrapper):
         def reducing() -> Any:
             with torch.enable_grad():
                 loss = closure()
-            self.synchronize()
-            self._synchronized = False
+            self._reduce()
             return average_loss(loss, self._reducer.how.process_set)
 
         return reducing

@@ -120,11 +120,10 @@ class Wrapper(torch.optim.Optimizer):
         # next time by its own scale.
         self.__dict__.update(given)
 
-    def _mend(self, process_set: ProcessSet, shared: Callable[[], Shared], whole: bool = False) -> bool:
+    def _mend(self, process_set: ProcessSet, shared: Callable[[], Shared]) -> bool:
         """At the first steps of an epoch, make the ranks equal again; whether their states had diverged.
 
-        If so, drops the gradients, which are older than that; the caller skips the step. ``whole`` is for a step that
-        cannot be skipped any more once it has begun.
+        If so, drops the gradients, which are older than that: the caller skips a step that does not make new ones.
         """
         if not process_set.included() or process_set.size() == 1:
             return False
@@ -133,7 +132,7 @@ class Wrapper(torch.optim.Optimizer):
             # Ranks that had joined may have missed the first step.
             self._epoch, self._joins = weakref.ref(communicator), joins()
             begin(self._wrapped, process_set)
-        if not may_have_parted(self._wrapped) or not mend(shared(), whole):
+        if not may_have_parted(self._wrapped) or not mend(shared()):
             return False
         for parameter in parameters_of(self):
             parameter.grad = None

@@ -81,18 +81,27 @@ def test_ranks_that_have_parted_are_named_and_made_equal(cluster: Cluster) -> No
     assert "parted" not in training.run(steps=1)
 
 
-def test_one_element_of_a_large_tensor_is_found_within_16_steps(cluster: Cluster) -> None:
-    begin = """
+@pytest.mark.parametrize("kind", ["SGD", pytest.param("LBFGS", marks=pytest.mark.slow)])
+def test_one_element_of_a_large_tensor_is_found_within_16_steps(cluster: Cluster, kind: str) -> None:
+    begin = (
+        f"optimizer_of = torch.optim.{kind}"
+        + """
 model = torch.nn.Linear(512, 512)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+optimizer = optimizer_of(model.parameters(), lr=0.1)
 model, optimizer = ring.prepare(model, optimizer)
-def step():
+def closure():
     optimizer.zero_grad()
-    model(torch.ones(4, 512)).square().mean().backward()
+    loss = model(torch.ones(4, 512)).square().mean()
+    loss.backward()
+    return loss
+def step():
+    if optimizer_of is torch.optim.LBFGS: return optimizer.step(closure)
+    closure()
     optimizer.step()
 step()
 if rank == 0: raise ValueError("boom")
 """
+    )
     with pytest.raises(ValueError, match="boom"):
         cluster.run(MODEL + begin).wait()
     cluster.run("if rank == 2:\n    with torch.no_grad(): model.weight.view(-1)[9 * 1024] += 1").wait()
