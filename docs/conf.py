@@ -32,10 +32,12 @@ extensions = [
     "sphinx_copybutton",
     "sphinx_design",
     "sphinx_llms_txt",
+    "sphinx-mathjax-offline",
 ]
 
 nb_execution_mode = "off"
-myst_enable_extensions = ["colon_fence"]
+suppress_warnings = ["misc.highlighting_failure"]  # cells with lines of the shell (!ls) are not Python
+myst_enable_extensions = ["colon_fence", "dollarmath"]
 myst_heading_anchors = 4
 default_role = "py:obj"
 
