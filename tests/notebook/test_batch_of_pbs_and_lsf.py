@@ -114,7 +114,7 @@ def test_a_job_that_ends_before_it_runs_ends_its_cells(notebook: Notebook, tmp_p
 def test_what_cannot_be_submitted_is_refused(notebook: Notebook) -> None:
     for line, said in (
         ("--batch none", "no site 'none'; known are aurora, lsf, pbs"),
-        ("--batch pbs", "qsub, which submits a job to PBS, does not run"),
+        ("--batch pbs", "qsub, which submits jobs to PBS, is not on the PATH"),
         ("--batch pbs --hosts a:1", "--hosts and --batch exclude each other"),
         ("-N 2 --time 1h", "-N, --time: only of a batch job; add --batch"),
     ):
