@@ -49,7 +49,7 @@ def ringrun(hosts: TwoHosts, *arguments: str) -> subprocess.CompletedProcess[str
     ("victims", "how", "where"),
     [
         ("2,3", "SIGKILL", HERE_FIRST),
-        ("0", "leave", FAR_FIRST),
+        pytest.param("0", "leave", FAR_FIRST, marks=pytest.mark.slow),
         pytest.param("3", "SIGKILL", HERE_FIRST, marks=pytest.mark.slow),
         pytest.param("0,2", "SIGKILL", HERE_FIRST, marks=pytest.mark.slow),
         pytest.param("0,1", "SIGKILL", FAR_FIRST, marks=pytest.mark.slow),
