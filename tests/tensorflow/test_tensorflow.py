@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from harness.case_jobs import cases, check
+from unit.horovod.horovod_names import WITH_TENSORFLOW
 
 TENSORFLOW, KERAS = (Path(__file__).with_name(f"{name}_cases.py") for name in ("tensorflow", "keras"))
 
@@ -27,3 +30,30 @@ def test_keras(case: str, size: int, backend: str) -> None:
         check(KERAS, case, size, TF_USE_LEGACY_KERAS="1")
     else:
         check(KERAS, case, size, KERAS_BACKEND=backend)
+
+
+SCRIPT = """
+import importlib
+import horovod.tensorflow.keras as hvd
+import keras
+import numpy as np
+
+missing = {module: [name for name in names.split() if not hasattr(importlib.import_module(module), name)]
+           for module, names in NAMES.items()}
+hvd.init()
+model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1)])
+model.compile(loss="mse", optimizer=hvd.DistributedOptimizer(keras.optimizers.Adam(0.001 * hvd.size())))
+callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0), hvd.callbacks.MetricAverageCallback()]
+x = np.random.default_rng(hvd.rank()).normal(size=(32, 4)).astype("float32")
+model.fit(x, x.sum(axis=1), epochs=1, callbacks=callbacks, verbose=0)
+total = float(hvd.allreduce(model.get_weights()[0], op=hvd.Sum).sum())
+print(sum(missing.values(), []), round(total - hvd.size() * float(model.get_weights()[0].sum()), 5))
+"""
+
+
+@pytest.mark.timeout(300)
+def test_horovods_names_and_a_script_with_them() -> None:
+    command = [sys.executable, "-m", "ring_notebook.launch.cli", "--horovod", "--no-prefix", "-np", "2"]
+    script = SCRIPT.replace("NAMES.items", f"{WITH_TENSORFLOW!r}.items")
+    done = subprocess.run([*command, sys.executable, "-c", script], capture_output=True, text=True, timeout=280)
+    assert done.stdout == "[] 0.0\n" * 2, done.stderr
