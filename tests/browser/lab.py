@@ -140,12 +140,14 @@ class NotebookPage:
         width, height, scale = self.page.evaluate("[innerWidth, innerHeight, devicePixelRatio]")
         output = self.output(index)
         needed = output.evaluate("element => Math.ceil(element.getBoundingClientRect().height)") + 300
-        self.size(width, max(height, needed), scale)
+        if needed > height:
+            self.size(width, needed, scale)
         output.evaluate("element => element.scrollIntoView({block: 'start'})")
         self.page.wait_for_timeout(100)
         shown = {"format": "png", "clip": {**output.bounding_box(), "scale": 1}}  # type: ignore[dict-item]
         path.write_bytes(base64.b64decode(self._screen.send("Page.captureScreenshot", shown)["data"]))
-        self.size(width, height, scale)
+        if needed > height:
+            self.size(width, height, scale)
 
     def run(self, index: int) -> None:
         """Start a cell; returns when it is in progress."""
