@@ -149,6 +149,8 @@ def case_loss_scaling() -> None:
 
 
 def case_several_steps_in_one_execution() -> None:
+    if backend() == "torch":  # for which Keras refuses it
+        return
     trained = model(4, hvd.DistributedOptimizer(keras.optimizers.SGD(0.05)), steps_per_execution=2)
     fit(trained, callbacks=[start()])
     check_joined(trained, lambda: model(4, keras.optimizers.SGD(0.05)))
