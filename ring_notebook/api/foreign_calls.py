@@ -22,7 +22,7 @@ from ring_notebook.api.handles import member_name
 from ring_notebook.api.process_sets import ProcessSet, process_set_of
 from ring_notebook.core import foreign_waits, world
 from ring_notebook.core.buffers import Buffer, DType, copy_bytes, from_memoryview, integers_of
-from ring_notebook.core.communicator import ReduceOp
+from ring_notebook.core.communicator import Communicator, ReduceOp
 from ring_notebook.core.partition import row_split
 from ring_notebook.core.step_guard import COMMIT
 from ring_notebook.core.work import Call, Work
@@ -161,8 +161,12 @@ class _Group:
         self.set = process_set
         self.op = ReduceOp(call.op)
 
-        self.communicator = process_set.communicator
         self.blocking = not call.by_name
+
+    @property
+    def communicator(self) -> Communicator:
+        """Raises ValueError on a rank that is not in the set, which may only ask whether it is."""
+        return self.set.communicator
 
     def name(self, index: int, count: int) -> str:
         return self.call.name if count == 1 else member_name(self.call.name, index) or ""
