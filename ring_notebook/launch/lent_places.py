@@ -50,6 +50,7 @@ class LentPlaces:
         """Where they are, as ``a:2,b:2``."""
         self.environment: dict[str, str] = {}
         """The variables with which a supervisor reaches them."""
+        self._held = contextlib.ExitStack()
 
     def __enter__(self) -> LentPlaces:
         with contextlib.ExitStack() as stack:
@@ -61,13 +62,13 @@ class LentPlaces:
             self.hosts = ",".join(f"{host.name}:{host.slots}" for host in found)
             threads = {OMP: str(self._engine.threads)} if self._engine.threads else {}
             self.environment = {"RING_REMOTE_SHELL": relay.shell, **threads}
-            self._stack = stack.pop_all()
+            self._held = stack.pop_all()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._stack.__exit__(kind, error, traceback)
+        self._held.__exit__(kind, error, traceback)
 
     def run(
         self,

@@ -23,6 +23,7 @@ import sys
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -174,7 +175,7 @@ class _Place(NamedTuple):
     devices: str
 
 
-def wait_for_places(relay: Relay, size: int, limit: float, trouble: Any, engine: str) -> list[Host]:
+def wait_for_places(relay: Relay, size: int, limit: float, trouble: Callable[[], str], engine: str) -> list[Host]:
     """The hosts of ``size`` places, once they have connected; ``trouble`` says why none will come any more.
 
     Raises RingError then, and after ``limit`` seconds.
