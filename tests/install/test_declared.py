@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[2] / "ring_notebook"
-TORCH = PACKAGE / "torch"
+# Folders and modules that need what an extra of their name brings.
+EXTRAS = ("dask", "jax", "keras", "ray", "spark", "tensorflow", "torch")
 # What a run is handed over to; a line says what to install where one is not there.
 HANDED_OVER = {"mlflow", "pandas", "pillow", "tensorboard", "wandb"}
 MODULES = packages_distributions()
@@ -56,14 +57,25 @@ def missing(files: Iterator[Path], at_once: bool, allowed: set[str]) -> dict[str
     return {path: names for path, names in found.items() if names}
 
 
-def test_what_is_imported_at_once_comes_with_plain_pip() -> None:
-    files = (path for path in PACKAGE.rglob("*.py") if TORCH not in path.parents)
-    assert missing(files, True, declared()) == {}
-    assert missing(TORCH.rglob("*.py"), True, declared() | declared("torch")) == {}
+def extra_of(path: Path) -> str:
+    """The extra that a file needs to be imported; empty for most."""
+    room = path.relative_to(PACKAGE).with_suffix("").parts[0]
+    return room if room in EXTRAS else ""
+
+
+@pytest.mark.parametrize("extra", ["", *EXTRAS])
+def test_what_is_imported_at_once_comes_with_plain_pip_or_an_extra(extra: str) -> None:
+    files = [path for path in PACKAGE.rglob("*.py") if extra_of(path) == extra]
+    assert files
+    # PyPI's names are those of the modules, but for Spark's.
+    brought = declared(extra) | {"pyspark"} if extra == "spark" else declared(extra)
+    assert missing(iter(files), True, declared() | (brought if extra else set())) == {}
 
 
 def test_what_is_imported_later_comes_with_an_extra() -> None:
-    allowed = declared() | declared("torch") | declared("mpi") | declared("yaml") | HANDED_OVER
+    allowed = declared() | HANDED_OVER
+    for extra in (*EXTRAS, "mpi", "yaml"):
+        allowed |= declared(extra)
     assert missing(PACKAGE.rglob("*.py"), False, allowed) == {}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from importlib.util import find_spec
 
 import pytest
 
@@ -11,6 +12,8 @@ from harness.waiting import until
 from ring_notebook.errors import CollectiveMismatch
 from ring_notebook.notebook.cluster.cluster import Cluster
 
+if find_spec("keras") is None:
+    pytest.skip("lives in an environment of its own: make test-tensorflow", allow_module_level=True)
 TRAINING = """
 import keras
 import numpy as np

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ import pytest
 from harness.case_jobs import cases, check
 from unit.horovod.horovod_names import WITH_TENSORFLOW
 
+if find_spec("keras") is None:
+    pytest.skip("lives in an environment of its own: make test-tensorflow", allow_module_level=True)
 TENSORFLOW, KERAS = (Path(__file__).with_name(f"{name}_cases.py") for name in ("tensorflow", "keras"))
 
 
