@@ -15,8 +15,8 @@ from ring_notebook.config import config
 from ring_notebook.errors import RingError
 from ring_notebook.frameworks.cell_calls import Call, CellCalls, Hint, names_in
 from ring_notebook.frameworks.framework import Framework
-from ring_notebook.frameworks.keras_cells import JAX, KERAS, TENSORFLOW
-from ring_notebook.frameworks.torch_cells import TORCH
+from ring_notebook.frameworks.keras_hints import JAX, KERAS, TENSORFLOW
+from ring_notebook.frameworks.torch_hints import TORCH
 
 __all__ = [
     "BUILT_IN",

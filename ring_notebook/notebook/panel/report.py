@@ -71,7 +71,7 @@ def last_state(log: RunRecord, plot: Sequence[str] = ()) -> dict[str, str]:
         f"<div class='ring-notice'>{escape(notice)}</div>{shown}{display_area.row(view.media)}"
         f"<div class='ring-rows'>{table}</div>{_output(log, view.output, view.dropped_lines)}</div>"
     )
-    return {"text/html": page, "text/plain": _text(log, view, plot, error=True)}
+    return {"text/html": page, "text/plain": f"{_text(log, view, plot, error=True)}\n{notice}"}
 
 
 def run_class(log: RunRecord) -> str:
