@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from engines.programs import die, fail, train
 from harness.two_hosts import TwoHosts, hosts_or_skip, pids_in
 from ring_notebook import RunFailed
 from ring_notebook.errors import RingError
@@ -27,46 +28,6 @@ for package in ("distributed", "pyspark", "ray"):
 # Libraries that we do not keep have warnings of their own.
 pytestmark = pytest.mark.filterwarnings("default")
 Run = Callable[..., list[Any]]
-
-
-def train(steps: int = 10) -> tuple[int, int, int, float]:
-    """Rank, size, threads, and the weights: each rank has other samples and begins with other weights."""
-    import torch
-
-    import ring_notebook.torch as hvd
-
-    hvd.init()
-    torch.manual_seed(hvd.rank())
-    model = torch.nn.Linear(8, 1)
-    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01), model.named_parameters())
-    for _ in range(steps):
-        x = torch.randn(16, 8)
-        optimizer.zero_grad()
-        (model(x) - x.sum(1, keepdim=True)).square().mean().backward()
-        optimizer.step()
-    weights = torch.cat([one.detach().flatten() for one in model.parameters()])
-    return hvd.rank(), hvd.size(), torch.get_num_threads(), weights.double().pow(2).sum().item()
-
-
-def fail() -> None:
-    """Rank 1 raises, while rank 0 waits for it."""
-    import ring_notebook.torch as hvd
-
-    hvd.init()
-    if hvd.rank() == 1:
-        raise ValueError("of rank 1")
-    hvd.barrier()
-
-
-def die() -> None:
-    """Rank 1 is killed, while rank 0 waits for it."""
-    import ring_notebook.torch as hvd
-
-    hvd.init()
-    if hvd.rank() == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-    hvd.barrier()
 
 
 @contextlib.contextmanager
@@ -97,6 +58,7 @@ def on_ray() -> Iterator[tuple[Run, str]]:
 def on_spark() -> Iterator[tuple[Run, str]]:
     if not shutil.which("java"):
         pytest.skip("NOT TESTED on Spark: no Java here")
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
     from ring_notebook import spark
@@ -108,6 +70,11 @@ def on_spark() -> Iterator[tuple[Run, str]]:
         yield lambda fn, num_proc=2, **more: spark.run(fn, num_proc=num_proc, **more), "spark"
     finally:
         session.stop()
+        gateway = SparkContext._gateway  # PySpark keeps its Java until Python ends
+        SparkContext._gateway = SparkContext._jvm = None
+        gateway.shutdown()
+        gateway.proc.stdin.close()
+        gateway.proc.wait(30)
 
 
 @pytest.mark.parametrize("engine", [on_dask, on_ray, on_spark])
@@ -177,8 +144,8 @@ def test_over_two_hosts(engine: str, hosts: TwoHosts, tmp_path: Path) -> None:
     head, worker, connect = OVER_HOSTS[engine]
     script = tmp_path / "script.py"
     script.write_text(
-        f"import json, sys\nsys.path.insert(0, {str(Path(__file__).parent)!r})\n{textwrap.dedent(connect)}\n"
-        "from test_engines import train\n"
+        f"import json, sys\nsys.path.insert(0, {str(Path(__file__).parents[1])!r})\n{textwrap.dedent(connect)}\n"
+        "from engines.programs import train\n"
         "if __name__ == '__main__':\n    print(json.dumps(run(train)))\n"
     )
     started = [

@@ -1,0 +1,46 @@
+"""What ranks do in the tests of engines."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+
+def train(steps: int = 10) -> tuple[int, int, int, float]:
+    """Rank, size, threads, and the weights: each rank has other samples and begins with other weights."""
+    import torch
+
+    import ring_notebook.torch as hvd
+
+    hvd.init()
+    torch.manual_seed(hvd.rank())
+    model = torch.nn.Linear(8, 1)
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01), model.named_parameters())
+    for _ in range(steps):
+        x = torch.randn(16, 8)
+        optimizer.zero_grad()
+        (model(x) - x.sum(1, keepdim=True)).square().mean().backward()
+        optimizer.step()
+    weights = torch.cat([one.detach().flatten() for one in model.parameters()])
+    return hvd.rank(), hvd.size(), torch.get_num_threads(), weights.double().pow(2).sum().item()
+
+
+def fail() -> None:
+    """Rank 1 raises, while rank 0 waits for it."""
+    import ring_notebook.torch as hvd
+
+    hvd.init()
+    if hvd.rank() == 1:
+        raise ValueError("of rank 1")
+    hvd.barrier()
+
+
+def die() -> None:
+    """Rank 1 is killed, while rank 0 waits for it."""
+    import ring_notebook.torch as hvd
+
+    hvd.init()
+    if hvd.rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    hvd.barrier()
