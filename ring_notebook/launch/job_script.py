@@ -128,10 +128,12 @@ def batch_request(
     queue: str = "",
     account: str = "",
     requeue: bool = False,
+    ran_with: int = 1,
 ) -> BatchRequest:
     """What a user asks of a site; what is not given is the site's.
 
-    Without ``n`` each host has a rank for each GPU, else ``per_host`` of the site, else one.
+    Without ``n`` each host has ``per_host`` ranks of the site, else one for each GPU. Without these there are as many
+    ranks as the cell ``ran_with``, at least one a host.
     Raises BatchError for an unknown site, a file that cannot be read, and values that make no sense.
     """
     known = sites()
@@ -140,7 +142,7 @@ def batch_request(
     defaults = _read(known[site])
     hosts = hosts or int(defaults.get("hosts", 1))
     gpus = defaults.get("gpus", 0) if gpus is None else gpus
-    n = n or hosts * (defaults.get("per_host") or gpus or 1)
+    n = n or hosts * (defaults.get("per_host") or gpus) or max(ran_with, hosts)
     if n < hosts:
         raise BatchError(f"{plural(n, 'rank')} cannot fill {hosts} hosts; ask for fewer hosts (-N) or more ranks (-n)")
     values = {"queue": queue or defaults.get("queue", ""), "account": account or defaults.get("account", "")}

@@ -408,7 +408,7 @@ def _ring() -> LineParser:
     submit.add_argument(
         "name", nargs="?", default="", metavar="RUN", help="the cell of this run, instead of the last one"
     )
-    submit.add_argument("-n", type=_count, metavar="N", help="number of ranks; by default as the run had")
+    submit.add_argument("-n", type=_count, metavar="N", help="ranks; by default one for each GPU, else as the run had")
     submit.add_argument("--requeue", action="store_true", help="when the job starts again, resume the cell")
     for parser_of_job in (export, submit):
         _add_job(parser_of_job)

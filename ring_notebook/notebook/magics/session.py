@@ -565,7 +565,7 @@ class Session:
             if nodes or any(asked.values()):
                 raise RingError("-N, --gpus, --time, --queue and --account belong to --job SITE")
             return export(record, path)
-        request = _request(job, hosts=nodes, n=record.size, **asked)
+        request = _request(job, hosts=nodes, ran_with=record.size, **asked)
         file = Path(path).with_suffix(".sh")
         made = export(record, path)
         ringrun = str(Path(sys.executable).with_name("ringrun"))  # a job need not have this environment's PATH
@@ -578,7 +578,7 @@ class Session:
         Raises RingError when there is no such run, and ClusterError when the batch system rejects the job.
         """
         record = self._named(name)
-        request = _request(site, hosts=nodes, n=n or record.size, **asked)
+        request = _request(site, hosts=nodes, n=n, ran_with=record.size, **asked)
         return submit(request, [*set_up_before(record), record])
 
     def _named(self, name: str) -> RunRecord:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from ring_notebook.config import config
 from ring_notebook.launch import cli, job_script
 from ring_notebook.launch.batch_systems import (
     LSF,
@@ -23,6 +26,8 @@ from ring_notebook.launch.batch_systems import (
     login_node_of,
 )
 from ring_notebook.launch.job_script import batch_request, sites
+from ring_notebook.notebook.magics.session import Session
+from ring_notebook.notebook.record.run_log import RunLog
 
 
 @pytest.fixture(autouse=True)
@@ -47,6 +52,34 @@ def test_a_line_without_a_value_is_left_out() -> None:
     assert not any(word in made for word in ("gpus", "partition", "account", "{"))
     assert "#PBS -l select=2:ncpus=4:mpiprocs=4\n" in script("pbs", hosts=2, n=8)
     assert "#PBS -l select=2:ncpus=4:mpiprocs=4:ngpus=4\n" in script("pbs", hosts=2, gpus=4)
+
+
+@pytest.mark.parametrize(
+    ("options", "tasks"),
+    [
+        ({"nodes": 2, "gpus": 4}, "8"),  # one for each GPU
+        ({"nodes": 2}, "2"),  # as the cell had, which is one a host
+        ({"nodes": 4}, "4"),  # the cell had fewer than there are hosts
+    ],
+)
+def test_a_job_has_as_many_ranks_however_it_is_asked_for(
+    options: dict[str, Any], tasks: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    stand_in(monkeypatch, tmp_path / "bin", sbatch="echo 17")
+    monkeypatch.setenv("RING_RUNS_DIR", str(tmp_path / "runs"))
+    config.cache_clear()
+    session = Session()
+    record = RunLog(tmp_path / "runs" / "a", "a", "a", 2, "x = 1", {}, {"cluster": "c"})
+    record.finish("ok")
+    monkeypatch.setattr(session, "_named", lambda _: record)
+    scripts = [session.start(batch="slurm", dry_run=True, **options)]
+    session.export(str(tmp_path / "train.py"), job="slurm", **options)
+    scripts.append((tmp_path / "train.sh").read_text())
+    session.submit("slurm", **options)
+    scripts += [path.read_text() for path in tmp_path.glob("jobs/*/job.sh")]
+    config.cache_clear()
+    assert [re.findall("--ntasks=(.*)", text) for text in scripts] == [[tasks]] * 3
+    assert f"-np {tasks} " in scripts[1]
 
 
 @pytest.mark.parametrize(
