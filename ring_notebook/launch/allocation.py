@@ -27,6 +27,11 @@ class Allocation:
         """How many ranks it has room for."""
         return sum(host.slots for host in self.hosts)
 
+    def check_slots(self, n: int) -> None:
+        """Raises ValueError when it has room for fewer than ``n`` ranks."""
+        if n > self.slots:
+            raise ValueError(f"{n} ranks do not fit into {self}; ask for a larger job, or start fewer ranks")
+
     def __str__(self) -> str:
         """Such as ``Slurm job 17: 4 slots on n1, n2``; of many hosts the first and the last."""
         names = [host.name for host in self.hosts]

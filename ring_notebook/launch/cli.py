@@ -11,6 +11,7 @@ import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from ring_notebook.config import config
@@ -82,9 +83,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             parser.error("the number of ranks is missing: give -np N, -H or --hostfile, or run in an allocation")
         if options.ppn and not hosts and n > options.ppn:
             parser.error(f"-np {n} with --ppn {options.ppn} needs several hosts; name them with -H")
-        if named or (options.ppn and hosts):
-            check_slots(n, hosts)
         here = only_here(hosts)
+        if named:
+            check_slots(n, hosts)
+        elif allocation and (options.ppn or not here):
+            replace(allocation, hosts=tuple(hosts)).check_slots(n)
         if here and (shared := sharing(n, gpus())):
             print_message(shared)
         elastic = elastic_rules(options, n)

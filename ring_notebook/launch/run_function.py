@@ -20,7 +20,7 @@ from ring_notebook.gpus import gpus
 from ring_notebook.hardware import cores
 from ring_notebook.launch.allocation import find_allocation
 from ring_notebook.launch.job import Job
-from ring_notebook.launch.launchers.hosts import Host, check_slots, is_local, named_hosts
+from ring_notebook.launch.launchers.hosts import Host, check_slots, is_local, named_hosts, only_here
 from ring_notebook.launch.rank_output import RankFiles
 from ring_notebook.launch.remote.network import address_towards
 from ring_notebook.launch.supervisor.growth import NOT_ELASTIC, Elastic
@@ -93,6 +93,8 @@ def run_on_ranks(
         raise ValueError(f"max_np must be at least the {size} ranks that the job begins with, got {elastic.max_np}")
     if named:
         check_slots(size, named)
+    elif allocation and not only_here(where):
+        allocation.check_slots(size)
     work = (sys.path, cloudpickle.dumps((fn, tuple(args), dict(kwargs))))
     key = secrets.token_hex(32)  # text, because an environment variable carries it to the ranks
     files = RankFiles(output, size) if output else None

@@ -28,7 +28,9 @@ def choose_size(n: int | None = None, hosts: Sequence[Host] = ()) -> Size:
     """
     allocation = None if hosts else find_allocation()
     where = tuple(allocation.hosts if allocation else hosts)
-    if not only_here(where):
+    if allocation and not only_here(where):
+        allocation.check_slots(n or 1)
+    elif not only_here(where):
         check_slots(n or 1, where)
     slots = sum(host.slots for host in where)
     names = gpus()

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from ring_notebook.launch import cli
 from ring_notebook.launch.allocation import Allocation, expand_slurm, find_allocation
 from ring_notebook.launch.launchers.hosts import Host
+from ring_notebook.launch.run_function import run
 
 
 @pytest.mark.parametrize(
@@ -92,3 +94,18 @@ def test_the_batch_node_of_lsf_runs_no_rank(hosts: str, with_jsrun: bool, kept: 
 )
 def test_an_allocation_in_words(hosts: list[Host], words: str) -> None:
     assert str(Allocation("Slurm", "17", tuple(hosts))) == words
+
+
+@pytest.mark.parametrize(("arguments", "slots"), [("-np 9", 4), ("-np 9 --ppn 3", 6), ("--scale 2,9", 4)])
+def test_more_ranks_than_an_allocation_has_slots(
+    arguments: str, slots: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-2]")
+    monkeypatch.setenv("SLURM_TASKS_PER_NODE", "2(x2)")
+    with pytest.raises(SystemExit):
+        cli.main([*arguments.split(), "true"])
+    said = capsys.readouterr().err.splitlines()[-1]
+    fits_not = f"9 ranks do not fit into Slurm job: {slots} slots on n1, n2; ask for a larger job, or start fewer ranks"
+    assert said.endswith(fits_not)
+    with pytest.raises(ValueError, match="9 ranks do not fit into Slurm job: 4 slots"):
+        run(print, n=9)

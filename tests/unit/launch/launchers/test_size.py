@@ -74,5 +74,7 @@ def test_a_size_that_leaves_ranks_without_a_gpu_says_so(
 def test_several_hosts_with_too_few_slots_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in TWO.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(ValueError, match="5 ranks need 5 slots, the hosts have 4 slots"):
+    with pytest.raises(ValueError, match="5 ranks do not fit into Slurm job 17: 4 slots on a, b; ask for a larger job"):
         choose_size(5)
+    with pytest.raises(ValueError, match="5 ranks need 5 slots, the hosts have 4 slots"):
+        choose_size(5, [A, B])
