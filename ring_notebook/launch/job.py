@@ -22,7 +22,7 @@ from typing import Literal, TextIO
 from ring_notebook import verdict
 from ring_notebook.config import config
 from ring_notebook.launch.launchers.find_launcher import find_launcher
-from ring_notebook.launch.launchers.hosts import Host, master_of
+from ring_notebook.launch.launchers.hosts import Host, check_interface, master_of
 from ring_notebook.launch.merge_traces import Traces
 from ring_notebook.launch.rank_output import RankFiles, RankOutput, Style, is_colourful
 from ring_notebook.launch.supervisor.growth import NOT_ELASTIC, Elastic
@@ -76,6 +76,8 @@ class Job:
             **tagged,
             **(env or {}),
         }
+        if not launcher.foreign:  # theirs connect ranks by MPI
+            check_interface(environment.get("RING_INTERFACE", ""), hosts)
         self._traces = Traces(environment, n)
         self._process = subprocess.Popen(
             wrap(self.command),

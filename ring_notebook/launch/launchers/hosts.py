@@ -78,6 +78,21 @@ def check_slots(n: int, hosts: Sequence[Host]) -> None:
         )
 
 
+def check_interface(name: str, hosts: Sequence[Host]) -> None:
+    """Raises ValueError when ranks of this host are to connect to other ``hosts`` through an interface it has not.
+
+    An empty ``name`` leaves the choice to us. What other hosts have is not known here.
+    """
+    if not name or only_here(hosts) or not any(is_local(host.name) for host in hosts):
+        return
+    known = sorted(interface for _, interface in socket.if_nameindex())
+    if name not in known:
+        raise ValueError(
+            f"this host has no network interface {name!r}; RING_INTERFACE or `ringrun --network-interface` takes "
+            f"one of {', '.join(known)}"
+        )
+
+
 def with_equal_slots(n: int, hosts: Sequence[Host], launcher: str) -> tuple[list[Host], int]:
     """The hosts that ``n`` ranks fill in order, and the ranks of each; the last may have fewer.
 

@@ -24,7 +24,7 @@ from ring_notebook.config import config
 from ring_notebook.errors import ClusterError
 from ring_notebook.files.private_files import open_private
 from ring_notebook.launch.launchers.find_launcher import find_launcher
-from ring_notebook.launch.launchers.hosts import Host, master_of, only_here
+from ring_notebook.launch.launchers.hosts import Host, check_interface, master_of, only_here
 from ring_notebook.launch.supervisor.engine_supervisor import Request, make_requests, request
 from ring_notebook.launch.supervisor.local_ranks import SHARED_IMPORTS
 from ring_notebook.launch.supervisor.outer_job import without_outer_job
@@ -170,6 +170,7 @@ class Processes:
         try:
             launcher = find_launcher(requests=pipe)
             launcher.command((), n, hosts)
+            check_interface(config().interface, hosts)
         except ValueError as error:
             raise ClusterError(str(error)) from None
         if launcher.starts_again:

@@ -171,6 +171,11 @@ def ringrun(*arguments: str) -> subprocess.CompletedProcess[str]:
         ("-np 2 --elastci true", "unrecognized arguments: --elastci; did you mean: --elastic"),
         ("--ppn 2 -np 4 true", "-np 4 with --ppn 2 needs several hosts; name them with -H"),
         ("--ppn 2 -np 5 -H a,b true", "5 ranks need 5 slots, the hosts have 4 slots"),
+        (
+            "-np 2 -H no.such.host,localhost --network-interface nope0 true",
+            "error: this host has no network interface 'nope0'; RING_INTERFACE or `ringrun --network-interface` takes "
+            "one of .*lo",
+        ),
         ("--ppn 0 true", "--ppn must be at least 1, got 0"),
         ("-np 2 --stall-check-warning-time-seconds -1 true", "--stall-check-warning-time-seconds must be at least 0"),
         ("-np 2 -H a,b -p 22 --mpi-args=-v true", "-p and -i: the mpiexec connects to the hosts itself"),

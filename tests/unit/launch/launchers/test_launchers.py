@@ -12,7 +12,7 @@ from ring_notebook import config as settings
 from ring_notebook.errors import MPIMissingError
 from ring_notebook.launch.launchers import site_launchers
 from ring_notebook.launch.launchers.find_launcher import find_launcher
-from ring_notebook.launch.launchers.hosts import Host
+from ring_notebook.launch.launchers.hosts import Host, check_interface
 from ring_notebook.launch.launchers.launcher import Launcher
 from ring_notebook.launch.launchers.own_launchers import Own
 from ring_notebook.launch.launchers.site_launchers import Aprun, Hydra, Jsrun, OpenMPI, Pals, Srun
@@ -101,6 +101,13 @@ def test_command_line_of_our_supervisor(hosts: list[Host], named: str) -> None:
 def test_too_few_slots_are_refused(launcher: Launcher) -> None:
     with pytest.raises(ValueError, match="5 ranks need 5 slots, the hosts have 4 slots; give them more"):
         launcher.command(["p"], 5, TWO)
+
+
+def test_an_interface_that_this_host_has_not() -> None:
+    for name, hosts in (("lo", [*HERE, *TWO]), ("", [*HERE, *TWO]), ("nope0", HERE), ("nope0", TWO)):
+        check_interface(name, hosts)
+    with pytest.raises(ValueError, match=r"no network interface 'nope0'.* one of .*lo"):
+        check_interface("nope0", [*HERE, *TWO])
 
 
 @pytest.mark.parametrize(
