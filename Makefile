@@ -27,7 +27,7 @@ unexport PYTHONDONTWRITEBYTECODE
 help:
 	@echo 'make demo        train the quickstart on 2 engines, without a browser'
 	@echo 'make lab         open the quickstart in JupyterLab'
-	@echo 'make workshop    run all notebooks with their exercises solved, and print what each measured'
+	@echo 'make workshop    run all notebooks, exercises blank, wrong and solved, and print what each measured'
 	@echo 'make test        run the tests (what it had to leave out, it says at the end)'
 	@echo 'make test-slow   run the tests that make test leaves out: more cases of many, and gigabytes'
 	@echo 'make test-install  install with pip into a new environment, and train in a notebook there'

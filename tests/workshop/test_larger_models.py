@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from workshop.conftest import Workshop
+
+pytestmark = pytest.mark.slow
 
 
 def test_08_sharp_and_flat_minima(workshop: Workshop) -> None:
