@@ -8,10 +8,12 @@ from __future__ import annotations
 import json
 import math
 import struct
+import sys
 import time
 from array import array
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -44,7 +46,9 @@ def run(tmp_path: Path) -> RunLog:
     return log
 
 
-def test_tensorboard(run: RunLog, tmp_path: Path) -> None:
+def test_tensorboard(run: RunLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # By this name TensorBoard is told to leave TensorFlow alone. It would take the folder tests/tensorflow for it.
+    monkeypatch.setitem(sys.modules, "tensorboard.compat.notf", ModuleType("notf"))
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     folder = to_tensorboard(run, tmp_path / "boards")
     assert folder == tmp_path / "boards" / "digits"
