@@ -18,6 +18,13 @@ def check_process_set(value: Any) -> None:
         )
 
 
+def number_of(process_set: ProcessSet) -> int:
+    """The number of a process set that has this rank. Raises ValueError for another one, TypeError for another type."""
+    check_process_set(process_set)
+    _ = process_set.communicator
+    return process_set.process_set_id or 0
+
+
 def check_integer(value: Any, name: str) -> int:
     """``value`` as an int. Raises TypeError for anything but an integer."""
     try:

@@ -11,6 +11,7 @@ from _thread import interrupt_main
 from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from math import prod
@@ -79,7 +80,7 @@ class ForeignCall:
             return ForeignCall("allgather", name, process_set=self.process_set, by_name=self.by_name)
         return replace(self, name=name, commits=False)
 
-    def gradient_scale(self, size: int) -> float:
+    def gradient_scale(self, size: Any) -> Any:
         """The factor of a gradient before `backward`, in a process set of ``size`` ranks.
 
         With it allgather(reducescatter(x)) has the gradient of allreduce(x), as in Horovod.
@@ -136,7 +137,12 @@ def original(error: BaseException) -> BaseException | None:
 def execute(call: ForeignCall, inputs: Sequence[Buffer], allocate: Allocate) -> None:
     """Carry out ``call`` in this thread. Raises the errors of its collective."""
     with foreign_waits.in_flight():
-        _KINDS[call.kind](_Group(call, process_set_of(call.process_set)), inputs, allocate)
+        group = _Group(call, process_set_of(call.process_set))
+        _KINDS[call.kind](group, inputs, allocate)
+        if call.commits and group.set.size() > 1:
+            later = group.communicator.commit(_Unheld(), name=COMMIT)
+            if later is not None:
+                raise later
 
 
 def static_shapes(call: ForeignCall, shapes: Sequence[Shape], process_set: ProcessSet) -> list[Shape]:
@@ -160,7 +166,6 @@ class _Group:
         self.call = call
         self.set = process_set
         self.op = ReduceOp(call.op)
-
         self.blocking = not call.by_name
 
     @property
@@ -176,9 +181,15 @@ class _Unheld:
     held = False
 
 
-def _wait(works: Sequence[Work]) -> None:
-    for work in works:
-        work.wait()
+class _Started(ExitStack):
+    """Operations that have ended when the block has, also by an error: the runtime then frees their memory.
+
+    The block raises the error of the first operation that has one.
+    """
+
+    def add(self, work: Work) -> Work:
+        self.callback(work.wait)
+        return work
 
 
 def _rows(work: Work, row: Shape) -> list[int]:
@@ -218,48 +229,40 @@ def _allreduce(group: _Group, inputs: Sequence[Buffer], allocate: Allocate) -> N
     for index, tensor in enumerate(inputs):
         parts.setdefault(tensor.dtype, []).append(index)
     whole = Call(len(parts))
-    _wait(
-        [
-            group.communicator.allreduce(
-                [inputs[index] for index in part],
-                [outputs[index] for index in part],
-                op=group.op,
-                prescale=group.call.prescale,
-                postscale=group.call.postscale,
-                name=group.name(number, len(parts)),
-                blocking=group.blocking,
-                call=whole,
+    with _Started() as started:
+        for number, part in enumerate(parts.values()):
+            started.add(
+                group.communicator.allreduce(
+                    [inputs[index] for index in part],
+                    [outputs[index] for index in part],
+                    op=group.op,
+                    prescale=group.call.prescale,
+                    postscale=group.call.postscale,
+                    name=group.name(number, len(parts)),
+                    blocking=group.blocking,
+                    call=whole,
+                )
             )
-            for number, part in enumerate(parts.values())
-        ]
-    )
-    if group.call.commits and group.set.size() > 1:
-        later = group.communicator.commit(_Unheld(), name=COMMIT)
-        if later is not None:
-            raise later
 
 
 def _broadcast(group: _Group, inputs: Sequence[Buffer], allocate: Allocate) -> None:
     root, outputs = group.set.group_rank(group.call.root), _like(allocate, inputs)
-    _wait(
-        [
-            group.communicator.broadcast(
-                tensor, output, root, name=group.name(index, len(inputs)), blocking=group.blocking
-            )
-            for index, (tensor, output) in enumerate(zip(inputs, outputs, strict=True))
-        ]
-    )
+    with _Started() as started:
+        for index, (tensor, output) in enumerate(zip(inputs, outputs, strict=True)):
+            name = group.name(index, len(inputs))
+            started.add(group.communicator.broadcast(tensor, output, root, name=name, blocking=group.blocking))
 
 
 def _allgather(group: _Group, inputs: Sequence[Buffer], allocate: Allocate) -> None:
     whole, works = Call(len(inputs)), []
-    for index, tensor in enumerate(inputs):
-        shape = tensor.shape or (1,)
-        # Rows without elements bring no bytes: gather their number instead.
-        sent = Buffer(tensor.address, shape, tensor.dtype) if prod(shape[1:]) else _integers([shape[0]])
-        name = group.name(index, len(inputs))
-        works.append(group.communicator.allgather(sent, name=name, blocking=group.blocking, call=whole))
-    _wait(works)
+    with _Started() as started:
+        for index, tensor in enumerate(inputs):
+            shape = tensor.shape or (1,)
+            # Rows without elements bring no bytes: gather their number instead.
+            sent = Buffer(tensor.address, shape, tensor.dtype) if prod(shape[1:]) else _integers([shape[0]])
+            name = group.name(index, len(inputs))
+            work = group.communicator.allgather(sent, name=name, blocking=group.blocking, call=whole)
+            works.append(started.add(work))
     rows = [_rows(work, tensor.shape[1:]) for work, tensor in zip(works, inputs, strict=True)]
     for index, (tensor, work) in enumerate(zip(inputs, works, strict=True)):
         output = _output(allocate, index, (sum(rows[index]), *tensor.shape[1:]), tensor.dtype)
@@ -270,23 +273,23 @@ def _allgather(group: _Group, inputs: Sequence[Buffer], allocate: Allocate) -> N
 
 
 def _reducescatter(group: _Group, inputs: Sequence[Buffer], allocate: Allocate) -> None:
-    communicator, whole, works = group.communicator, Call(len(inputs)), []
-    for index, tensor in enumerate(inputs):
-        check_scatterable(tensor.shape, group.op, communicator.rank)
-        rows = row_split(tensor.shape[0], communicator.size)[communicator.rank]
-        works.append(
-            communicator.reducescatter(
-                tensor,
-                _output(allocate, index, (rows, *tensor.shape[1:]), tensor.dtype),
-                op=group.op,
-                prescale=group.call.prescale,
-                postscale=group.call.postscale,
-                name=group.name(index, len(inputs)),
-                blocking=group.blocking,
-                call=whole,
+    communicator, whole = group.communicator, Call(len(inputs))
+    with _Started() as started:
+        for index, tensor in enumerate(inputs):
+            check_scatterable(tensor.shape, group.op, communicator.rank)
+            rows = row_split(tensor.shape[0], communicator.size)[communicator.rank]
+            started.add(
+                communicator.reducescatter(
+                    tensor,
+                    _output(allocate, index, (rows, *tensor.shape[1:]), tensor.dtype),
+                    op=group.op,
+                    prescale=group.call.prescale,
+                    postscale=group.call.postscale,
+                    name=group.name(index, len(inputs)),
+                    blocking=group.blocking,
+                    call=whole,
+                )
             )
-        )
-    _wait(works)
 
 
 def _alltoall(group: _Group, inputs: Sequence[Buffer], allocate: Allocate) -> None:

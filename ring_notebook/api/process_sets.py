@@ -154,12 +154,6 @@ def process_set_of(number: int) -> ProcessSet:
     return found
 
 
-def number_of(process_set: ProcessSet) -> int:
-    """The number of a process set that has this rank. Raises ValueError for another one."""
-    _ = process_set.communicator
-    return process_set.process_set_id or 0
-
-
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     """Register a process set; all ranks must call this, in the same order (Horovod: ``add_process_set``).
 

@@ -10,7 +10,7 @@ import signal
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
-from threading import Thread, current_thread, main_thread
+from threading import Thread, current_thread, get_ident, main_thread
 
 from ring_notebook.core import world
 
@@ -21,11 +21,10 @@ _in_flight: set[int] = set()
 @contextmanager
 def in_flight() -> Iterator[None]:
     """A context for a collective in a thread of a runtime; in the main thread it has no effect."""
-    thread = current_thread()
-    if thread is main_thread():
+    number = get_ident()
+    if number == main_thread().ident:
         yield
         return
-    number = thread.ident or 0
     _in_flight.add(number)
     try:
         yield

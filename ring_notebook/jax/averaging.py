@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import jax
+from ring_notebook.api.arguments import number_of
 from ring_notebook.api.foreign_calls import ForeignCall
-from ring_notebook.api.process_sets import ProcessSet, global_process_set, number_of
+from ring_notebook.api.process_sets import ProcessSet, global_process_set
 from ring_notebook.core.communicator import ReduceOp
 from ring_notebook.jax.collectives import collective, grouped_allreduce
 

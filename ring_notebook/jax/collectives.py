@@ -12,9 +12,9 @@ from typing import Any
 import jax.numpy as jnp
 
 import jax
-from ring_notebook.api.arguments import check_process_set, reduction_of
+from ring_notebook.api.arguments import number_of, reduction_of
 from ring_notebook.api.foreign_calls import ForeignCall, static_shapes
-from ring_notebook.api.process_sets import ProcessSet, global_process_set, number_of, process_set_of
+from ring_notebook.api.process_sets import ProcessSet, global_process_set, process_set_of
 from ring_notebook.core.communicator import ReduceOp
 from ring_notebook.jax.ordered_call import call, check_array
 
@@ -38,27 +38,36 @@ def _forward(what: ForeignCall, shapes: Shapes, arrays: list[Array]) -> tuple[li
 
 
 def _backward(what: ForeignCall, _shapes: Shapes, arrays: list[Array], gradients: list[Array]) -> tuple[list[Array]]:
+    at = [index for index, gradient in enumerate(gradients) if gradient.dtype != jax.dtypes.float0]
+    results: list[Array] = [None] * len(arrays)  # integers and bools have no gradients
+    if at:
+        found = _gradients(what, [arrays[index] for index in at], [gradients[index] for index in at])
+        for index, gradient in zip(at, found, strict=True):
+            results[index] = gradient
+    return (results,)
+
+
+def _gradients(what: ForeignCall, arrays: list[Array], gradients: list[Array]) -> list[Array]:
     process_set = process_set_of(what.process_set)
     scale, rank = what.gradient_scale(process_set.size()), process_set.rank()
     gradients = gradients if scale == 1 else [gradient * jnp.asarray(scale, gradient.dtype) for gradient in gradients]
     back = what.backward()
     pairs = zip(gradients, arrays, strict=True)
     shapes = [(gradient if back.kind == "allreduce" else array).shape for gradient, array in pairs]
-    reduced = _differentiable(back, tuple(shapes), gradients)
+    reduced: list[Array] = _differentiable(back, tuple(shapes), gradients)
     if what.kind == "allgather":
         rows = [array.shape[0] if array.shape else 1 for array in arrays]
         own = [whole[rank * count : (rank + 1) * count] for whole, count in zip(reduced, rows, strict=True)]
-        return ([part.reshape(array.shape) for part, array in zip(own, arrays, strict=True)],)
+        return [part.reshape(array.shape) for part, array in zip(own, arrays, strict=True)]
     if what.kind == "broadcast" and process_set.group_rank(what.root) != rank:
-        return ([jnp.zeros_like(whole) for whole in reduced],)
-    return (reduced,)
+        return [jnp.zeros_like(whole) for whole in reduced]
+    return reduced
 
 
 _differentiable.defvjp(_forward, _backward)
 
 
 def collective(what: ForeignCall, values: Sequence[Any], process_set: ProcessSet) -> list[Array]:
-    check_process_set(process_set)
     arrays = [jnp.asarray(value) for value in values]
     for array in arrays:
         check_array(array, what.kind)
@@ -122,8 +131,8 @@ def broadcast(
 
     Differentiable: the root gets the average of all ranks' gradients, the others zeros, as in Horovod.
     """
-    process_set.group_rank(root_rank)  # raises where it is no member
     what = ForeignCall("broadcast", name or "", root=root_rank, process_set=number_of(process_set))
+    process_set.group_rank(root_rank)  # raises where it is no member
     return collective(what, [array], process_set)[0]
 
 

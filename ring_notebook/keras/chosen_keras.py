@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from ring_notebook.api.arguments import number_of
 from ring_notebook.api.foreign_calls import ForeignCall, execute
-from ring_notebook.api.process_sets import ProcessSet, global_process_set, number_of
+from ring_notebook.api.process_sets import ProcessSet, global_process_set
 from ring_notebook.core.buffers import Buffer, from_memoryview
 
 IS_LEGACY = os.environ.get("TF_USE_LEGACY_KERAS", "") in ("1", "True", "true")

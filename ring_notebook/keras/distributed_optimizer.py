@@ -41,12 +41,9 @@ class _Options:
         self.frame: Any = None  # the step's, where Python makes it
         self.set_aside: BaseException | None = None
 
-    def begin(self, gradients: Sequence[Any], variables: Sequence[Any] | None) -> None:
-        """A step begins with these, of which Keras drops the pairs without a gradient."""
-        if variables is None:
-            self.variables = []
-        else:
-            self.variables = [v for g, v in zip(gradients, variables, strict=True) if g is not None]
+    def begin(self, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
+        """A step begins with these, of which Keras drops the pairs without a gradient, and checks the numbers."""
+        self.variables = [v for g, v in zip(gradients, variables, strict=False) if g is not None]
 
     def reduce(self, gradients: Sequence[Any]) -> list[Any]:
         """The gradients over all ranks, on whose success all ranks have agreed."""
@@ -96,6 +93,7 @@ class DistributedMixin:
     """What the class of a distributed optimizer has beyond that of the optimizer."""
 
     _ring: _Options
+    _trainable_variables: list[Any]  # of Keras
 
     def register_local_var(self, variable: Any) -> None:
         """Keep the gradient of ``variable`` local to the rank (Horovod: ``register_local_var``)."""
@@ -118,8 +116,7 @@ class _Keras(DistributedMixin):
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
         grads = list(grads)
-        variables = getattr(self, "_trainable_variables", None) if trainable_variables is None else trainable_variables
-        self._ring.begin(grads, list(variables or ()))
+        self._ring.begin(grads, self._trainable_variables if trainable_variables is None else trainable_variables)
         return self._ring_step(lambda: super(_Keras, self).apply(grads, trainable_variables))  # type: ignore[misc]
 
     def _clip_gradients(self, grads: Any) -> Any:
@@ -131,11 +128,13 @@ class _KerasLossScale(DistributedMixin):
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
         grads = list(grads)
-        self._ring.begin(grads, list(trainable_variables or ()))
+        self._ring.begin(grads, self._trainable_variables if trainable_variables is None else trainable_variables)
         return self._ring_step(lambda: super(_KerasLossScale, self).apply(self._reduced(grads), trainable_variables))  # type: ignore[misc]
 
     def stateless_apply(self, optimizer_variables: Any, grads: Any, trainable_variables: Any) -> Any:
-        return super().stateless_apply(optimizer_variables, self._reduced(list(grads)), trainable_variables)  # type: ignore[misc]
+        grads = list(grads)
+        self._ring.begin(grads, self._trainable_variables)  # those given are their values
+        return super().stateless_apply(optimizer_variables, self._reduced(grads), trainable_variables)  # type: ignore[misc]
 
     def _reduced(self, grads: list[Any]) -> list[Any]:
         at = [index for index, gradient in enumerate(grads) if gradient is not None]
@@ -200,7 +199,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
 
     Its class becomes a subclass of the same name, so that saved models need nothing of ours. All gradients are one
     operation, also under ``gradient_accumulation_steps``, which are summed up locally first: on PyTorch and TensorFlow
-    once for each update, on JAX once for each batch. Clipping comes after it. Every rank makes a step, or none does.
+    once for each update, on JAX and with a LossScaleOptimizer once for each batch. Clipping comes after it. Every
+    rank makes a step, or none does.
 
     compression: the form in which gradients are sent.
     sparse_as_dense, groups, num_groups: with TensorFlow only, as in `ring_notebook.tensorflow.DistributedGradientTape`.
@@ -222,7 +222,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     if not IS_LEGACY and mixin is _Keras and keras.config.dtype_policy().name == "mixed_float16":
         optimizer, mixin = keras.optimizers.LossScaleOptimizer(optimizer), _KerasLossScale
     if passes > 1:
-        _accumulate(optimizer, passes)
+        _accumulate(getattr(optimizer, "inner_optimizer", optimizer), passes)
     _check_strategy()
     factor = float(passes) if passes > 1 and not average_aggregated_gradients else 1.0
     grouping = groups if groups is not None else num_groups

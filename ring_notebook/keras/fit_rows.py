@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import wraps
+from inspect import signature
 from typing import Any
 
 from ring_notebook.core.metrics import is_attached, log, set_progress
@@ -47,19 +48,23 @@ def log_fits() -> None:
     if hasattr(fit, "_ring_logs"):
         return
 
+    arguments = signature(fit)
+
     @wraps(fit)
-    def logged(
-        self: Any, x: Any = None, y: Any = None, batch_size: int | None = None, *args: Any, **kwargs: Any
-    ) -> Any:
-        if is_attached() and not args:
-            rows = _Rows(_batch_size(x, batch_size), kwargs.get("initial_epoch", 0), kwargs.get("epochs", 1))
-            given = kwargs.get("callbacks")
-            if isinstance(given, keras.callbacks.CallbackList):
-                given.append(rows)
-            else:
-                given = [given] if isinstance(given, keras.callbacks.Callback) else list(given or ())
-                kwargs["callbacks"] = [*given, rows]
-        return fit(self, x, y, batch_size, *args, **kwargs)
+    def logged(*args: Any, **kwargs: Any) -> Any:
+        if not is_attached():
+            return fit(*args, **kwargs)
+        call = arguments.bind(*args, **kwargs)
+        call.apply_defaults()
+        options = call.arguments
+        rows = _Rows(_batch_size(options["x"], options["batch_size"]), options["initial_epoch"], options["epochs"])
+        given = options["callbacks"]
+        if isinstance(given, keras.callbacks.CallbackList):
+            given.append(rows)
+        else:
+            given = [given] if isinstance(given, keras.callbacks.Callback) else list(given or ())
+            options["callbacks"] = [*given, rows]
+        return fit(*call.args, **call.kwargs)
 
     logged._ring_logs = True  # type: ignore[attr-defined]
     keras.Model.fit = logged

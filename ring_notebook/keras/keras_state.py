@@ -30,6 +30,10 @@ class KerasState(ObjectState):
         self.weights = arrays_of(variables_of(self._model, self._optimizer))
         super().sync()
 
+    def reset(self) -> None:
+        """Have Keras trace the step again, whose graph may know how many ranks there were."""
+        self._model.train_function = None
+
     def load_content(self, name: str, content: Any) -> None:
         """Also assigns the variables."""
         super().load_content(name, content)

@@ -25,5 +25,5 @@ def load_model(
     model = keras.models.load_model(filepath, custom_objects={**known, **(custom_objects or {})}, **options)
     optimizer = getattr(model, "optimizer", None)
     if optimizer is not None and not isinstance(optimizer, DistributedMixin):
-        DistributedOptimizer(optimizer, compression=compression)
+        model.optimizer = DistributedOptimizer(optimizer, compression=compression)
     return model

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from ring_notebook.api.arguments import reduction_of
+from ring_notebook.api.arguments import number_of, reduction_of
 from ring_notebook.api.foreign_calls import ForeignCall, execute
-from ring_notebook.api.process_sets import ProcessSet, global_process_set, number_of
-from ring_notebook.core.buffers import from_memoryview
+from ring_notebook.api.process_sets import ProcessSet, global_process_set
+from ring_notebook.core.buffers import Buffer, DType, from_memoryview
 from ring_notebook.core.communicator import ReduceOp
 from ring_notebook.keras.chosen_keras import IS_LEGACY, keras
 
@@ -21,10 +21,17 @@ def _collective(what: ForeignCall, value: Any) -> Any:
 
     def memory(_index: int, shape: tuple[int, ...]) -> int:
         outputs.append(np.empty(shape, array.dtype))
-        return from_memoryview(outputs[-1]).address
+        return _buffer_of(outputs[-1]).address
 
-    execute(what, [from_memoryview(array)], memory)
+    execute(what, [_buffer_of(array)], memory)
     return outputs[0]
+
+
+def _buffer_of(array: Any) -> Buffer:
+    if array.dtype.name != "bfloat16":
+        return from_memoryview(array)
+    # Which Python's buffer protocol does not know.
+    return Buffer(from_memoryview(array.view(np.int16)).address, array.shape, DType.BFLOAT16, owner=array)
 
 
 def allreduce(

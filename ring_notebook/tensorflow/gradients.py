@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
+from ring_notebook.api.arguments import number_of
 from ring_notebook.api.process_sets import ProcessSet, global_process_set
 from ring_notebook.core.communicator import ReduceOp
+from ring_notebook.tensorflow.graph_call import number_op
 from ring_notebook.tensorflow.tensor_collectives import grouped_allreduce
 from ring_notebook.tensorflow.tensor_compression import Compression, Compressor
 
@@ -42,7 +44,7 @@ class GradientReduction:
         Dense ones are one operation for each of the groups. No rank gets the last before all have theirs.
         """
         refuse_strategies()
-        results, size = list(gradients), self.process_set.size()
+        results, number = list(gradients), number_of(self.process_set)
         local_ids = {id(variable) for variable in local}
         shared = []
         for index, (gradient, variable) in enumerate(zip(gradients, variables, strict=True)):
@@ -50,12 +52,12 @@ class GradientReduction:
                 continue
             if id(variable) in local_ids:
                 if self.scale_local:
-                    results[index] = _scaled(gradient, 1.0 / size)
+                    results[index] = _scaled(gradient, 1 / tf.cast(number_op("size", number), tf.float64))
             else:
                 shared.append(index)
                 if self.sparse_as_dense and isinstance(gradient, tf.IndexedSlices):
                     results[index] = tf.convert_to_tensor(gradient)
-        if size == 1:
+        if self.process_set.size() == 1 and tf.executing_eagerly():  # a function may be called with more ranks later
             return results
         parts = [part for part in self._parts(shared, variables) if part]
         for part in parts:
@@ -91,7 +93,7 @@ def _reference(variable: Any) -> Any:
     return variable.ref() if hasattr(variable, "ref") else id(variable)
 
 
-def _scaled(gradient: Any, factor: float) -> Any:
+def _scaled(gradient: Any, factor: Any) -> Any:
     if isinstance(gradient, tf.IndexedSlices):
         values = gradient.values * tf.cast(factor, gradient.values.dtype)
         return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)

@@ -97,27 +97,32 @@ def _run(what: ForeignCall, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
 def gradients_of(
     what: ForeignCall, inputs: Sequence[tf.Tensor], results: Sequence[tf.Tensor], gradients: Sequence[Any]
 ) -> list[Any]:
-    """The gradients of ``inputs``, by the rules of `ForeignCall.backward`."""
+    """The gradients of ``inputs``, by the rules of `ForeignCall.backward`.
+
+    Rank and size are those when the ops run: an elastic training calls a function again with other ranks.
+    """
     back, process_set = what.backward(), process_set_of(what.process_set)
-    rank, scale = process_set.rank(), what.gradient_scale(process_set.size())
     count = 1 if what.kind == "alltoall" else len(inputs)
     given = [
         tf.zeros_like(result) if gradient is None else tf.convert_to_tensor(gradient)
         for gradient, result in zip(gradients[:count], results[:count], strict=True)
     ]
-    given = given if scale == 1 else [gradient * tf.cast(scale, gradient.dtype) for gradient in given]
+    if what.kind == "reducescatter":
+        scale = what.gradient_scale(tf.cast(number_op("size", what.process_set), tf.float64))
+        given = [gradient * tf.cast(scale, gradient.dtype) for gradient in given]
     if what.kind == "alltoall":
         return [call(back, [given[0], results[1]])[0], *[None] * (len(inputs) - 1)]
     reduced = call(back, given)[:count]
     if what.kind == "allgather":
-        all_rows = results[count:]
+        all_rows, rank = results[count:], number_op("rank", what.process_set)
         firsts = [tf.reduce_sum(rows[:rank]) for rows in all_rows]
         reduced = [
             tf.reshape(whole[first : first + rows[rank]], tf.shape(tensor))
             for whole, first, rows, tensor in zip(reduced, firsts, all_rows, inputs, strict=True)
         ]
-    if what.kind == "broadcast" and process_set.group_rank(what.root) != rank:
-        reduced = [tf.zeros_like(whole) for whole in reduced]
+    if what.kind == "broadcast":
+        is_root = tf.equal(number_op("rank", what.process_set), process_set.group_rank(what.root))
+        reduced = [tf.where(is_root, whole, tf.zeros_like(whole)) for whole in reduced]
     return reduced
 
 

@@ -7,12 +7,13 @@ goes through host memory.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import tensorflow as tf
-from ring_notebook.api.arguments import reduction_of
+from ring_notebook.api.arguments import number_of, reduction_of
 from ring_notebook.api.foreign_calls import ForeignCall
-from ring_notebook.api.process_sets import ProcessSet, global_process_set, number_of
+from ring_notebook.api.process_sets import ProcessSet, global_process_set, process_set_of
 from ring_notebook.core.communicator import ReduceOp
 from ring_notebook.tensorflow.graph_call import call, check_dtype, number_op
 from ring_notebook.tensorflow.tensor_compression import Compression, Compressor
@@ -72,10 +73,13 @@ def grouped_allreduce(
     how = reduction_of(average, op, prescale_factor, postscale_factor, process_set)
     results = list(tensors)
     dense = [index for index, tensor in enumerate(tensors) if not isinstance(tensor, tf.IndexedSlices)]
-    for index in sorted(set(range(len(results))) - set(dense)):
-        results[index] = _allreduce_slices(tensors[index], how.op, how.prescale * how.postscale, name, process_set)
+    number, sparse = number_of(process_set), sorted(set(range(len(results))) - set(dense))
+    for index in sparse:
+        gather = ForeignCall("allgather", name or "", process_set=number, rows=True)
+        if commits and not dense and index == sparse[-1]:
+            gather = replace(gather, commits=True)
+        results[index] = _allreduce_slices(tensors[index], how.op, how.prescale * how.postscale, gather)
     if dense:
-        number = number_of(process_set)
         what = ForeignCall("allreduce", name or "", how.op, how.prescale, how.postscale, 0, number, commits=commits)
         pairs = [compression.compress(tensor) for tensor in _tensors([tensors[index] for index in dense], "allreduce")]
         reduced = call(what, [tensor for tensor, _ in pairs])
@@ -84,16 +88,16 @@ def grouped_allreduce(
     return results
 
 
-def _allreduce_slices(
-    slices: tf.IndexedSlices, op: ReduceOp, scale: float, name: str | None, process_set: ProcessSet
-) -> tf.IndexedSlices:
+def _allreduce_slices(slices: tf.IndexedSlices, op: ReduceOp, scale: float, gather: ForeignCall) -> tf.IndexedSlices:
     if op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
         raise NotImplementedError(
-            f"rank {process_set.rank()}: allreduce of tf.IndexedSlices takes Average or Sum, "
+            f"rank {process_set_of(gather.process_set).rank()}: allreduce of tf.IndexedSlices takes Average or Sum, "
             f"not {op.name.capitalize()}; pass a dense tensor: tf.convert_to_tensor(slices)"
         )
-    values, indices = grouped_allgather([slices.values, slices.indices], name, process_set)
-    factor = scale / (process_set.size() if op is ReduceOp.AVERAGE else 1)
+    values, indices = call(gather, _tensors([slices.values, slices.indices], "allreduce"))[:2]
+    factor: Any = scale
+    if op is ReduceOp.AVERAGE:
+        factor = scale / tf.cast(number_op("size", gather.process_set), tf.float64)
     return tf.IndexedSlices(values * tf.cast(factor, values.dtype), indices, slices.dense_shape)
 
 

@@ -89,6 +89,15 @@ def case_gradients() -> None:
             np.testing.assert_allclose(gradient(own()), expected, rtol=1e-6)
 
 
+def case_a_gradient_of_floats_beside_integers() -> None:
+    def loss(x):
+        reduced, whole = hvd.grouped_allreduce([x, jnp.arange(3)], op=hvd.Sum)
+        return (reduced * whole[2]).sum()
+
+    for gradient in both(jax.grad(loss)):
+        np.testing.assert_allclose(gradient(own()), np.full(4, 2.0 * hvd.size() ** 2))
+
+
 def case_many_calls_of_one_program_keep_their_order() -> None:
     def many(x):
         return [hvd.allreduce(x * i, op=hvd.Sum) for i in range(30)]
@@ -115,6 +124,8 @@ def case_process_sets() -> None:
     else:
         with pytest.raises(ValueError, match="is not in process set"):
             hvd.allreduce(own(), process_set=first)
+    with pytest.raises(TypeError, match="must be a ProcessSet"):
+        hvd.allgather(own(), process_set=[0, 1])
 
 
 def _train(x, y, average) -> dict[str, jax.Array]:

@@ -32,7 +32,7 @@ from ring_notebook.jax import ordered_call
 hvd.init()
 def gone():
     raise AttributeError("no effects")
-ordered_call._primitive = gone
+REPLACED
 with warnings.catch_warnings(record=True) as said:
     warnings.simplefilter("always")
     result = jax.jit(hvd.allreduce)(jnp.ones(3) * hvd.rank())
@@ -42,7 +42,10 @@ print(len(text), result.tolist())
 """
 
 
-def test_where_jax_has_no_such_effects_its_callback_does_it() -> None:
+@pytest.mark.parametrize(
+    ("replaced", "warned"), [("ordered_call._primitive = gone", 1), ("jax.default_backend = lambda: 'gpu'", 0)]
+)
+def test_where_xla_cannot_call_the_core_a_callback_does_it(replaced: str, warned: int) -> None:
     command = [
         sys.executable,
         "-m",
@@ -52,7 +55,7 @@ def test_where_jax_has_no_such_effects_its_callback_does_it() -> None:
         "2",
         sys.executable,
         "-c",
-        FALLBACK,
+        FALLBACK.replace("REPLACED", replaced),
     ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=200)
-    assert done.stdout == "1 [0.5, 0.5, 0.5]\n" * 2, done.stderr
+    assert done.stdout == f"{warned} [0.5, 0.5, 0.5]\n" * 2, done.stderr

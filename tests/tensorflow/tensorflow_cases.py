@@ -104,6 +104,8 @@ def case_movements() -> None:
     for part in both(lambda: hvd.reducescatter(tf.ones((size + 1, 2)), op=hvd.Sum)):
         assert part().numpy().tolist() == [[size, size]] * (2 if rank == 0 else 1)
     assert [len(rows) for rows in hvd.grouped_reducescatter([tf.ones(size), tf.ones(2 * size)])] == [1, 2]
+    with pytest.raises(TypeError, match="must be a ProcessSet"):
+        hvd.alltoall(tf.range(size), process_set=[0])
     if rank == 0:
         with pytest.raises(Exception, match="splits must be"):
             hvd.alltoall(tf.range(size), [1] * (size + 1))
