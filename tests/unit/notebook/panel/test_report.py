@@ -210,7 +210,8 @@ def test_the_last_state_is_a_picture_that_says_what_to_do_and_text_that_says_how
     assert "● running" not in page
     assert "loss" in texts(images(page)[0])
     assert page.count("<tr>") == 3
-    headline, header, *rows_of_ranks = state["text/plain"].splitlines()
+    headline, header, *rows_of_ranks, notice = state["text/plain"].splitlines()
+    assert "%ring attach" in notice
     assert headline.startswith("running · digits · 2 ranks")
     assert "loss" in header
     assert "lost" not in state["text/plain"]
