@@ -45,7 +45,8 @@ def run(
 class RayExecutor:
     """Places on a Ray cluster that are kept from `start` to `shutdown` (Horovod: ``horovod.ray.RayExecutor``).
 
-    Each `run` starts its ranks anew in them; Horovod's keep an object of ``executable_cls`` between runs.
+    Each `run` starts its ranks anew in them; Horovod's keep an object of ``executable_cls`` between runs. ``settings``
+    is Horovod's first argument and has no effect.
 
         executor = RayExecutor(num_workers=4, use_gpu=True)
         executor.start()
@@ -55,7 +56,7 @@ class RayExecutor:
 
     def __init__(
         self,
-        settings: None = None,
+        settings: object = None,
         num_workers: int | None = None,
         cpus_per_worker: int = 1,
         use_gpu: bool = False,

@@ -63,8 +63,8 @@ class Cluster:
             raise ValueError(f"a cluster needs at least one engine, got n={n}")
         if on and (hosts or keep):
             raise ClusterError(
-                f"an engine lends its places to this kernel, on hosts that it chooses: {on} goes without "
-                f"{'hosts' if hosts else 'keep'}"
+                f"on={on} and {'hosts' if hosts else 'keep'} exclude each other: the engine chooses the hosts, and "
+                "lends them to this kernel alone"
             )
         self._on = on
         self._lent: LentPlaces | None = None

@@ -22,7 +22,7 @@ import psutil
 import pytest
 
 from ring_notebook import RunFailed, k8s
-from ring_notebook.errors import RingError
+from ring_notebook.errors import ClusterError, RingError
 from ring_notebook.launch.lent_places import LentPlaces, engine_at
 from ring_notebook.launch.remote import relay
 from ring_notebook.launch.remote.relay import Relay, Where, serve
@@ -103,6 +103,12 @@ def test_too_few_places() -> None:
 def test_an_engine_that_nobody_knows(address: str, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         engine_at(address)
+
+
+@pytest.mark.parametrize("options", [{"hosts": "a:2"}, {"keep": True}])
+def test_what_an_engine_that_lends_places_excludes(options: dict[str, Any]) -> None:
+    with pytest.raises(ClusterError, match=f"and {next(iter(options))} exclude each other"):
+        Cluster(on="k8s://app=train", **options)
 
 
 def test_a_cluster_in_places(without_torch: None) -> None:
