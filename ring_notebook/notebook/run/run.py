@@ -317,6 +317,10 @@ class Run:
         """Wait until no engine executes this run any more; False when one still does after ``timeout`` seconds."""
         return self._watch.wait_idle(timeout)
 
+    def _repr_html_(self) -> str:
+        """The report, or what there is of it while the run is in progress: for a run as the last line of a cell."""
+        return mime_bundle(self.log, displays=True)["text/html"]
+
     def __repr__(self) -> str:
         return f"<Run {self.log.title} on {self.log.size} ranks: {self.status}>"
 

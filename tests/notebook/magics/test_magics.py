@@ -171,6 +171,9 @@ def test_out_holds_the_run(notebook: Notebook) -> None:
     assert "ok" in notebook.text("run.status")
     assert "10" in notebook.text("len(run.metrics)")
     assert "80" in notebook.text("run.summary['samples']")
+    (shown,) = notebook.run("run")
+    assert shown["data"]["text/plain"] == "<Run first on 2 ranks: ok>"
+    assert "<svg" in shown["data"]["text/html"], "no chart of the loss"
 
 
 SLOW = """%%ringtrain --name slow --timeline --out run
