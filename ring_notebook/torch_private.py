@@ -34,6 +34,9 @@ PRIVATE_NAMES = {
     "operation_kind": "torch.distributed:Work._get_op_type",
     "functional_collectives": "torch.distributed:_functional_collectives",
     "sync_buffers": "torch.nn.parallel:DistributedDataParallel._sync_buffers",
+    # The pass of a loader with workers, which have drawn more than the loop has got. Without: a snapshot in the middle
+    # of a pass continues behind what they have drawn.
+    "workers_passes": "torch.utils.data.dataloader:_MultiProcessingDataLoaderIter",
     # One call for many tensors. Without: one call for each.
     "multiply_each": "torch:_foreach_mul_",
     "copy_each": "torch:_foreach_copy_",
@@ -51,3 +54,11 @@ def private(name: str) -> Any:
     except (ImportError, AttributeError):
         return None
     return found
+
+
+def pass_of_workers(loader_pass: Any) -> tuple[Any, int, int]:
+    """Of a pass of a loader with workers: what draws its batches, how many workers were given, and how many came."""
+    try:
+        return loader_pass._index_sampler, loader_pass._send_idx, loader_pass._num_yielded
+    except AttributeError:  # another torch, or a pass that is being made
+        return None, 0, 0

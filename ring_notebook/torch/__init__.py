@@ -16,6 +16,7 @@ from ring_notebook.api.objects import allgather_object, broadcast_object
 from ring_notebook.api.only import only
 from ring_notebook.api.tensor_adapter import register_adapter
 from ring_notebook.core import world
+from ring_notebook.core.kept_state import register_keeper
 from ring_notebook.core.metrics import log, log_params, register_copier, track
 from ring_notebook.errors import (
     CollectiveAborted,
@@ -39,6 +40,7 @@ from ring_notebook.torch.training.broadcast_state import broadcast_optimizer_sta
 from ring_notebook.torch.training.checkpoint import checkpoint, load, save
 from ring_notebook.torch.training.consistency import check
 from ring_notebook.torch.training.data import DistributedSampler
+from ring_notebook.torch.training.kept_objects import TorchKeeper
 from ring_notebook.torch.training.lars_lamb import LAMB, LARS
 from ring_notebook.torch.training.noise_scale import noise_scale
 from ring_notebook.torch.training.prepare import prepare
@@ -47,6 +49,7 @@ from ring_notebook.torch.training.sync_batch_norm import SyncBatchNorm
 from ring_notebook.torch_backend import register
 
 register_adapter(TorchAdapter())
+register_keeper(TorchKeeper())
 register_copier(begin_copy)
 register()
 world.at_close(end_groups_of_failed_epoch)

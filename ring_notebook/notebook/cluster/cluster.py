@@ -19,11 +19,12 @@ import cloudpickle
 
 from ring_notebook.config import config
 from ring_notebook.errors import ClusterError, RingError
+from ring_notebook.files.snapshot_files import Snapshot
 from ring_notebook.launch.batch_job import job_name, walltime
 from ring_notebook.launch.launchers.hosts import Host, check_slots, only_here, parse_hosts, slots_by_name
 from ring_notebook.launch.launchers.own_launchers import too_many_ranks
 from ring_notebook.launch.lent_places import LentPlaces, engine_at
-from ring_notebook.notebook.cluster import discovery
+from ring_notebook.notebook.cluster import discovery, snapshots
 from ring_notebook.notebook.cluster.death import Death
 from ring_notebook.notebook.cluster.default_size import choose_size
 from ring_notebook.notebook.cluster.engine_status import EngineStatus, engine_statuses
@@ -34,6 +35,7 @@ from ring_notebook.notebook.cluster.readiness import UnfinishedRuns, check_ranks
 from ring_notebook.notebook.cluster.stacks import Stack, stacks
 from ring_notebook.notebook.cluster.workspace import Synced, Workspace
 from ring_notebook.notebook.engines import Engine, Engines
+from ring_notebook.notebook.record.run_record import RunRecord
 from ring_notebook.notebook.run.run import Run
 from ring_notebook.notebook.run.send import send
 from ring_notebook.notebook.run.takeover import logs_in_progress
@@ -504,6 +506,22 @@ class Cluster:
     def write_checkpoint(self) -> None:
         """Have the run in progress write a checkpoint at its next step, where it makes any (`ring.checkpoint`)."""
         self._connected().call_beside("ring_notebook.core.checkpoint_place:ask")
+
+    def snapshot(self, name: str, setup: Sequence[RunRecord] = ()) -> Snapshot:
+        """Keep the variables of all ranks under ``name``, in place of an older snapshot of this name.
+
+        ``setup`` are the runs of set-up cells to keep with them. Raises RingError when it cannot be written, and as
+        `push` while a run is in progress.
+        """
+        return snapshots.keep(self._idle(), name, setup)
+
+    def restore(self, name: str) -> str:
+        """Put the variables of a snapshot in the place of those of all ranks; returns in words what was restored.
+
+        The number of ranks may be another one. Raises RingError when there is none of this name that is whole, or a
+        rank cannot load it: then no rank has changed.
+        """
+        return snapshots.bring_back(self._idle(), snapshots.find(name))
 
     def stacks(self) -> list[Stack]:
         """Where each rank is now, by rank: also while a run is in progress, and while native code runs.

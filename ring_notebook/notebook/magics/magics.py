@@ -15,6 +15,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
 
 from ring_notebook.errors import RingError
+from ring_notebook.notebook.cluster import snapshots
 from ring_notebook.notebook.magics import options, rank_names
 from ring_notebook.notebook.magics.cell_queue import QueuedCell
 from ring_notebook.notebook.magics.cells import DefaultCells
@@ -160,6 +161,14 @@ class RingMagics(Magics):
         if action is None:
             return self._session.queue()
         print(self._session.cancel(cells))  # noqa: T201
+        return None
+
+    def _snapshots(self, action: str | None, names: list[str]) -> Any:
+        if action is None:
+            return snapshots.listing()
+        if not names:
+            raise UsageError("%ring snapshots remove needs the name of a snapshot")
+        print(snapshots.remove(names))  # noqa: T201
         return None
 
     def _plot(self, metrics: list[str], runs: list[str], **look: Any) -> Any:

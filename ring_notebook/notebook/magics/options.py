@@ -278,6 +278,9 @@ def _ring() -> LineParser:
         grow="start more engines; the others keep their variables",
         shrink="end the last engines; the others keep their variables",
         restart="stop the cluster and start it again; all variables of ranks are lost",
+        snapshot="keep the variables of all ranks, and the set-up cells, under a name",
+        restore="bring a snapshot back, in this cluster or a new one",
+        snapshots="list the snapshots of this folder, newest first; remove some",
         push="copy variables of this notebook to every rank",
         pull="copy variables of a rank into this notebook",
         notify="say when a long run ends, fails or logs NaN: in JupyterLab, and by a function of this notebook",
@@ -368,6 +371,14 @@ def _ring() -> LineParser:
         help="end these alone, also in the middle of a cell, and start them again; the others keep their variables",
     )
     restart.add_argument("--rerun", action="store_true", help="run the cells with --setup again")
+    commands["snapshot"].add_argument("name", metavar="NAME", help="replaces an older one of this name")
+    restore = commands["restore"]
+    restore.add_argument("name", metavar="NAME", help="of a snapshot; `%%ring snapshots` lists them")
+    restore.add_argument("-n", type=_count, metavar="N", help="number of engines; by default as there are, or were")
+    restore.add_argument("--rerun", action="store_true", help="run its set-up cells first")
+    snapshots = commands["snapshots"]
+    snapshots.add_argument("action", nargs="?", choices=["remove"], help="remove snapshots")
+    snapshots.add_argument("names", nargs="*", metavar="NAME", help="their names")
     commands["push"].add_argument("names", nargs="+", metavar="NAME", help="variables")
     pull = commands["pull"]
     pull.add_argument("names", nargs="+", metavar="NAME", help="variables")

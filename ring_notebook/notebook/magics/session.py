@@ -7,7 +7,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from threading import Thread
@@ -21,7 +21,7 @@ from ring_notebook.launch.batch_job import job_name, walltime, who_ended_it
 from ring_notebook.launch.batch_systems import BatchError, login_node_of
 from ring_notebook.launch.job_script import BatchRequest, batch_request
 from ring_notebook.launch.launchers.hosts import Host, parse_hosts
-from ring_notebook.notebook.cluster import discovery
+from ring_notebook.notebook.cluster import discovery, snapshots
 from ring_notebook.notebook.cluster.batch import HOLD, BatchCluster, BatchJob, join
 from ring_notebook.notebook.cluster.cluster import Cluster
 from ring_notebook.notebook.cluster.default_size import choose_size
@@ -332,6 +332,31 @@ class Session:
         for cell in cells:
             self.train(cell.source, CellOptions.of(cell.options))
         return f"{text} Ran {plural(len(cells), 'set-up cell')} again."
+
+    def snapshot(self, name: str) -> str:
+        """Keep the variables of all ranks, and which cells are set-up cells. Raises as `Cluster.snapshot`."""
+        return snapshots.kept_text(self.require().snapshot(name, set_up_cells(self.setup)))
+
+    def restore(self, name: str, n: int | None = None, rerun: bool = False) -> str:
+        """Bring a snapshot back, in this cluster or a new one, of ``n`` ranks where that is given.
+
+        With ``rerun`` run its set-up cells first. Raises as `Cluster.restore`, and while a run is in progress.
+        """
+        found = snapshots.find(name)
+        if runs := self._in_progress():
+            raise RingError(
+                f"run {runs[0].log.title} is in progress, and a restore replaces all variables; `%ring interrupt` first"
+            )
+        if self.cluster is None and self._batch is None:
+            print(self.start(n or found.size, sync=self._syncs))  # noqa: T201
+        elif n not in (None, self.require().n):
+            print(self.restart(n))  # noqa: T201
+        with self.waiting.held():
+            self.setup = snapshots.set_up_cells(found)
+            for cell in self.setup if rerun else ():
+                options = CellOptions.of(cell.options)
+                self.train(cell.source, replace(options, n=None, ranks=None, setup=False), first=True)
+            return self.require().restore(name)
 
     def heal(self, ranks: Sequence[int] | None = None) -> str:
         """Start the ranks again that have died, or ``ranks``, and run the set-up cells on these alone.

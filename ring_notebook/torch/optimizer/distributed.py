@@ -58,8 +58,11 @@ def _grouping(
         for entry in groups:
             if not isinstance(entry, Sequence) or not all(isinstance(p, Tensor) for p in entry):
                 raise ValueError("groups must be a number, or a list of lists of parameters")
-        ids = [[id(p) for p in group] for group in groups]
-        return lambda parameters: [[i for i, p in enumerate(parameters) if id(p) in group] for group in ids]
+        # Of the parameters themselves, not of their ids: a snapshot keeps it for another process.
+        together = [list(group) for group in groups]
+        return lambda parameters: [
+            [i for i, p in enumerate(parameters) if id(p) in set(map(id, group))] for group in together
+        ]
     if num_groups == 0:
         return lambda parameters: []
 

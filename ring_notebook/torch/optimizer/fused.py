@@ -46,7 +46,8 @@ class FusedOptimizer(Wrapper):
     _process_set: ProcessSet
     _op: ReduceOp
     _flats: list[FlatGroup]
-    _communicator: Communicator
+    _communicator: Communicator | None
+    """None before the first epoch of an optimizer that was restored in this process."""
     _mates: Communicator
     """The ranks of this host, which write into each other's parameters."""
 
@@ -61,6 +62,14 @@ class FusedOptimizer(Wrapper):
         for group in self.param_groups:
             self._add_flat(group)
         self.state.clear()
+
+    def flats(self) -> list[FlatGroup]:
+        """The parameter groups, each with this rank's share of the state."""
+        return self._flats
+
+    def give_flats(self, flats: list[FlatGroup]) -> None:
+        """Take parameter groups whose state is whole; the next step shares it among the ranks that there are then."""
+        self._flats, self._communicator = flats, None
 
     @property
     def _state_keys(self) -> list[str]:
@@ -116,7 +125,7 @@ class FusedOptimizer(Wrapper):
             result = average_loss(result, self._process_set)
         for group, flat in zip(self.param_groups, self._flats, strict=True):
             check_options(group)
-            flat.check(self._communicator.rank)
+            flat.check(self._process_set.communicator.rank)
         with self._unscaled(self._process_set) as overflowed:
             if overflowed():
                 self._mark_stepped()
@@ -146,7 +155,7 @@ class FusedOptimizer(Wrapper):
         if self._mates is not self._communicator:
             for flat in self._flats:
                 gradients = buffer_of(flat.gradients)
-                self._communicator.allreduce([gradients], [gradients], op=op, name="gradients")
+                self._process_set.communicator.allreduce([gradients], [gradients], op=op, name="gradients")
             op = ReduceOp.MAX  # the numbers are equal: exact for any number of ranks on each host
             # After the commit all ranks must take part: each writes its chunk of all ranks' parameters.
         step.enter_context(committed(self._process_set, self._mates))
@@ -202,6 +211,8 @@ class FusedOptimizer(Wrapper):
 
     def _seat(self) -> tuple[int, int, int, int]:
         """The numbers that decide which share of the state this rank holds."""
+        if self._communicator is None:
+            return (0, 0, 0, 0)
         return self._communicator.size, self._communicator.rank, self._mates.size, self._mates.rank
 
     def _shards_fit(self, before: tuple[int, int, int, int]) -> bool:

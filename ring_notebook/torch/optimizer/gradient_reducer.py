@@ -18,6 +18,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
@@ -81,6 +82,14 @@ class GradientReducer:
         self._paused = False
         self._hooks: dict[Tensor, RemovableHandle] = {}
         weakref.finalize(self, _remove, self._hooks)
+
+    def made_with(self) -> tuple[Any, ...]:
+        """The arguments with which another process makes one like it."""
+        return self.how, self._compression, self._groups, self._sparse_as_dense, self.passes
+
+    def kept(self) -> dict[str, Any]:
+        """The attributes that such a one needs besides; a round in progress is none of them."""
+        return {"_share": self._share, "meter": self.meter, "batch_size": self.batch_size}
 
     def average_over(self, passes: int) -> None:
         """From the next round on, reduce the mean of the gradients of ``passes`` backward passes."""

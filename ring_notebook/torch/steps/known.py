@@ -41,6 +41,11 @@ def note_models(optimizer: torch.optim.Optimizer, models: Iterable[nn.Module]) -
     optimizer.__dict__[_MODELS] = [weakref.ref(model) for model in models]
 
 
+def models_of(optimizer: torch.optim.Optimizer) -> list[nn.Module]:
+    """The noted models that still exist."""
+    return _alive(optimizer.__dict__.get(_MODELS, ()))
+
+
 def note_schedulers(optimizer: torch.optim.Optimizer, schedulers: Sequence[Any]) -> None:
     """Note the learning rate schedulers of ``optimizer``."""
     optimizer.__dict__[_SCHEDULERS] = [weakref.ref(scheduler) for scheduler in schedulers]
@@ -98,7 +103,7 @@ def _attribute(module: weakref.ref[nn.Module], name: str) -> Tensor | None:
 def tensors_beside(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Tensor]]:
     """Buffers of its models, and the tensors of `note_tensors`, each once."""
     seen = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    for number, model in enumerate(_alive(optimizer.__dict__.get(_MODELS, ()))):
+    for number, model in enumerate(models_of(optimizer)):
         for name, buffer in shared_buffers(model):
             seen.add(id(buffer))
             yield f"{name} of model {number}" if number else name, buffer

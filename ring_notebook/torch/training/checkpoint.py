@@ -145,6 +145,10 @@ class _Rhythm:
         self.steps = int(float(match[1])) if match and match[2] not in _UNITS else 0
         self._since = monotonic()
 
+    def restart(self) -> None:
+        """Begin to wait now."""
+        self._since = monotonic()
+
     def is_due(self, steps: int, epoch_ended: bool) -> bool:
         if self.seconds and monotonic() - self._since >= self.seconds:
             self._since = monotonic()
@@ -176,6 +180,12 @@ class Checkpoint:
             raise ValueError(f"checkpoint takes one model of strategy='fsdp', got {len(self._models)} models")
         if best:
             metrics.watch(best)
+
+    def continue_here(self) -> None:
+        """Continue in another process than the one that has made it."""
+        self._rhythm.restart()
+        if self._metric:
+            metrics.watch(self._metric)
 
     def step(self) -> None:
         """Count a batch that every rank has used, and write a checkpoint where one is due. All ranks call it."""

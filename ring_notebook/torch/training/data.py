@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import cycle, islice
@@ -13,10 +14,13 @@ from torch.utils.data.distributed import DistributedSampler as TorchDistributedS
 
 from ring_notebook.api.basics import is_initialized, rank, size
 from ring_notebook.api.objects import broadcast_object
+from ring_notebook.core.step_points import between_steps
 from ring_notebook.core.world import communication
+from ring_notebook.torch_private import pass_of_workers, private
 
 T = TypeVar("T")
 
+_workers_passes = private("workers_passes")
 _DRAWN = ("dataset", "batch_size", "shuffle", "sampler", "batch_sampler", "drop_last")
 
 
@@ -40,18 +44,31 @@ class DistributedSampler(TorchDistributedSampler[Any]):
 
     def __init__(self, dataset: Dataset[Any], shuffle: bool = True, seed: int = 0, drop_last: bool = False) -> None:
         super().__init__(dataset, size(), rank(), shuffle, seed, drop_last)
+        self._drawn: int | None = None  # by this rank in the pass in progress, and those before its begin
+        self._pass = self._begun_at = 0  # the epoch of that pass, and what was used before its begin
+        self._random: Any = None  # where a pass continues in another process: torch's random numbers at that moment
         self.used = 0
         """Samples at the beginning of the next pass that all ranks together have used before, and do not use again."""
 
     def __iter__(self) -> Iterator[Any]:
         self._follow_ranks()
         used, self.used = self.used // self.num_replicas, 0
+        if self._random is not None:  # the loader has drawn a number for its workers, as it did when this pass began
+            torch.set_rng_state(self._random)
+            self._random = None
         epoch, spent = self.epoch, communication()
-        for index in islice(super().__iter__(), used, None):
-            # Every rank knows this without a message: only a pass in which all ranks take part has collectives.
-            if self.epoch == epoch and (self.num_replicas == 1 or communication() != spent):
-                self.epoch += 1
-            yield index
+        self._begun_at = self._drawn = used
+        self._pass = epoch
+        try:
+            for index in islice(super().__iter__(), used, None):
+                # Every rank knows this without a message: only a pass in which all ranks take part has collectives.
+                if self.epoch == epoch and (self.num_replicas == 1 or communication() != spent):
+                    self.epoch += 1
+                between_steps()
+                self._drawn += 1
+                yield index
+        finally:
+            self._drawn = None
         if self.epoch == epoch:  # not counted yet, and not set by set_epoch
             self.epoch += 1
 
@@ -59,11 +76,41 @@ class DistributedSampler(TorchDistributedSampler[Any]):
         self._follow_ranks()
         return max(0, super().__len__() - self.used // self.num_replicas)
 
+    def kept(self) -> dict[str, Any]:
+        """Its attributes for another process, where the next pass continues the one in progress."""
+        kept = {**self.__dict__, "_drawn": None}
+        own = self._drawn
+        if workers := _workers_pass(self):
+            batches, batch_size = workers
+            own = self._begun_at + batches * batch_size
+        if own is not None:
+            kept["used"] = own * self.num_replicas
+            kept["epoch"], kept["_random"] = self._pass, torch.get_rng_state()
+        return kept
+
+    @property
+    def in_pass(self) -> bool:
+        """Whether a pass is in progress."""
+        return self._drawn is not None
+
     def _follow_ranks(self) -> None:
         if is_initialized() and (size(), rank()) != (self.num_replicas, self.rank):
             epoch = self.epoch
             super().__init__(self.dataset, size(), rank(), self.shuffle, self.seed, self.drop_last)
             self.epoch = epoch
+
+
+def _workers_pass(sampler: DistributedSampler) -> tuple[int, int] | None:
+    """Of a loader with workers: the batches that its loop has got in the pass in progress, and the size of one.
+
+    The workers have drawn more. None without workers, and outside of a pass.
+    """
+    for one in gc.get_objects() if _workers_passes is not None else ():
+        if issubclass(type(one), _workers_passes):
+            batches, sent, came = pass_of_workers(one)
+            if getattr(batches, "sampler", batches) is sampler and (sampler.in_pass or came < sent):
+                return came, getattr(batches, "batch_size", 1)
+    return None
 
 
 class ShardedSampler(Sampler[Any]):

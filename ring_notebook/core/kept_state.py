@@ -1,0 +1,319 @@
+"""The variables of a rank as one pickle, with the memory of tensors and arrays beside it, each stored once."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import random
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from multiprocessing.process import BaseProcess
+from types import AsyncGeneratorType, CoroutineType, FrameType, GeneratorType, TracebackType
+from typing import Any, Protocol
+
+import cloudpickle
+
+from ring_notebook.core.communicator import Communicator
+from ring_notebook.error_text import error_text
+from ring_notebook.errors import RingError
+from ring_notebook.frameworks import framework
+
+_INLINE = 16 << 10  # bytes up to which memory stays in the file of its rank
+_MOST_REASON = 200  # characters
+_OF_FRAMEWORK = "random numbers of "
+
+
+class Keeper(Protocol):
+    """How the objects of one framework are kept. A face registers its keeper when it is imported."""
+
+    name: str
+    """The framework's name in `ring_notebook.frameworks`."""
+
+    def memory_of(self, value: Any) -> Memory | None:
+        """The memory that ``value`` is, which is kept once however many objects share it; None for other objects."""
+
+    def with_memory(self, data: bytearray, about: Any) -> Any:
+        """The object for which `memory_of` gave ``about``, with these bytes."""
+
+    def reduced(self, value: Any) -> Any:
+        """As ``__reduce__``, for objects that are kept in another way than pickled; else NotImplemented."""
+
+    def unkeepable(self, value: Any) -> str:
+        """What ``value`` is, in words, if it belongs to this process alone, such as a stream of a GPU; else empty."""
+
+    def loses(self, value: Any) -> str:
+        """What a variable with this value loses, in words, such as the graph of a tensor; else empty."""
+
+    def random_state(self) -> Any:
+        """The state of the framework's random numbers."""
+
+    def set_random_state(self, state: Any) -> None:
+        """Continue with this state."""
+
+    def seed(self, number: int) -> None:
+        """Begin the framework's random numbers anew."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Memory of an object: equal ``key`` for the same memory; ``read`` returns its bytes, ``about`` restores it."""
+
+    key: Any
+    read: Callable[[], memoryview]
+    about: Any
+
+
+@dataclass
+class Shard:
+    """Bytes ``start`` and after of ``total``, of which other ranks have the others. A shard is loaded as the whole."""
+
+    data: memoryview
+    start: int
+    total: int
+
+
+@dataclass
+class Kept:
+    """What `dump` returns: the names that are in ``content``, and why others are left out."""
+
+    content: bytes
+    names: list[str]
+    left_out: dict[str, str] = field(default_factory=dict)
+    loses: dict[str, str] = field(default_factory=dict)
+
+
+_keepers: dict[str, Keeper] = {}
+_process_state: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {}
+
+
+def register_keeper(keeper: Keeper) -> None:
+    """Register how the objects of a framework are kept."""
+    _keepers[keeper.name] = keeper
+
+
+def register_process_state(name: str, read: Callable[[], Any], write: Callable[[Any], object]) -> None:
+    """Register a state of this process that belongs to its variables: snapshots keep it under ``name``."""
+    _process_state[name] = read, write
+
+
+def _unkeepable(value: Any) -> str:
+    """What ``value`` is, if another process could not have it; else empty."""
+    if isinstance(value, io.IOBase):
+        if isinstance(value, io.BytesIO | io.StringIO):
+            return ""
+        return f"an open file ({getattr(value, 'name', type(value).__name__)})"
+    for kinds, words in _WORDS:
+        if isinstance(value, kinds):
+            return words
+    return next((words for keeper in _keepers.values() if (words := keeper.unkeepable(value))), "")
+
+
+_WORDS: tuple[tuple[Any, str], ...] = (
+    (threading.Thread, "a thread"),
+    ((type(threading.Lock()), type(threading.RLock())), "a lock"),
+    ((GeneratorType, AsyncGeneratorType), "a generator"),
+    (CoroutineType, "a coroutine"),
+    ((subprocess.Popen, BaseProcess), "a process"),
+    (socket.socket, "a connection"),
+    (Communicator, "a connection between ranks"),
+    ((FrameType, TracebackType), "a frame of a call"),
+)
+_ATOMIC = frozenset({int, float, str, bool, bytes, type(None), list, dict, tuple, set, frozenset, type, complex})
+
+
+class _CannotKeepError(Exception):
+    """An object belongs to this process alone."""
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """Notes memory instead of writing it, once for all objects that share it."""
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file, protocol=5, buffer_callback=self._take_buffer)
+        self.memory: list[tuple[str, Memory]] = []
+        self.buffers: list[pickle.PickleBuffer] = []
+        self.shards: list[Shard] = []
+        self._numbers: dict[Any, int] = {}
+
+    def _take_buffer(self, buffer: pickle.PickleBuffer) -> bool:
+        if buffer.raw().nbytes <= _INLINE:
+            return True  # in the pickle
+        self.buffers.append(buffer)
+        return False
+
+    def persistent_id(self, obj: Any) -> Any:
+        if type(obj) in _ATOMIC:
+            return None
+        if isinstance(obj, Shard):
+            self.shards.append(obj)
+            return "shard", len(self.shards) - 1
+        if words := _unkeepable(obj):
+            raise _CannotKeepError(words)
+        for keeper in _keepers.values():
+            if (memory := keeper.memory_of(obj)) is not None:
+                key = keeper.name, memory.key
+                if key not in self._numbers:
+                    self._numbers[key] = len(self.memory)
+                    self.memory.append((keeper.name, memory))
+                return "memory", self._numbers[key]
+        return None
+
+    def reducer_override(self, obj: Any) -> Any:
+        for keeper in _keepers.values():
+            if (reduced := keeper.reduced(obj)) is not NotImplemented:
+                return reduced
+        return super().reducer_override(obj)
+
+
+def dump(values: Mapping[str, Any], put: Callable[[memoryview], str]) -> Kept:
+    """Pickle variables together, so that they share objects afterwards as they do now; ``put`` keeps memory by name.
+
+    What cannot be pickled is left out, whatever else refers to it with it.
+    """
+    kept = dict(values)
+    left_out: dict[str, str] = {}
+    try:
+        pickler, data = _pickled(kept)
+    except Exception:  # the object's own code may raise anything
+        left_out = {name: why for name, value in kept.items() if (why := _why_not(value))}
+        kept = {name: value for name, value in kept.items() if name not in left_out}
+        pickler, data = _pickled(kept)
+    loses = {name: lost for name, value in kept.items() for one in _keepers.values() if (lost := one.loses(value))}
+    states = {name: read() for name, (read, _) in _states().items()}
+
+    def stored(memory: memoryview) -> bytes | str:
+        return bytes(memory) if memory.nbytes <= _INLINE else put(memory)
+
+    content = {
+        "data": data,
+        "memory": [(keeper, one.about, stored(one.read())) for keeper, one in pickler.memory],
+        "buffers": [put(buffer.raw()) for buffer in pickler.buffers],
+        "shards": [(one.start, one.total, stored(one.data)) for one in pickler.shards],
+        "states": states,
+    }
+    return Kept(pickle.dumps(content, protocol=5), list(kept), left_out, loses)
+
+
+def _states() -> dict[str, tuple[Callable[[], Any], Callable[[Any], object]]]:
+    """The states of this process: random numbers, and what was registered."""
+    states = {"python": (random.getstate, random.setstate), **_process_state}
+    if numpy := sys.modules.get("numpy"):
+        states["numpy"] = (numpy.random.get_state, numpy.random.set_state)
+    for keeper in _keepers.values():
+        states[_OF_FRAMEWORK + keeper.name] = (keeper.random_state, keeper.set_random_state)
+    return states
+
+
+def _pickled(values: Mapping[str, Any]) -> tuple[_Pickler, bytes]:
+    file = io.BytesIO()
+    pickler = _Pickler(file)
+    pickler.dump(values)
+    return pickler, file.getvalue()
+
+
+def _why_not(value: Any) -> str:
+    """Why a value cannot be pickled; empty when it can."""
+    kind = type(value).__name__
+    try:
+        _pickled({"": value})
+    except _CannotKeepError as error:
+        return str(error) if _unkeepable(value) else f"{kind} with {error} in it"
+    except Exception as error:
+        return f"{kind}: {' '.join(error_text(error).split())[:_MOST_REASON]}"
+    return ""
+
+
+class _Unpickler(pickle.Unpickler):
+    """Loads memory when the first object needs it."""
+
+    def __init__(
+        self,
+        content: Mapping[str, Any],
+        get: Callable[[str], bytearray],
+        of_others: Callable[[], list[Mapping[str, Any]]],
+    ) -> None:
+        buffers = (get(name) for name in content["buffers"])
+        super().__init__(io.BytesIO(content["data"]), buffers=buffers)
+        self._content, self._get, self._of_others = content, get, of_others
+        self._loaded: dict[int, Any] = {}
+
+    def persistent_load(self, pid: Any) -> Any:
+        kind, number = pid
+        if kind == "shard":
+            return self._whole(number)
+        if number not in self._loaded:
+            keeper, about, where = self._content["memory"][number]
+            self._loaded[number] = _keeper(keeper).with_memory(self._bytes(where), about)
+        return self._loaded[number]
+
+    def _bytes(self, where: bytes | str) -> bytearray:
+        return self._get(where) if isinstance(where, str) else bytearray(where)
+
+    def _whole(self, number: int) -> bytearray:
+        """The shards of this number that all ranks have, together."""
+        total = self._content["shards"][number][1]
+        whole, have = bytearray(total), 0
+        parts = [content["shards"][number] for content in self._of_others() if number < len(content["shards"])]
+        for start, length, where in sorted(parts, key=lambda part: int(part[0])):
+            data = self._bytes(where)
+            if length != total or start > have:
+                break
+            whole[start : start + len(data)] = data
+            have = max(have, start + len(data))
+        if have < total:
+            raise RingError(f"the ranks of the snapshot have {have} of {total} bytes of a state that they share")
+        return whole
+
+
+def _keeper(name: str) -> Keeper:
+    if name not in _keepers:
+        import_module(framework(name).face)
+    return _keepers[name]
+
+
+def load(rank: int, ranks: int, read: Callable[[int], bytes], get: Callable[[str], bytearray]) -> Loaded:
+    """What `dump` has kept, for ``rank`` now where ``ranks`` were then; ``read`` gives the content of a rank's file.
+
+    Nothing changes before `Loaded.use`. A rank that was not there has the variables of another one, and random numbers
+    of its own. Raises what unpickling raises.
+    """
+    contents: dict[int, Mapping[str, Any]] = {}
+
+    def content_of(number: int) -> Mapping[str, Any]:
+        if number not in contents:
+            contents[number] = pickle.loads(read(number))
+        return contents[number]
+
+    own = content_of(rank % ranks)
+    for name in own["states"]:
+        if name.startswith(_OF_FRAMEWORK):
+            _keeper(name.removeprefix(_OF_FRAMEWORK))
+    unpickler = _Unpickler(own, get, lambda: [content_of(number) for number in range(ranks)])
+    return Loaded(unpickler.load(), own["states"], rank if rank >= ranks else None)
+
+
+@dataclass
+class Loaded:
+    """Variables, and the states of the process that belong to them."""
+
+    values: dict[str, Any]
+    _states: Mapping[str, Any]
+    _new_rank: int | None
+
+    def use(self) -> None:
+        """Set the states of this process."""
+        known = _states()
+        for name, state in self._states.items():
+            if name in known:
+                known[name][1](state)
+        if self._new_rank is not None:
+            random.seed(f"{random.random()} {self._new_rank}")
+            if numpy := sys.modules.get("numpy"):
+                numpy.random.seed(random.getrandbits(32))
+            for keeper in _keepers.values():
+                keeper.seed(random.getrandbits(63))

@@ -1,0 +1,125 @@
+"""Keeps the variables of this rank in a snapshot, and brings those of one back."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping
+from functools import partial
+from hashlib import blake2b
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from IPython.core.interactiveshell import InteractiveShell
+
+from ring_notebook.core import kept_state
+from ring_notebook.engine import setup
+from ring_notebook.error_text import error_text
+from ring_notebook.errors import RingError
+from ring_notebook.files import snapshot_files
+
+_OF_IPYTHON = re.compile(r"_+|_i+|_i?\d+|_[iod]h|_exit_code|__\w+__")
+_pending: kept_state.Loaded | None = None
+
+
+def save(folder: str, id: str, about: Mapping[str, Any], rank: int | None, size: int) -> snapshot_files.Snapshot | None:
+    """Write this rank's part of the snapshot ``id``, as ``rank`` of ``size``; all these ranks call it, and do not wait.
+
+    ``rank`` is by default that of the cluster. Returns the snapshot on the rank that was the last. Raises RingError
+    when it cannot be written.
+    """
+    rank = setup.rank() if rank is None else rank
+    started = perf_counter()
+    setup.wait_for_preload()
+    writer = None
+    try:
+        writer = snapshot_files.Writer(Path(folder), id, rank, size)
+        kept = kept_state.dump(_variables(), writer.put)
+        report = {
+            "names": kept.names,
+            "left_out": kept.left_out,
+            "loses": kept.loses,
+            "modules": _own_modules(),
+            "seconds": perf_counter() - started,
+            "written": writer.written,
+        }
+        whole = writer.finish(kept.content, about, report)
+    except OSError as error:
+        if writer is not None:
+            writer.give_up()
+        raise RingError(f"rank {rank}: {snapshot_files.explained(error, Path(folder))}") from None
+    except BaseException:
+        if writer is not None:
+            writer.give_up()
+        raise
+    return whole
+
+
+def _variables() -> dict[str, Any]:
+    shell = InteractiveShell.instance()
+    hidden = shell.user_ns_hidden
+    return {
+        name: value
+        for name, value in sorted(shell.user_ns.items())
+        if name not in hidden and not _OF_IPYTHON.fullmatch(name)
+    }
+
+
+def load(folder: str, ranks: int) -> dict[str, Any]:
+    """Load what this rank gets of a snapshot of ``ranks``, without using it. Returns what to tell the user.
+
+    Raises RingError, with what to do, when it cannot be loaded.
+    """
+    global _pending
+    _pending, rank = None, setup.rank()
+    setup.wait_for_preload()
+    path = Path(folder)
+    snapshot_files.check_folder(path.parent)
+    try:
+        _pending = kept_state.load(
+            rank, ranks, partial(snapshot_files.read_rank, path), partial(snapshot_files.get_blob, path)
+        )
+    except ModuleNotFoundError as error:
+        raise RingError(
+            f"rank {rank}: a variable needs module {error.name!r}, which cannot be imported here; put it beside the "
+            "notebook or install it, and restore again"
+        ) from None
+    except Exception as error:
+        why = f"{type(error).__name__}: {' '.join(error_text(error).split())}"
+        raise RingError(
+            f"rank {rank} cannot load the snapshot: {error if isinstance(error, RingError) else why}"
+        ) from None
+    return {"names": list(_pending.values), "modules": _own_modules()}
+
+
+def use() -> None:
+    """Put what `load` has loaded in the place of all variables."""
+    global _pending
+    assert _pending is not None
+    shell = InteractiveShell.instance()
+    for name in _variables():
+        del shell.user_ns[name]
+    shell.user_ns.update(_pending.values)
+    _pending.use()
+    _pending = None
+
+
+def forget() -> None:
+    """Drop what `load` has loaded: another rank could not."""
+    global _pending
+    _pending = None
+
+
+def _own_modules() -> dict[str, str]:
+    """The user's own modules that this rank has imported, each with a digest of its file."""
+    found = {}
+    installed = tuple({sys.prefix, sys.base_prefix, str(Path(__file__).parents[1])})
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None) or ""
+        if file.endswith(".py") and not file.startswith(installed) and name != "__main__":
+            try:
+                found[name] = blake2b(Path(file).read_bytes(), digest_size=8).hexdigest()
+            except OSError:
+                continue
+    return found

@@ -1,0 +1,178 @@
+"""Snapshots from the kernel: has all ranks write one, or load one, and says in words what was kept."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from ring_notebook.errors import ClusterError, RingError
+from ring_notebook.files import snapshot_files
+from ring_notebook.files.run_names import new_run_id
+from ring_notebook.files.snapshot_files import Snapshot
+from ring_notebook.notebook.engines import Engines
+from ring_notebook.notebook.record.run_record import RunRecord
+from ring_notebook.notebook.table import Listing
+from ring_notebook.words import plural, ranks
+
+_RANK_SIDE = "ring_notebook.engine.kept_variables"
+_TIMEOUT = 3600.0  # seconds that ranks have to write or load all variables
+_FIELDS = ("run", "name", "size", "source", "options", "environment", "started")
+_MOST_NAMES = 12
+
+
+def about(name: str, setup: Sequence[RunRecord] = ()) -> dict[str, Any]:
+    """What a snapshot of this name says of itself; ``setup`` are the runs of the set-up cells."""
+    cells = [{field: getattr(one, field) for field in _FIELDS} for one in setup]
+    return {"name": name, "python": _python(), "setup": cells}
+
+
+def keep(engines: Engines, name: str, setup: Sequence[RunRecord] = ()) -> Snapshot:
+    """Have all ranks, which are idle, keep their variables. Raises RingError; the snapshots before it then stay."""
+    folder, id = snapshot_files.root(), new_run_id()
+    snapshot_files.check_folder(folder)
+    arguments = str(folder), id, about(snapshot_files.check_name(name), setup), None, len(engines.all)
+    try:
+        _call(engines, "save", *arguments)
+        return snapshot_files.read(folder / id)
+    except FileNotFoundError:
+        hosts = ", ".join(sorted({engine.host for engine in engines.all}))
+        raise RingError(
+            f"not all ranks have written to {folder}: the hosts {hosts} must share the folder of the notebook"
+        ) from None
+    finally:
+        shutil.rmtree(folder / f".{id}.partial", ignore_errors=True)
+
+
+def bring_back(engines: Engines, snapshot: Snapshot) -> str:
+    """Put the variables of a snapshot in the place of those of all ranks; returns what to tell the user.
+
+    When one rank cannot load them, raises RingError, and no rank has changed.
+    """
+    if snapshot.about["python"] != _python():
+        raise RingError(
+            f"{snapshot.name} was made with Python {snapshot.about['python']}, and this is {_python()}: functions and "
+            "classes of cells cannot be loaded; use that Python"
+        )
+    try:
+        loaded = _call(engines, "load", str(snapshot.path), snapshot.size)
+    except BaseException:
+        engines.call_beside(f"{_RANK_SIDE}:forget")
+        raise
+    _call(engines, "use")
+    return _restored(snapshot, len(engines.all), loaded)
+
+
+def _call(engines: Engines, function: str, *arguments: Any) -> list[Any]:
+    try:
+        return engines.call(f"{_RANK_SIDE}:{function}", *arguments, timeout=_TIMEOUT)
+    except KeyboardInterrupt:
+        engines.signal(signal.SIGINT, engines.living())
+        raise
+    except ClusterError as error:  # of a rank, behind the name of its class
+        raise RingError(str(error).removeprefix("RingError: ")) from None
+
+
+def set_up_cells(snapshot: Snapshot) -> list[RunRecord]:
+    """The runs of the set-up cells that a snapshot keeps."""
+    records = []
+    for cell in snapshot.about["setup"]:
+        record = RunRecord(snapshot.path / cell["run"], cell)
+        record.summary = {"status": "ok", "seconds": 0.0}
+        records.append(record)
+    return records
+
+
+def kept_text(snapshot: Snapshot) -> str:
+    """What a snapshot keeps and what it leaves out, as lines."""
+    reports = snapshot.about["ranks"]
+    names = {name for rank in reports for name in rank["names"]}
+    seconds = max(rank["seconds"] for rank in reports)
+    written = sum(rank["written"] for rank in reports)
+    text = (
+        f"Kept {plural(len(names), 'variable')} of {plural(snapshot.size, 'rank')} as {snapshot.name}: "
+        f"{size_text(snapshot.bytes)} in {seconds:.1f} s, of which {size_text(written)} of memory were new."
+    )
+    return "\n".join(
+        [text, *_by_reason("Left out", reports, "left_out"), *_by_reason("Kept without", reports, "loses")]
+    )
+
+
+def _by_reason(what: str, reports: Sequence[Any], key: str) -> list[str]:
+    """Names with the same reason on several ranks, in a line."""
+    found: dict[tuple[str, str], list[int]] = {}
+    for rank, report in enumerate(reports):
+        for name, why in report[key].items():
+            found.setdefault((name, why), []).append(rank)
+    if key == "loses":
+        names: dict[str, list[str]] = {}
+        for name, why in found:
+            names.setdefault(why, []).append(name)
+        return [f"{what} {why}: {', '.join(dict.fromkeys(all))}." for why, all in names.items()]
+    everywhere = len(reports)
+    return [
+        f"{what}: {name}, {why}{'' if len(where) == everywhere else f' ({ranks(where)})'}."
+        for (name, why), where in found.items()
+    ]
+
+
+def _restored(snapshot: Snapshot, size: int, loaded: Sequence[Any]) -> str:
+    names = {name for rank in loaded for name in rank["names"]}
+    at = time.strftime("%d %b %H:%M", time.localtime(snapshot.about["time"]))
+    lines = [f"Restored {plural(len(names), 'variable')} of {snapshot.name} ({at}) on {plural(size, 'rank')}."]
+    if size != snapshot.size:
+        text = f"It is of {plural(snapshot.size, 'rank')}: state of fused=True and prepared loaders are shared anew"
+        if size > snapshot.size:
+            new = range(snapshot.size, size)[:_MOST_NAMES]
+            text += "".join(f"; rank {rank} has the variables of rank {rank % snapshot.size}" for rank in new)
+        lines.append(f"{text}; what your cells have shared out themselves is as it was.")
+    then = {name: digest for rank in snapshot.about["ranks"] for name, digest in rank["modules"].items()}
+    now = {name: digest for rank in loaded for name, digest in rank["modules"].items()}
+    if changed := sorted(name for name in then.keys() & now.keys() if then[name] != now[name]):
+        lines.append(f"Changed since then: {', '.join(changed)}; restored objects use the new code.")
+    return "\n".join([*lines, *_by_reason("Not in it", snapshot.about["ranks"], "left_out")])
+
+
+def find(name: str) -> Snapshot:
+    """The newest snapshot of this folder called ``name``. Raises RingError where there is none that is whole."""
+    return snapshot_files.find(snapshot_files.root(), name)
+
+
+def listing() -> Listing:
+    """All snapshots of this folder, newest first; a note names those that cannot be read."""
+    folder = snapshot_files.root()
+    snapshot_files.check_folder(folder)
+    whole, torn = snapshot_files.found(folder)
+    rows = []
+    for one in reversed(whole):
+        run = one.about.get("run") or {}
+        at = time.strftime("%d %b %H:%M", time.localtime(one.about["time"]))
+        count = str(len({name for rank in one.about["ranks"] for name in rank["names"]}))
+        of_run = [run.get("name", ""), str(run.get("step", ""))]
+        rows.append([one.name, at, str(one.size), size_text(one.bytes), count, *of_run])
+    note = "\n".join(f"not readable: {line}" for line in torn)
+    return Listing(
+        ["name", "when", "ranks", "size", "variables", "run", "step"],
+        rows,
+        note or ("" if rows else "No snapshot; `%ring snapshot NAME` keeps the variables of all ranks."),
+    )
+
+
+def remove(names: Sequence[str]) -> str:
+    """Remove snapshots. Raises RingError, and removes nothing, when one is not there."""
+    found = [find(name) for name in names]
+    for one in found:
+        snapshot_files.remove(one)
+    return f"Removed {', '.join(one.name for one in found)}."
+
+
+def size_text(count: int) -> str:
+    """Bytes for a reader."""
+    return f"{count / (1 << 20):,.1f} MiB" if count >= 1 << 18 else f"{count / 1024:,.1f} KiB"
+
+
+def _python() -> str:
+    return "{}.{}".format(*sys.version_info)

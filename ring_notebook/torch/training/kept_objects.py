@@ -1,0 +1,217 @@
+"""How snapshots keep torch's objects and ours over them: memory once, optimizers wrapped, loaders in their place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from ring_notebook.api.process_sets import ProcessSet, global_process_set
+from ring_notebook.core.kept_state import Memory, Shard
+from ring_notebook.torch.optimizer.flat_group import FlatGroup
+from ring_notebook.torch.optimizer.fused import FusedOptimizer
+from ring_notebook.torch.optimizer.gradient_reducer import GradientReducer
+from ring_notebook.torch.optimizer.wrapper import Wrapper, claim, original_of, wrap
+from ring_notebook.torch.steps.known import models_of, note_models, note_schedulers, schedulers_of, set_steps, steps_of
+from ring_notebook.torch.training.checkpoint import Checkpoint
+from ring_notebook.torch.training.data import DistributedSampler
+
+_PLAIN = (Tensor, nn.Parameter, nn.Buffer)
+_ITEMSIZE = 4  # bytes of a float32, which the state of a fused optimizer has
+
+
+class TorchKeeper:
+    """torch's objects for `ring_notebook.core.kept_state`: see `Keeper`."""
+
+    name = "torch"
+
+    def memory_of(self, value: Any) -> Memory | None:
+        """That of a storage, which its tensors share."""
+        if not isinstance(value, torch.UntypedStorage):
+            return None
+        device = str(value.device)
+        return Memory((device, value.data_ptr(), value.nbytes()), lambda: _bytes_of(value), device)
+
+    def with_memory(self, data: bytearray, about: Any) -> Any:
+        """A storage on the device that it was on."""
+        storage = torch.UntypedStorage(len(data))  # type: ignore[no-untyped-call]
+        if data:
+            bytes_there = torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage)
+            bytes_there.copy_(torch.frombuffer(data, dtype=torch.uint8))
+        return storage if about == "cpu" else storage.to(device=torch.device(about))
+
+    def reduced(self, value: Any) -> Any:
+        """Tensors as views of their storages; optimizers, samplers and checkpoints with what pickle would lose."""
+        if isinstance(value, Tensor):
+            return _reduced_tensor(value)
+        if isinstance(value, Wrapper):
+            return _reduced_wrapper(value)
+        if isinstance(value, torch.optim.Optimizer):
+            return _reduced_optimizer(value)
+        if isinstance(value, GradientReducer):
+            return GradientReducer, value.made_with(), value.kept()
+        if isinstance(value, DistributedSampler):
+            return object.__new__, (type(value),), value.kept()
+        if isinstance(value, ProcessSet):
+            return _process_set, (None if value is global_process_set else value.ranks,)
+        if isinstance(value, Checkpoint):
+            return object.__new__, (type(value),), value.__dict__, None, None, _set_checkpoint
+        if isinstance(value, nn.parallel.DistributedDataParallel):
+            return _itself, (value.module,)
+        return NotImplemented
+
+    def unkeepable(self, value: Any) -> str:
+        """What belongs to a GPU's context or to a group of processes."""
+        if isinstance(value, torch.cuda.Stream | torch.cuda.Event | torch.cuda.CUDAGraph):
+            return f"a {type(value).__name__} of CUDA"
+        if isinstance(value, DTensor):
+            return "a tensor that is sharded over ranks (`ring.checkpoint` keeps a model of strategy='fsdp')"
+        if isinstance(value, torch.distributed.ProcessGroup):
+            return "a group of torch.distributed"
+        return ""
+
+    def loses(self, value: Any) -> str:
+        """What a variable loses on the way."""
+        if isinstance(value, Tensor) and value.grad_fn is not None:
+            return "its graph"
+        if isinstance(value, nn.parallel.DistributedDataParallel):
+            return "DistributedDataParallel around it: prepare it again"
+        return ""
+
+    def random_state(self) -> Any:
+        """Of the CPU, and of the GPUs where they are in use."""
+        in_use: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        gpus = torch.cuda.get_rng_state_all() if in_use else []
+        return torch.get_rng_state(), gpus
+
+    def set_random_state(self, state: Any) -> None:
+        """As `torch.set_rng_state`; states of GPUs that this rank has not got are left."""
+        cpu, gpus = state
+        torch.set_rng_state(cpu)
+        for number, one in enumerate(gpus[: torch.cuda.device_count()]):
+            torch.cuda.set_rng_state(one, number)
+
+    def seed(self, number: int) -> None:
+        """As `torch.manual_seed`."""
+        torch.manual_seed(number)
+
+
+def _bytes_of(storage: torch.UntypedStorage) -> memoryview:
+    flat = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+    numbers: Any = flat.cpu().numpy()
+    return memoryview(numbers)
+
+
+def _reduced_tensor(tensor: Tensor) -> Any:
+    plain = (
+        type(tensor) in _PLAIN
+        and tensor.layout is torch.strided
+        and not (tensor.is_meta or tensor.is_quantized or tensor.is_conj() or tensor.is_neg())
+    )
+    if not plain:
+        return NotImplemented
+    view = (
+        type(tensor),
+        tensor.untyped_storage(),
+        tensor.dtype,
+        tensor.storage_offset(),
+        tuple(tensor.shape),
+        tensor.stride(),
+        tensor.requires_grad and tensor.is_leaf,
+    )
+    own = tensor.__dict__
+    return (_tensor, view, own, None, None, _set_attributes) if own else (_tensor, view)
+
+
+def _tensor(
+    kind: type, storage: Any, dtype: torch.dtype, offset: int, shape: Any, stride: Any, requires_grad: bool
+) -> Tensor:
+    tensor = torch.empty(0, dtype=dtype, device=storage.device).set_(storage, offset, shape, stride)
+    if kind is nn.Parameter:
+        return nn.Parameter(tensor, requires_grad)
+    if kind is nn.Buffer:
+        return nn.Buffer(tensor)
+    found: Tensor = tensor.requires_grad_(requires_grad)
+    return found
+
+
+def _set_attributes(obj: Any, attributes: dict[str, Any]) -> None:
+    obj.__dict__.update(attributes)
+
+
+def _process_set(ranks: list[int] | None) -> ProcessSet:
+    return global_process_set if ranks is None else ProcessSet(ranks)
+
+
+def _itself(value: Any) -> Any:
+    return value
+
+
+def _reduced_optimizer(optimizer: torch.optim.Optimizer) -> Any:
+    kept = {
+        "state": optimizer.__getstate__(),
+        "steps": steps_of(optimizer),
+        "models": models_of(optimizer),
+        "schedulers": schedulers_of(optimizer),
+    }
+    return object.__new__, (type(optimizer),), kept, None, None, _set_optimizer
+
+
+def _set_optimizer(optimizer: torch.optim.Optimizer, kept: dict[str, Any]) -> None:
+    optimizer.__setstate__(kept["state"])
+    set_steps(optimizer, kept["steps"])
+    note_models(optimizer, kept["models"])
+    note_schedulers(optimizer, kept["schedulers"])
+
+
+_OF_EPOCH = ("_epoch", "_wrapped", "_parameter_names", "_communicator", "_mates", "_flats")
+
+
+def _reduced_wrapper(wrapper: Wrapper) -> Any:
+    noted = ("_ring_", *_OF_EPOCH)  # models and schedulers are noted with the wrapped optimizer
+    kept = {name: value for name, value in wrapper.__dict__.items() if not name.startswith(noted)}
+    if isinstance(wrapper, FusedOptimizer):
+        kept["_flats"] = [_reduced_flat(flat) for flat in wrapper.flats()]
+    mixin = next(one for one in type(wrapper).__mro__[1:] if issubclass(one, Wrapper))
+    made_with = mixin, original_of(wrapper), wrapper._parameter_names
+    return _wrapper, made_with, kept, None, None, _set_wrapper
+
+
+def _wrapper(mixin: Any, optimizer: torch.optim.Optimizer, names: dict[Tensor, str]) -> Wrapper:
+    wrapped: Wrapper = wrap(mixin, optimizer, names)
+    return wrapped
+
+
+def _set_wrapper(wrapper: Wrapper, kept: dict[str, Any]) -> None:
+    flats = kept.pop("_flats", None)
+    wrapper.__dict__.update(kept)
+    if flats is not None:
+        assert isinstance(wrapper, FusedOptimizer)
+        wrapper.give_flats([_flat(*flat) for flat in flats])
+    if not wrapper._superseded:
+        claim(wrapper)
+
+
+def _reduced_flat(flat: FlatGroup) -> tuple[list[Tensor], int, list[Any], bool]:
+    """Parameters, steps and state: whole where it was just loaded, else this rank's shard of each tensor."""
+    if flat.whole is not None:
+        return flat.parameters, flat.steps, list(flat.whole), False
+    total = flat.values.numel() * _ITEMSIZE
+    shards = [
+        Shard(_bytes_of(part.contiguous().untyped_storage()), flat.shard.start * _ITEMSIZE, total)
+        for part in flat.state
+    ]
+    return flat.parameters, flat.steps, shards, True
+
+
+def _flat(parameters: list[Tensor], steps: int, state: list[Any], sharded: bool) -> FlatGroup:
+    whole = [torch.frombuffer(one, dtype=torch.float32) for one in state] if sharded else state
+    nothing = torch.empty(0, device="cpu")
+    return FlatGroup(parameters, [], nothing, nothing, slice(0, 0), [], steps, whole)
+
+
+def _set_checkpoint(saved: Checkpoint, attributes: dict[str, Any]) -> None:
+    saved.__dict__.update(attributes)
+    saved.continue_here()

@@ -1,0 +1,195 @@
+"""Snapshots: variables brought back bit for bit, on other ranks, by another kernel; what is left out is told."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from notebook.kernel import Notebook
+from ring_notebook.errors import RingError
+from ring_notebook.notebook.cluster.cluster import Cluster
+from ring_notebook.notebook.cluster.snapshots import listing
+
+MAKE = """%%ringtrain --setup
+import random
+import torch
+
+torch.manual_seed(5 + ring.rank())
+random.seed(ring.rank())
+inputs = torch.randn(48, 6)
+data = torch.utils.data.TensorDataset(inputs, inputs[:, :2])
+
+
+def net():
+    return torch.nn.Sequential(torch.nn.Linear(6, 200), torch.nn.Dropout(0.4), torch.nn.Linear(200, 2))
+
+
+def loader(workers):
+    return torch.utils.data.DataLoader(data, batch_size=4, shuffle=True, num_workers=workers)
+
+
+first, second, third = net(), net(), net()
+first, sgd, shuffled = ring.prepare(first, torch.optim.SGD(first.parameters(), lr=0.05, momentum=0.9), loader(0))
+second, adam = ring.prepare(second, torch.optim.Adam(second.parameters(), lr=0.01))
+third, fused = ring.prepare(third, torch.optim.Adam(third.parameters(), lr=0.01), fused=True)
+view = inputs[3:]
+sees = [first, sgd]
+def train():
+    losses = []
+    for x, y in shuffled:
+        for model, optimizer in (first, sgd), (second, adam), (third, fused):
+            optimizer.zero_grad()
+            loss = torch.nn.functional.mse_loss(model(x), y)
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+    losses.append(random.random())
+    return losses
+losses = train()
+"""
+TRAIN = "%%ringtrain\nlosses = train()"
+PULL = "both = [get_ipython().run_line_magic('ring', f'pull losses -t {rank}') and losses for rank in range(2)]"
+
+SHARED = """%%ringtrain
+assert sees[0] is first and sees[1] is sgd and 'later' not in globals()
+assert sgd.param_groups[0]['params'][0] is first[0].weight
+inputs[3, 0] = 7
+assert view[0, 0] == 7
+"""
+UNKEEPABLE = """%%ringtrain
+import threading
+file = open('/etc/hostname')
+holder = {'file': [file]}
+again = kept = [1, 2]
+draws = (n for n in kept)
+if ring.rank() == 1:
+    thread = threading.Thread()
+"""
+SHARED_ANEW = """%%ringtrain
+losses = train()
+draws = ring.allgather_object(random.random())
+assert len(losses) == 13 and len(set(draws)) == 3, draws
+step = fused.state_dict()['state'][0]['step']
+assert step == 10, step
+"""
+MOMENT = "%%ringtrain\nmoment = [one['exp_avg'].tolist() for one in fused.state_dict()['state'].values()]"
+
+
+def test_curves_continue_bit_for_bit_here_and_in_a_new_cluster(notebook: Notebook) -> None:
+    notebook.text(MAKE)
+    text = notebook.text("%ring snapshot before")
+    assert re.search(r"Kept \d+ variables of 2 ranks as before: \d+\.\d KiB in \d+\.\d s", text), text
+    assert "Left out" not in text
+    notebook.text(TRAIN)
+    notebook.text(f"{PULL}\nwhole = both")
+    notebook.text("%%ringtrain\nlater = 3\nfirst = None")
+    assert "Restored" in notebook.text("%ring restore before")
+    notebook.text(TRAIN)
+    notebook.text(f"{PULL}\nassert both == whole and both[0] != both[1], (both, whole)")
+    notebook.text(SHARED)
+    notebook.text("%ring restart")
+    notebook.text("%ring restore before")
+    notebook.text(TRAIN)
+    notebook.text(f"{PULL}\nassert both == whole, (both, whole)")
+    assert "Ran 1 set-up cell again" in notebook.text("%ring restart --rerun")
+    listed = notebook.text("%ring snapshots")
+    assert re.search(r"^before +\d\d \w+ \d\d:\d\d +2 ", listed, re.MULTILINE), listed
+
+
+def test_equal_memory_of_ranks_and_of_snapshots_is_on_disk_once(cluster: Cluster) -> None:
+    cluster.run("import torch\nbig = torch.ones(1 << 18)\nown = torch.full((1 << 16,), float(ring.rank()))").wait()
+    first = cluster.snapshot("one")
+    blobs = {path.name: path.stat() for path in (first.path / "blobs").iterdir()}
+    assert sorted(one.st_size for one in blobs.values()) == [1 << 18, 1 << 18, 1 << 20]
+    assert sum(rank["written"] for rank in first.about["ranks"]) == 3 << 19
+    second = cluster.snapshot("two")
+    assert sum(rank["written"] for rank in second.about["ranks"]) == 0
+    assert {path.stat().st_ino for path in (second.path / "blobs").iterdir()} == {one.st_ino for one in blobs.values()}
+    assert {path.stat().st_mode & 0o777 for path in second.path.rglob("*")} == {0o600, 0o700}
+    assert cluster.snapshot("one").path != first.path
+    assert not first.path.exists()
+    cluster.restore("two")
+    cluster.run("assert big.sum() == 1 << 18 and own[0] == ring.rank()").wait()
+
+
+def test_what_cannot_be_kept_is_told_by_name_and_rank(notebook: Notebook) -> None:
+    notebook.text("%%ringtrain\n%reset -f")
+    notebook.text(UNKEEPABLE)
+    text = notebook.text("%ring snapshot partial")
+    assert "Left out: file, an open file (/etc/hostname)." in text
+    assert "Left out: holder, dict with an open file (/etc/hostname) in it." in text
+    assert "Left out: draws, a generator." in text
+    assert "Left out: thread, a thread (rank 1)." in text
+    notebook.text("%%ringtrain\ndel kept, again")
+    assert "Not in it: thread, a thread (rank 1)." in notebook.text("%ring restore partial")
+    notebook.text("%%ringtrain\nassert kept is again and kept == [1, 2] and 'file' not in globals()")
+    assert "Removed partial." in notebook.text("%ring snapshots remove partial")
+    assert "no snapshot 'partial'" in notebook.error("%ring restore partial")[1]
+
+
+def test_a_snapshot_that_cannot_be_loaded_changes_no_rank(cluster: Cluster) -> None:
+    cluster.run("%reset -f").wait()
+    cluster.run("import torch\nvalue = torch.arange(1 << 15) + ring.rank()").wait()
+    snapshot = cluster.snapshot("torn")
+    cluster.run("value = 'present'").wait()
+    [blob] = [snapshot.path / "blobs" / name for name in snapshot.about["ranks"][1]["blobs"]]
+    blob.chmod(0o600)
+    content = blob.read_bytes()
+    blob.write_bytes(b"x" + content[1:])
+    with pytest.raises(RingError, match=r"rank 1 cannot load the snapshot: .*content does not match its digest"):
+        cluster.restore("torn")
+    cluster.run("assert value == 'present'").wait()
+    blob.write_bytes(content[:-1])
+    with pytest.raises(RingError, match=r"no snapshot 'torn' in .*; there are: .*torn: .* bytes of"):
+        cluster.restore("torn")
+    blob.unlink()
+    with pytest.raises(RingError, match=r"is missing"):
+        cluster.restore("torn")
+    assert "not readable" in repr(listing())
+    blob.write_bytes(content)
+    cluster.restore("torn")
+    cluster.run("assert value[0] == ring.rank()").wait()
+    snapshot.path.chmod(0o777)
+    try:
+        with pytest.raises(RingError, match=r"other users may write"):
+            cluster.restore("torn")
+    finally:
+        snapshot.path.chmod(0o700)
+    running = cluster.run("import time\nwhile True: time.sleep(0.01)")
+    with pytest.raises(RingError, match="in progress"):
+        cluster.restore("torn")
+    running.stop()
+
+
+def test_another_number_of_ranks(notebook: Notebook) -> None:
+    notebook.text("%ring restore before -n 3")
+    text = notebook.text("%ring restore before")
+    assert "rank 2 has the variables of rank 0" in text
+    notebook.text(MOMENT)
+    notebook.text("%ring pull moment\nthree = moment")
+    notebook.text(SHARED_ANEW)
+    notebook.text("%ring restore before -n 2")
+    notebook.text(MOMENT)
+    notebook.text("%ring pull moment\nassert moment == three and len(three) == 4")
+    notebook.text("%ring restore before")
+    notebook.text(TRAIN)
+    notebook.text(f"{PULL}\nassert both == whole, (both, whole)")
+
+
+@pytest.mark.slow  # a kernel and a cluster of its own
+def test_another_kernel_brings_it_back(notebook: Notebook, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    notebook.text("import os\nfolder = os.environ['RING_RUNS_DIR']")
+    monkeypatch.setenv("RING_RUNS_DIR", notebook.text("print(folder)").strip())
+    other = Notebook(tmp_path)
+    try:
+        other.run("%load_ext ring_notebook")
+        text = other.text("%ring restore before")
+        assert "Started 2 engines" in text
+        assert "Restored" in text
+        other.text(TRAIN)
+        notebook.text(f"{PULL}\nopen(os.path.join(folder, 'whole'), 'w').write(repr(whole))")
+        other.text(f"{PULL}\nimport os\nassert repr(both) == open(os.environ['RING_RUNS_DIR'] + '/whole').read()")
+    finally:
+        other.close()
