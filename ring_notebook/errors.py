@@ -69,6 +69,10 @@ class RunTimeout(RingError, TimeoutError):
     """A run took longer than its ``--timeout`` and was stopped."""
 
 
+class KnobError(RingError, ValueError):
+    """A knob does not exist, or does not take a value; nothing was changed."""
+
+
 class DriftError(RingError):
     """Parameters or optimizer state that should be equal on all ranks are not."""
 

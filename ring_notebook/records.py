@@ -13,7 +13,7 @@ from array import array
 from base64 import b64decode, b64encode
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 from ring_notebook.field_types import check_fields
 
@@ -179,6 +179,38 @@ class Params:
 
 
 @dataclass(frozen=True, slots=True)
+class KnobRecord:
+    """A knob that a rank has made, with its first value; ``range`` is what `knobs.encoded` makes of its range."""
+
+    kind: ClassVar[str] = "knob"
+    run: str
+    rank: int
+    name: str
+    value: Any
+    range: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A change of knobs, or a pause or its end (``action``), as one rank has taken it.
+
+    ``number`` counts the changes of a run from 1; those of a replay count down from -1. ``who`` has made it. ``point``
+    is the number of steps that all ranks had committed to then, and ``step`` that of the newest row of this rank.
+    """
+
+    kind: ClassVar[str] = "change"
+    run: str
+    rank: int
+    time: float
+    number: int
+    action: Literal["set", "pause", "resume"]
+    values: dict[str, Any]
+    who: str
+    point: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
 class Trace:
     """What a rank did during a run with ``--timeline``.
 
@@ -191,10 +223,10 @@ class Trace:
     events: bytes
 
 
-Record = MetricBatch | Output | Display | Cleared | Status | Load | Params | Failure | Ended | Trace
-_KINDS: dict[str, type[Any]] = {
-    cls.kind: cls for cls in (MetricBatch, Output, Display, Cleared, Status, Load, Params, Failure, Ended, Trace)
-}
+Record = (
+    MetricBatch | Output | Display | Cleared | Status | Load | Params | KnobRecord | Change | Failure | Ended | Trace
+)
+_KINDS: dict[str, type[Any]] = {cls.kind: cls for cls in get_args(Record)}
 _MOST_BYTES = 1 << 20
 
 

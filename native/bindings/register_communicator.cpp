@@ -369,7 +369,8 @@ void register_communicator(py::module_& module) {
             py::arg("name"), py::arg("blocking"), py::arg("timeout"))
         .def(
             "commit",
-            [](Communicator& self, std::string name, double timeout, const py::object& guard) -> py::object {
+            [](Communicator& self, std::string name, std::uint64_t newest, double timeout,
+               const py::object& guard) -> py::object {
                 py::object interrupt;  // kept here, because Python code cannot run while it is set
                 const ring::Interruption check = [&interrupt, look = signal_check()] {
                     try {
@@ -380,9 +381,10 @@ void register_communicator(py::module_& module) {
                         throw;
                     }
                 };
+                std::uint64_t agreed = 0;
                 try {
                     const py::gil_scoped_release nogil;
-                    self.commit(std::move(name), timeout, check);
+                    agreed = self.commit(std::move(name), newest, timeout, check);
                 } catch (...) {
                     if (interrupt)
                         PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(interrupt.ptr())), interrupt.ptr());
@@ -390,11 +392,12 @@ void register_communicator(py::module_& module) {
                 }
                 // Before the interpreter checks for signals again.
                 guard.attr("held") = true;
+                if (newest != 0) guard.attr("agreed") = agreed;
                 return interrupt ? interrupt : py::none();
             },
-            py::arg("name"), py::arg("timeout"), py::arg("guard"),
-            "Set guard.held if the commit succeeds; return the Python exception that interrupted this rank in it, or "
-            "None.")
+            py::arg("name"), py::arg("newest"), py::arg("timeout"), py::arg("guard"),
+            "Set guard.held if the commit succeeds, and guard.agreed to the least `newest` of all ranks if this rank's "
+            "is not 0; return the Python exception that interrupted this rank in it, or None.")
         .def("be_patient", &Communicator::be_patient, py::arg("seconds"))
         .def(
             "join",

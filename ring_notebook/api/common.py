@@ -9,6 +9,8 @@ from ring_notebook.api.objects import allgather_object, broadcast_object
 from ring_notebook.api.only import only
 from ring_notebook.api.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from ring_notebook.core.metrics import log, log_params, track
+from ring_notebook.core.steering import knob
+from ring_notebook.core.step_guard import step
 from ring_notebook.errors import (
     CollectiveAborted,
     CollectiveError,
@@ -31,10 +33,12 @@ __all__ = [
     "broadcast_object",
     "counts",
     "global_process_set",
+    "knob",
     "log",
     "log_params",
     "only",
     "remove_process_set",
+    "step",
     "track",
 ]
 __all__ += basics.__all__

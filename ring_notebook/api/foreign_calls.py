@@ -179,6 +179,7 @@ class _Group:
 
 class _Unheld:
     held = False
+    agreed = 0
 
 
 class _Started(ExitStack):

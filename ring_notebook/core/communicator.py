@@ -31,9 +31,10 @@ class ReduceOp(enum.IntEnum):
 
 
 class Guard(Protocol):
-    """The attribute that `Communicator.commit` sets."""
+    """What `Communicator.commit` sets."""
 
     held: bool
+    agreed: int
 
 
 class Communicator:
@@ -278,8 +279,11 @@ class Communicator:
         """Return when all ranks have called it."""
         return self._work(self._native.barrier(name, blocking, self._timeout), blocking)
 
-    def commit(self, guard: Guard, *, name: str = "") -> BaseException | None:
+    def commit(self, guard: Guard, *, name: str = "", newest: int = 0) -> BaseException | None:
         """Return when all ranks have called it. On one host it succeeds on all ranks, or raises on all of them.
+
+        A rank gives the number of the newest change that it has received. Where that is not 0, ``guard.agreed`` becomes
+        the least number that a rank has given; 0 while one has joined.
 
         Sets ``guard.held`` as soon as it succeeds, before another signal can be handled. Returns an exception that
         ended this rank meanwhile, such as the KeyboardInterrupt of a signal, for the caller to raise later; else None.
@@ -287,7 +291,7 @@ class Communicator:
         Between hosts a host waits half a second after an abort or interrupt for the messages of the others. If a rank
         or connection dies in that time, ranks of one host may succeed while those of another raise.
         """
-        return self._native.commit(name, self._timeout, guard)
+        return self._native.commit(name, newest, self._timeout, guard)
 
     def be_patient(self, seconds: float) -> None:
         """Let later operations continue for ``seconds`` after an abort; 0 ends them at once.

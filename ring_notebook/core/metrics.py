@@ -379,6 +379,11 @@ def progress() -> tuple[int, int]:
     return _recorder.progress
 
 
+def present_step() -> int:
+    """The step of the next row that is logged without one: the batch of `track`, else that of the last row."""
+    return _recorder.latest if _recorder.step is None else _recorder.step
+
+
 def data_wait() -> float:
     """Seconds that `track` has waited for data since the run began."""
     return _recorder.waited

@@ -14,6 +14,7 @@ from typing import Any
 
 from ring_notebook.core import world
 from ring_notebook.core.communicator import Communicator
+from ring_notebook.core.steering import steering
 
 COMMIT = "optimizer step"
 """The name of the operation, in errors and timelines."""
@@ -38,6 +39,8 @@ class StepGuard:
         self._pending = False  # a signal that waits for the step
         self._expired = False  # the signal has waited for LONGEST_HOLD, and was sent again
         self._steps = 0  # number of steps so far
+        self.agreed = 0  # the newest change that all ranks had received at the last commit
+        self._committed: Communicator | None = None  # of the step, where all ranks of the world make it
 
     @contextmanager
     def committed(self, communicator: Communicator, others: Sequence[Communicator] = ()) -> Iterator[None]:
@@ -52,6 +55,9 @@ class StepGuard:
             for one in patient:
                 one.be_patient(LONGEST_HOLD)
             yield
+        except BaseException:
+            self._committed = None  # the step has failed here
+            raise
         finally:
             for one in patient:
                 one.be_patient(0.0)
@@ -85,7 +91,13 @@ class StepGuard:
         return self.held and self._steps_at is not None and not self._is_left(frame)
 
     def release(self, set_aside: BaseException | None = None) -> None:
-        """End the hold. Raise the delayed interrupt, or ``set_aside``, if there is one."""
+        """End the step: take the changes that all ranks have received, and end the hold.
+
+        Raises the delayed interrupt, or ``set_aside``, if there is one. Waits while the run is paused.
+        """
+        committed, self._committed = self._committed, None
+        if committed is not None:
+            steering.passed(self.agreed)
         self.held, self._steps_at = False, None
         self._steps += 1
         pending, self._pending = self._pending, False
@@ -93,13 +105,36 @@ class StepGuard:
             self._before(signal.SIGINT, sys._getframe())
         if set_aside is not None:
             raise set_aside
+        if steering.is_paused and committed is not None:
+            self._pause(committed)
+
+    def alone(self) -> None:
+        """The end of a step of the only rank."""
+        steering.passed(steering.newest)
+        while steering.is_paused:
+            steering.wait()
+            steering.take(steering.newest)
+
+    def _pause(self, communicator: Communicator) -> None:
+        """Wait for the end of the pause, and take what has been changed meanwhile, on all ranks or on none."""
+        while steering.is_paused:
+            steering.wait()
+            set_aside = self._commit(communicator)
+            self._committed = None
+            steering.take(self.agreed)
+            self.release(set_aside)
 
     def _commit(self, communicator: Communicator) -> BaseException | None:
-        if threading.current_thread() is not _main:
+        self._committed = None
+        if threading.current_thread() is not _main:  # which alone takes changes
             return communicator.commit(_Nobody(), name=COMMIT)
         self._stand_before()
         self.held, self._steps_at = False, None  # an earlier step may have raised
-        return communicator.commit(self, name=COMMIT)
+        self.agreed = 0
+        set_aside = communicator.commit(self, name=COMMIT, newest=steering.newest)
+        if world.spans(communicator):
+            self._committed = communicator
+        return set_aside
 
     def _stand_before(self) -> None:
         if threading.current_thread() is not _main:
@@ -146,7 +181,24 @@ class StepGuard:
 
 class _Nobody:
     held = False
+    agreed = 0
 
 
 step_guard = StepGuard()
 """The guard of this process, which has one main thread."""
+
+
+def step() -> None:
+    """The end of a step that no prepared optimizer makes: ranks take changes of knobs here, and wait while paused.
+
+    For loops that reduce by `allreduce` and update parameters themselves, for steps that a compiled graph makes, and
+    for optimizers of a part of the ranks. All ranks of the run call it equally often; it costs one exchange, as an
+    `allreduce` of one number. Beyond Horovod. Raises NotInitializedError before ``init()``, and the errors of a
+    collective.
+    """
+    communicator = world.current().communicator
+    if communicator.size > 1:
+        with step_guard.committed(communicator):
+            pass
+    elif world.spans(communicator):
+        step_guard.alone()

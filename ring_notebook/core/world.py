@@ -252,6 +252,11 @@ def current() -> World:
     return _state.narrowed[-1] if _state.narrowed else _state.world
 
 
+def spans(communicator: Communicator) -> bool:
+    """Whether ``communicator`` has all ranks of the open epoch, also in a part of it that `narrow` has made."""
+    return _state.world is not None and communicator.size == _state.world.size
+
+
 def is_open(world: World | None) -> bool:
     """Whether ``world`` is the open epoch or a part of it."""
     return world is not None and (world is _state.world or any(world is part for part in _state.narrowed))

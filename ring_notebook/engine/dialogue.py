@@ -80,6 +80,12 @@ def release() -> None:
         _say(Question(next(_numbers)), _send)
 
 
+def pause(paused: bool) -> None:
+    """Stop the run's time limits while the run is paused; ``paused=False`` starts them."""
+    if _send is not None:
+        _say(Question(next(_numbers), held=paused), _send)
+
+
 def state() -> str:
     """The last question of this rank, or an empty one, for a kernel that has attached since."""
     return _said.encode()

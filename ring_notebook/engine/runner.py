@@ -15,6 +15,7 @@ from ipyparallel.engine.datapub import publish_data
 from IPython.core.interactiveshell import InteractiveShell
 
 from ring_notebook.core import checkpoint_place, metrics, other_waits, trace, world
+from ring_notebook.core.steering import present, steering
 from ring_notebook.core.time_spent import TimeSpent
 from ring_notebook.engine import debuggers, dialogue, mpi_access, namespace, setup
 from ring_notebook.engine.capture import Capture, show_figures
@@ -49,6 +50,7 @@ def execute(
     checkpoints: str,
     resume: str,
     warmup: int,
+    replay: list[dict[str, Any]],
 ) -> None:
     """Run a cell as this rank's part of ``run``, in a new epoch over ``engines``, which are its ranks in this order.
 
@@ -56,20 +58,30 @@ def execute(
     under Horovod's names. With ``only`` these engines execute the cell and the others leave the epoch at once: rank and
     size are those of all, and a collective raises. ``lost`` are the engines of the cluster that have died.
     ``checkpoints`` is the folder for those of the run, ``resume`` the one that it resumes from, or empty.
-    After ``warmup`` steps the account of the rank's time begins.
+    After ``warmup`` steps the account of the rank's time begins. ``replay`` has the changes of knobs of another run, to
+    be made again at the same points.
 
     Returns when the cell has ended and all records were sent; never raises the cell's exception.
     """
     mpi_access.withdraw_from_survivors(lost)
     checkpoint_place.begin(checkpoints, resume)
     own = not only or setup.rank() in only
-    _Execution(run, epoch, engines, recorded, horovod, warmup).execute(source if own else "", first_line)
+    _Execution(run, epoch, engines, recorded, horovod, warmup, replay).execute(source if own else "", first_line)
 
 
 class _Execution:
     """One rank's part of one run."""
 
-    def __init__(self, run: str, epoch: int, engines: list[int], recorded: bool, horovod: bool, warmup: int) -> None:
+    def __init__(
+        self,
+        run: str,
+        epoch: int,
+        engines: list[int],
+        recorded: bool,
+        horovod: bool,
+        warmup: int,
+        replay: list[dict[str, Any]],
+    ) -> None:
         self.run = run
         self.epoch = epoch
         self.engines = engines
@@ -77,6 +89,7 @@ class _Execution:
         self.recorded = recorded
         self.horovod = horovod
         self.warmup = warmup
+        self.replay = replay
         self.cell: Cell | None = None
         self.calls = 0  # number of collectives
         self.aborted = False  # another rank failed first
@@ -113,6 +126,7 @@ class _Execution:
         debuggers.forget_frames()
         shell = InteractiveShell.instance()
         metrics.begin(self.loops.begin, self._training_begins, self.warmup)
+        steering.begin(self.run, self.rank, self.replay, dialogue.pause)
         other_waits.begin()
         if setup.spool is not None:
             setup.spool.begin(self.run)
@@ -122,6 +136,7 @@ class _Execution:
                 self.error = namespace.original(self.error)
             # First, because drawing figures takes time, and other ranks may wait for this one.
             self.error = self._leave(self.error)
+            self._end_steering()
             unshown = self.interruptible.call(show_figures)
             self.error = unshown if self.error is None else self.error  # not `or`: an exception may be falsy
             if self.error is not None and not _is_exit(self.error):
@@ -129,6 +144,11 @@ class _Execution:
         if self.error is not None:
             end_children(kept=children)
             debuggers.keep_frames(from_cell(self.error, self.cell.file if self.cell else ""))
+
+    def _end_steering(self) -> None:
+        if (left := steering.end()) and self.rank == 0:
+            values = [f"{name}={value}" for one in left for name, value in one["values"].items()]
+            self._say(f"The run ended before its next step: not taken are {', '.join(values) or 'pause and resume'}")
 
     def _put_back(self) -> None:
         if self.state is not None and (changed := self.state.put_back()):
@@ -239,6 +259,7 @@ class _Execution:
             records += [*batches, *metrics.drain_shown(self.run, self.rank)]
             if given := metrics.drain_params():
                 records.append(Params(self.run, self.rank, given))
+            records += steering.drain()
         line = self.cell.current_line() if self.cell else 0
         if status or (line and not self.entered) or self.interruptible.unheard is not None:
             self.entered = line > 0
@@ -280,6 +301,8 @@ class _Execution:
                 "statement": self.cell.current_statement() if self.cell else -1,
                 "importing": self.cell.importing() if self.cell else "",
                 "unheard": self.interruptible.unheard,
+                "knobs": present(),
+                "paused": steering.is_paused,
             },
         )
 

@@ -18,6 +18,8 @@ from ring_notebook.api.tensor_adapter import register_adapter
 from ring_notebook.core import world
 from ring_notebook.core.kept_state import register_keeper
 from ring_notebook.core.metrics import log, log_params, register_copier, track
+from ring_notebook.core.steering import knob
+from ring_notebook.core.step_guard import step
 from ring_notebook.errors import (
     CollectiveAborted,
     CollectiveError,
@@ -81,6 +83,7 @@ __all__ = [
     "gather",
     "irecv",
     "isend",
+    "knob",
     "load",
     "log",
     "log_params",
@@ -93,6 +96,7 @@ __all__ = [
     "save",
     "scatter",
     "send",
+    "step",
     "track",
 ]
 __all__ += mpi_ops.__all__

@@ -19,9 +19,10 @@ Call = Callable[[Communicator, bool], Work]
 
 @dataclass
 class Guard:
-    """Notes whether a commit has succeeded."""
+    """Notes whether a commit has succeeded, and the newest change that all ranks have."""
 
     held: bool = False
+    agreed: int = -1
 
 
 def _ones(ring: Communicator, count: int, *, place: bool = False) -> Tensor:

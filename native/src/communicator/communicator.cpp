@@ -103,10 +103,11 @@ std::shared_ptr<Work> Communicator::run(Request request, double timeout, const I
     return work;
 }
 
-void Communicator::commit(std::string name, double timeout, const Interruption& check) {
+std::uint64_t Communicator::commit(std::string name, std::uint64_t newest, double timeout, const Interruption& check) {
     Request request;
     request.kind = OpKind::Commit;
     request.name = std::move(name);
+    request.layout = newest;
     std::shared_ptr<Work> work = make_work(std::move(request), timeout);
     if (fabric_) work->patience_ = std::max(work->patience_, kCommitPatience);
     const Spending spending(*epoch_.recorder);
@@ -130,6 +131,7 @@ void Communicator::commit(std::string name, double timeout, const Interruption& 
     if (interrupt && !work->has_succeeded()) std::rethrow_exception(interrupt);
     note_caller(*work, spending.begin());
     work->get();
+    return work->result_.newest;
 }
 
 void Communicator::run(const std::shared_ptr<Work>& work, const Interruption& check) {

@@ -8,6 +8,16 @@
 #include "ring/communicator/device_side.hpp"
 
 namespace ring {
+namespace {
+
+// The newest change that all ranks have received.
+std::uint64_t newest_of_all(const std::vector<Header>& headers) {
+    std::uint64_t newest = ~std::uint64_t{0};
+    for (const Header& one : headers) newest = std::min(newest, one.kind == OpKind::Commit ? one.layout : 0);
+    return newest;
+}
+
+}  // namespace
 
 Work::Work() = default;
 Work::~Work() = default;
@@ -148,6 +158,7 @@ std::unique_ptr<Algorithm> Communicator::make_algorithm(Work& work, const std::v
     if (!mismatch.empty() && joined) return take_no_part();
     if (!mismatch.empty()) throw Mismatch(who() + ": " + title(work.header_) + ": " + mismatch);
     if (work.header_.kind == OpKind::Group) return make_group(work, headers);
+    if (work.header_.kind == OpKind::Commit) work.result_.newest = newest_of_all(headers);
     if (device_) {
         if (!work.is_trial() && device_->must_agree(headers)) return nullptr;
         const bool nccl = work.is_trial() || device_->group().way() == DeviceGroup::Way::Nccl;

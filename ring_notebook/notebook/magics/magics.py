@@ -136,6 +136,16 @@ class RingMagics(Magics):
     def _debug(self, rank: int | None, commands: list[str]) -> None:
         self._session.debug(rank, commands)
 
+    def _set(self, words: list[str]) -> Any:
+        given = dict(word.split("=", 1) for word in words if "=" in word)
+        named = [word for word in words if "=" not in word]
+        if len(named) > 1:
+            raise UsageError(f"%ring set takes values such as lr=0.05, got {' '.join(named)}")
+        if not given:
+            return self._session.knobs(*named)
+        print(self._session.set(given, *named))  # noqa: T201
+        return None
+
     def _push(self, names: list[str]) -> None:
         missing = [name for name in names if name not in self.shell.user_ns]
         if missing:

@@ -223,6 +223,9 @@ def _train() -> LineParser:
     )
     parser.add_argument("--setup", action="store_true", help="run again by `%%ring heal` and `%%ring restart --rerun`")
     parser.add_argument("--resume", action="store_true", help="continue from the last checkpoint (`ring.checkpoint`)")
+    parser.add_argument(
+        "--replay", default="", metavar="RUN", help="make the changes of knobs of that run again, at the same steps"
+    )
     parser.add_argument("--out", default="", metavar="VAR", help="assign the run to this variable")
     # Of a cell that `%ring default on` sends to the ranks: it has no line of the magic. Not for users to type.
     parser.add_hidden_argument("--first-line", type=int, default=2)
@@ -273,6 +276,9 @@ def _ring() -> LineParser:
         stacks="show where every rank is now, in the cell and in what it has called",
         queue="list the cells that wait for ranks which a run uses; cancel some",
         interrupt="stop the run in progress; variables and cluster are kept",
+        set="change knobs of the run in progress, on all ranks at the same step; without values, list them",
+        pause="have all ranks of the run in progress wait at the end of the same step",
+        resume="end a pause",
         stop="stop the cluster",
         heal="start the ranks again that have died; the others keep their variables",
         grow="start more engines; the others keep their variables",
@@ -332,6 +338,14 @@ def _ring() -> LineParser:
     commands["default"].add_argument(
         "state", nargs="?", choices=["on", "off"], help="without it: say where such cells run"
     )
+    commands["set"].add_argument(
+        "words",
+        nargs="*",
+        metavar="lr=0.05",
+        help="values of knobs, behind the name of a run if there are several",
+    )
+    for name in ("pause", "resume"):
+        commands[name].add_argument("name", nargs="?", default="", metavar="RUN", help="if there are several")
     debug = commands["debug"]
     debug.add_argument("-t", "--rank", type=int, metavar="RANK", help="by default the rank that failed first")
     debug.add_argument(

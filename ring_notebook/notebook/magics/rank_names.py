@@ -24,6 +24,7 @@ from ring_notebook.notebook.magics.session import Session
 from ring_notebook.notebook.run import catalogue
 
 _CELL = re.compile(r"\s*%%ring(train|scale)\b.*\n")  # the lines after it run on the ranks
+_SET = re.compile(r"\s*%ring\s+set\s")
 _PULL = re.compile(r"\s*%ring\s+pull\s")
 _RUN = re.compile(r"\s*%ring\s+(runs\s+(?:compare|output|tag|note|delete)\s|(?:export|plot)\s+\S+\s+)")
 _NAME = re.compile(r"[^\W\d]\w*(\.\w*)*$")
@@ -111,6 +112,8 @@ def _complete(shell: InteractiveShell, session: Session) -> None:
         words = options.completions(line.lstrip())
         if _RUN.match(line):
             words += [name for name in catalogue.names() if name.startswith(token)]
+        if _SET.match(line):
+            words += [f"{name}=" for name in session.knob_names() if name.startswith(token)]
         pull = _PULL.match(line) is not None
         on_ranks = _in_cell(context) or (session.default and runs_on_ranks(context.full_text))
         ranks = (pull and not token) or (_NAME.match(token) and (pull or on_ranks))

@@ -6,7 +6,7 @@ import contextlib
 import json
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -37,6 +37,7 @@ from ring_notebook.notebook.record.run_record import RunRecord
 from ring_notebook.notebook.run.catalogue import find, runs_directory
 from ring_notebook.notebook.run.export import Script, export, set_up_before, set_up_cells, set_up_runs, write_job
 from ring_notebook.notebook.run.failures import brief, primary
+from ring_notebook.notebook.run.knob_changes import listing, shown
 from ring_notebook.notebook.run.notices import show_in_lab
 from ring_notebook.notebook.run.run import Run
 from ring_notebook.notebook.run.scaling_report import ScalingReport, measured_run
@@ -274,6 +275,46 @@ class Session:
                 f"Next runs cell {waiting[0].name}; `%ring queue` lists what waits, `%ring queue cancel` ends it."
             )
         return "\n".join(lines) or "No run is in progress."
+
+    def set(self, values: Mapping[str, str], name: str = "") -> str:
+        """Change knobs of the run in progress, or of the one called ``name``; returns what was changed."""
+        run = self._steered(name)
+        read = run.steer("set", values, "%ring set")
+        changed = ", ".join(f"{knob} = {shown(value)}" for knob, value in read.items())
+        return f"{changed} from the next step of all ranks of run {run.log.title} on."
+
+    def knobs(self, name: str = "") -> Listing:
+        """The knobs of the run in progress, else of the last one, or of the one called ``name``."""
+        log = self._steered(name).log if self._in_progress() else self._named(name)
+        return listing(log.title, log.view())
+
+    def knob_names(self) -> list[str]:
+        """The knobs of the runs in progress."""
+        return [name for run in self._in_progress() for name in run.view.knobs]
+
+    def pause(self, name: str = "") -> str:
+        """Have all ranks of the run in progress wait at the end of the same step."""
+        run = self._steered(name)
+        run.steer("pause", {}, "%ring pause")
+        return f"Run {run.log.title} pauses at the end of its next step; `%ring resume` ends that."
+
+    def resume(self, name: str = "") -> str:
+        """End the pause of the run in progress."""
+        run = self._steered(name)
+        run.steer("resume", {}, "%ring resume")
+        return f"Run {run.log.title} continues."
+
+    def _steered(self, name: str) -> Run:
+        """The run in progress, of several the one that begins with ``name``. Raises RingError where that is not one."""
+        runs = self._in_progress()
+        found = [run for run in runs if run.log.title.startswith(name) or run.log.run.startswith(name)]
+        if len(found) == 1:
+            return found[0]
+        titles = ", ".join(run.log.title for run in runs)
+        if not runs:
+            waits = [one.name for one in self.waiting.cells]
+            raise RingError(f"no run is in progress{f'; cell {waits[0]} has not begun' if waits else ''}")
+        raise RingError(f"no run {name!r} is in progress: {titles}" if not found else f"name one of the runs: {titles}")
 
     def _in_progress(self) -> list[Run]:
         return self.cluster.runs.in_progress if self.cluster is not None else []

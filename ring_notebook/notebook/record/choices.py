@@ -96,6 +96,8 @@ class CellOptions:
     background: bool = False
     setup: bool = False
     resume: bool = False
+    replay: str = ""
+    """The run whose changes of knobs are made again."""
     first_line: int = 2
     """The number that errors give to the first line of the cell."""
     cell_id: str = ""

@@ -17,7 +17,7 @@ from ring_notebook.notebook.record.displays import Displayed, bundles
 from ring_notebook.notebook.record.logged_rows import Metrics
 from ring_notebook.notebook.record.run_files import JOURNAL, Journal, read_json
 from ring_notebook.notebook.record.run_view import Printed, RunState, RunView
-from ring_notebook.records import Display, Ended, Failure, Load, MetricBatch, Output, Record, Status
+from ring_notebook.records import Change, Display, Ended, Failure, Load, MetricBatch, Output, Record, Status
 
 # What reading the files of a run raises when somebody else has written or truncated them.
 UNREADABLE = (OSError, ValueError, TypeError, KeyError, AttributeError)
@@ -157,6 +157,10 @@ class RunRecord:
     def loads(self) -> Metrics:
         """Every reading of the ranks' machines, from disk: rows as those of metrics, their step in whole seconds."""
         return Metrics(_row(load, self.started) for load in self._all(Load))
+
+    def changes(self) -> Iterator[Change]:
+        """Every change of knobs, from disk, as each rank took it."""
+        return self._all(Change)
 
     def displays(self) -> list[Displayed]:
         """Everything that the ranks have displayed, from disk, in the order in which the notebook received it."""

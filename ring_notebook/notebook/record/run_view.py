@@ -6,19 +6,36 @@ import math
 from array import array
 from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any, NamedTuple
 
+from ring_notebook.knobs import Range, Value, decoded
 from ring_notebook.notebook.record.displays import Displayed, Displays, logged
 from ring_notebook.notebook.record.series import Points, Rate, Series
-from ring_notebook.records import Cleared, Display, Ended, Failure, Load, MetricBatch, Output, Params, Record, Status
+from ring_notebook.records import (
+    Change,
+    Cleared,
+    Display,
+    Ended,
+    Failure,
+    KnobRecord,
+    Load,
+    MetricBatch,
+    Output,
+    Params,
+    Record,
+    Status,
+)
 from ring_notebook.slow_ranks import SlowRanks, find
 from ring_notebook.spent import NOTHING_SPENT, Spent, spent
 
 SAMPLES = "samples"  # the metric that is shown as throughput
 EPOCH = "epoch"  # the metric whose changes are marked in the charts
 _LOAD_POINTS = 120
+MOST_CHANGES = 500  # the newest; all of them are on disk
+MOST_PARTED = 4
 MOST_EPOCHS = 200  # marks; every second one is dropped when there are more
 OUTPUT_CHARACTERS = 100_000  # of printed output that stay in memory; all of it is on disk
 
@@ -31,6 +48,14 @@ class Printed(NamedTuple):
     stream: str
     text: str
     block: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class KnobView:
+    """A knob: what it takes, and its present value."""
+
+    range: Range
+    value: Value
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +96,9 @@ class RunView:
     ``epochs`` are the steps at which the logged epoch changed, with its new value. ``broken`` holds the first value
     that is not finite of each metric and rank: its step, and "NaN" or "inf". ``loads`` holds what `records.Load` names
     over seconds since the start, by rank. ``axes`` holds, by rank, "time" (seconds since the start) and "samples" (of
-    this rank until then) over steps. ``units`` are those that ranks have given to metrics.
+    this rank until then) over steps. ``units`` are those that ranks have given to metrics. ``knobs`` are those of the
+    run by name, ``changes`` the newest that ranks have taken, each as the first rank told it. ``parted`` has pairs of
+    changes of one number that two ranks have taken at different points, which must not be.
     """
 
     size: int
@@ -92,6 +119,15 @@ class RunView:
     loads: Mapping[str, Mapping[int, Points]] = field(default_factory=dict)
     axes: Mapping[int, Mapping[str, Points]] = field(default_factory=dict)
     units: Mapping[str, str] = field(default_factory=dict)
+    knobs: Mapping[str, KnobView] = field(default_factory=dict)
+    changes: tuple[Change, ...] = ()
+    parted: tuple[tuple[Change, Change], ...] = ()
+
+    @property
+    def paused(self) -> bool:
+        """Whether a rank waits at a step for the end of a pause."""
+        waits = [rank.status.extra.get("paused") for rank in self.ranks if rank.status and not rank.ended]
+        return any(waits)
 
     @property
     def charted(self) -> tuple[str, ...]:
@@ -127,9 +163,9 @@ class RunView:
     def stuck(self, after: float) -> tuple[RankView, ...]:
         """The ranks that have not ended, when none of them has made progress for ``after`` seconds; else empty.
 
-        Empty for 0, too, which asks for no warning.
+        Empty for 0, too, which asks for no warning, and while the run is paused.
         """
-        if not after:
+        if not after or self.paused:
             return ()
         alive = tuple(rank for rank in self.ranks if rank.ended is None)
         return alive if all(rank.idle >= after for rank in alive) else ()
@@ -222,6 +258,10 @@ class RunState:
         self._seen_loads: Mapping[str, Mapping[int, Points]] | None = None
         self._broken: dict[str, dict[int, tuple[float, str]]] = {}
         self._units: dict[str, str] = {}
+        self._knobs: dict[str, KnobView] = {}
+        self._changes: deque[Change] = deque(maxlen=MOST_CHANGES)
+        self._numbered: dict[int, Change] = {}  # those of `_changes`
+        self._parted: list[tuple[Change, Change]] = []
 
     def apply(self, record: Record, now: float) -> None:
         """Apply one record. Raises ValueError when its rank is not one of the run."""
@@ -230,6 +270,7 @@ class RunState:
             raise ValueError(f"a record of rank {record.rank} in a run of {self.size} ranks")
         if isinstance(record, Status):
             rank.set_status(record, now)
+            self._note_values(record)
             return
         if isinstance(record, Load):
             self._seen_loads = None
@@ -240,8 +281,15 @@ class RunState:
         if isinstance(record, Params):
             self.params |= {k: v for k, v in record.values.items() if record.rank == 0 or k not in self.params}
             return
+        if isinstance(record, KnobRecord):
+            if record.name not in self._knobs:
+                with suppress(TypeError, KeyError):  # of another version
+                    self._knobs[record.name] = KnobView(decoded(record.range), record.value)
+            return
         rank.moved = rank.heard = now
-        if isinstance(record, MetricBatch):
+        if isinstance(record, Change):
+            self._change(record)
+        elif isinstance(record, MetricBatch):
             self._metrics(rank, record)
         elif isinstance(record, Output):
             self._print(record)
@@ -253,6 +301,26 @@ class RunState:
             self.failures.append(record)
         elif isinstance(record, Ended):
             rank.ended = record
+
+    def _note_values(self, status: Status) -> None:
+        """Take over the values of knobs that a schedule has changed."""
+        values = status.extra.get("knobs")
+        if isinstance(values, dict) and status.rank == min(self._ranks):
+            for name in self._knobs.keys() & values.keys():
+                self._knobs[name] = replace(self._knobs[name], value=values[name])
+
+    def _change(self, change: Change) -> None:
+        first = self._numbered.get(change.number)
+        if first is not None:
+            if (first.point, first.values) != (change.point, change.values) and len(self._parted) < MOST_PARTED:
+                self._parted.append((first, change))
+            return
+        if len(self._changes) == MOST_CHANGES:
+            del self._numbered[self._changes[0].number]
+        self._changes.append(change)
+        self._numbered[change.number] = change
+        for name in self._knobs.keys() & change.values.keys():
+            self._knobs[name] = replace(self._knobs[name], value=change.values[name])
 
     def _metrics(self, rank: _Rank, batch: MetricBatch) -> None:
         if not batch.values:
@@ -368,4 +436,7 @@ class RunState:
                 if rank.axes
             },
             units=dict(self._units),
+            knobs=dict(self._knobs),
+            changes=tuple(self._changes),
+            parted=tuple(self._parted),
         )

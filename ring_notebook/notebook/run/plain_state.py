@@ -30,6 +30,19 @@ def plain_state(log: RunRecord, error: str, asking: Collection[int]) -> dict[str
         "seconds_left": _number(done.left),
         "samples_per_s": _number(view.samples_per_s),
         "metrics": list(view.names),
+        "paused": view.paused,
+        "knobs": {name: knob.value for name, knob in view.knobs.items()},
+        "changes": [
+            {
+                "action": one.action,
+                "values": one.values,
+                "who": one.who,
+                "time": round(one.time, 3),
+                "steps": one.point,
+                "step": one.step,
+            }
+            for one in view.changes
+        ],
         "ranks": [_rank(rank, rank.rank in asking) for rank in view.ranks],
         "output": [
             {"ranks": list(line.ranks), "stream": line.stream, "text": line.text}

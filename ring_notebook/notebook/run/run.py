@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from threading import Event, Lock
 from typing import TYPE_CHECKING, Any
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from IPython.display import DisplayHandle, display
 
 from ring_notebook.config import config
+from ring_notebook.errors import KnobError
 from ring_notebook.notebook.deferred_interrupt import DeferredInterrupt
 from ring_notebook.notebook.panel.panel import Panel
 from ring_notebook.notebook.panel.report import figure, mime_bundle, outputs
@@ -22,11 +23,12 @@ from ring_notebook.notebook.run import trackers
 from ring_notebook.notebook.run.answering import Answering
 from ring_notebook.notebook.run.export import Script, export
 from ring_notebook.notebook.run.failures import brief
+from ring_notebook.notebook.run.knob_changes import all_changes, send_change
 from ring_notebook.notebook.run.plain_state import plain_state
 from ring_notebook.notebook.run.takeover import FollowedLog
 from ring_notebook.notebook.run.timeline import Timeline
 from ring_notebook.notebook.run.watch import Watch
-from ring_notebook.records import Status
+from ring_notebook.records import Change, Status
 from ring_notebook.words import ranks
 
 if TYPE_CHECKING:
@@ -41,9 +43,9 @@ _SECONDS_TO_LEAVE = 2.0
 class Run:
     """One execution of one cell on ranks 0..n-1, as `Cluster.run` and ``%%ringtrain --out run`` give it.
 
-    While it runs: `stop`, `interrupt`, `wait`, `answer`, `asking`, `describe`, `advice`.
-    Results, complete when it has ended: `status`, `error`, `view`, `state`, `summary`, `metrics`, `displays`, `plot`,
-    `timeline`, `export`.
+    While it runs: `set`, `pause`, `resume`, `stop`, `interrupt`, `wait`, `answer`, `asking`, `describe`, `advice`.
+    Results, complete when it has ended: `status`, `error`, `view`, `state`, `summary`, `metrics`, `knobs`, `changes`,
+    `displays`, `plot`, `timeline`, `export`.
     """
 
     def __init__(
@@ -134,6 +136,38 @@ class Run:
     def asking(self) -> Sequence[int]:
         """The ranks that wait for an answer of the user: `input()` or `breakpoint()` in the cell."""
         return self._questions.waiting
+
+    @property
+    def knobs(self) -> dict[str, Any]:
+        """The values of the knobs of the run by name, see ``ring.knob``; their last ones when it has ended."""
+        return {name: knob.value for name, knob in self.view.knobs.items()}
+
+    @property
+    def changes(self) -> list[Change]:
+        """Every change of knobs, pause and resume that the ranks have taken, in order, each once."""
+        return all_changes(self.log)
+
+    def set(self, /, **values: Any) -> dict[str, Any]:
+        """Change knobs: ``run.set(lr=0.05)``. All ranks take the new values at the end of the same step, the next one.
+
+        Returns them as the knobs take them, at once; `changes` has the step when the ranks have taken them. Raises
+        KnobError for a knob that does not exist or does not take its value, and RingError when the run has ended.
+        """
+        return self.steer("set", values, "run.set")
+
+    def pause(self) -> None:
+        """Have all ranks wait at the end of the same step, until `resume` or `stop`; returns at once."""
+        self.steer("pause", {}, "run.pause")
+
+    def resume(self) -> None:
+        """End a pause; returns at once."""
+        self.steer("resume", {}, "run.resume")
+
+    def steer(self, action: str, values: Mapping[str, Any], who: str) -> dict[str, Any]:
+        """What `set`, `pause` and `resume` do; ``who`` is recorded."""
+        if self.done:
+            raise KnobError(f"run {self.log.title} has ended, so nothing is changed")
+        return send_change(self._engines, self.log.run, action, values, who)
 
     def stop(self, timeout: float = 5.0) -> bool:
         """Interrupt every rank and wait until the run has ended, at most ``timeout`` seconds.

@@ -17,6 +17,7 @@ from ring_notebook.notebook.engines import Engines
 from ring_notebook.notebook.record.run_log import RunLog
 from ring_notebook.notebook.run.answering import Answering
 from ring_notebook.notebook.run.catalogue import resumes_from, runs_directory
+from ring_notebook.notebook.run.knob_changes import changes_of
 from ring_notebook.notebook.run.run import Run
 
 _RANK_SIDE = "ring_notebook.engine.runner:execute"
@@ -39,10 +40,11 @@ def send(
 
     With ``only`` just these engines execute it; the others take part in the run and do nothing. ``batch`` is the batch
     job of the engines, and its end. An interrupt of this process meanwhile stops the run as soon as it has been sent.
-    Raises RingError where it is to resume and cannot.
+    Raises RingError where it is to resume or to replay another run, and cannot.
     """
     run, folder = new_run_id(), runs_directory()
     resume = str(resumes_from(options.get("name", ""), options.get("cell_id", ""))) if options.get("resume") else ""
+    replay = changes_of(str(options.get("replay", "")))
     chosen = engines.part(ranks)
     log = RunLog(
         folder / run,
@@ -77,6 +79,7 @@ def send(
         str(folder / run / CHECKPOINTS),
         resume,
         int(options.get("warmup", 1)),
+        replay,
     )
     questions = Answering(chosen)
     with DeferredInterrupt() as interrupt:  # else ranks would execute a cell that no run of this kernel knows

@@ -20,6 +20,7 @@ from ring_notebook.errors import ClusterError
 from ring_notebook.notebook.record.run_log import RunLog
 from ring_notebook.notebook.run.answering import Answering
 from ring_notebook.notebook.run.failures import brief, own_failures
+from ring_notebook.notebook.run.knob_changes import let_go
 from ring_notebook.notebook.run.notices import Notices
 from ring_notebook.notebook.run.run_verdict import Verdict, verdict_of
 from ring_notebook.notebook.run.takeover import FollowedLog
@@ -68,6 +69,7 @@ class Watch:
         self.ended_ranks: list[int] = []
         """The engines that were ended because they did not stop, by their ranks in the cluster."""
         self._failed_at = inf
+        self._let_go = False
         self._timed_out = False
         self._died: dict[int, object] = {}  # by rank of the run, with the story
         self._overdue: dict[int, int] = {}  # by rank, -1 for all: messages that had arrived when patience ended
@@ -139,6 +141,9 @@ class Watch:
             self._questions.poll()
             self._questions.pass_on_hold(self._gone())
             self._note_silent_engines(now)
+            if self._failed_at < inf and not self._let_go:
+                self._let_go = True  # ranks that are paused do not notice that another one has failed
+                let_go(self._engines)
             # A user may debug one rank for as long as it takes.
             if held if self._failed_at < inf else self._failures() or self._died:
                 self._failed_at = now

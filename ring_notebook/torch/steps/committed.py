@@ -25,8 +25,22 @@ def committed(process_set: ProcessSet, *others: Communicator) -> AbstractContext
     abort.
     """
     if not process_set.included() or process_set.size() == 1:
-        return nullcontext()
+        return _ALONE if process_set.included() and world.spans(process_set.communicator) else nullcontext()
     return step_guard.committed(process_set.communicator, others)
+
+
+class _Alone:
+    """A step of the only rank: it takes changes of knobs without a commit."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None:
+            step_guard.alone()
+
+
+_ALONE = _Alone()
 
 
 @contextmanager
@@ -42,8 +56,9 @@ def all_or_none(
     rank does not commit, all ranks restore the parameters and the state of ``optimizer``.
     """
     if not process_set.included() or process_set.size() == 1:
-        yield
-        at_end()
+        with committed(process_set):
+            yield
+            at_end()
         return
     with ExitStack() as step:
 

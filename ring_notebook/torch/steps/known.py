@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ring_notebook.torch.steps.optimizer_knobs import add_knobs, has_knobs
 from ring_notebook.torch.steps.state_digest import is_shared, shared_buffers
 
 _STEPS = "_ring_steps"
@@ -23,6 +24,8 @@ _tensors: dict[str, Callable[[], Tensor | None]] = {}
 def count_step(optimizer: torch.optim.Optimizer) -> None:
     """Note that ``optimizer``, which wraps no other one, has made a step."""
     optimizer.__dict__[_STEPS] = optimizer.__dict__.get(_STEPS, 0) + 1
+    if has_knobs(optimizer):
+        add_knobs(optimizer)
 
 
 def steps_of(optimizer: torch.optim.Optimizer) -> int:

@@ -26,6 +26,7 @@ from ring_notebook.torch.optimizer.reducing_optimizer import ReducingOptimizer
 from ring_notebook.torch.optimizer.wrapper import original_of, owners_of, parameters_of
 from ring_notebook.torch.process_group.default_group import process_group
 from ring_notebook.torch.steps.known import note_models, note_schedulers
+from ring_notebook.torch.steps.optimizer_knobs import RATES, add_knobs, tell_schedulers
 from ring_notebook.torch.steps.repair import furthest
 from ring_notebook.torch.training.broadcast_state import broadcast_optimizer_state, broadcast_tensors
 from ring_notebook.torch.training.data import batch_size_of, shard
@@ -36,7 +37,6 @@ M = TypeVar("M", bound=torch.nn.Module)
 T = TypeVar("T")
 O = TypeVar("O", bound=torch.optim.Optimizer)  # noqa: E741
 Distributed: TypeAlias = ReducingOptimizer | AdasumOptimizer | FusedOptimizer
-_RATES = {"lr", "initial_lr", "max_lr", "min_lr"}  # keys of a parameter group; OneCycleLR keeps its bounds there
 _TAKEN = "models, optimizers, loaders and learning rate schedulers"
 
 
@@ -126,6 +126,7 @@ def prepare(
 
     Layers of torch.nn.SyncBatchNorm become `SyncBatchNorm`: torch's own need a GPU and a group of torch.distributed,
     and synchronize nothing without one. With a ``strategy``, which makes that group, they are kept on GPUs.
+    In a notebook the learning rate, weight decay and momentum of its optimizers are knobs, see `knob`.
     The batch of a step is ``size()`` times as large as that of one process. May be called again on its results.
 
     scale_lr: multiply the learning rates by ``size()`` (Goyal et al. 2017), once per optimizer. Schedulers keep the
@@ -179,6 +180,7 @@ def prepare(
         if scale_lr:
             scale_rates(optimizer, own_schedulers)
         note_optimizer(optimizer)
+        add_knobs(original_of(optimizer))
         if strategy is None:
             prepared[id(optimizer)] = _distributed(optimizer, names, batch, noise_scale, accumulate, options)
     if strategy is not None:
@@ -294,7 +296,7 @@ def scale_rates(optimizer: torch.optim.Optimizer, schedulers: Sequence[LRSchedul
         # The factor stays in the group: a cell that is run again does not scale again.
         factor = size() / group.get("lr_scale", 1)
         group["lr_scale"] = size()
-        for rate in _RATES & group.keys():
+        for rate in RATES & group.keys():
             group[rate] *= factor
         if "initial_lr" in group and factor != 1 and not schedulers:
             warnings.warn(
@@ -302,11 +304,7 @@ def scale_rates(optimizer: torch.optim.Optimizer, schedulers: Sequence[LRSchedul
                 "that it found; pass the scheduler to prepare() too, or make it after prepare()",
                 stacklevel=3,
             )
-    for scheduler in schedulers:
-        # SequentialLR and ChainedScheduler hold others, in an attribute that torch may rename; then their rates stay.
-        for one in (scheduler, *getattr(scheduler, "_schedulers", ())):
-            if hasattr(one, "base_lrs"):
-                one.base_lrs = [group["initial_lr"] for group in optimizer.param_groups]
+    tell_schedulers(optimizer, schedulers)
 
 
 # Options of a parameter group that are recorded; switches only if they are on.

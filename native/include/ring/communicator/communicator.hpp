@@ -152,7 +152,9 @@ class Communicator {
     // ends them meanwhile: it also returns when `check` has thrown and the other ranks had committed. Between hosts no
     // exchange can decide for all at one moment: after an abort or an interrupt a host waits some time for the messages
     // of the others, and only the death of a rank or a link in that time can leave the outcomes different.
-    void commit(std::string name, double timeout, const Interruption& check);
+    // Each rank gives the number of the newest change that it has received; returns the least of them, which all ranks
+    // have. It is 0 while a rank has joined, because that rank takes no step.
+    std::uint64_t commit(std::string name, std::uint64_t newest, double timeout, const Interruption& check);
     // Later operations continue for so many seconds after an abort, unless a rank that takes part gives them up or
     // dies; 0, the default, ends them at once. For work that all ranks have committed to.
     void be_patient(double seconds) {

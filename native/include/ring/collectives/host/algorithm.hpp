@@ -73,6 +73,7 @@ struct Result {
     std::vector<std::int64_t> counts;         // elements from each rank
     bool placed = false;                      // they are in the request's targets, and `data` holds nothing
     int last_joined = -1;
+    std::uint64_t newest = 0;          // commit: the least of the ranks' numbers
     std::shared_ptr<HostGroup> group;  // group: its part on this host, where this rank is in it
 
     void allocate(std::size_t size);

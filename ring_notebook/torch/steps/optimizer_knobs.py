@@ -1,0 +1,108 @@
+"""Knobs of a prepared optimizer: its learning rate, weight decay and momentum, which its user may change in a run.
+
+A change of a rate or decay multiplies what belongs to it by one factor: the values of all parameter groups, and the
+rates from which learning rate schedules compute theirs. So groups keep their proportions, and a schedule its shape.
+"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch.optim.lr_scheduler import LRScheduler
+
+from ring_notebook.core.steering import Knob, steering
+from ring_notebook.knobs import Range
+
+RATES = frozenset({"lr", "initial_lr", "max_lr", "min_lr"})
+"""Keys of a parameter group; OneCycleLR keeps its bounds there."""
+_LIMITS = {"lr": None, "weight_decay": None, "momentum": 1.0, "betas": 0.999999}  # Adam refuses 1
+_KNOWN = "_ring_knobs"  # attribute: the run that has the knobs
+
+
+def tell_schedulers(optimizer: torch.optim.Optimizer, schedulers: Iterable[Any]) -> None:
+    """Give ``schedulers`` the rates of ``optimizer``, of which they have copies."""
+    for scheduler in schedulers:
+        # SequentialLR and ChainedScheduler hold others, in an attribute that torch may rename; then their rates stay.
+        for one in (scheduler, *getattr(scheduler, "_schedulers", ())):
+            if hasattr(one, "base_lrs"):
+                one.base_lrs = [group["initial_lr"] for group in optimizer.param_groups]
+
+
+def add_knobs(optimizer: torch.optim.Optimizer) -> None:
+    """Add the knobs of ``optimizer``, which wraps no other one, to the run; at its steps in later runs to those."""
+    if optimizer.__dict__.get(_KNOWN) == steering.run:
+        return
+    optimizer.__dict__[_KNOWN] = steering.run
+    options = [one for key in _LIMITS if (one := _Option(optimizer, key)).is_there]
+    number = 1
+    while any(one.name(number) in steering.knobs for one in options):
+        number += 1
+    for one in options:
+        steering.add(Knob(one.name(number), Range(one.value, 0.0, _LIMITS[one.key]), one.value, one.read, one.apply))
+
+
+def has_knobs(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether `add_knobs` has been called for it, in any run."""
+    return _KNOWN in optimizer.__dict__
+
+
+class _Option:
+    """One option of all groups of an optimizer. Adam's momentum is the first of its ``betas``."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, key: str) -> None:
+        self._optimizer = weakref.ref(optimizer)
+        self.key = key
+
+    def name(self, number: int) -> str:
+        name = "momentum" if self.key == "betas" else self.key
+        return name if number == 1 else f"{name}_{number}"
+
+    @property
+    def is_there(self) -> bool:
+        """Whether all groups have it as a number. SGD without momentum keeps no state for it."""
+        values = [self._of(group) for group in self._groups()]
+        known = all(isinstance(one, float | int) and not isinstance(one, bool) for one in values)
+        return bool(values) and known and (self.key != "momentum" or any(values))
+
+    @property
+    def value(self) -> float:
+        """That of the first group in which it is not 0."""
+        return float(next(filter(None, map(self._of, self._groups())), 0.0))
+
+    def read(self) -> float:
+        return self.value if self._optimizer() is not None else 0.0
+
+    def apply(self, value: Any) -> None:
+        """Set it to ``value`` where it is as in `value`, in proportion elsewhere; to ``value`` where it is 0 in all."""
+        before = self.value
+        keys = RATES if self.key == "lr" else {self.key}
+        for group in self._groups():
+            if self.key == "betas":
+                group["betas"] = (value, *group["betas"][1:])
+                continue
+            for key in keys & group.keys():
+                group[key] = value if group[key] == before else group[key] * (value / before) if before else group[key]
+        optimizer = self._optimizer()
+        if self.key == "lr" and optimizer is not None and "initial_lr" in optimizer.param_groups[0]:
+            tell_schedulers(optimizer, _schedulers_of(optimizer))
+
+    def _groups(self) -> list[dict[str, Any]]:
+        optimizer = self._optimizer()
+        return [] if optimizer is None else optimizer.param_groups
+
+    def _of(self, group: dict[str, Any]) -> Any:
+        value = group.get(self.key)
+        return value[0] if self.key == "betas" and isinstance(value, tuple | list) and value else value
+
+
+def _schedulers_of(optimizer: torch.optim.Optimizer) -> Iterator[Any]:
+    """All schedules of ``optimizer``, or of what wraps it: not every loop passes them to `prepare`."""
+    for one in gc.get_objects():
+        if issubclass(type(one), LRScheduler):
+            own = getattr(one, "optimizer", None)
+            if own is optimizer or getattr(own, "_wrapped", None) is optimizer:
+                yield one
