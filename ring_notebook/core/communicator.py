@@ -288,8 +288,8 @@ class Communicator:
         Sets ``guard.held`` as soon as it succeeds, before another signal can be handled. Returns an exception that
         ended this rank meanwhile, such as the KeyboardInterrupt of a signal, for the caller to raise later; else None.
 
-        Between hosts a host waits half a second after an abort or interrupt for the messages of the others. If a rank
-        or connection dies in that time, ranks of one host may succeed while those of another raise.
+        Between hosts a host waits half a second after an abort or interrupt for the messages of the others. If they
+        take longer, or a rank or connection dies, ranks of one host may succeed while those of another raise.
         """
         return self._native.commit(name, newest, self._timeout, guard)
 

@@ -20,6 +20,7 @@ from ring_notebook.core import world
 from ring_notebook.engine.dialogue import ask, release
 from ring_notebook.engine.interrupt import Interruptible
 from ring_notebook.error_text import printable
+from ring_notebook.rank.named_interrupt import DEBUGGER
 
 _CELL = re.compile(r"<cell of run [^>]*>")
 
@@ -200,7 +201,7 @@ class _PostMortem(_CellPdb):
             else:
                 self.print_stack_entry(self.stack[self.curindex])
 
-        with redirect_stdout(self._text), redirect_stderr(self._text), Interruptible() as interruptible:
+        with redirect_stdout(self._text), redirect_stderr(self._text), Interruptible(DEBUGGER) as interruptible:
             error = interruptible.call(carry_out)
         if isinstance(error, KeyboardInterrupt):
             self._text.write("interrupted\n")

@@ -13,6 +13,7 @@ from time import clock_gettime, monotonic, pthread_getcpuclockid
 from types import FrameType, TracebackType
 
 from ring_notebook.core import foreign_waits
+from ring_notebook.rank.named_interrupt import tell_execution
 
 _BETWEEN_LOOKS = 0.5  # seconds
 _WAITING = 0.001  # seconds of processor time between two checks; a thread that uses less is waiting
@@ -27,10 +28,11 @@ class Interruptible:
     A signal before the call is raised in it; a signal after it is ignored. Python handles a signal when its main thread
     is back in the interpreter. C++ code that waits without checking signals delays that; `unheard` reports it, and an
     exception of the call then counts as the interrupt. A system call that began just after Python had checked for
-    signals, such as that of a long sleep, is interrupted again.
+    signals, such as that of a long sleep, is interrupted again. ``name`` is what interrupts from the kernel name.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "") -> None:
+        self._name = name
         self._armed = False
         self._pending = False
         self._raised = False
@@ -55,9 +57,11 @@ class Interruptible:
         self._signals.setblocking(False)
         self._descriptor_before = signal.set_wakeup_fd(self._signals.fileno(), warn_on_full_buffer=False)
         Thread(target=self._watch, args=(come,), name="ring-interrupt", daemon=True).start()
+        tell_execution(self._name)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        tell_execution("")
         self._ended.set()
         signal.set_wakeup_fd(self._descriptor_before)
         self._signals.close()

@@ -103,7 +103,7 @@ class _Execution:
         self.spent = TimeSpent(metrics.totals)
         self.machine = _machine()
         self.capture = Capture(run, self.rank)
-        self.interruptible = Interruptible()
+        self.interruptible = Interruptible(run)
 
     def execute(self, source: str, first_line: int) -> None:
         started = perf_counter()

@@ -18,6 +18,7 @@ from ipykernel.kernelbase import Kernel
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.page import as_hook, display_page
 
+from ring_notebook.config import config
 from ring_notebook.core import world
 from ring_notebook.engine import capture, debuggers, dialogue, mpi_access, own_stack, progress_bars
 from ring_notebook.engine.publisher import Spool
@@ -25,6 +26,7 @@ from ring_notebook.error_text import error_text
 from ring_notebook.frameworks import default
 from ring_notebook.gpus import VISIBLE, gpus, gpus_of_engine
 from ring_notebook.question import CONTROL
+from ring_notebook.rank.named_interrupt import tell_executions
 from ring_notebook.rank.rank_threads import threads_set
 
 _preload: Thread | None = None
@@ -34,7 +36,7 @@ spool: Spool | None = None
 
 
 def prepare(directory: str, keep: bool, replaceable: bool) -> dict[str, Any]:
-    """Prepare this engine and return its rank, size, pid, host, gpu and threads.
+    """Prepare this engine and return its rank, size, pid, host, gpu, threads and status file.
 
     All engines that start together call it. ``directory`` is the cluster's, if it exists on this host. With ``keep``
     the cluster outlives its notebook, and this rank keeps the records of its run for the next notebook. With
@@ -64,6 +66,7 @@ def prepare(directory: str, keep: bool, replaceable: bool) -> dict[str, Any]:
     global _preload, spool
     if keep:
         spool = Spool(Path(directory) / "spool", number)
+    tell_executions(config().status_file)
     _preload = Thread(target=_load_face, name="ring-preload", daemon=True)
     _preload.start()
     return {
@@ -73,6 +76,7 @@ def prepare(directory: str, keep: bool, replaceable: bool) -> dict[str, Any]:
         "host": socket.gethostname(),
         "gpu": (gpus() or [""])[0],
         "threads": threads_set(),
+        "status_file": config().status_file,
     }
 
 

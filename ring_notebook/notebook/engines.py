@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from time import monotonic, sleep
 from typing import Any
@@ -17,6 +18,7 @@ from ipyparallel.serialize import deserialize_object
 from ring_notebook import words
 from ring_notebook.errors import ClusterError
 from ring_notebook.question import CONTROL, QUESTIONS
+from ring_notebook.rank.named_interrupt import interrupt
 from ring_notebook.records import RECORDS
 
 _POLL = 0.02
@@ -38,6 +40,8 @@ class Engine:
     """With how many it computes, unless a cell sets another number; 0 where that is not known."""
     replaced: float = 0.0
     """When it took the place of one that had died or was ended, in seconds since the epoch; 0 for the first one."""
+    status_file: str = ""
+    """Where it tells what it executes, on its host; empty where it does not."""
 
     @property
     def local(self) -> bool:
@@ -50,7 +54,8 @@ class Engines:
 
     ``trouble`` returns why no engine answers any more, empty while they do; ``deaths`` returns the ranks that have
     died, each with the story of that. ``end`` kills one that can be started again, for a reason; None where none can.
-    ``interrupt`` sends SIGINT to one on another host; None where each has a process of ipyparallel's for that.
+    ``interrupt_remote`` interrupts a run on an engine of another host, both named; None where each engine has a process
+    of ipyparallel's for that.
     """
 
     def __init__(
@@ -59,19 +64,19 @@ class Engines:
         trouble: Callable[[], str],
         deaths: Callable[[], Mapping[int, object]] = dict,
         end: Callable[[int, str], None] | None = None,
-        interrupt: Callable[[int], None] | None = None,
+        interrupt_remote: Callable[[int, str], None] | None = None,
     ) -> None:
         self._client = client
         self.trouble = trouble
         self.deaths = deaths
         self.end = end
-        self.interrupt = interrupt
+        self._interrupt_remote = interrupt_remote
         self.all: list[Engine] = []
         self._heard: set[int] = set()
 
     def part(self, ranks: Sequence[int]) -> Engines:
         """Some of the engines, which count from 0 in this order. `close` is for all of them."""
-        some = Engines(self._client, self.trouble, self.deaths, self.end, self.interrupt)
+        some = Engines(self._client, self.trouble, self.deaths, self.end, self._interrupt_remote)
         some.all = [self.all[rank] for rank in ranks]
         return some
 
@@ -251,20 +256,27 @@ class Engines:
         return self.all[rank].rank if rank < len(self.all) else rank
 
     def signal(self, signum: signal.Signals, ranks: Sequence[int]) -> None:
-        """Signal those engines of ``ranks`` that live. Those of other hosts can only be interrupted."""
-        deaths = self.deaths()
-        for engine in (self.all[rank] for rank in ranks):
-            if engine.rank in deaths:  # its process id may be another's by now
-                continue
-            try:
+        """Signal those engines of ``ranks`` that live, which are on this host."""
+        for engine in self._living(ranks):
+            with suppress(ProcessLookupError):  # it has ended, and the watcher of the processes reports that
+                os.kill(engine.pid, signum)
+
+    def interrupt(self, name: str, ranks: Sequence[int]) -> None:
+        """Send SIGINT to those engines of ``ranks`` that live and still execute ``name``: a run, or the debugger."""
+        for engine in self._living(ranks):
+            # Those that have ended: the watcher of the processes reports that.
+            with suppress(ProcessLookupError, IndexError, ipyparallel.NoEnginesRegistered, ClusterError):
                 if engine.local:
-                    os.kill(engine.pid, signum)
-                elif self.interrupt is not None:
-                    self.interrupt(engine.rank)
+                    interrupt(engine.pid, engine.status_file, name)
+                elif self._interrupt_remote is not None:
+                    self._interrupt_remote(engine.rank, name)
                 else:
-                    self._client.send_signal(signum, targets=engine.rank, block=False)
-            except (ProcessLookupError, IndexError, ipyparallel.NoEnginesRegistered, ClusterError):
-                continue  # it has ended, and the watcher of the processes reports that
+                    self._client.send_signal(signal.SIGINT, targets=engine.rank, block=False)
+
+    def _living(self, ranks: Sequence[int]) -> Iterator[Engine]:
+        deaths = self.deaths()
+        # The process id of one that has died may be another's by now.
+        return (engine for engine in (self.all[rank] for rank in ranks) if engine.rank not in deaths)
 
     def close(self) -> None:
         """Close the client's sockets."""

@@ -1,7 +1,7 @@
 """What a rank reports to the launcher that started it: that it initialized, raised or exited, and whom it lost.
 
-A rank writes lines to a file that its launcher holds. An exit code alone does not tell a rank that has finished from
-one that left in the middle of the job.
+A rank writes lines to a file that its launcher holds, behind what it executes now (`named_interrupt`). An exit code
+alone does not tell a rank that has finished from one that left in the middle of the job.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from ring_notebook.errors import CollectiveAborted
 
 Event = Literal["initialized", "raised", "aborted", "exiting"]
 
+LONGEST_NAME = 64
+"""Bytes at the beginning of a status file, for the name of what the rank executes."""
 _LONGEST = 1 << 20  # bytes that are read of a file: more than any rank reports
 
 
@@ -67,11 +69,17 @@ class StatusFile:
 
     def __init__(self) -> None:
         self._file = os.memfd_create("rank-status")  # has no name, so nothing is left behind
+        os.truncate(self._file, LONGEST_NAME)
+
+    @property
+    def path(self) -> str:
+        """Where any process of this host finds the file."""
+        return f"/proc/{os.getpid()}/fd/{self._file}"
 
     @property
     def variables(self) -> dict[str, str]:
         """The environment variables that make the rank report."""
-        return {"RING_STATUS_FILE": f"/proc/{os.getpid()}/fd/{self._file}"}
+        return {"RING_STATUS_FILE": self.path}
 
     def close(self) -> None:
         """The rank has ended, and its status is of no use any more."""
@@ -79,7 +87,7 @@ class StatusFile:
 
     def read(self) -> RankStatus:
         """What the rank has reported so far. Reports of its children, which inherit its environment, are ignored."""
-        data = os.pread(self._file, _LONGEST, 0).decode(errors="replace")
+        data = os.pread(self._file, _LONGEST, LONGEST_NAME).decode(errors="replace")
         own, times, code = "", dict[str, float](), 1
         for line in data.splitlines():
             try:

@@ -10,11 +10,12 @@ from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
 import pytest
 
 from harness.shares import agreed_shares
-from harness.two_hosts import NAMES
+from harness.two_hosts import ADDRESSES, NAMES
 from harness.waiting import until
 from notebook.endurance.endure import SECONDS_TO_END
 from ring_notebook.errors import ClusterError, CollectiveAborted, MPIMissingError
@@ -22,6 +23,9 @@ from ring_notebook.notebook.cluster.cluster import Cluster
 from ring_notebook.notebook.cluster.workspace import Workspace
 from ring_notebook.notebook.magics.session import Session
 from ring_notebook.notebook.run.run import Run
+
+if TYPE_CHECKING:
+    from notebook.endurance.equal_steps import Training
 
 HOSTS = f"{NAMES[0]}:2,{NAMES[1]}:2"
 SAYS = """
@@ -51,6 +55,29 @@ print("deaf")
 time.sleep(2)
 if ring.rank() == 3: os.kill(os.getpid(), 9)
 time.sleep(60)
+"""
+WAITS = """
+import os, time
+try:
+    while not os.path.exists(flag):
+        time.sleep(0.01)
+except KeyboardInterrupt:
+    assert ring.rank() == 3
+    open(flag, "w").close()
+"""
+HELD_BACK = """
+import os, signal, subprocess, threading
+optimizer.zero_grad()
+loss_of(len(made), rank).backward()
+optimizer.synchronize()
+ring.barrier()
+if rank == 0:
+    subprocess.run(["ip", "route", "add", "blackhole", away], check=True)
+    subprocess.Popen(["sh", "-c", f"sleep 1.5; ip route del blackhole {away}"])
+elif rank == 2:
+    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+with optimizer.skip_synchronize():
+    optimizer.step()
 """
 PLACES = [f"rank {rank} on {NAMES[rank // 2]}, local {rank % 2}, cross {rank // 2}\n" for rank in range(4)]
 
@@ -121,6 +148,17 @@ def slow_link(cluster: Cluster) -> None:
     assert all(own["moving"] > 0.5 for own in agreed_shares(run))
 
 
+def late_interrupt(cluster: Cluster, over: Run, flag: str) -> None:
+    """An interrupt of a run that is over does not stop the next one; nor does a look at its stacks."""
+    waits = cluster.run(f"flag = {flag!r}\n{WAITS}")
+    until(lambda: [status.line for status in waits.log.statuses().values()].count(6) == 4)
+    assert [one.trouble for one in cluster.stacks()] == [""] * 4
+    engines = cluster._connected()
+    engines.interrupt(over.log.run, [0, 1, 2])
+    engines.interrupt(waits.log.run, [3])  # goes the way of that to rank 2, and so arrives after it
+    waits.wait()
+
+
 def everything() -> None:
     """Start, train, interrupt, fail, die, heal, train again, stop. `allocated` starts a cluster again."""
     session = Session()
@@ -141,6 +179,8 @@ def everything() -> None:
     ends(cluster.run("if ring.rank() != 2: ring.barrier()"), CollectiveAborted, "rank 2")
     trains(cluster)
 
+    with TemporaryDirectory() as folder:
+        late_interrupt(cluster, run, str(Path(folder, "flag")))
     assert [one.trouble for one in cluster.stacks()] == [""] * 4
     dies = "import os, sys\nif ring.rank() == 3:\n    print('last words', file=sys.__stderr__, flush=True)\n"
     said = ends(
@@ -253,6 +293,19 @@ def wrong() -> None:
         assert session.cluster is None
 
 
+def held_back(cluster: Cluster, training: Training) -> None:
+    """What the first host sends arrives after the second has waited long enough for its part of a commit.
+
+    So only the first makes the step, and the next one finds it. The route leads nowhere, in one direction.
+    """
+    run = cluster.run(f"away = {ADDRESSES[1]!r}\n{HELD_BACK}")
+    until(lambda: run.done)
+    assert isinstance(run.error, KeyboardInterrupt), run.error
+    counts = [len(cluster.pull("made", rank)) for rank in range(4)]
+    assert counts == [counts[3] + 1] * 2 + [counts[3]] * 2
+    assert "ranks 2, 3 have parted from rank 0" in training.run(steps=1)
+
+
 def parted(times: int, *ends: str) -> None:
     """A training that is interrupted, fails and loses ranks again and again has made the same steps on both hosts."""
     from notebook.endurance.equal_steps import ENDS, Training  # imports torch
@@ -267,6 +320,8 @@ def parted(times: int, *ends: str) -> None:
                 training.check()
             training.run(steps=2)
             training.check_against_one_process()
+            if name == "sgd":
+                held_back(cluster, training)
 
 
 if __name__ == "__main__":

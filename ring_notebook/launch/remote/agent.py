@@ -96,7 +96,7 @@ class Agent:
         elif frame.kind == Kind.KILL:
             self._job.kill(frame.number)
         elif frame.kind == Kind.INTERRUPT:
-            self._job.interrupt(frame.number)
+            self._job.interrupt(frame.number, frame.payload.decode())
         elif frame.kind == Kind.INPUT and self._input is not None:
             self._input.put(frame.payload)
         elif frame.kind == Kind.TAKEN:

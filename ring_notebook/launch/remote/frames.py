@@ -62,7 +62,7 @@ class Kind(enum.IntEnum):
     KILL = 14
     """To the agent: kill a rank [rank]."""
     INTERRUPT = 15
-    """To the agent: interrupt a rank [rank]."""
+    """To the agent: interrupt a rank, if it still executes what the payload names [rank]."""
 
 
 class Frame(NamedTuple):

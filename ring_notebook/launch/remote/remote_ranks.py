@@ -146,8 +146,8 @@ class RemoteRanks(HostRanks):
     def kill(self, rank: int) -> None:
         self._send(Kind.KILL, rank)
 
-    def interrupt(self, rank: int) -> None:
-        self._send(Kind.INTERRUPT, rank)
+    def interrupt(self, rank: int, name: str) -> None:
+        self._send(Kind.INTERRUPT, rank, name.encode())
 
     def status(self, rank: int) -> RankStatus:
         return self._statuses.get(rank, RankStatus())

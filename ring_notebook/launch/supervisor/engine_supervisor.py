@@ -20,7 +20,7 @@ from ring_notebook.launch.supervisor.supervisor import Hosts, Supervisor
 from ring_notebook.verdict import RankFailure, Rules
 
 Request = Literal["start", "end", "interrupt", "size", "slots"]
-"""Start a rank again, or for the first time; end one; interrupt one; have so many ranks; so many slots on a host."""
+"""Start a rank again, or the first time; end one; interrupt a run on one; have so many ranks, or slots on a host."""
 _REQUEST = re.compile(rb"(start|end|interrupt|size|slots) (\d{1,9})(?: (\S{1,255}))?")
 _CAPACITY = 1 << 12  # bytes
 
@@ -30,14 +30,14 @@ def make_requests(path: Path) -> None:
     os.mkfifo(path, 0o600)
 
 
-def request(path: Path, what: Request, number: int, host: str = "") -> None:
-    """Ask the supervisor of the pipe at ``path`` for something: of a rank, or a number, of slots on a ``host``.
+def request(path: Path, what: Request, number: int, name: str = "") -> None:
+    """Ask the supervisor of the pipe at ``path`` for something: of a rank, or a number, by the ``name`` of host or run.
 
     Raises OSError when no supervisor reads from it.
     """
     pipe = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
     try:
-        os.write(pipe, f"{what} {number} {host}".rstrip().encode() + b"\n")
+        os.write(pipe, f"{what} {number} {name}".rstrip().encode() + b"\n")
     finally:
         os.close(pipe)
 
@@ -78,9 +78,9 @@ class EngineSupervisor(Supervisor):
                 if (match := _REQUEST.fullmatch(line)) and not self._verdict.is_ending:
                     self._carry_out(match[1].decode(), int(match[2]), (match[3] or b"").decode(errors="replace"))
 
-    def _carry_out(self, what: str, number: int, host: str) -> None:
-        if what == "slots" and host:
-            self._hosts.slots[host] = max(1, number)
+    def _carry_out(self, what: str, number: int, name: str) -> None:
+        if what == "slots" and name:
+            self._hosts.slots[name] = max(1, number)
         elif what == "size":
             self._resize(number)
         elif number >= self._connections.size:
@@ -88,7 +88,7 @@ class EngineSupervisor(Supervisor):
         elif what == "end":
             self._end(number)
         elif what == "interrupt":
-            self._hosts.of(number).interrupt(number)
+            self._hosts.of(number).interrupt(number, name)
         elif number in self._running:
             self._wanted.add(number)
         else:

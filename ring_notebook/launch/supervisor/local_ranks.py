@@ -23,6 +23,7 @@ from ring_notebook.launch.supervisor.outer_job import with_variables_of_job
 from ring_notebook.launch.supervisor.output_lines import Carrier, carry
 from ring_notebook.launch.supervisor.rank_failure import failure_of
 from ring_notebook.launch.supervisor.start_and_signal import end_children, end_if_late, send_signal, start_rank
+from ring_notebook.rank.named_interrupt import interrupt
 from ring_notebook.rank.preload import preloaded
 from ring_notebook.rank.rank_status import RankStatus, StatusFile
 from ring_notebook.rank.rank_threads import thread_variables
@@ -105,8 +106,8 @@ class HostRanks(ABC):
         """Kill ``rank``, if it runs, and its children."""
 
     @abstractmethod
-    def interrupt(self, rank: int) -> None:
-        """Send SIGINT to ``rank``, if it runs, and to none of its children."""
+    def interrupt(self, rank: int, name: str) -> None:
+        """Send SIGINT to ``rank``, if it still executes ``name``, and to none of its children."""
 
     @abstractmethod
     def status(self, rank: int) -> RankStatus:
@@ -226,10 +227,10 @@ class LocalRanks(HostRanks):
         if process := self._processes.get(rank):
             send_signal(process, signal.SIGKILL)
 
-    def interrupt(self, rank: int) -> None:
+    def interrupt(self, rank: int, name: str) -> None:
         if (process := self._processes.get(rank)) and process.returncode is None:
             with suppress(ProcessLookupError):
-                os.kill(process.pid, signal.SIGINT)
+                interrupt(process.pid, self._status_files[rank].path, name)
 
     def status(self, rank: int) -> RankStatus:
         file = self._status_files.get(rank)

@@ -7,7 +7,6 @@ import functools
 import os
 import pickle
 import shutil
-import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -39,6 +38,7 @@ from ring_notebook.notebook.record.run_record import RunRecord
 from ring_notebook.notebook.run.run import Run
 from ring_notebook.notebook.run.send import send
 from ring_notebook.notebook.run.takeover import logs_in_progress
+from ring_notebook.rank.named_interrupt import DEBUGGER
 
 _START_TIMEOUT = 120.0
 _SECONDS_TO_END = 10.0  # for a run, one of whose ranks was ended
@@ -541,7 +541,7 @@ class Cluster:
         try:
             text, goes_on = engines.call("ring_notebook.engine.debuggers:answer", command, ranks=[rank])[0]
         except KeyboardInterrupt:
-            engines.signal(signal.SIGINT, [rank])
+            engines.interrupt(DEBUGGER, [rank])
             raise
         return text, goes_on
 

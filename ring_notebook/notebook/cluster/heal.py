@@ -119,6 +119,7 @@ def prepare_engines(
             about["gpu"],
             began(about["pid"]) if replaceable and about["host"] == gethostname() else 0,
             about["threads"],
+            status_file=about["status_file"],
         )
         for about in found
     ]

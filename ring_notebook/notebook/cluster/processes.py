@@ -224,7 +224,7 @@ class Processes:
             return {self.death.rank: self.death}
         return self.lost.deaths if self.lost else {}
 
-    def request(self, what: Request, number: int, host: str = "") -> None:
+    def request(self, what: Request, number: int, name: str = "") -> None:
         """Ask the supervisor for something, as `request` says. Raises ClusterError when there is none.
 
         Where somebody has removed the cluster's folder, the supervisor makes it again.
@@ -232,7 +232,7 @@ class Processes:
         deadline = monotonic() + _SECONDS_TO_RESTORE
         while True:
             try:
-                request(self._requests, what, number, host)
+                request(self._requests, what, number, name)
                 return
             except OSError as error:
                 if (trouble := self.trouble()) or monotonic() > deadline:

@@ -76,9 +76,9 @@ def stacks(engines: Engines, logs: Path) -> list[Stack]:
     found = {rank: Stack(engines.all[rank].rank, trouble="it has died") for rank in range(len(files))}
     for rank in living:
         del found[rank]
-    here = [rank for rank in living if before[rank] >= 0]
+    here = [rank for rank in living if before[rank] >= 0 and engines.all[rank].local]
     engines.signal(signal.SIGUSR1, here)
-    found.update(_from_afar(engines, [rank for rank in living if before[rank] < 0]))
+    found.update(_from_afar(engines, [rank for rank in living if rank not in here]))
     deadline = monotonic() + _SECONDS_TO_WRITE
     while missing := [rank for rank in here if rank not in found]:
         late = monotonic() > deadline

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 import re
-import signal
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from math import inf
@@ -220,7 +219,7 @@ class Watch:
         begun = self._log.statuses() if self._futures else self._ranks
         wanted = [rank for rank in begun if rank not in ended and rank not in signalled]
         signalled.update(wanted)
-        self._engines.signal(signal.SIGINT, wanted)
+        self._engines.interrupt(self._log.run, wanted)
 
     def _end_those_that_do_not_stop(self, now: float) -> None:
         """End ranks that run on for too long after an interrupt, where they can start again."""

@@ -41,9 +41,17 @@ class _Training:
     models: list[weakref.ref[nn.Module]] = field(default_factory=list)
     """The DistributedDataParallels, also a replaced one that is not yet garbage-collected; empty for FSDP2."""
     names: Mapping[Tensor, str] = field(default_factory=dict)
+    has_begun: bool = False
+    """Whether the ranks have agreed on what to compare."""
     is_compared: bool = False
     is_stepping: bool = False
     set_aside: BaseException | None = None
+
+
+class _Meeting:
+    """Holds no signal back."""
+
+    held = False
 
 
 def guard_steps() -> None:
@@ -64,7 +72,6 @@ def _before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
     closure = args[1] if len(args) > 1 else kwargs.get("closure")
     communicator: Communicator = training.group.communicator
     if not training.is_compared:
-        training.is_compared = True
         _mend(optimizer, training)
     step = sys._getframe(1)
     if closure is None:
@@ -107,19 +114,26 @@ def _guarded(closure: Callable[[], Any], undo: Undo, step: FrameType) -> Callabl
 
 
 def _mend(optimizer: torch.optim.Optimizer, training: _Training) -> None:
-    """Compare the ranks after an aborted epoch. The gradients of the first step are older than that."""
-    if training.group.size() != world.current().size:
+    """Compare the ranks after an aborted epoch. The gradients of the first step may be older than that."""
+    if world.doubts() == 0 or training.group.size() != world.current().size:
+        training.is_compared = True
         return
-    begin(optimizer, global_process_set)
+    # Other ranks may call something else of their group now. Unlike the comparison, which is on another communicator,
+    # this names it.
+    if late := training.group.communicator.commit(_Meeting(), name="comparison of ranks"):
+        raise late
+    if not training.has_begun:
+        training.has_begun = True
+        begin(optimizer, global_process_set)
     if not may_have_parted(optimizer):
+        training.is_compared = True
         return
-    whole = bool(training.models)
+    replicated = bool(training.models)
     models = [one() for one in training.models]
     note_models(optimizer, [model for model in models if model is not None])
-    state = whole and type(optimizer).__name__ != "ZeroRedundancyOptimizer"  # whose ranks have shares of the state
-    shared = Shared(optimizer, training.names, global_process_set, state=state, weights=whole)
-    # Whole: at a later step a rank may call something of the default group, which no call of this one would contradict.
-    if mend(shared, whole=True):
+    state = replicated and type(optimizer).__name__ != "ZeroRedundancyOptimizer"  # whose ranks have shares of the state
+    shared = Shared(optimizer, training.names, global_process_set, state=state, weights=replicated)
+    if mend(shared, whole=not replicated):  # at one step, where no tensors are compared
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 parameter.grad = None

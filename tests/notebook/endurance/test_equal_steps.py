@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from notebook.endurance.equal_steps import ENDS, MODEL, TRAININGS, Training
-from ring_notebook.errors import DriftError
+from ring_notebook.errors import CollectiveMismatch, DriftError
 from ring_notebook.notebook.cluster.cluster import Cluster
 
 AT_ONCE = ("sgd", "fused", "ddp", "lbfgs")
@@ -81,14 +81,18 @@ def test_ranks_that_have_parted_are_named_and_made_equal(cluster: Cluster) -> No
     assert "parted" not in training.run(steps=1)
 
 
-@pytest.mark.parametrize("kind", ["SGD", pytest.param("LBFGS", marks=pytest.mark.slow)])
-def test_one_element_of_a_large_tensor_is_found_within_16_steps(cluster: Cluster, kind: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "strategy"), [("SGD", None), ("SGD", "ddp"), pytest.param("LBFGS", None, marks=pytest.mark.slow)]
+)
+def test_one_element_of_a_large_tensor_is_found_within_16_steps(
+    cluster: Cluster, kind: str, strategy: str | None
+) -> None:
     begin = (
-        f"optimizer_of = torch.optim.{kind}"
+        f"optimizer_of, strategy = torch.optim.{kind}, {strategy!r}"
         + """
-model = torch.nn.Linear(512, 512)
-optimizer = optimizer_of(model.parameters(), lr=0.1)
-model, optimizer = ring.prepare(model, optimizer)
+layer = torch.nn.Linear(512, 512)
+optimizer = optimizer_of(layer.parameters(), lr=0.1)
+model, optimizer = ring.prepare(layer, optimizer, strategy=strategy)
 def closure():
     optimizer.zero_grad()
     loss = model(torch.ones(4, 512)).square().mean()
@@ -104,11 +108,15 @@ if rank == 0: raise ValueError("boom")
     )
     with pytest.raises(ValueError, match="boom"):
         cluster.run(MODEL + begin).wait()
-    cluster.run("if rank == 2:\n    with torch.no_grad(): model.weight.view(-1)[9 * 1024] += 1").wait()
+    if strategy:  # the comparison is on another communicator than the user's collectives
+        leaves = "if rank == 0: torch.distributed.all_reduce(torch.ones(5, dtype=torch.int64))\nelse: optimizer.step()"
+        with pytest.raises(CollectiveMismatch, match="comparison of ranks"):
+            cluster.run(f"closure()\n{leaves}", timeout=60).wait()
+    cluster.run("if rank == 2:\n    with torch.no_grad(): layer.weight.view(-1)[9 * 1024] += 1").wait()
     runs = [cluster.run(f"for _ in range({steps}): step()").wait() for steps in (3, 6, 1, 6)]
     said = ["parted" in "".join(piece.text for piece in run.log.view().output) for run in runs]
     assert said == [False, False, True, False]
-    cluster.run("found = model.state_dict()").wait()
+    cluster.run("found = layer.state_dict()").wait()
     first, *others = [cluster.pull("found", rank) for rank in range(3)]
     assert all(torch.equal(one[key], first[key]) for one in others for key in first)
 

@@ -66,7 +66,7 @@ MAY_IMPORT = {
         "rank",
         "ground",
     },
-    "notebook": {"ground"},
+    "notebook": {"rank", "ground"},
     "notebook/record": {"files", "notebook", "ground"},
     "notebook/panel/charts": {"notebook/record", "notebook", "ground"},
     "notebook/panel": {"notebook/panel/charts", "notebook/record", "notebook", "ground"},

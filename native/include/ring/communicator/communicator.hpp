@@ -258,7 +258,8 @@ class Communicator {
     // Ends this thread's turn. `drops_front`: removes the front of the queue, which has been carried out.
     // `front_has_arrived`: the queue has one operation, and no other rank waits for this one in it.
     void end_turn(bool drops_front = false, bool front_has_arrived = false);
-    // An abort by a rank that has passed the commit may overtake the commit's messages between hosts.
+    // An abort by a rank that has passed the commit may overtake the commit's messages between hosts. No wait is long
+    // enough for all links, and an interrupt may take a second; the next step finds ranks that have parted.
     static constexpr std::int64_t kCommitPatience = 500'000'000;  // ns
     static constexpr int kFewLooks = 50;
     static constexpr int kManyLooks = 1000;  // some 50 µs
