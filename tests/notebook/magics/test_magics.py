@@ -173,7 +173,7 @@ def test_out_holds_the_run(notebook: Notebook) -> None:
     assert "80" in notebook.text("run.summary['samples']")
     (shown,) = notebook.run("run")
     assert shown["data"]["text/plain"] == "<Run first on 2 ranks: ok>"
-    assert "<svg" in shown["data"]["text/html"], "no chart of the loss"
+    assert "data-tip='step 0&#10;rank 0" in shown["data"]["text/html"], "no chart of the loss"
 
 
 SLOW = """%%ringtrain --name slow --timeline --out run
