@@ -80,6 +80,14 @@ def is_whole(file: IO[bytes]) -> bool | None:
     return whole
 
 
+def checked(data: bytes) -> bytes:
+    """The content of a `whole_file` that was read as ``data``. Raises ValueError if it is damaged or was cut off."""
+    content, end = data[: -_CHECKSUM.size], data[-_CHECKSUM.size :]
+    if end != _CHECKSUM.pack(_MARK, len(content), zlib.crc32(content)):
+        raise ValueError("the file is damaged, or was not written as a whole")
+    return content
+
+
 def _checksum(file: IO[bytes], length: int) -> bytes:
     """The checksum of the first ``length`` bytes; leaves the file behind them."""
     file.seek(0)

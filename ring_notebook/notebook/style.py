@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from base64 import b64encode
+from collections.abc import Sequence
 from html import escape
 
 # Distinct for all kinds of color vision, and readable on white and black pages.
@@ -58,6 +60,26 @@ def whole(value: float) -> str:
 def ago(seconds: float) -> str:
     """``now`` or ``12 s ago``."""
     return "now" if seconds < 2 else f"{duration(seconds)} ago"
+
+
+def sparkline(values: Sequence[float], width: int = 80, height: int = 16) -> str:
+    """A curve as a small picture of so many pixels, with a gap where a value is not finite; empty for under two."""
+    finite = [value for value in values if math.isfinite(value)]
+    if len(finite) < 2:
+        return ""
+    low, span = min(finite), (max(finite) - min(finite)) or 1.0
+    step = (width - 4) / (len(values) - 1)
+    path, pen = "", "M"
+    for index, value in enumerate(values):
+        if math.isfinite(value):
+            path += f"{pen}{2 + index * step:.1f} {height - 2 - (value - low) / span * (height - 4):.1f}"
+        pen = "L" if math.isfinite(value) else "M"
+    svg = (
+        f"<svg xmlns='http://www.w3.org/2000/svg' width='{width}' height='{height}'>"
+        f"<path d='{path}' fill='none' stroke='#3b82f6' stroke-width='1.5'/></svg>"
+    )
+    source = f"data:image/svg+xml;base64,{b64encode(svg.encode()).decode()}"
+    return f"<img alt='' width='{width}' height='{height}' style='vertical-align:middle' src='{source}'>"
 
 
 def duration(seconds: float) -> str:

@@ -188,6 +188,12 @@ class RingMagics(Magics):
             raise RingError("no cell has run in this notebook; name runs, `%ring runs` lists them")
         return catalogue.plot(records, metrics, **look)
 
+    def _share(self, where: str, name: str) -> None:
+        print(self._session.sharing.begin(where, name))  # noqa: T201
+
+    def _classroom(self, sources: list[str]) -> None:
+        self._session.watch_classroom([] if sources == ["off"] else sources)
+
     def _runs(self, action: str | None, names: list[str], every: bool, sort: str, where: list[str]) -> Any:
         if action is None:
             return catalogue.listing(every=every, sort=sort, where=where)

@@ -292,6 +292,8 @@ def _ring() -> LineParser:
         notify="say when a long run ends, fails or logs NaN: in JupyterLab, and by a function of this notebook",
         runs="list the runs of this folder, newest first; compare, tag, note or delete some, or write what one printed",
         plot="chart metrics of the last run, or of several runs in the same charts",
+        share="let others see the newest run: by a read-only link, or by a small file in a folder that they can read",
+        classroom="show the runs that others share, as tiles: those that need somebody first",
         export="write the last cell and the --setup cells before it as a script for ringrun",
         submit="run the last cell, behind the --setup cells before it, as a batch job of its own",
         doctor="check everything that engines need, on all hosts, and say what to fix",
@@ -422,6 +424,14 @@ def _ring() -> LineParser:
         "--smooth", type=_share, default=0.0, metavar="0.9", help="average: the share of the value before"
     )
     plot.add_argument("--log", action="store_true", help="a logarithmic scale where all values are positive")
+    share = commands["share"]
+    share.add_argument(
+        "where", nargs="?", default="", metavar="FOLDER", help="a folder instead of a link; off: share nothing more"
+    )
+    share.add_argument("--as", dest="name", default="", metavar="NAME", help="your name there; by default your login")
+    commands["classroom"].add_argument(
+        "sources", nargs="+", metavar="FOLDER|LINK", help="where they share them; off: the tiles stay as they are"
+    )
     export = commands["export"]
     export.add_argument("path", metavar="FILE", help="the script to write")
     export.add_argument(

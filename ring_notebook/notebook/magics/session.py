@@ -35,6 +35,7 @@ from ring_notebook.notebook.panel.chart_area import load_charts
 from ring_notebook.notebook.record.choices import CellOptions
 from ring_notebook.notebook.record.run_record import RunRecord
 from ring_notebook.notebook.run.catalogue import find, runs_directory
+from ring_notebook.notebook.run.classroom import Classroom
 from ring_notebook.notebook.run.export import Script, export, set_up_before, set_up_cells, set_up_runs, write_job
 from ring_notebook.notebook.run.failures import brief, primary
 from ring_notebook.notebook.run.knob_changes import listing, shown
@@ -42,6 +43,7 @@ from ring_notebook.notebook.run.notices import show_in_lab
 from ring_notebook.notebook.run.run import Run
 from ring_notebook.notebook.run.scaling_report import ScalingReport, measured_run
 from ring_notebook.notebook.run.send import spoken_name
+from ring_notebook.notebook.run.sharing import Sharing
 from ring_notebook.notebook.style import ago, duration
 from ring_notebook.notebook.table import Listing
 from ring_notebook.prediction import compare
@@ -63,6 +65,8 @@ class Session:
         self.default = False  # whether cells without a magic run on the ranks
         self._syncs = False  # before each cell
         self.setup: list[RunRecord] = []  # runs of the set-up cells
+        self.sharing = Sharing(lambda: self.run.log if self.run is not None else None)
+        self._classroom: Classroom | None = None
         self.waiting = CellQueue(self._in_progress, self._ranks_to_come)  # cells that wait
         self._names: dict[str, list[str]] = {}
         self._batch: BatchCluster | None = None
@@ -654,6 +658,14 @@ class Session:
         if self.run is None:
             raise RingError("no cell has run in this notebook; name a run, `%ring runs` lists them")
         return self.run.log
+
+    def watch_classroom(self, sources: Sequence[str]) -> None:
+        """Draw the runs that others share in the current cell; without ``sources``, end that. See `Classroom`."""
+        before, self._classroom = self._classroom, None
+        if before is not None:
+            before.close()
+        if sources:
+            self._classroom = Classroom(sources)
 
     def status(self) -> Listing:
         """A table of the engines and what each is doing."""

@@ -11,7 +11,6 @@ from IPython import get_ipython
 from IPython.display import DisplayHandle, display
 from ipywidgets import HTML, Button, HBox, Layout, VBox
 
-from ring_notebook.config import config
 from ring_notebook.notebook import close_widgets
 from ring_notebook.notebook.panel import (
     headline,
@@ -166,9 +165,7 @@ class Panel:
         self._picture_due = monotonic() + max(PICTURE_PERIOD, 100 * (monotonic() - begun))
 
     def _draw_text(self, view: RunView) -> None:
-        stuck = view.stuck(config().stall_warning)
-        if not view.names and not any(rank.status and rank.status.waiting for rank in stuck):
-            stuck = ()  # the run has not begun to train; the panel shows what it is doing
+        stuck = waits.stuck(view)
         content = headline.headline(self._log, view, stuck)
         self._head.value, self._alarms.value = headline.first_row(content), headline.alarms(content, live=True)
         if view.names and monotonic() >= self._table_due:

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
+from ring_notebook.config import config
 from ring_notebook.notebook.record.run_view import RankView, RunView
 from ring_notebook.notebook.style import duration
 from ring_notebook.words import plural, rank_list, ranks
@@ -62,6 +63,13 @@ def beginning_html(view: RunView, source: str, first_line: int) -> str:
     if not listed:
         return ""
     return f"<div class='ring-begin'>{''.join(f'<div>{escape(one)}</div>' for one in listed)}</div>"
+
+
+def stuck(view: RunView) -> tuple[RankView, ...]:
+    """All ranks, if none has made progress for RING_STALL_WARNING seconds; empty before the run has begun to train."""
+    stalled = view.stuck(config().stall_warning)
+    trains = view.names or any(rank.status and rank.status.waiting for rank in stalled)
+    return stalled if trains else ()
 
 
 def stall_sentence(stalled: Sequence[RankView], source: str = "", first_line: int = 1) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import shutil
 import time
-from base64 import b64encode
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -28,6 +27,7 @@ from ring_notebook.notebook.record.constants import constants
 from ring_notebook.notebook.record.run_files import OUTPUT_TEXT
 from ring_notebook.notebook.record.run_record import UNREADABLE, RunRecord, first_line, read_about, read_summary
 from ring_notebook.notebook.record.run_view import SAMPLES
+from ring_notebook.notebook.style import sparkline
 from ring_notebook.notebook.table import Listing, sort_key
 from ring_notebook.words import plural
 
@@ -93,7 +93,7 @@ def _listing(entries: Sequence[_Entry], note: str) -> Listing:
     curve = [_CURVE] if any(one.curve for one in entries) else []
     columns = ["name", *curve, *values[:_SHOWN], *facts, *optional, *folded]
     rows = [[one.cell(name) for name in columns] for one in entries]
-    pictures = {"name": [one.named() for one in entries], _CURVE: [_sparkline(one.curve) for one in entries]}
+    pictures = {"name": [one.named() for one in entries], _CURVE: [sparkline(one.curve) for one in entries]}
     keys = {name: [one.value(name) for one in entries] for name in columns if name not in (_CURVE, *optional)}
     return Listing(columns, rows, note, keys if len(rows) > 1 else {}, pictures, folded)
 
@@ -299,23 +299,3 @@ def _bars(values: Sequence[float]) -> str:
         return ""
     low, height = min(finite), (max(finite) - min(finite)) or 1.0
     return "".join(_BARS[1 + int((value - low) / height * 7)] if math.isfinite(value) else _BARS[0] for value in values)
-
-
-def _sparkline(values: Sequence[float]) -> str:
-    """A curve as a small picture, with a gap where a value is not finite."""
-    finite = [value for value in values if math.isfinite(value)]
-    if len(finite) < 2:
-        return ""
-    low, height = min(finite), (max(finite) - min(finite)) or 1.0
-    step = 76 / (len(values) - 1)
-    path, pen = "", "M"
-    for index, value in enumerate(values):
-        if math.isfinite(value):
-            path += f"{pen}{2 + index * step:.1f} {14 - (value - low) / height * 12:.1f}"
-        pen = "L" if math.isfinite(value) else "M"
-    svg = (
-        "<svg xmlns='http://www.w3.org/2000/svg' width='80' height='16'>"
-        f"<path d='{path}' fill='none' stroke='#3b82f6' stroke-width='1.5'/></svg>"
-    )
-    source = b64encode(svg.encode()).decode()
-    return f"<img alt='' width='80' height='16' style='vertical-align:middle' src='data:image/svg+xml;base64,{source}'>"
