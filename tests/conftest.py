@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -30,10 +31,16 @@ def _no_leftovers() -> Iterator[None]:
     assert not (complaints := before.complaints()), "\n".join(complaints)
 
 
+@pytest.fixture(scope="session")
+def numpy_site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the package of `without_torch`."""
+    return tmp_path_factory.mktemp("site")
+
+
 @pytest.fixture(scope="module")
-def without_torch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def without_torch(numpy_site: Path) -> Iterator[None]:
     """The engines that a file starts do not load PyTorch: most of the time of their start is that."""
-    with numpy_framework(tmp_path_factory.mktemp("site")):
+    with numpy_framework(numpy_site):
         yield
 
 

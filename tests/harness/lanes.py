@@ -1,7 +1,8 @@
 """The pytest plugin that runs folders of tests in parallel lanes and reports all of them as one run.
 
-A lane is a pytest of its own for some folders, whose tests often wait. It writes its reports to a file. The first
-pytest, which a user started, repeats them file by file, with one summary and one exit code at the end.
+A lane is a pytest of its own for some folders. It writes its reports to a file. The first pytest, which a user started,
+starts a lane whenever fewer than `AT_ONCE` run, and repeats their reports file by file, with one summary and one exit
+code at the end.
 """
 
 from __future__ import annotations
@@ -26,8 +27,11 @@ from ring_notebook.launch.supervisor.parent_death import wrap
 
 __all__ = ["LANES", "Lane", "Reporter"]
 
-LANES = (("elastic", "hosts"), ("jobs",), ("attack", "browser"), ("notebook",))
-"""The folders of each lane: tests whose processes often sleep and wait for one another. All take about as long."""
+LANES = ("notebook/cluster", "jobs", "hosts", "browser", "notebook", "native", "attack", "elastic")
+"""The folder of each lane, without those in it that are lanes themselves. The longest lanes begin first."""
+
+AT_ONCE = 4
+"""Lanes that run beside the first pytest: on two cores the tests of two often sleep and wait for one another."""
 
 REPORTS = "TEST_LANE_REPORTS"
 """Environment: the file to which a lane writes its reports. Its presence means: this pytest is a lane."""
@@ -50,7 +54,21 @@ class Lane:
         self._over = False
         self._deadline: float | None = None
         self._lines: list[dict[str, Any]] = []
-        timeout = config.getoption("timeout", None)
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def began(self) -> bool:
+        """Whether it was started."""
+        return self._process is not None
+
+    @property
+    def runs(self) -> bool:
+        """Whether it was started and has not ended."""
+        return self._process is not None and self._process.poll() is None
+
+    def start(self) -> None:
+        """Run the tests."""
+        timeout = self._config.getoption("timeout", None)
         program = [
             *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"),
             *("-o", "addopts=--strict-markers --strict-config --import-mode=importlib"),  # the first pytest has chosen
@@ -62,7 +80,7 @@ class Lane:
         with (self._folder / "output.txt").open("wb") as output:
             self._process = subprocess.Popen(
                 wrap(program),
-                cwd=config.rootpath,
+                cwd=self._config.rootpath,
                 env={**env, REPORTS: str(self._folder / "reports.jsonl")},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -81,9 +99,11 @@ class Lane:
 
         A test that the lane did not finish has failed.
         """
+        if self._process is None:
+            return True
         if self._over:
             return False
-        ended = self._process.poll() is not None  # before the reports are read, so that none is missed
+        ended = not self.runs  # before the reports are read, so that none is missed
         if self._take() or self._deadline is None:
             self._deadline = time.monotonic() + SILENCE
         self.repeat()
@@ -99,16 +119,17 @@ class Lane:
 
     def interrupt(self) -> None:
         """Interrupt the lane, if it still runs: the first pytest was interrupted."""
-        if self._process.poll() is None:
+        if self._process is not None and self.runs:
             self._process.send_signal(signal.SIGINT)
 
     def close(self) -> None:
         """Wait for an interrupted lane; kill it if it does not end."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(FAREWELL)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+        if self._process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(FAREWELL)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
         shutil.rmtree(self._folder)
 
     def _take(self) -> int:
@@ -189,8 +210,10 @@ def pytest_runtestloop(session: pytest.Session) -> Generator[None, bool, bool]:
     try:
         lanes.extend(Lane(session.config, items) for items in beside)
         session.items = kept
+        _start_some(lanes)
         result = yield
         while [lane for lane in lanes if lane.more(session)]:
+            _start_some(lanes)
             time.sleep(0.05)
     finally:
         for lane in lanes:
@@ -203,16 +226,25 @@ def pytest_runtestloop(session: pytest.Session) -> Generator[None, bool, bool]:
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, Any, Any]:
     result = yield
+    lanes = item.config.stash.get(_LANES, [])
+    _start_some(lanes)
     if nextitem is None or nextitem.path != item.path:
-        for lane in item.config.stash.get(_LANES, []):
+        for lane in lanes:
             lane.repeat()
     return result
+
+
+def _start_some(lanes: Sequence[Lane]) -> None:
+    """Start the next lanes, if fewer than AT_ONCE run."""
+    waiting = [lane for lane in lanes if not lane.began]
+    for lane in waiting[: max(0, AT_ONCE - sum(lane.runs for lane in lanes)) if waiting else 0]:
+        lane.start()
 
 
 def _divided(session: pytest.Session) -> list[list[pytest.Item]]:
     """The tests that run in parallel: those of no lane, then those of each lane. No list is empty."""
     root = Path(session.config.rootpath, "tests")
-    lane_of = {root / name: at for at, names in enumerate(LANES, 1) for name in names}
+    lane_of = {root / name: at for at, name in enumerate(LANES, 1)}
     divided: list[list[pytest.Item]] = [[] for _ in range(len(LANES) + 1)]
     for item in session.items:
         divided[next((lane_of[folder] for folder in item.path.parents if folder in lane_of), 0)].append(item)

@@ -10,15 +10,19 @@ import pytest
 
 from harness.forked_ranks import ForkServer
 from harness.leftovers import SharedProcesses
+from harness.numpy_framework import installed
 from notebook.kernel import Notebook, with_cluster
 from ring_notebook.config import config
 from ring_notebook.notebook.cluster.cluster import Cluster
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _forked(fork_server: ForkServer) -> Iterator[None]:
-    """All clusters of these tests fork their ranks from one process, except in `test_lifecycle.py`."""
-    with fork_server.used():
+def _forked(fork_server: ForkServer, numpy_site: Path) -> Iterator[None]:
+    """All clusters of these tests fork their ranks from one process, except in `test_lifecycle.py`.
+
+    Those `without_torch` too: it has the path that they need.
+    """
+    with installed(numpy_site), fork_server.used():
         yield
 
 

@@ -83,7 +83,7 @@ def status(notebook: Notebook, until: str) -> str:
         time.sleep(0.1)
 
 
-@pytest.mark.parametrize("name", ["pbs", "lsf"])
+@pytest.mark.parametrize("name", ["pbs", pytest.param("lsf", marks=pytest.mark.slow)])
 def test_cells_wait_for_a_job_and_run_in_it(name: str, notebook: Notebook, tmp_path: Path) -> None:
     system = StandIn(name, tmp_path)
     system.use(notebook)

@@ -109,7 +109,7 @@ def test_from_another_notebook(first: subprocess.Popen[str]) -> None:
 
 
 @pytest.mark.parametrize("first", ["keep"], indirect=True)
-@pytest.mark.parametrize("how", ["killed", "in order"])
+@pytest.mark.parametrize("how", ["killed", pytest.param("in order", marks=pytest.mark.slow)])
 def test_after_the_notebook_is_gone(first: subprocess.Popen[str], how: str) -> None:
     begun = time.monotonic()
     if how == "killed":
@@ -243,6 +243,13 @@ def test_the_clusters_of_this_notebook_come_first(notebooks: Notebooks) -> None:
     notebooks.add("/home/ada/other.ipynb")
     notebooks.add("/home/ada/open.ipynb", is_open=True)
     assert ids() == [mine]
+
+
+def test_one_that_has_a_kernel_is_not_offered(notebooks: Notebooks) -> None:
+    notebooks.add("/home/ada/mine.ipynb", is_open=True)
+    assert discovery.left_behind() == {}
+    kept = notebooks.add("/home/ada/mine.ipynb")
+    assert discovery.left_behind()["id"] == kept
 
 
 def test_of_others_only_one_that_is_kept_is_taken_unasked(notebooks: Notebooks) -> None:

@@ -65,7 +65,7 @@ def assert_gone(pids: list[int]) -> None:
     assert alive(pids) == []
 
 
-@pytest.fixture(params=["idle", "busy"])
+@pytest.fixture
 def kernel(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
     process = subprocess.Popen(
         [sys.executable, "-c", KERNEL, request.param], stdout=subprocess.PIPE, text=True, cwd=tmp_path
@@ -79,6 +79,7 @@ def kernel(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[sub
     process.stdout.close()
 
 
+@pytest.mark.parametrize("kernel", [pytest.param("idle", marks=pytest.mark.slow), "busy"], indirect=True)
 def test_nothing_outlives_a_killed_kernel(kernel: tuple[subprocess.Popen[str], list[int]]) -> None:
     process, pids = kernel
     process.kill()
@@ -86,6 +87,7 @@ def test_nothing_outlives_a_killed_kernel(kernel: tuple[subprocess.Popen[str], l
     assert_gone(pids)
 
 
+@pytest.mark.parametrize("kernel", ["idle", pytest.param("busy", marks=pytest.mark.slow)], indirect=True)
 def test_nothing_outlives_a_killed_controller(kernel: tuple[subprocess.Popen[str], list[int]]) -> None:
     process, pids = kernel
     controller = next(

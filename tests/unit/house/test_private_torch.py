@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -53,6 +54,7 @@ def defined(tree: ast.Module) -> Iterator[str]:
             yield node.attr
 
 
+@functools.cache
 def trees(folder: Path) -> dict[str, ast.Module]:
     files = [path for path in sorted(folder.rglob("*.py")) if path != LIST]
     return {str(path.relative_to(PACKAGE)): ast.parse(path.read_text()) for path in files}

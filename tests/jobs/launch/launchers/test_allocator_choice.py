@@ -50,7 +50,7 @@ def test_ranks_have(tmp_path: Path, allocator: str, shell: bool, expected: bool)
     assert done.stdout.splitlines() == [line, line]
 
 
-def test_memory_at_its_limit(tmp_path: Path) -> None:
+def test_memory_at_its_limit(tmp_path: Path, forked_ranks: None) -> None:
     """Tensors that ring memory has no room for stay where they are, and are reduced as ever."""
     script = tmp_path / "train.py"
     script.write_text(
