@@ -138,8 +138,11 @@ class TwoHosts:
         )
 
     def processes(self) -> list[str]:
-        """The command lines of all processes on the hosts, except their ssh servers."""
-        return [command for command in commands(self.pids()) if not command.startswith("sshd: /")]
+        """The command lines of all processes on the hosts, except their ssh servers and those of a connection.
+
+        A connection to a host that has vanished lasts until TCP gives it up.
+        """
+        return [command for command in commands(self.pids()) if not command.startswith("sshd: ")]
 
     def pids(self) -> list[int]:
         """All processes on the hosts."""
@@ -148,6 +151,13 @@ class TwoHosts:
     def set_link(self, host: int, state: Literal["up", "down"]) -> None:
         """Take the link of ``host`` (0 or 1) away, or bring it back."""
         _ip("-n", f"{self.prefix}-{'ab'[host]}", "link", "set", "link0", state)
+
+    def revive(self, name: str) -> None:
+        """Bring the link and the ssh server of a host back, if it has lost them."""
+        space = f"{self.prefix}-{name[-1]}"
+        _ip("-n", space, "link", "set", "link0", "up")
+        if not any(command.startswith("sshd: /") for command in commands(pids_in(space))):
+            _start_sshd(self.folder, name)
 
     def bytes_sent(self, host: int) -> int:
         """Bytes that have left ``host`` (0 or 1) over the link so far."""
@@ -163,11 +173,11 @@ def commands(pids: Sequence[int]) -> list[str]:
     return found
 
 
-def hosts_or_skip() -> Iterator[TwoHosts]:
-    """For fixtures: two hosts joined by a link of 1 Gbit/s. Skips, and says why, where a machine allows none."""
+def hosts_or_skip(count: int = 2) -> Iterator[TwoHosts]:
+    """For fixtures: hosts joined by a link of 1 Gbit/s. Skips, and says why, where a machine allows none."""
     if reason := missing():
         pytest.skip(f"NOT TESTED on two hosts: {reason}")
-    with two_hosts("1gbit") as made:
+    with two_hosts("1gbit", count) as made:
         yield made
 
 
@@ -212,7 +222,7 @@ def two_hosts(rate: str = "1gbit", count: int = 2) -> Iterator[TwoHosts]:
             subprocess.run(["tc", "-n", space, "qdisc", "add", "dev", "link0", "root", *limit], check=True)
         _write_ssh_files(folder, names)
         for name in names:
-            subprocess.run([str(launcher), name, f"{shutil.which('sshd')} -f {folder / 'sshd_config'}"], check=True)
+            _start_sshd(folder, name)
         deadline = time.monotonic() + 10
         while any(_link(space)["operstate"] != "UP" for space in spaces):
             assert time.monotonic() < deadline, "the link between the hosts does not come up"
@@ -223,6 +233,11 @@ def two_hosts(rate: str = "1gbit", count: int = 2) -> Iterator[TwoHosts]:
             _end_all(space)  # processes left behind after a time limit
             subprocess.run(["ip", "netns", "del", space], stderr=subprocess.DEVNULL, check=False)
         shutil.rmtree(folder)
+
+
+def _start_sshd(folder: Path, name: str) -> None:
+    command = f"{shutil.which('sshd')} -f {folder / 'sshd_config'}"
+    subprocess.run([str(folder / "launcher"), name, command], check=True)
 
 
 def _pair(space: str, other: str, name: str) -> None:

@@ -1,61 +1,99 @@
-"""A training in which one process is killed; a program, run on every rank as ``killed.py WHO WHEN elastic|plain``.
+"""A job in which a process or a host is killed; a program, run on every rank: ``killed.py WHO VICTIM DEAD WHEN KIND``.
 
-WHO is a rank, "agent" (of the second host) or "supervisor"; WHEN is "start", "collective", "between" or "end".
+WHO is "rank", "agent", "host" or "supervisor": the rank VICTIM is killed, what has started it, or its whole host. DEAD
+are the ranks that end with it, as "2,3". WHEN is "start", "collective", "between" or "end", KIND "plain" or "elastic".
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
-import torch
+from ring_notebook.api.basics import barrier, init, rank, size
+from ring_notebook.api.elastic_training import run
+from ring_notebook.api.object_state import ObjectState
+from ring_notebook.api.objects import allreduce_numbers
+from ring_notebook.core.communicator import ReduceOp
 
-import ring_notebook.torch as hvd
-
-who, when, kind = sys.argv[1:]
-me = int(os.environ["RING_RANK"])
-killer = {"supervisor": 0, "agent": 2}.get(who) if not who.isdigit() else int(who)
-
-
-def kill() -> None:
-    if who.isdigit():
-        os.kill(os.getpid(), signal.SIGKILL)
-    os.kill(os.getppid(), signal.SIGKILL)
-    time.sleep(100)  # until this rank ends with it
+STARTERS = {"agent": "ring_notebook.launch.remote.agent", "supervisor": "ring_notebook.launch.supervise"}
+"""The modules of the processes that start ranks."""
 
 
-def perhaps(moment: str) -> None:
-    if (me, when) == (killer, moment):
-        kill()
+def kill(who: str, pid: int) -> None:
+    """Kill the process ``pid``, which is a rank, its agent or supervisor, or all of its host, whose link goes first."""
+    if who == "rank":
+        os.kill(pid, signal.SIGKILL)
+    elif who == "host":
+        _kill_host(pid)
+    else:
+        module = STARTERS[who].encode()
+        while module not in Path(f"/proc/{pid}/cmdline").read_bytes():
+            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        os.kill(pid, signal.SIGKILL)
 
 
-def add(total: float) -> float:
-    """A sum over all ranks; in the third step the killer is killed while it waits for another one in it."""
-    if total >= 3 * hvd.size() and when == "collective" and hvd.size() == 4:
-        if me == killer:
-            threading.Timer(0.3, kill).start()
-        elif me == (killer + 1) % 4:
-            time.sleep(1.0)
-    return total + hvd.allreduce(torch.ones(1), op=hvd.Sum).item()
+def _kill_host(pid: int) -> None:
+    """Cut the link of the network namespace of ``pid``, and kill all processes there, this one last."""
+    there = os.readlink(f"/proc/{pid}/ns/net")
+    command = ["nsenter", "--target", str(pid), "--net", "ip", "link", "set", "link0", "down"]
+    subprocess.run(command, check=True)
+    numbers = [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]
+    for number in sorted(numbers, key=lambda number: number == os.getpid()):
+        with contextlib.suppress(OSError):
+            if os.readlink(f"/proc/{number}/ns/net") == there:
+                os.kill(number, signal.SIGKILL)
 
 
-perhaps("start")
-hvd.init()
-state = hvd.elastic.TorchState(total=0.0)
+class Killing:
+    """What a rank has to know of the kill."""
+
+    def __init__(self, who: str, victim: int, dead: list[int], when: str) -> None:
+        self._who, self._victim, self._dead, self._when = who, victim, dead, when
+
+    def at(self, moment: str, me: int) -> None:
+        """Be at a moment: the victim kills, the others that die with it wait for that."""
+        if moment == self._when and me == self._victim:
+            kill(self._who, os.getpid())
+        if moment == self._when and me in self._dead:
+            time.sleep(600)
+
+    def add(self, total: int, me: int, strikes: bool) -> int:
+        """One more for each rank. Where the kill ``strikes``, the victim is killed while it waits for another rank."""
+        if strikes and self._when == "collective":
+            if me == self._victim:
+                threading.Timer(0.3, kill, (self._who, os.getpid())).start()
+            elif me == (self._victim + 1) % 4:
+                time.sleep(1.0)
+        return total + allreduce_numbers([1], ReduceOp.SUM, "one each")[0]
 
 
-def train(state: hvd.elastic.TorchState) -> None:
-    while state.total < 24:
-        if state.total == 12:
-            perhaps("between")
-        state.total = add(state.total)
-        state.commit()
+def main() -> None:
+    """Entry point."""
+    who, victim, dead, when, kind = sys.argv[1:]
+    me = int(os.environ["RING_RANK"])
+    killing = Killing(who, int(victim), [int(number) for number in dead.split(",")], when)
+    killing.at("start", me)
+    init()
+    state = ObjectState(total=0)
+
+    def train(state: ObjectState) -> None:
+        while state.total < 24:
+            if state.total == 12:
+                killing.at("between", me)
+            state.total = killing.add(state.total, me, strikes=state.total == 12 and size() == 4)
+            state.commit()
+
+    (run(train) if kind == "elastic" else train)(state)
+    barrier()
+    killing.at("end", me)
+    os.write(1, b"rank %d of 4 ended as number %d of %d\n" % (me, rank(), size()))
 
 
-(hvd.elastic.run(train) if kind == "elastic" else train)(state)
-hvd.barrier()
-perhaps("end")
-os.write(1, b"rank %d of 4 ended as one of %d\n" % (me, hvd.size()))
+if __name__ == "__main__":
+    main()

@@ -1,4 +1,4 @@
-"""Each process of a job over two hosts is killed at each moment: words, exit code, who goes on, and what is left."""
+"""Each process and host of a job or cluster is killed at each moment: words, exit code, who lives, what is left."""
 
 from __future__ import annotations
 
@@ -8,66 +8,164 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
-from harness.two_hosts import NAMES, TwoHosts
+from harness.numpy_framework import numpy_framework
+from harness.two_hosts import TwoHosts, hosts_or_skip
 from hosts.test_over_ssh import assert_nothing_is_left
 
-PROGRAM = str(Path(__file__).with_name("killed.py"))
-LIMIT = 120.0
+SCRIPT, NOTEBOOK = (str(Path(__file__).with_name(name)) for name in ("killed.py", "killed_cells.py"))
+LIMIT = 150.0
 """Seconds until a job counts as stuck."""
-WHO = ["0", "3", "agent", "supervisor"]
-WHEN = ["start", "collective", "between", "end"]
-KINDS = ["plain", "elastic"]
-ORDINARY = [("agent", "collective", "elastic"), ("0", "start", "elastic"), ("3", "end", "plain")]
-"""Those that the ordinary tests try."""
+SILENCE = 6
+"""Seconds without a sign of life until a host is lost."""
+WHERE = {1: "", 2: "ring-a:2,ring-b:2", 3: "ring-b:1,ring-a:2,ring-c:1"}
+"""The hosts of the four ranks. The supervisor is on ring-a, with three hosts not on the host of rank 0."""
+PLACES = {1: "aaaa", 2: "aabb", 3: "baac"}
 
 
-def cells() -> list[object]:
-    return [
-        pytest.param(*cell, marks=[] if cell in ORDINARY else [pytest.mark.slow])
-        for cell in itertools.product(WHO, WHEN, KINDS)
-    ]
+class Victim(NamedTuple):
+    """``who`` is a rank, an agent, a host or the supervisor, of the rank ``of``; ``dead`` ranks end with it."""
+
+    who: str
+    of: int
+    dead: list[int]
+
+    @property
+    def has_the_supervisor(self) -> bool:
+        return len(self.dead) == 4
 
 
-def run(hosts: TwoHosts, *arguments: str) -> subprocess.CompletedProcess[str]:
-    elastic = ["--elastic"] if arguments[-1] == "elastic" else []
-    where = f"{NAMES[0]}:2,{NAMES[1]}:2"
-    ringrun = [sys.executable, "-m", "ring_notebook.launch.cli", "--no-prefix", *elastic, "-np", "4", "-H", where]
-    return subprocess.run(
-        [str(hosts.folder / "launcher"), NAMES[0], shlex.join([*ringrun, "python", PROGRAM, *arguments])],
-        env={**os.environ, **hosts.environment},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT,
-        check=False,
+def victim(name: str, count: int) -> Victim:
+    """``name`` is "0" to "3", "supervisor", "home" for its host, or "agent 3" or "host 3" for those of this rank."""
+    places = PLACES[count]
+    if name in ("supervisor", "home"):
+        return Victim("supervisor" if name == "supervisor" else "host", places.index("a"), [0, 1, 2, 3])
+    who, _, of = name.rpartition(" ")
+    number = int(of)
+    return Victim(
+        who or "rank", number, [rank for rank in range(4) if places[rank] == places[number]] if who else [number]
     )
 
 
-@pytest.mark.parametrize(("who", "when", "kind"), cells())
-def test_a_process_is_killed(hosts: TwoHosts, who: str, when: str, kind: str) -> None:
-    done = run(hosts, who, when, kind)
-    dead = {"agent": [2, 3], "supervisor": [0, 1, 2, 3]}.get(who) or [int(who)]
+VICTIMS = {
+    1: ["0", "1", "2", "3", "supervisor"],
+    2: ["0", "1", "2", "3", "supervisor", "home", "agent 2", "host 2"],
+    3: ["0", "1", "2", "3", "supervisor", "home", "agent 0", "agent 3", "host 0", "host 3"],
+}
+WHEN = ["start", "collective", "between", "end"]
+ORDINARY = [
+    (2, "agent 2", "collective", "elastic"),
+    (3, "host 0", "between", "elastic"),
+    (2, "0", "start", "elastic"),
+    (2, "3", "end", "plain"),
+]
+"""Those that the ordinary tests try."""
+
+
+CELLS = [
+    pytest.param(*cell, marks=[] if cell in ORDINARY else [pytest.mark.slow])
+    for count, names in VICTIMS.items()
+    for cell in itertools.product([count], names, WHEN, ["plain", "elastic"])
+]
+
+
+@pytest.fixture(scope="module")
+def three_hosts() -> Iterator[TwoHosts]:
+    yield from hosts_or_skip(3)
+
+
+@pytest.fixture(scope="module")
+def impatient(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A folder for PYTHONPATH: all processes give up a silent host soon."""
+    folder = tmp_path_factory.mktemp("impatient")
+    (folder / "sitecustomize.py").write_text(
+        f"import ring_notebook.verdict\nring_notebook.verdict.SILENCE = {SILENCE}\n"
+    )
+    return str(folder)
+
+
+def execute(hosts: TwoHosts, folder: str, *command: str) -> subprocess.CompletedProcess[str]:
+    paths = filter(None, [folder, str(Path(SCRIPT).parents[1]), os.environ.get("PYTHONPATH")])
+    try:
+        return subprocess.run(
+            [str(hosts.folder / "launcher"), "ring-a", f"exec {shlex.join([sys.executable, *command])}"],
+            env={**os.environ, **hosts.environment, "PYTHONPATH": os.pathsep.join(paths)},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=LIMIT,
+            check=False,
+        )
+    finally:
+        assert_nothing_is_left(hosts)
+        for name in hosts.names:
+            hosts.revive(name)
+
+
+@pytest.mark.parametrize(("count", "name", "when", "kind"), CELLS)
+def test_a_job(
+    hosts: TwoHosts, three_hosts: TwoHosts, impatient: str, count: int, name: str, when: str, kind: str
+) -> None:
+    killed = victim(name, count)
+    where = ["-H", WHERE[count]] if count > 1 else []
+    ringrun = ["-m", "ring_notebook.launch.cli", "--no-prefix", *(["--elastic"] if kind == "elastic" else [])]
+    dead = ",".join(map(str, killed.dead))
+    program = ["python", SCRIPT, killed.who, str(killed.of), dead, when, kind]
+    done = execute(three_hosts if count == 3 else hosts, impatient, *ringrun, "-np", "4", *where, *program)
     ended = sorted(line for line in done.stdout.splitlines() if line.startswith("rank"))
-    goes_on = kind == "elastic" and when != "start" and who != "supervisor"
-    if goes_on:
-        living = [rank for rank in range(4) if rank not in dead]
-        size = 4 if when == "end" else len(living)
-        assert ended == [f"rank {rank} of 4 ended as one of {size}" for rank in living], done.stderr
+    host = rf"(ring-{PLACES[count][killed.of]}|localhost)"
+    if kind == "elastic" and when != "start" and not killed.has_the_supervisor:
+        living = [rank for rank in range(4) if rank not in killed.dead]
+        left = range(4) if when == "end" else living
+        lines = [f"rank {rank} of 4 ended as number {left.index(rank)} of {len(left)}" for rank in living]
+        assert ended == lines, done.stderr
         assert done.returncode == 0, done.stderr
-        for rank in dead:
+        for rank in killed.dead:
             assert f"ringrun: rank {rank} failed: " in done.stderr
-    else:
-        if when != "end":  # at the end the others may have ended before
-            assert ended == [], done.stderr
-        assert done.returncode == (1 if who == "agent" else 137), done.stderr
-        lost = {
-            "agent": "rank [23] on .* failed first: its host is lost",
-            "supervisor": "the launcher of the ranks failed",
-        }
-        words = lost.get(who) or f"rank {who} on {NAMES[int(who) // 2]} failed first: killed by SIGKILL"
-        assert re.search(words, done.stderr), done.stderr
-    assert_nothing_is_left(hosts)
+        return
+    if when != "end":  # at the end the others may have ended before
+        assert ended == [], done.stderr
+    if name == "home":
+        assert done.returncode == -9, done.stderr
+        return
+    assert done.returncode == (1 if killed.who in ("agent", "host") else 137), done.stderr
+    words = {
+        "rank": f"rank {killed.of} on {host} failed first: killed by SIGKILL",
+        "supervisor": "the launcher of the ranks failed",
+    }
+    lost = f"rank [{dead}] on {host} failed first: its host is lost"
+    assert re.search(words.get(killed.who, lost), done.stderr), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("count", "name"),
+    [
+        pytest.param(count, name, marks=[] if (count, name) == (3, "agent 0") else [pytest.mark.slow])
+        for count, names in VICTIMS.items()
+        for name in names
+    ],
+)
+def test_a_notebook(
+    hosts: TwoHosts, three_hosts: TwoHosts, impatient: str, tmp_path: Path, count: int, name: str
+) -> None:
+    """One cluster for all moments, healed after each; another one where the kernel's own host dies."""
+    killed = victim(name, count)
+    there = three_hosts if count == 3 else hosts
+    moments = [[when] for when in WHEN] if name == "home" else [WHEN]
+    with numpy_framework(tmp_path):
+        for whens in moments:
+            dead = ",".join(map(str, killed.dead))
+            network = [there.prefix, str(there.folder), ",".join(there.names)]
+            command = [NOTEBOOK, killed.who, str(killed.of), dead, WHERE[count], PLACES[count], *network, *whens]
+            done = execute(there, impatient, *command)
+            if name == "home":
+                assert done.returncode == -9, done.stderr
+                assert "survived" not in done.stdout
+            else:
+                assert done.returncode == 0, done.stdout + done.stderr
+                assert done.stdout.splitlines() == [f"survived {when}" for when in whens], done.stderr
