@@ -17,6 +17,7 @@ namespace xla = ring::foreign::xla;
 namespace {
 
 constexpr const char* kModule = "ring_notebook.api.foreign_calls";
+constexpr const char* kInterrupted = "KeyboardInterrupt";
 constexpr const char* kEnded = "Python has ended in this process";
 
 py::tuple tuple_of(int dims, const std::int64_t* shape) {
@@ -114,6 +115,8 @@ xla::Error* xla_handler(xla::CallFrame* frame) {
                              &state, output_of,   note_error};
     carry_out(&call);
     if (state.error.empty()) return nullptr;
+    // JAX makes an ordinary error of it. Not in Python code, which would raise it here if this is the main thread.
+    if (state.error.rfind(kInterrupted, 0) == 0) PyErr_SetInterrupt();
     xla::ErrorArguments arguments{sizeof(xla::ErrorArguments), nullptr, state.error.c_str(), xla::kAborted};
     return frame->api->create_error(&arguments);
 }

@@ -7,7 +7,9 @@ on GPUs, whose memory the core is not called with.
 
 from __future__ import annotations
 
+import atexit
 import warnings
+from _thread import interrupt_main
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, TypeAlias
@@ -15,7 +17,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 import jax
-from ring_notebook.api.foreign_calls import ForeignCall, carry_out, register_dtypes
+from ring_notebook.api.foreign_calls import ForeignCall, carry_out, original, register_dtypes
 from ring_notebook.core.buffers import DType
 from ring_notebook.core.foreign_waits import watch_interrupts
 from ring_notebook.core.native import core
@@ -68,6 +70,7 @@ def call(what: ForeignCall, arrays: Sequence[Any], results: Sequence[Result]) ->
 @lru_cache(maxsize=1)
 def _caller() -> Callable[[str, tuple[Any, ...], tuple[Result, ...]], Sequence[Any]]:
     watch_interrupts()
+    _forget_failures()
     if jax.default_backend() != "cpu":
         return _called_back
     try:
@@ -80,6 +83,36 @@ def _caller() -> Callable[[str, tuple[Any, ...], tuple[Result, ...]], Sequence[A
             stacklevel=4,
         )
         return _called_back
+
+
+def _forget_failures() -> None:
+    """Have collectives work again after one that has failed.
+
+    JAX keeps the token of the last program with ordered effects, and gives it to the next one, also where that program
+    has failed: then all later ones would fail with the same error, and the end of the process would print it.
+    """
+    try:
+        from jax._src.dispatch import RuntimeTokenSet, runtime_tokens
+
+        given = RuntimeTokenSet.get_token_input
+    except (ImportError, AttributeError):  # another JAX: its errors stay
+        return
+
+    def drop_failed(tokens: Any) -> None:
+        for effect, token in list(tokens.current_tokens.items()):
+            try:
+                token.block_until_ready()
+            except Exception as error:
+                if original(error) is None:
+                    raise
+                tokens.current_tokens.pop(effect, None)
+
+    def get_token_input(self: Any, *arguments: Any) -> Any:
+        drop_failed(self)  # waits no longer than JAX, which waits for the token that it gives
+        return given(self, *arguments)
+
+    RuntimeTokenSet.get_token_input = get_token_input
+    atexit.register(lambda: drop_failed(runtime_tokens))  # before JAX waits for them
 
 
 def _primitive() -> Callable[[str, tuple[Any, ...], tuple[Result, ...]], Sequence[Any]]:
@@ -154,6 +187,8 @@ def _called_back(spec: str, arrays: tuple[Any, ...], results: tuple[Result, ...]
             return int(outputs[index].ctypes.data) if outputs[index].shape == tuple(shape) else 0
 
         if error := carry_out("xla", spec, tensors, memory):
+            if error.startswith(KeyboardInterrupt.__name__):
+                interrupt_main()  # JAX makes an ordinary error of it
             raise RuntimeError(error)
         return outputs
 

@@ -10,7 +10,7 @@ import ctypes
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, wraps
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 import tensorflow as tf
-from ring_notebook.api.foreign_calls import ForeignCall, carry_out, parse, register_dtypes
+from ring_notebook.api.foreign_calls import ForeignCall, carry_out, original, parse, register_dtypes
 from ring_notebook.api.process_sets import process_set_of
 from ring_notebook.core.buffers import DType
 from ring_notebook.core.foreign_waits import watch_interrupts
@@ -91,7 +91,7 @@ def _run(what: ForeignCall, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
     if ops is None:
         return _called_back(what, tensors, types)
     op = ops.ring_call_by_name if what.by_name else ops.ring_call
-    return list(op(tensors=tensors, Tout=types, spec=what.spec()))
+    return list(_interrupted(op)(tensors=tensors, Tout=types, spec=what.spec()))
 
 
 def gradients_of(
@@ -132,10 +132,41 @@ def _registered_gradient(op: Any, *gradients: Any) -> list[Any]:
     return gradients_of(what, list(op.inputs), list(op.outputs), gradients)
 
 
+def _raise_interrupts() -> None:
+    """Have an interrupt in an op end the call of a function, or of a session, as KeyboardInterrupt.
+
+    TensorFlow makes errors of its own of it.
+    """
+    owners: list[tuple[Any, str]] = [(tf.compat.v1.Session, "run")]
+    try:
+        from tensorflow.python.eager.polymorphic_function.polymorphic_function import Function
+
+        owners.append((Function, "__call__"))
+    except ImportError:  # another TensorFlow: the error stays
+        pass
+    for owner, name in owners:
+        setattr(owner, name, _interrupted(getattr(owner, name)))
+
+
+def _interrupted(function: Any) -> Any:
+    @wraps(function)
+    def call(*arguments: Any, **options: Any) -> Any:
+        try:
+            return function(*arguments, **options)
+        except (tf.errors.OpError, RuntimeError) as error:
+            # Python's own interrupt hits the code that makes the AbortedError, of which pybind11 makes a RuntimeError.
+            if isinstance(original(error), KeyboardInterrupt) or "REPLACED BY KeyboardInterrupt" in str(error):
+                raise KeyboardInterrupt from error
+            raise
+
+    return call
+
+
 @lru_cache(maxsize=1)
 def _ops() -> Any:
     """The ops; None where TensorFlow cannot load them, which a warning says once."""
     watch_interrupts()
+    _raise_interrupts()
     spec = find_spec("ring_notebook._core")
     path = Path(spec.origin if spec and spec.origin else "").parent / "_tensorflow_ops.so"
     try:

@@ -60,3 +60,31 @@ def test_horovods_names_and_a_script_with_them() -> None:
     script = SCRIPT.replace("NAMES.items", f"{WITH_TENSORFLOW!r}.items")
     done = subprocess.run([*command, sys.executable, "-c", script], capture_output=True, text=True, timeout=280)
     assert done.stdout == "[] 0.0\n" * 2, done.stderr
+
+
+INTERRUPTED = """
+import os, signal, threading
+import tensorflow as tf
+import ring_notebook.tensorflow as hvd
+hvd.init()
+hvd.allreduce(tf.ones(3))
+if hvd.rank() == 1:
+    threading.Event().wait()  # until rank 0 has ended
+threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+try:
+    WAIT
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+os._exit(3)
+"""
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    "wait", ["hvd.allreduce(tf.ones(3))", "tf.function(lambda: hvd.allreduce(tf.ones(3)), autograph=False)()"]
+)
+def test_ctrl_c_in_an_operation_that_waits_is_an_interrupt(wait: str) -> None:
+    script = INTERRUPTED.replace("WAIT", wait)
+    command = [sys.executable, "-m", "ring_notebook.launch.cli", "--no-prefix", "-np", "2"]
+    done = subprocess.run([*command, sys.executable, "-c", script], capture_output=True, text=True, timeout=280)
+    assert "interrupted\n" in done.stdout, done.stderr
