@@ -1,0 +1,81 @@
+"""Steps of Keras on JAX that leave the model its weights when they fail, or are interrupted.
+
+Keras donates the memory of the weights to the compiled step, which no longer has them when an operation in it fails.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any
+
+from ring_notebook.core.step_guard import step_guard
+from ring_notebook.keras.chosen_keras import backend, keras
+from ring_notebook.keras.distributed_optimizer import DistributedMixin
+
+_PARTS = ("trainable_variables", "non_trainable_variables", "optimizer_variables", "metrics_variables")
+
+
+def keep_weights() -> None:
+    """From now on, training steps of models with a distributed optimizer keep the weights until they have succeeded.
+
+    Such a step needs memory for the variables before and after it. Does nothing with other frameworks under Keras, and
+    the second time.
+    """
+    make = keras.Model.make_train_function if backend() == "jax" else None
+    if make is None or hasattr(make, "_ring_keeps"):
+        return
+
+    @wraps(make)
+    def make_train_function(model: Any, force: bool = False) -> None:
+        optimizer = getattr(model, "optimizer", None)
+        if not isinstance(optimizer, DistributedMixin):
+            make(model, force)
+            return
+        size = optimizer._ring.process_set.size()
+        if not force and getattr(model.train_function, "ring_size", None) == size:
+            return
+        with _without_donation(sys.modules[make.__module__]):
+            make(model, True)  # also where it was made for another number of ranks, which the program knows
+        model.train_function = _keeping(model, model.train_function)
+        model.train_function.ring_size = size
+
+    make_train_function._ring_keeps = True  # type: ignore[attr-defined]
+    keras.Model.make_train_function = make_train_function
+
+
+@contextmanager
+def _without_donation(trainer: Any) -> Iterator[None]:
+    owner: Any = trainer if hasattr(trainer, "jit") else sys.modules["jax"]  # older Keras names `jax.jit`
+    jit = owner.jit
+
+    def without_donation(*functions: Any, **options: Any) -> Any:
+        return jit(*functions, **{name: value for name, value in options.items() if not name.startswith("donate")})
+
+    owner.jit = without_donation
+    try:
+        yield
+    finally:
+        owner.jit = jit
+
+
+def _keeping(model: Any, step: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    jax: Any = sys.modules["jax"]
+
+    def keeping(state: Sequence[Any], iterator: Any) -> Any:
+        last = state
+        try:
+            with step_guard.holding():  # an interrupt between the step and its result would lose the result
+                outputs, after = step(state, iterator)
+                jax.block_until_ready(after)  # JAX returns before the program has ended
+                last = after
+        except BaseException:
+            model._jax_state = dict(zip(_PARTS, last, strict=True))
+            model._jax_state_synced = False
+            model.jax_state_sync()
+            raise
+        return outputs, after
+
+    return keeping
