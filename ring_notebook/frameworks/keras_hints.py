@@ -18,7 +18,7 @@ def _hints(cell: CellCalls) -> Iterator[Hint]:
     """Only certain hints: none for something that an earlier cell may have set up."""
     compiled, fits = cell.first({"compile"}), cell.first({"fit"})
     optimizer = next((call for call in cell.calls if call.name in _OPTIMIZERS and "optimizers" in call.whole), None)
-    if compiled is None or fits is None:
+    if compiled is None or fits is None or "prepare" in cell.names:
         return
     wrapped = cell.first({"DistributedOptimizer", "PartialDistributedOptimizer"})
     if wrapped is None:

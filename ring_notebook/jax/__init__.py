@@ -22,6 +22,7 @@ from ring_notebook.jax.collectives import (
     grouped_allreduce,
     reducescatter,
 )
+from ring_notebook.jax.prepared_trees import prepare
 
 __all__ = [
     "DistributedOptimizer",
@@ -32,6 +33,7 @@ __all__ = [
     "broadcast",
     "broadcast_parameters",
     "grouped_allreduce",
+    "prepare",
     "reducescatter",
 ]
 __all__ += common.__all__

@@ -31,11 +31,16 @@ class GradientTransformation(NamedTuple):
     update: Any
 
 
+def is_optimizer(value: Any) -> bool:
+    """Whether this is an optimizer as optax has them."""
+    return callable(getattr(value, "init", None)) and callable(getattr(value, "update", None))
+
+
 def DistributedOptimizer(  # noqa: N802 - the name of the other faces
     optimizer: Any, op: ReduceOp = ReduceOp.AVERAGE, process_set: ProcessSet = global_process_set
 ) -> GradientTransformation:
     """An optax optimizer (``init`` and ``update``) that updates with the gradients of all ranks."""
-    if not callable(getattr(optimizer, "init", None)) or not callable(getattr(optimizer, "update", None)):
+    if not is_optimizer(optimizer):
         raise TypeError(f"DistributedOptimizer takes an optax optimizer, got {type(optimizer).__name__}")
 
     def update(updates: Any, state: Any, params: Any = None, **more: Any) -> Any:

@@ -4,12 +4,15 @@ from ring_notebook.api import common
 from ring_notebook.api.common import *  # noqa: F403 - what all faces share
 from ring_notebook.keras import callbacks, elastic
 from ring_notebook.keras.distributed_optimizer import DistributedOptimizer, PartialDistributedOptimizer
-from ring_notebook.keras.fit_rows import log_fits
+from ring_notebook.keras.fit_rows import extend_fits
 from ring_notebook.keras.gradient_compression import Compression
+from ring_notebook.keras.jax_steps import keep_weights
+from ring_notebook.keras.prepared_models import prepare
 from ring_notebook.keras.saved_models import load_model
 from ring_notebook.keras.values import allgather, allreduce, broadcast, reducescatter
 
-log_fits()
+extend_fits()
+keep_weights()
 
 __all__ = [
     "Compression",
@@ -21,6 +24,7 @@ __all__ = [
     "callbacks",
     "elastic",
     "load_model",
+    "prepare",
     "reducescatter",
 ]
 __all__ += common.__all__

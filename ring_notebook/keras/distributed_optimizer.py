@@ -36,6 +36,10 @@ class _Options:
         self.process_set = process_set
         self.scale_local = scale_local
         self.factor = factor
+        self.prepared: int | None = None
+        """The rank whose variables `prepare` has given to all; None where it has not been called."""
+        self.scaled = 1
+        """The factor of `prepare` in the learning rate."""
         self.local: list[Any] = []
         self.variables: list[Any] = []  # of the gradients that are applied now
         self.frame: Any = None  # the step's, where Python makes it
@@ -48,8 +52,8 @@ class _Options:
     def reduce(self, gradients: Sequence[Any]) -> list[Any]:
         """The gradients over all ranks, on whose success all ranks have agreed."""
         gradients = list(gradients)
-        if self.process_set.size() == 1 or not gradients:
-            return gradients
+        if not gradients or (self.process_set.size() == 1 and backend() == "torch"):
+            return gradients  # a program, which is traced once, may run with more ranks later
         local = {id(variable) for variable in self.local}
         known = self.variables if len(self.variables) == len(gradients) else [None] * len(gradients)
         shared = [index for index, variable in enumerate(known) if id(variable) not in local]

@@ -1,4 +1,4 @@
-"""``fit`` in a notebook's run: loss, metrics, samples and progress become rows of its record by themselves."""
+"""``fit``: with the callbacks that `prepare` asks for; in a notebook's run loss, metrics and progress are logged."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 from ring_notebook.core.metrics import is_attached, log, set_progress
 from ring_notebook.keras.chosen_keras import keras
+from ring_notebook.keras.prepared_models import callbacks_of
 
 _DEFAULT_BATCH = 32  # of Keras, for arrays
 
@@ -42,32 +43,37 @@ class _Rows(keras.callbacks.Callback):  # type: ignore[misc]
             log(**validation, epoch=epoch)
 
 
-def log_fits() -> None:
-    """From now on, in runs of a notebook, ``fit`` of every model logs. Does nothing the second time."""
+def extend_fits() -> None:
+    """From now on ``fit`` of every model has the callbacks that its `prepare` asks for, and logs in a notebook's run.
+
+    Does nothing the second time.
+    """
     fit = keras.Model.fit
-    if hasattr(fit, "_ring_logs"):
+    if hasattr(fit, "_ring_extended"):
         return
 
     arguments = signature(fit)
 
     @wraps(fit)
-    def logged(*args: Any, **kwargs: Any) -> Any:
-        if not is_attached():
-            return fit(*args, **kwargs)
+    def extended(*args: Any, **kwargs: Any) -> Any:
         call = arguments.bind(*args, **kwargs)
         call.apply_defaults()
         options = call.arguments
-        rows = _Rows(_batch_size(options["x"], options["batch_size"]), options["initial_epoch"], options["epochs"])
+        first, last = callbacks_of(options["self"]), []
+        if is_attached():
+            samples = _batch_size(options["x"], options["batch_size"])
+            last = [_Rows(samples, options["initial_epoch"], options["epochs"])]
         given = options["callbacks"]
         if isinstance(given, keras.callbacks.CallbackList):
-            given.append(rows)
-        else:
+            for callback in (*first, *last):
+                given.append(callback)
+        elif first or last:
             given = [given] if isinstance(given, keras.callbacks.Callback) else list(given or ())
-            options["callbacks"] = [*given, rows]
+            options["callbacks"] = [*first, *given, *last]
         return fit(*call.args, **call.kwargs)
 
-    logged._ring_logs = True  # type: ignore[attr-defined]
-    keras.Model.fit = logged
+    extended._ring_extended = True  # type: ignore[attr-defined]
+    keras.Model.fit = extended
 
 
 def _batch_size(data: Any, batch_size: int | None) -> int:

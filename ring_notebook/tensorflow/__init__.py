@@ -16,6 +16,7 @@ from ring_notebook.api import common
 from ring_notebook.api.common import *  # noqa: F403 - what all faces share
 from ring_notebook.tensorflow import elastic
 from ring_notebook.tensorflow.gradients import DistributedGradientTape, PartialDistributedGradientTape
+from ring_notebook.tensorflow.keras_models import prepare
 from ring_notebook.tensorflow.session_optimizer import DistributedOptimizer
 from ring_notebook.tensorflow.sync_batch_normalization import SyncBatchNormalization
 from ring_notebook.tensorflow.tensor_collectives import (
@@ -69,6 +70,7 @@ __all__ = [
     "grouped_reducescatter",
     "local_rank_op",
     "local_size_op",
+    "prepare",
     "process_set_included_op",
     "rank_op",
     "reducescatter",

@@ -128,7 +128,7 @@ def case_process_sets() -> None:
         hvd.allgather(own(), process_set=[0, 1])
 
 
-def _train(x, y, average) -> dict[str, jax.Array]:
+def _train(x, y, average, prepare=False) -> dict[str, jax.Array]:
     def loss(weights, x, y):
         return jnp.mean((jnp.tanh(x @ weights["a"]) @ weights["b"] - y) ** 2)
 
@@ -138,7 +138,10 @@ def _train(x, y, average) -> dict[str, jax.Array]:
         "b": jnp.asarray(rng.normal(size=8), jnp.float32),
     }
     optimizer = optax.adam(0.05)
-    if average:
+    if prepare:
+        weights, optimizer = hvd.prepare(jax.tree.map(lambda leaf: leaf + hvd.rank(), weights), optimizer)
+        assert hvd.prepare(optimizer) is optimizer
+    elif average:
         optimizer = hvd.DistributedOptimizer(optimizer)
         weights = hvd.broadcast_parameters(jax.tree.map(lambda leaf: leaf + hvd.rank(), weights), 0)
     state = optimizer.init(weights)
@@ -155,12 +158,20 @@ def _train(x, y, average) -> dict[str, jax.Array]:
 
 def case_training_equals_that_of_the_joined_batch() -> None:
     rows = slice(hvd.rank(), None, hvd.size())
-    own_weights = _train(X[rows], Y[rows], average=True)
-    every = hvd.allgather_object(jax.tree.map(np.asarray, own_weights))
     joined = _train(X, Y, average=False)
-    for name in joined:
-        assert all((other[name] == every[0][name]).all() for other in every)
-        np.testing.assert_allclose(own_weights[name], joined[name], rtol=2e-5, atol=2e-6)
+    for prepare in (False, True):
+        own_weights = _train(X[rows], Y[rows], average=True, prepare=prepare)
+        every = hvd.allgather_object(jax.tree.map(np.asarray, own_weights))
+        for name in joined:
+            assert all((other[name] == every[0][name]).all() for other in every)
+            np.testing.assert_allclose(own_weights[name], joined[name], rtol=2e-5, atol=2e-6)
+
+
+def case_prepare_refuses_what_it_cannot_take() -> None:
+    with pytest.raises(TypeError, match="takes optimizers of optax and pytrees of arrays; argument 2 is str 'adam'"):
+        hvd.prepare({"a": own()}, "adam")
+    with pytest.raises(TypeError, match="got no argument"):
+        hvd.prepare()
 
 
 def case_a_mismatch_names_both_sides_and_the_job_continues() -> None:
@@ -172,6 +183,22 @@ def case_a_mismatch_names_both_sides_and_the_job_continues() -> None:
         jax.jit(lambda x: hvd.allreduce(x, name="w"))(jnp.ones(3 + hvd.rank())).block_until_ready()
     assert isinstance(original(caught.value), hvd.CollectiveMismatch)
     np.testing.assert_array_equal(hvd.allreduce(jnp.ones(2)), np.ones(2))
+
+
+def case_after_a_program_that_failed_in_the_background_the_next_works() -> None:
+    if hvd.size() < 2:
+        return
+
+    def large(x):
+        for _ in range(8):
+            x = jnp.tanh(x @ x)  # JAX returns before programs that take long have ended
+        return hvd.allreduce(x[: 3 + hvd.rank()], name="w")
+
+    failed = jax.jit(large)(jnp.ones((256, 256)))
+    with pytest.raises(jax.errors.JaxRuntimeError, match="allreduce 'w': expected"):
+        failed.block_until_ready()
+    for call in both(hvd.allreduce):
+        np.testing.assert_array_equal(call(jnp.ones(2)), np.ones(2))
 
 
 def case_a_rank_that_fails_ends_the_operations_of_the_others() -> None:

@@ -16,8 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ring_notebook.api import preparation
 from ring_notebook.api.objects import allreduce_numbers, broadcast_object, gather_objects
-from ring_notebook.api.process_sets import ProcessSet, global_process_set
+from ring_notebook.api.process_sets import ProcessSet
 from ring_notebook.config import config
 from ring_notebook.core import world
 from ring_notebook.core.communicator import ReduceOp
@@ -99,12 +100,10 @@ def furthest(optimizers: Sequence[torch.optim.Optimizer]) -> int:
 
     All ranks call this and then take that rank's values; they also take over its number of steps.
     """
-    if world.doubts() == 0:
-        return 0
-    rows = gather_objects([steps_of(optimizer) for optimizer in optimizers], "steps made", global_process_set)
-    root = max(range(len(rows)), key=lambda rank: (sum(rows[rank]), -rank))
-    for optimizer, steps in zip(optimizers, rows[root], strict=False):
-        set_steps(optimizer, steps)
+    root, made = preparation.furthest([steps_of(optimizer) for optimizer in optimizers])
+    if world.doubts() > 0:
+        for optimizer, steps in zip(optimizers, made, strict=False):
+            set_steps(optimizer, steps)
     return root
 
 

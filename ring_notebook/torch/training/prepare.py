@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeAlias, TypeVar, overload
 
 import torch
@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 from ring_notebook.api.arguments import check_passes
 from ring_notebook.api.basics import local_rank, size
 from ring_notebook.api.objects import gather_objects
+from ring_notebook.api.preparation import by_kind, in_order, prepare_of_another
 from ring_notebook.api.process_sets import global_process_set
 from ring_notebook.core import world
 from ring_notebook.core.metrics import note_params
@@ -37,7 +38,12 @@ M = TypeVar("M", bound=torch.nn.Module)
 T = TypeVar("T")
 O = TypeVar("O", bound=torch.optim.Optimizer)  # noqa: E741
 Distributed: TypeAlias = ReducingOptimizer | AdasumOptimizer | FusedOptimizer
-_TAKEN = "models, optimizers, loaders and learning rate schedulers"
+_KINDS: dict[str, Callable[[Any], bool]] = {
+    "models": lambda one: isinstance(one, torch.nn.Module),
+    "optimizers": lambda one: isinstance(one, torch.optim.Optimizer),
+    "loaders": lambda one: isinstance(one, DataLoader),
+    "learning rate schedulers": lambda one: isinstance(one, LRScheduler),
+}
 
 
 @overload
@@ -140,19 +146,17 @@ def prepare(
         Takes one model and one optimizer.
     options: keyword arguments of `DistributedOptimizer`; not with a ``strategy``.
 
+    Objects of Keras or JAX go to `prepare` of their face, whichever is imported.
+
     Raises NotInitializedError before ``init()``; TypeError, which names the argument, for any other object; ValueError
     for an optimizer of a model that is not passed, and for ``noise_scale`` with a loader of unknown batch size;
     TypeError for ``noise_scale`` or ``accumulate`` with ``fused=True``, ``op=Adasum`` or a ``strategy``.
     """
-    if not objects:
-        raise TypeError(f"prepare takes {_TAKEN}, got no argument")
-    for number, one in enumerate(objects, 1):
-        if not isinstance(one, (torch.nn.Module, torch.optim.Optimizer, DataLoader, LRScheduler)):
-            raise TypeError(f"prepare takes {_TAKEN}; argument {number} is {_described(one)}")
-    models = [one for one in objects if isinstance(one, torch.nn.Module)]
-    optimizers = [one for one in objects if isinstance(one, torch.optim.Optimizer)]
-    loaders = [one for one in objects if isinstance(one, DataLoader)]
-    schedulers = [one for one in objects if isinstance(one, LRScheduler)]
+    if another := prepare_of_another(objects, "torch"):
+        own_options = {"noise_scale": (noise_scale, False), "accumulate": (accumulate, 1), "strategy": (strategy, None)}
+        given = {name: value for name, (value, default) in own_options.items() if value != default}
+        return another(*objects, scale_lr=scale_lr, **given, **options)
+    models, optimizers, loaders, schedulers = by_kind(objects, _KINDS).values()
     _check_options(models, optimizers, noise_scale, accumulate, strategy, options)
     device = accelerator()
     prepared: dict[int, Any] = {id(one): one for one in objects}
@@ -185,8 +189,7 @@ def prepare(
             prepared[id(optimizer)] = _distributed(optimizer, names, batch, noise_scale, accumulate, options)
     if strategy is not None:
         prepared[id(models[0])] = wrap(prepared[id(models[0])], optimizers[0], strategy)
-    returned = tuple(prepared[id(one)] for one in objects)
-    return returned if len(returned) > 1 else returned[0]
+    return in_order(objects, prepared)
 
 
 def _give_up_lost_shares(optimizers: Sequence[torch.optim.Optimizer]) -> None:
@@ -207,12 +210,6 @@ def _give_up_lost_shares(optimizers: Sequence[torch.optim.Optimizer]) -> None:
                     f"{_class_of(original_of(owner))} is lost (fused=True); the state begins anew on all ranks",
                     stacklevel=3,
                 )
-
-
-def _described(value: object) -> str:
-    """``value`` for an error: its class, and its repr if that is short."""
-    text = repr(value)
-    return f"{type(value).__name__} {text}" if len(text) < 60 else f"an object of class {type(value).__name__}"
 
 
 def _check_options(

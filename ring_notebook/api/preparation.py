@@ -1,0 +1,74 @@
+"""What the `prepare` of every face shares: which objects it takes, from which rank the values come, what it returns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from typing import Any
+
+from ring_notebook.api.objects import gather_objects
+from ring_notebook.api.process_sets import global_process_set
+from ring_notebook.core import world
+from ring_notebook.frameworks import Framework, frameworks
+
+
+def framework_of(value: object) -> Framework | None:
+    """The framework of the first class of ``value`` that belongs to one; a model may be a module of another too."""
+    for kind in type(value).__mro__:
+        for known in frameworks():
+            if known.named_in([kind.__module__]):
+                return known
+    return None
+
+
+def prepare_of_another(objects: Sequence[Any], own: str) -> Callable[..., Any] | None:
+    """The `prepare` of another face than that of ``own`` to which one of ``objects`` belongs; None if there is none."""
+    for one in objects:
+        found = framework_of(one)
+        if found is not None and found.name != own:
+            prepare: Callable[..., Any] | None = getattr(import_module(found.face), "prepare", None)
+            if prepare is not None:
+                return prepare
+    return None
+
+
+def by_kind(objects: Sequence[Any], kinds: Mapping[str, Callable[[Any], bool]]) -> dict[str, list[Any]]:
+    """The objects of each kind, whose name is a plural; the first kind that takes an object has it.
+
+    Raises TypeError, which names the argument, for an object of none, and without objects.
+    """
+    *most, last = kinds
+    taken = f"{', '.join(most)} and {last}" if most else last
+    if not objects:
+        raise TypeError(f"prepare takes {taken}, got no argument")
+    found: dict[str, list[Any]] = {name: [] for name in kinds}
+    for number, one in enumerate(objects, 1):
+        name = next((name for name, takes in kinds.items() if takes(one)), None)
+        if name is None:
+            raise TypeError(f"prepare takes {taken}; argument {number} is {_described(one)}")
+        found[name].append(one)
+    return found
+
+
+def in_order(objects: Sequence[Any], prepared: Mapping[int, Any]) -> Any:
+    """The replacements by the ids of ``objects``, in their order; of a single object its own."""
+    returned = tuple(prepared[id(one)] for one in objects)
+    return returned if len(returned) > 1 else returned[0]
+
+
+def furthest(steps: Sequence[int]) -> tuple[int, Sequence[int]]:
+    """The rank that has made the most steps, the first of several, and its steps; ``steps`` are this rank's.
+
+    Rank 0 when the ranks cannot have diverged. All ranks call this and then take that rank's values.
+    """
+    if world.doubts() == 0:
+        return 0, steps
+    rows: list[Sequence[int]] = gather_objects(list(steps), "steps made", global_process_set)
+    root = max(range(len(rows)), key=lambda rank: (sum(rows[rank]), -rank))
+    return root, rows[root]
+
+
+def _described(value: object) -> str:
+    """``value`` for an error: its class, and its repr if that is short."""
+    text = repr(value)
+    return f"{type(value).__name__} {text}" if len(text) < 60 else f"an object of class {type(value).__name__}"

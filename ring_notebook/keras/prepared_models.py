@@ -1,0 +1,99 @@
+"""prepare: a compiled Keras model and its data, made data parallel in one line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ring_notebook.api.basics import size
+from ring_notebook.api.preparation import by_kind, furthest, in_order
+from ring_notebook.core.metrics import note_params
+from ring_notebook.keras.callbacks import BroadcastGlobalVariablesCallback, MetricAverageCallback
+from ring_notebook.keras.chosen_keras import IS_LEGACY, arrays_of, backend, broadcast_values, keras
+from ring_notebook.keras.distributed_optimizer import DistributedMixin, DistributedOptimizer
+from ring_notebook.keras.keras_state import variables_of
+from ring_notebook.keras.training_data import is_data, share
+
+_OPTIMIZERS = (keras.optimizers.Optimizer, *([keras.optimizers.legacy.Optimizer] if IS_LEGACY else []))
+_KINDS: dict[str, Callable[[Any], bool]] = {
+    "models": lambda one: isinstance(one, keras.Model),
+    "optimizers": lambda one: isinstance(one, _OPTIMIZERS),
+    "data": is_data,
+}
+
+
+def prepare(*objects: Any, scale_lr: bool = False, **options: Any) -> Any:
+    """Make a training with ``fit`` data parallel; all ranks must call this. Beyond Horovod.
+
+    Takes compiled models, optimizers and data, any number of each in any order, and returns their replacements in that
+    order, as a tuple; for a single object, its replacement alone:
+
+    - the model itself. Its optimizer is a `DistributedOptimizer` now, and it has the variables of rank 0 (after a
+      failed run: of the rank that has made the most steps), or gets them in its first `fit` if it is not built yet.
+      ``fit`` averages its metrics over the ranks at the end of an epoch, so that callbacks decide alike on all ranks;
+    - the optimizer itself, distributed, for a training loop of one's own;
+    - this rank's share of the data: of arrays, and tuples, lists and dicts of them, every p-th row of p ranks; of a
+      PyDataset, a ``tf.data.Dataset`` and a DataLoader of PyTorch every p-th batch. All shares are equally long.
+
+    May be called again on its results.
+
+    scale_lr: multiply the learning rate by ``size()`` (Goyal et al. 2017), once per optimizer. Not with a schedule.
+    options: keyword arguments of `DistributedOptimizer`.
+
+    Raises NotInitializedError before ``init()``; TypeError, which names the argument, for any other object; ValueError
+    for a model without an optimizer, and for data that is too short for the ranks or of unknown length.
+    """
+    models, optimizers, data = by_kind(objects, _KINDS).values()
+    prepared: dict[int, Any] = {id(one): one for one in objects}
+    for model in models:
+        if getattr(model, "optimizer", None) is None:
+            raise ValueError("prepare: the model has no optimizer; call model.compile(optimizer=..., loss=...) before")
+    for one in data:
+        prepared[id(one)] = share(one)
+    for model in models:
+        if not isinstance(model.optimizer, DistributedMixin):
+            model.train_function = None  # of an earlier `fit`, for one process
+        model.optimizer = _distributed(model.optimizer, scale_lr, options)
+        if backend() == "tensorflow" and getattr(model, "jit_compile", False):
+            model.jit_compile = False  # XLA compiles no collectives
+        root, _ = furthest([_steps(model.optimizer)])
+        model.optimizer._ring.prepared = root
+        if model.built:
+            broadcast_values(variables_of(model, model.optimizer), root)
+    for optimizer in optimizers:
+        prepared[id(optimizer)] = _distributed(optimizer, scale_lr, options)
+    return in_order(objects, prepared)
+
+
+def callbacks_of(model: Any) -> list[Any]:
+    """What ``fit`` of a prepared model calls before the callbacks that it was given."""
+    optimizer = getattr(model, "optimizer", None)
+    root = optimizer._ring.prepared if isinstance(optimizer, DistributedMixin) else None
+    if root is None:
+        return []
+    start = [] if model.built else [BroadcastGlobalVariablesCallback(root)]
+    return [*start, MetricAverageCallback()]
+
+
+def _distributed(optimizer: Any, scale_lr: bool, options: dict[str, Any]) -> Any:
+    if not isinstance(optimizer, DistributedMixin):
+        optimizer = DistributedOptimizer(optimizer, **options)
+    if scale_lr:
+        # The factor stays with the optimizer: a cell that is run again does not scale again.
+        inner = getattr(optimizer, "inner_optimizer", optimizer)
+        inner.learning_rate = _rate(inner) * size() / optimizer._ring.scaled
+        optimizer._ring.scaled = size()
+    note_params(optimizer=type(getattr(optimizer, "inner_optimizer", optimizer)).__name__)
+    return optimizer
+
+
+def _rate(optimizer: Any) -> float:
+    if isinstance(getattr(optimizer, "_learning_rate", None), keras.optimizers.schedules.LearningRateSchedule):
+        raise ValueError(
+            "prepare(scale_lr=True): the learning rate is a schedule; multiply its rates by ring.size() instead"
+        )
+    return float(arrays_of([optimizer.learning_rate])[0])
+
+
+def _steps(optimizer: Any) -> int:
+    return int(optimizer.iterations)
