@@ -18,10 +18,13 @@ from typing import Any, Protocol
 
 import cloudpickle
 
+from ring_notebook.core import metrics
 from ring_notebook.core.communicator import Communicator
+from ring_notebook.core.steering import Knob, steering
 from ring_notebook.error_text import error_text
 from ring_notebook.errors import RingError
 from ring_notebook.frameworks import framework
+from ring_notebook.knobs import Range, Value
 
 _INLINE = 16 << 10  # bytes up to which memory stays in the file of its rank
 _MOST_REASON = 200  # characters
@@ -88,17 +91,11 @@ class Kept:
 
 
 _keepers: dict[str, Keeper] = {}
-_process_state: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {}
 
 
 def register_keeper(keeper: Keeper) -> None:
     """Register how the objects of a framework are kept."""
     _keepers[keeper.name] = keeper
-
-
-def register_process_state(name: str, read: Callable[[], Any], write: Callable[[Any], object]) -> None:
-    """Register a state of this process that belongs to its variables: snapshots keep it under ``name``."""
-    _process_state[name] = read, write
 
 
 def _unkeepable(value: Any) -> str:
@@ -164,10 +161,18 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         return None
 
     def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, Knob) and obj.is_own:
+            return _knob, (obj.name, obj.range, obj.value)
         for keeper in _keepers.values():
             if (reduced := keeper.reduced(obj)) is not NotImplemented:
                 return reduced
         return super().reducer_override(obj)
+
+
+def _knob(name: str, range_: Range, value: Value) -> Knob:
+    knob = Knob(name, range_, value)
+    steering.add(knob)
+    return knob
 
 
 def dump(values: Mapping[str, Any], put: Callable[[memoryview], str]) -> Kept:
@@ -201,7 +206,10 @@ def dump(values: Mapping[str, Any], put: Callable[[memoryview], str]) -> Kept:
 
 def _states() -> dict[str, tuple[Callable[[], Any], Callable[[Any], object]]]:
     """The states of this process: random numbers, and what was registered."""
-    states = {"python": (random.getstate, random.setstate), **_process_state}
+    states: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
+        "python": (random.getstate, random.setstate),
+        "curves": (metrics.position, metrics.hold_position),
+    }
     if numpy := sys.modules.get("numpy"):
         states["numpy"] = (numpy.random.get_state, numpy.random.set_state)
     for keeper in _keepers.values():

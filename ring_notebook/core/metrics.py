@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from ring_notebook.config import config
 from ring_notebook.core import other_waits
+from ring_notebook.core.step_points import between_steps, in_pass
 from ring_notebook.gpus import gpus
 from ring_notebook.rank.exit_watch import at_exit
 from ring_notebook.records import LOGGED, MEDIA, Display, MetricBatch
@@ -173,6 +174,7 @@ def _is_there(row: _Row, deadline: float = 0.0) -> bool:
 _recorder = _Recorder()
 _valid_names: set[str] = set()  # names that were checked already
 _watched: dict[str, Any] = {}
+_held: tuple[int, int | None, int] = (0, None, 0)  # see `hold_position`
 
 
 def log(step: int | None = None, *, units: Mapping[str, str] | None = None, **values: Any) -> None:
@@ -304,24 +306,26 @@ class track(Generic[T]):  # noqa: N801 - read as a verb: for batch in track(load
         place = f"{caller.f_code.co_filename}:{caller.f_lineno}"
         loop = recorder.loops(place, bool(self._total)) if recorder.loops else None
         del caller  # the frame refers to the batches
-        while True:
-            recorder.progress = (done, total)
-            if loop is not None:
-                loop(done)
-            started = monotonic_ns()
-            try:
-                batch = next(batches)
-            except StopIteration:
-                break
-            ended = monotonic_ns()
-            recorder.waited += (ended - started) * 1e-9
-            other_waits.data(started, ended)
-            recorder.samples += self._share * _samples(batch)
-            recorder.step = 0 if recorder.step is None else recorder.step + 1
-            yield batch
-            done += 1
-            if recorder.samples and monotonic() - recorder.flushed > _TRACK_PERIOD:
-                recorder.add(time(), None, {})
+        with in_pass():
+            while True:
+                recorder.progress = (done, total)
+                if loop is not None:
+                    loop(done)
+                between_steps()
+                started = monotonic_ns()
+                try:
+                    batch = next(batches)
+                except StopIteration:
+                    break
+                ended = monotonic_ns()
+                recorder.waited += (ended - started) * 1e-9
+                other_waits.data(started, ended)
+                recorder.samples += self._share * _samples(batch)
+                recorder.step = 0 if recorder.step is None else recorder.step + 1
+                yield batch
+                done += 1
+                if recorder.samples and monotonic() - recorder.flushed > _TRACK_PERIOD:
+                    recorder.add(time(), None, {})
         if recorder.samples:
             recorder.add(time(), None, {})
 
@@ -357,6 +361,22 @@ def begin(
     _recorder.loops, _recorder.on_first_row, _recorder.warmup = loops, on_first_row, warmup
     _forget_params()
     _recorder.attached = True
+
+
+def position() -> tuple[int, int | None, int]:
+    """Where the rows of this run are: how many there are, the batch of `track`, and the step of the last one."""
+    return _recorder.logged, _recorder.step, _recorder.latest
+
+
+def hold_position(position: tuple[int, int | None, int]) -> None:
+    """Remember where another run was, for a branch of it."""
+    global _held
+    _held = position
+
+
+def continue_held() -> None:
+    """Count on from there: the branch begins."""
+    _recorder.logged, _recorder.step, _recorder.latest = _held
 
 
 def end() -> None:

@@ -23,7 +23,7 @@ from ring_notebook.knobs import Range, Value, encoded, made, unknown
 from ring_notebook.records import Change, KnobRecord, Record
 
 _LOOK = 1.0  # seconds in which a paused rank notices that another one has failed
-SET, PAUSE, RESUME = "set", "pause", "resume"
+SET, PAUSE, RESUME, SNAPSHOT = "set", "pause", "resume", "snapshot"
 """What a change does."""
 
 
@@ -123,6 +123,7 @@ class _Steering:
         """Those of the run, by name."""
         self._own: WeakValueDictionary[str, Knob] = WeakValueDictionary()  # those of the user's code
         self._on_pause: Callable[[bool], object] = bool
+        self._on_snapshot: Callable[[Mapping[str, Any], int], object] = lambda _asked, _number: None
         self.begin("", 0)
 
     def begin(
@@ -131,8 +132,13 @@ class _Steering:
         rank: int,
         replay: Sequence[Mapping[str, Any]] = (),
         on_pause: Callable[[bool], object] = bool,
+        on_snapshot: Callable[[Mapping[str, Any], int], object] = lambda _asked, _number: None,
     ) -> None:
-        """A run begins, with the changes of another one to be made again at the same points."""
+        """A run begins, with the changes of another one to be made again at the same points.
+
+        ``on_snapshot`` gets what a snapshot is asked with, and the number of the change; all ranks call it at the same
+        point.
+        """
         self.run, self.rank = run, rank
         self.newest = 0
         """The changes up to this number have been received."""
@@ -142,7 +148,7 @@ class _Steering:
         self._received: dict[int, Mapping[str, Any]] = {}
         self._arrived = threading.Condition()
         self._let_go = False
-        self._on_pause = on_pause
+        self._on_pause, self._on_snapshot = on_pause, on_snapshot
         self._replay = deque(sorted(replay, key=lambda one: int(one["point"])))
         self._replayed = 0
         self._next = self._replay[0]["point"] if self._replay else -1
@@ -213,6 +219,9 @@ class _Steering:
 
     def _make(self, change: Mapping[str, Any]) -> None:
         made = {}
+        if change["action"] == SNAPSHOT:
+            self._on_snapshot(change["values"], change["number"])
+            return
         if change["action"] != SET:
             self.is_paused = change["action"] == PAUSE
         for name, value in change["values"].items():
@@ -249,7 +258,7 @@ class _Steering:
         self.is_paused = self.is_paused and not self._let_go
 
     def _ends(self) -> bool:
-        return any(one["action"] == RESUME for one in self.untaken() if one["number"] <= self.newest)
+        return any(one["action"] in (RESUME, SNAPSHOT) for one in self.untaken() if one["number"] <= self.newest)
 
 
 steering = _Steering()
@@ -315,15 +324,19 @@ def change(run: str, action: str, values: Mapping[str, Any], who: str) -> dict[s
         return {"error": "the run has not begun on rank 0, or has ended"}
     knobs = steering.knobs
     try:
-        for name in values:
+        for name in values if action == SET else ():
             if name not in knobs:
                 raise ValueError(unknown(name, knobs))
-        read = {
-            name: knobs[name].range.read(value, name)
-            if isinstance(value, str)
-            else knobs[name].range.checked(value, name)
-            for name, value in values.items()
-        }
+        read = (
+            {
+                name: knobs[name].range.read(value, name)
+                if isinstance(value, str)
+                else knobs[name].range.checked(value, name)
+                for name, value in values.items()
+            }
+            if action == SET
+            else dict(values)
+        )
     except ValueError as error:
         return {"error": str(error)}
     one = {"number": steering.newest + 1, "action": action, "values": read, "who": who}

@@ -1,18 +1,47 @@
-"""The points of a training at which all ranks have made the same steps: behind a step, and before the next batch."""
+"""The moments between two steps of a training, at which its state can be kept: before the next batch.
+
+A change that all ranks take at the end of a step comes inside ``optimizer.step()``. What the loop does behind that,
+such as a step of a schedule or of another optimizer, belongs to the same batch, so a snapshot waits for the next one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
-_before_batch: list[Callable[[], object]] = []
+_waiting: list[Callable[[], object]] = []
+_passes = 0
+
+
+@contextmanager
+def in_pass() -> Iterator[None]:
+    """A pass over batches, which calls `between_steps` before each one."""
+    global _passes
+    _passes += 1
+    try:
+        yield
+    finally:
+        _passes = max(0, _passes - 1)  # a cell may have ended in between
+
+
+def is_in_pass() -> bool:
+    """Whether a pass over batches is in progress."""
+    return _passes > 0
 
 
 def at_next_batch(callback: Callable[[], object]) -> None:
-    """Call ``callback`` once, before this rank takes its next batch, or makes its next step."""
-    _before_batch.append(callback)
+    """Call ``callback`` once, before the next batch, at the latest at the end of the cell."""
+    _waiting.append(callback)
 
 
 def between_steps() -> None:
-    """Tell that this rank is between two steps: what the last one was followed by is done."""
-    while _before_batch:
-        _before_batch.pop(0)()
+    """Tell that what follows the last step has been done."""
+    while _waiting:
+        _waiting.pop(0)()
+
+
+def forget() -> None:
+    """The cell has ended: nothing waits any more, and no pass is in progress."""
+    global _passes
+    _waiting.clear()
+    _passes = 0

@@ -11,6 +11,7 @@ import threading
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import dataclass
 from types import CodeType
 from typing import Any
 
@@ -25,14 +26,32 @@ _files: deque[str] = deque()
 _loop: asyncio.AbstractEventLoop | None = None
 
 
+_REST = "__ring_rest__"
+
+
+@dataclass(frozen=True)
+class Begin:
+    """Where a cell begins that continues another run: index of the statement, line, and whether that iteration is done.
+
+    ``behind``: the innermost loop around the line continues behind the present value of its variable.
+    """
+
+    statement: int
+    line: int
+    behind: bool = False
+
+
 class Cell:
     """A cell's source with IPython's own syntax (``!ls``, ``%timeit``) allowed.
 
-    ``first_line`` is the number that the notebook shows beside the first line of ``source``.
+    ``first_line`` is the number that the notebook shows beside the first line of ``source``. With ``begin`` it
+    begins at a top-level statement, and loops around a line at the present values of their variables.
     Raises SyntaxError, which points into the cell.
     """
 
-    def __init__(self, shell: InteractiveShell, source: str, run: str, first_line: int = 1) -> None:
+    def __init__(
+        self, shell: InteractiveShell, source: str, run: str, first_line: int = 1, begin: Begin | None = None
+    ) -> None:
         self.file = f"<cell of run {run}>"
         self._shell = shell
         self._namespace: dict[str, Any] = shell.user_ns
@@ -44,6 +63,9 @@ class Cell:
             linecache.cache.pop(_files.popleft(), None)
         self.tree = ast.parse(text, self.file)
         self._statements: list[int] = [_begins(statement) for statement in self.tree.body]
+        self._first = 0 if begin is None else begin.statement
+        if begin is not None:
+            self._continue_loops(begin)
         self._quiet: bool = shell.displayhook.semicolon_at_end_of_expression(text)
 
     def names(self) -> set[str]:
@@ -52,7 +74,7 @@ class Cell:
 
     def execute(self) -> None:
         """Run the cell; when it ends with an expression and no semicolon, show its value as a notebook would."""
-        body = list(self.tree.body)
+        body = list(self.tree.body[self._first :])
         last = body.pop() if body and isinstance(body[-1], ast.Expr) else None
         if body:
             self._evaluate(self._compile(ast.Module(body, type_ignores=[]), "exec"))
@@ -94,6 +116,33 @@ class Cell:
         lines = self.current_lines()
         return bisect_right(self._statements, lines[-1]) - 1 if lines else -1
 
+    def _continue_loops(self, begin: Begin) -> None:
+        if begin.statement >= len(self.tree.body):
+            return
+        loops = list(_loops_around(self.tree.body[begin.statement], begin.line))
+        behind = loops[-1].lineno if loops and begin.behind else 0
+        self._namespace[_REST] = _Rest(behind)
+        for loop in loops:
+            if isinstance(loop.target, ast.Name) and loop.target.id in self._namespace:
+                value = ast.Name(loop.target.id, ast.Load())
+                rest = ast.Call(ast.Name(_REST, ast.Load()), [ast.Constant(loop.lineno), loop.iter, value], [])
+                loop.iter = ast.fix_missing_locations(ast.copy_location(rest, loop.iter))
+
+    def place(self) -> Begin:
+        """Where the main thread is in the cell."""
+        lines = self.current_lines()
+        return Begin(self.current_statement(), lines[-1] if lines else 0)
+
+    def functions(self) -> list[str]:
+        """The functions of cells in which the main thread is; their own variables are in no namespace."""
+        names = []
+        frame = sys._current_frames().get(threading.main_thread().ident or 0)
+        while frame is not None:
+            if frame.f_code.co_filename in _files and frame.f_code.co_name != "<module>":
+                names.append(frame.f_code.co_name)
+            frame = frame.f_back
+        return names
+
     def current_lines(self) -> list[int]:
         """The lines of the cell in the main thread's frames, the innermost first; any thread may call it."""
         lines = []
@@ -112,6 +161,36 @@ def _asked_for(tree: ast.AST) -> Iterator[str]:
             magic, *words = (one.value for one in node.args if isinstance(one, ast.Constant))
             if magic in ("pinfo", "pinfo2"):
                 yield from map(str, words)
+
+
+class _Rest:
+    """Gives a loop, the first time that it begins, the items from the present value of its variable on.
+
+    ``behind`` is the line of the loop whose item of this value is done.
+    """
+
+    def __init__(self, behind: int) -> None:
+        self._behind = behind
+        self._begun: set[int] = set()
+
+    def __call__(self, line: int, items: Any, value: Any) -> Any:
+        if line in self._begun:
+            return items
+        self._begun.add(line)
+        if not isinstance(items, range | list | tuple) or value not in items:
+            return items
+        return items[items.index(value) + (line == self._behind) :]
+
+
+def _loops_around(statement: ast.stmt, line: int) -> Iterator[ast.For]:
+    """The loops of ``statement`` with ``line`` in their bodies, the outermost first; not those of functions."""
+    if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return
+    if isinstance(statement, ast.For) and statement.lineno <= line <= (statement.end_lineno or 0):
+        yield statement
+    for node in ast.iter_child_nodes(statement):
+        if isinstance(node, ast.stmt | ast.ExceptHandler | ast.match_case):
+            yield from _loops_around(node, line)  # type: ignore[arg-type]
 
 
 def _begins(statement: ast.stmt) -> int:

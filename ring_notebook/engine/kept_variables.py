@@ -9,25 +9,35 @@ from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from time import perf_counter
+from types import ModuleType
 from typing import Any
 
 from IPython.core.interactiveshell import InteractiveShell
 
-from ring_notebook.core import kept_state
+from ring_notebook.core import kept_state, metrics
+from ring_notebook.core.steering import steering
 from ring_notebook.engine import setup
 from ring_notebook.error_text import error_text
 from ring_notebook.errors import RingError
 from ring_notebook.files import snapshot_files
 
-_OF_IPYTHON = re.compile(r"_+|_i+|_i?\d+|_[iod]h|_exit_code|__\w+__")
+# IPython's own, and what ipyparallel calls functions with.
+_HIDDEN = re.compile(r"_+|_i+|_i?\d+|_[iod]h|_exit_code|__\w+__|_[0-9a-f]{8}_\w+_(f|args|kwargs|result)")
 _pending: kept_state.Loaded | None = None
 
 
-def save(folder: str, id: str, about: Mapping[str, Any], rank: int | None, size: int) -> snapshot_files.Snapshot | None:
+def save(
+    folder: str,
+    id: str,
+    about: Mapping[str, Any],
+    rank: int | None,
+    size: int,
+    place: Mapping[str, Any] | None = None,
+) -> snapshot_files.Snapshot | None:
     """Write this rank's part of the snapshot ``id``, as ``rank`` of ``size``; all these ranks call it, and do not wait.
 
-    ``rank`` is by default that of the cluster. Returns the snapshot on the rank that was the last. Raises RingError
-    when it cannot be written.
+    ``rank`` is by default that of the cluster. ``place`` says where in a cell it is. Returns the snapshot on the rank
+    that was the last. Raises RingError when it cannot be written.
     """
     rank = setup.rank() if rank is None else rank
     started = perf_counter()
@@ -35,12 +45,16 @@ def save(folder: str, id: str, about: Mapping[str, Any], rank: int | None, size:
     writer = None
     try:
         writer = snapshot_files.Writer(Path(folder), id, rank, size)
-        kept = kept_state.dump(_variables(), writer.put)
+        variables = _variables()
+        kept = kept_state.dump(variables, writer.put)
         report = {
-            "names": kept.names,
+            "names": [name for name in kept.names if not isinstance(variables[name], ModuleType)],
             "left_out": kept.left_out,
             "loses": kept.loses,
             "modules": _own_modules(),
+            "point": steering.points if place else 0,  # between runs nobody counts
+            "step": metrics.present_step(),
+            "place": place or {},
             "seconds": perf_counter() - started,
             "written": writer.written,
         }
@@ -62,7 +76,7 @@ def _variables() -> dict[str, Any]:
     return {
         name: value
         for name, value in sorted(shell.user_ns.items())
-        if name not in hidden and not _OF_IPYTHON.fullmatch(name)
+        if name not in hidden and not _HIDDEN.fullmatch(name)
     }
 
 
@@ -90,7 +104,8 @@ def load(folder: str, ranks: int) -> dict[str, Any]:
         raise RingError(
             f"rank {rank} cannot load the snapshot: {error if isinstance(error, RingError) else why}"
         ) from None
-    return {"names": list(_pending.values), "modules": _own_modules()}
+    names = [name for name, value in _pending.values.items() if not isinstance(value, ModuleType)]
+    return {"names": names, "modules": _own_modules()}
 
 
 def use() -> None:

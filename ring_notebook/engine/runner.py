@@ -6,7 +6,10 @@ import json
 import os
 import resource
 import sys
+from collections.abc import Mapping
 from contextlib import nullcontext
+from dataclasses import asdict, replace
+from functools import partial
 from multiprocessing import active_children
 from time import perf_counter, time
 from typing import Any, Literal
@@ -14,18 +17,19 @@ from typing import Any, Literal
 from ipyparallel.engine.datapub import publish_data
 from IPython.core.interactiveshell import InteractiveShell
 
-from ring_notebook.core import checkpoint_place, metrics, other_waits, trace, world
-from ring_notebook.core.steering import present, steering
+from ring_notebook.core import checkpoint_place, metrics, other_waits, step_points, trace, world
+from ring_notebook.core.steering import SET, present, steering
 from ring_notebook.core.time_spent import TimeSpent
-from ring_notebook.engine import debuggers, dialogue, mpi_access, namespace, setup
+from ring_notebook.engine import debuggers, dialogue, kept_variables, mpi_access, namespace, setup
 from ring_notebook.engine.capture import Capture, show_figures
-from ring_notebook.engine.cell import Cell
+from ring_notebook.engine.cell import Begin, Cell
 from ring_notebook.engine.failure_record import describe, from_cell
 from ring_notebook.engine.interrupt import Interruptible
 from ring_notebook.engine.measures import LoopCalls, Machine
 from ring_notebook.engine.process_state import HeldBack, ProcessState, end_children
 from ring_notebook.engine.publisher import Publisher
-from ring_notebook.errors import CollectiveAborted, NotInitializedError
+from ring_notebook.errors import CollectiveAborted, NotInitializedError, RingError
+from ring_notebook.files.snapshot_files import kept_text
 from ring_notebook.horovod.as_horovod import as_horovod
 from ring_notebook.horovod.names import NAME
 from ring_notebook.question import QUESTIONS, Question
@@ -51,6 +55,7 @@ def execute(
     resume: str,
     warmup: int,
     replay: list[dict[str, Any]],
+    branch: dict[str, Any],
 ) -> None:
     """Run a cell as this rank's part of ``run``, in a new epoch over ``engines``, which are its ranks in this order.
 
@@ -59,14 +64,16 @@ def execute(
     size are those of all, and a collective raises. ``lost`` are the engines of the cluster that have died.
     ``checkpoints`` is the folder for those of the run, ``resume`` the one that it resumes from, or empty.
     After ``warmup`` steps the account of the rank's time begins. ``replay`` has the changes of knobs of another run, to
-    be made again at the same points.
+    be made again at the same points. ``branch`` says where in the cell it begins, if it
+    continues the run of a snapshot that was restored.
 
     Returns when the cell has ended and all records were sent; never raises the cell's exception.
     """
     mpi_access.withdraw_from_survivors(lost)
     checkpoint_place.begin(checkpoints, resume)
     own = not only or setup.rank() in only
-    _Execution(run, epoch, engines, recorded, horovod, warmup, replay).execute(source if own else "", first_line)
+    execution = _Execution(run, epoch, engines, recorded, horovod, warmup, replay, branch)
+    execution.execute(source if own else "", first_line)
 
 
 class _Execution:
@@ -81,6 +88,7 @@ class _Execution:
         horovod: bool,
         warmup: int,
         replay: list[dict[str, Any]],
+        branch: dict[str, Any],
     ) -> None:
         self.run = run
         self.epoch = epoch
@@ -90,6 +98,7 @@ class _Execution:
         self.horovod = horovod
         self.warmup = warmup
         self.replay = replay
+        self.begin = Begin(**branch) if branch else None
         self.cell: Cell | None = None
         self.calls = 0  # number of collectives
         self.aborted = False  # another rank failed first
@@ -126,12 +135,15 @@ class _Execution:
         debuggers.forget_frames()
         shell = InteractiveShell.instance()
         metrics.begin(self.loops.begin, self._training_begins, self.warmup)
-        steering.begin(self.run, self.rank, self.replay, dialogue.pause)
+        steering.begin(self.run, self.rank, self.replay, dialogue.pause, self._at_snapshot)
+        if self.begin is not None:
+            metrics.continue_held()
         other_waits.begin()
         if setup.spool is not None:
             setup.spool.begin(self.run)
         with Publisher(self._collect, _send), self.capture.active(shell):
             self.error = self.interruptible.call(lambda: self._run(shell, source, first_line))
+            step_points.forget()
             if self.error is not None:
                 self.error = namespace.original(self.error)
             # First, because drawing figures takes time, and other ranks may wait for this one.
@@ -145,10 +157,34 @@ class _Execution:
             end_children(kept=children)
             debuggers.keep_frames(from_cell(self.error, self.cell.file if self.cell else ""))
 
+    def _at_snapshot(self, asked: Mapping[str, Any], number: int) -> None:
+        """All ranks have made the same steps: keep this rank's variables, or do it before its next batch."""
+        keep = partial(self._keep_variables, asked, number)
+        if step_points.is_in_pass() and not steering.is_paused:
+            step_points.at_next_batch(keep)
+        else:
+            keep(behind=not step_points.is_in_pass())
+
+    def _keep_variables(self, asked: Mapping[str, Any], number: int, behind: bool = False) -> None:
+        cell = self.cell
+        if cell is None:
+            return
+        place = {**asdict(replace(cell.place(), behind=behind)), "functions": cell.functions()}
+        try:
+            whole = kept_variables.save(
+                asked["folder"], f"{self.run}-{number:08}", asked["about"], self.rank, len(self.engines), place
+            )
+        except RingError as error:
+            self._say(str(error))
+        else:
+            if whole is not None:
+                self._say(kept_text(whole))
+
     def _end_steering(self) -> None:
         if (left := steering.end()) and self.rank == 0:
-            values = [f"{name}={value}" for one in left for name, value in one["values"].items()]
-            self._say(f"The run ended before its next step: not taken are {', '.join(values) or 'pause and resume'}")
+            sets = [f"{name}={value}" for one in left if one["action"] == SET for name, value in one["values"].items()]
+            others = dict.fromkeys(one["action"] for one in left if one["action"] != SET)
+            self._say(f"The run ended before its next step: not taken are {', '.join([*sets, *others])}")
 
     def _put_back(self) -> None:
         if self.state is not None and (changed := self.state.put_back()):
@@ -158,7 +194,7 @@ class _Execution:
         self.capture.write("stderr", f"{line}\n")
 
     def _run(self, shell: InteractiveShell, source: str, first_line: int) -> None:
-        self.cell = Cell(shell, source, self.run, first_line)
+        self.cell = Cell(shell, source, self.run, first_line, self.begin)
         namespace.provide_ring(self.cell.names())
         namespace.prepare_calls(self.cell.tree)
         namespace.count_waits()
@@ -175,6 +211,7 @@ class _Execution:
         try:
             with as_horovod() if self.horovod else nullcontext(), dialogue.Listening(_ask), HeldBack(), EndingForks():
                 self.cell.execute()
+                step_points.between_steps()
         except ModuleNotFoundError as error:
             if error.name == NAME:
                 error.msg = f"{error.msg}; `%%ringtrain --horovod` makes it mean Ring Notebook in the cell"

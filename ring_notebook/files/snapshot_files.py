@@ -13,18 +13,20 @@ import json
 import os
 import re
 import shutil
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from ring_notebook.config import config
 from ring_notebook.errors import RingError
 from ring_notebook.files.private_files import changed_by_others, is_own, make_private_folder, open_own
 from ring_notebook.files.whole_file import is_whole, whole_file
+from ring_notebook.words import plural, ranks
 
 FORMAT = 1
 KEPT = 3
@@ -55,6 +57,11 @@ class Snapshot:
         return len(self.about["ranks"])
 
     @property
+    def step(self) -> int | None:
+        """The step of the run in which it was made; None between runs."""
+        return self.about["ranks"][0]["step"] if self.about.get("run") else None
+
+    @property
     def bytes(self) -> int:
         """What it takes on disk; memory that it shares with other snapshots counts in each."""
         blobs = {name: size for rank in self.about["ranks"] for name, size in rank["blobs"].items()}
@@ -67,8 +74,34 @@ def root() -> Path:
     return Path(config().runs_dir).absolute().parent / "snapshots"
 
 
-def check_name(name: str) -> str:
-    """``name``, if a snapshot may have it. Raises RingError."""
+class _Cell(Protocol):
+    """A run of a set-up cell."""
+
+    run: str
+    name: str
+    size: int
+    source: str
+    options: dict[str, Any]
+    environment: dict[str, Any]
+    started: float
+
+
+def about(name: str, setup: Sequence[_Cell] = ()) -> dict[str, Any]:
+    """What a snapshot of this name says of itself; ``setup`` are the runs of the set-up cells.
+
+    An empty name is that of its run and step. Raises RingError for one that it may not have.
+    """
+    fields = _Cell.__annotations__
+    cells = [{field: getattr(one, field) for field in fields} for one in setup]
+    return {"name": _checked(name) if name else "", "python": python_version(), "setup": cells}
+
+
+def python_version() -> str:
+    """That of functions and classes of cells, which no other can load."""
+    return f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
+def _checked(name: str) -> str:
     if not _NAME.fullmatch(name):
         raise RingError(f"{name!r:.140} is no name of a snapshot: use up to 120 characters, without / and line breaks")
     return name
@@ -202,9 +235,15 @@ class Writer:
         if not all(file.exists() for file in files):
             return None
         with suppress(FileNotFoundError), _locked(self._partial):
-            ranks = [json.JSONDecoder().raw_decode(file.read_text(errors="ignore"))[0] for file in files]
-            whole = {**about, "format": FORMAT, "time": time.time(), "ranks": ranks}
-            if not self._all_blobs(ranks):
+            reports = [json.JSONDecoder().raw_decode(file.read_text(errors="ignore"))[0] for file in files]
+            name = about["name"] or f"{about['run']['name']}@{reports[0]['step']}"
+            whole = {**about, "name": name, "format": FORMAT, "time": time.time(), "ranks": reports}
+            if len(points := {report["point"] for report in reports}) > 1:
+                raise RingError(
+                    f"no snapshot: the ranks were at different steps, {min(points)} and {max(points)}, because some "
+                    "took a batch alone; those before it are kept"
+                )
+            if not self._all_blobs(reports):
                 return None
             with whole_file(self._partial / _MANIFEST, private=True) as file:
                 file.write(json.dumps(whole).encode())
@@ -288,6 +327,44 @@ def read_rank(snapshot: Path, rank: int) -> bytes:
 
 def explained(error: OSError, folder: Path) -> str:
     """Why a snapshot could not be written, as a sentence."""
+    if error.errno == errno.ENOENT:
+        return f"the snapshot in {folder} was given up by another rank; those before it are kept"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return f"there is no room for the snapshot in {folder} ({error.strerror}); those before it are kept"
     return f"the snapshot could not be written to {folder}: {error.strerror or error}; those before it are kept"
+
+
+def kept_text(snapshot: Snapshot) -> str:
+    """What a snapshot keeps and what it leaves out, as lines."""
+    reports = snapshot.about["ranks"]
+    names = {name for rank in reports for name in rank["names"]}
+    seconds = max(rank["seconds"] for rank in reports)
+    written = sum(rank["written"] for rank in reports)
+    text = (
+        f"Kept {plural(len(names), 'variable')} of {plural(snapshot.size, 'rank')} as {snapshot.name}: "
+        f"{size_text(snapshot.bytes)} in {seconds:.1f} s, of which {size_text(written)} of memory were new."
+    )
+    return "\n".join([text, *by_reason("Left out", reports, "left_out"), *by_reason("Kept without", reports, "loses")])
+
+
+def by_reason(what: str, reports: Sequence[Any], key: str) -> list[str]:
+    """Lines with names and reasons; the ranks where they are not all of them."""
+    found: dict[tuple[str, str], list[int]] = {}
+    for rank, report in enumerate(reports):
+        for name, why in report[key].items():
+            found.setdefault((name, why), []).append(rank)
+    if key == "loses":
+        names: dict[str, list[str]] = {}
+        for name, why in found:
+            names.setdefault(why, []).append(name)
+        return [f"{what} {why}: {', '.join(dict.fromkeys(all))}." for why, all in names.items()]
+    everywhere = len(reports)
+    return [
+        f"{what}: {name}, {why}{'' if len(where) == everywhere else f' ({ranks(where)})'}."
+        for (name, why), where in found.items()
+    ]
+
+
+def size_text(count: int) -> str:
+    """Bytes for a reader."""
+    return f"{count / (1 << 20):,.1f} MiB" if count >= 1 << 18 else f"{count / 1024:,.1f} KiB"

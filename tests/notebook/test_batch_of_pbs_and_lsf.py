@@ -119,3 +119,17 @@ def test_what_cannot_be_submitted_is_refused(notebook: Notebook) -> None:
         ("-N 2 --time 1h", "-N, --time: only of a batch job; add --batch"),
     ):
         assert said in notebook.error(f"%ring start {line}")[1]
+
+
+def test_variables_are_kept_before_the_engines_end(notebook: Notebook, tmp_path: Path) -> None:
+    system = StandIn("pbs", tmp_path)
+    system.use(notebook)
+    notebook.text("%ring start --batch pbs -n 2 --time 1h --signal 60m --idle 2s")
+    notebook.text("%%ringtrain --out queued\nvalue = 5 + ring.rank()")
+    system.set("runs")
+    released = status(notebook, "Released the hosts")
+    assert re.search(r"no cell has run for 2.0 s\. Kept 1 variable of 2 ranks as idle: ", released), released
+    listed = notebook.text("%ring snapshots")
+    assert re.search(r"^idle .*\nwalltime ", listed, re.MULTILINE), listed
+    notebook.text("%ring restore idle")
+    notebook.text("%%ringtrain\nassert value == 5 + ring.rank()\nring.log(x=1)")

@@ -210,7 +210,8 @@ class BatchCluster:
 
     ``use`` gets the cluster as soon as there is one, and None when its engines are lost; ``tell`` what a user should
     know, in words; ``busy`` says whether a cell runs or waits. After ``idle`` seconds without one, and at the end of
-    the job, ``release`` is called. ``before_end`` seconds before the time limit the ranks write a checkpoint.
+    the job, ``release`` is called. ``before_end`` seconds before the time limit the ranks write a checkpoint, and
+    then and before an idle cluster is released ``keep`` keeps their variables and returns what to tell.
     """
 
     def __init__(
@@ -221,6 +222,7 @@ class BatchCluster:
         tell: Callable[[str], None],
         busy: Callable[[], bool],
         release: Callable[[str], None],
+        keep: Callable[[str], str],
         idle: float = 0.0,
         before_end: float = 300.0,
     ) -> None:
@@ -228,6 +230,7 @@ class BatchCluster:
         self.line = f"{job.name} was submitted." if not job.kept_before else f"{job.name} was kept."
         """The state of the job, as a sentence."""
         self._use, self._tell, self._busy, self._release = use, tell, busy, release
+        self._keep = keep
         self._idle, self._before_end = idle, before_end
         self._began: float | None = None
         self._closed = Event()
@@ -358,8 +361,11 @@ class BatchCluster:
                 asked = True
                 with suppress(ClusterError):
                     cluster.write_checkpoint()
+                self._tell(f"{self.job.name} ends soon. {self._keep('walltime')}")
             if self._idle and now - idle_since >= self._idle:
-                self._end(f"Released the hosts of {self.job.name}: no cell has run for {duration(self._idle)}.")
+                kept = self._keep("idle")
+                why = f"no cell has run for {duration(self._idle)}"
+                self._end(f"Released the hosts of {self.job.name}: {why}. {kept}")
                 return
 
     def _limit(self) -> float | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import signal
-import sys
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -12,29 +11,22 @@ from typing import Any
 from ring_notebook.errors import ClusterError, RingError
 from ring_notebook.files import snapshot_files
 from ring_notebook.files.run_names import new_run_id
-from ring_notebook.files.snapshot_files import Snapshot
+from ring_notebook.files.snapshot_files import Snapshot, by_reason, kept_text, python_version, size_text
 from ring_notebook.notebook.engines import Engines
 from ring_notebook.notebook.record.run_record import RunRecord
 from ring_notebook.notebook.table import Listing
-from ring_notebook.words import plural, ranks
+from ring_notebook.words import plural
 
 _RANK_SIDE = "ring_notebook.engine.kept_variables"
 _TIMEOUT = 3600.0  # seconds that ranks have to write or load all variables
-_FIELDS = ("run", "name", "size", "source", "options", "environment", "started")
 _MOST_NAMES = 12
-
-
-def about(name: str, setup: Sequence[RunRecord] = ()) -> dict[str, Any]:
-    """What a snapshot of this name says of itself; ``setup`` are the runs of the set-up cells."""
-    cells = [{field: getattr(one, field) for field in _FIELDS} for one in setup]
-    return {"name": name, "python": _python(), "setup": cells}
 
 
 def keep(engines: Engines, name: str, setup: Sequence[RunRecord] = ()) -> Snapshot:
     """Have all ranks, which are idle, keep their variables. Raises RingError; the snapshots before it then stay."""
     folder, id = snapshot_files.root(), new_run_id()
     snapshot_files.check_folder(folder)
-    arguments = str(folder), id, about(snapshot_files.check_name(name), setup), None, len(engines.all)
+    arguments = str(folder), id, snapshot_files.about(name, setup), None, len(engines.all)
     try:
         _call(engines, "save", *arguments)
         return snapshot_files.read(folder / id)
@@ -52,10 +44,10 @@ def bring_back(engines: Engines, snapshot: Snapshot) -> str:
 
     When one rank cannot load them, raises RingError, and no rank has changed.
     """
-    if snapshot.about["python"] != _python():
+    if snapshot.about["python"] != python_version():
         raise RingError(
-            f"{snapshot.name} was made with Python {snapshot.about['python']}, and this is {_python()}: functions and "
-            "classes of cells cannot be loaded; use that Python"
+            f"{snapshot.name} was made with Python {snapshot.about['python']}, this is {python_version()}: functions "
+            "and classes of cells cannot be loaded; use that Python"
         )
     try:
         loaded = _call(engines, "load", str(snapshot.path), snapshot.size)
@@ -76,6 +68,11 @@ def _call(engines: Engines, function: str, *arguments: Any) -> list[Any]:
         raise RingError(str(error).removeprefix("RingError: ")) from None
 
 
+def described(snapshot: Snapshot) -> str:
+    """What a snapshot keeps and what it leaves out, in lines of text."""
+    return kept_text(snapshot)
+
+
 def set_up_cells(snapshot: Snapshot) -> list[RunRecord]:
     """The runs of the set-up cells that a snapshot keeps."""
     records = []
@@ -84,39 +81,6 @@ def set_up_cells(snapshot: Snapshot) -> list[RunRecord]:
         record.summary = {"status": "ok", "seconds": 0.0}
         records.append(record)
     return records
-
-
-def kept_text(snapshot: Snapshot) -> str:
-    """What a snapshot keeps and what it leaves out, as lines."""
-    reports = snapshot.about["ranks"]
-    names = {name for rank in reports for name in rank["names"]}
-    seconds = max(rank["seconds"] for rank in reports)
-    written = sum(rank["written"] for rank in reports)
-    text = (
-        f"Kept {plural(len(names), 'variable')} of {plural(snapshot.size, 'rank')} as {snapshot.name}: "
-        f"{size_text(snapshot.bytes)} in {seconds:.1f} s, of which {size_text(written)} of memory were new."
-    )
-    return "\n".join(
-        [text, *_by_reason("Left out", reports, "left_out"), *_by_reason("Kept without", reports, "loses")]
-    )
-
-
-def _by_reason(what: str, reports: Sequence[Any], key: str) -> list[str]:
-    """Names with the same reason on several ranks, in a line."""
-    found: dict[tuple[str, str], list[int]] = {}
-    for rank, report in enumerate(reports):
-        for name, why in report[key].items():
-            found.setdefault((name, why), []).append(rank)
-    if key == "loses":
-        names: dict[str, list[str]] = {}
-        for name, why in found:
-            names.setdefault(why, []).append(name)
-        return [f"{what} {why}: {', '.join(dict.fromkeys(all))}." for why, all in names.items()]
-    everywhere = len(reports)
-    return [
-        f"{what}: {name}, {why}{'' if len(where) == everywhere else f' ({ranks(where)})'}."
-        for (name, why), where in found.items()
-    ]
 
 
 def _restored(snapshot: Snapshot, size: int, loaded: Sequence[Any]) -> str:
@@ -133,7 +97,7 @@ def _restored(snapshot: Snapshot, size: int, loaded: Sequence[Any]) -> str:
     now = {name: digest for rank in loaded for name, digest in rank["modules"].items()}
     if changed := sorted(name for name in then.keys() & now.keys() if then[name] != now[name]):
         lines.append(f"Changed since then: {', '.join(changed)}; restored objects use the new code.")
-    return "\n".join([*lines, *_by_reason("Not in it", snapshot.about["ranks"], "left_out")])
+    return "\n".join([*lines, *by_reason("Not in it", snapshot.about["ranks"], "left_out")])
 
 
 def find(name: str) -> Snapshot:
@@ -151,7 +115,7 @@ def listing() -> Listing:
         run = one.about.get("run") or {}
         at = time.strftime("%d %b %H:%M", time.localtime(one.about["time"]))
         count = str(len({name for rank in one.about["ranks"] for name in rank["names"]}))
-        of_run = [run.get("name", ""), str(run.get("step", ""))]
+        of_run = [run.get("name", ""), "" if one.step is None else str(one.step)]
         rows.append([one.name, at, str(one.size), size_text(one.bytes), count, *of_run])
     note = "\n".join(f"not readable: {line}" for line in torn)
     return Listing(
@@ -167,12 +131,3 @@ def remove(names: Sequence[str]) -> str:
     for one in found:
         snapshot_files.remove(one)
     return f"Removed {', '.join(one.name for one in found)}."
-
-
-def size_text(count: int) -> str:
-    """Bytes for a reader."""
-    return f"{count / (1 << 20):,.1f} MiB" if count >= 1 << 18 else f"{count / 1024:,.1f} KiB"
-
-
-def _python() -> str:
-    return "{}.{}".format(*sys.version_info)

@@ -226,6 +226,13 @@ def _train() -> LineParser:
     parser.add_argument(
         "--replay", default="", metavar="RUN", help="make the changes of knobs of that run again, at the same steps"
     )
+    parser.add_argument(
+        "--snapshot",
+        type=_duration,
+        default=0.0,
+        metavar="10min",
+        help="keep all variables so often (`%%ring snapshots`)",
+    )
     parser.add_argument("--out", default="", metavar="VAR", help="assign the run to this variable")
     # Of a cell that `%ring default on` sends to the ranks: it has no line of the magic. Not for users to type.
     parser.add_hidden_argument("--first-line", type=int, default=2)
@@ -286,6 +293,7 @@ def _ring() -> LineParser:
         restart="stop the cluster and start it again; all variables of ranks are lost",
         snapshot="keep the variables of all ranks, and the set-up cells, under a name",
         restore="bring a snapshot back, in this cluster or a new one",
+        branch="continue the run of a snapshot from there on, as a new run",
         snapshots="list the snapshots of this folder, newest first; remove some",
         push="copy variables of this notebook to every rank",
         pull="copy variables of a rank into this notebook",
@@ -392,6 +400,10 @@ def _ring() -> LineParser:
     restore.add_argument("name", metavar="NAME", help="of a snapshot; `%%ring snapshots` lists them")
     restore.add_argument("-n", type=_count, metavar="N", help="number of engines; by default as there are, or were")
     restore.add_argument("--rerun", action="store_true", help="run its set-up cells first")
+    branch = commands["branch"]
+    branch.add_argument("name", metavar="RUN@STEP", help="a snapshot of a run")
+    branch.add_argument("-n", type=_count, metavar="N", help="number of engines; by default as there are, or were")
+    branch.add_argument("--name", dest="called", default="", metavar="NAME", help="name of the new run")
     snapshots = commands["snapshots"]
     snapshots.add_argument("action", nargs="?", choices=["remove"], help="remove snapshots")
     snapshots.add_argument("names", nargs="*", metavar="NAME", help="their names")

@@ -115,7 +115,7 @@ class Session:
         if left and keep and n in (None, left["n"]) and not hosts:
             return f"{self.attach(left['id'])} This notebook had kept it; `%ring restart` gives a fresh one."
         cluster = Cluster(n, hosts, keep=keep, on=on)
-        walltime().warn = lambda text: show_in_lab(text, "warning")
+        walltime().warn = self._before_walltime
         Thread(target=load_charts, name="ring-preload", daemon=True).start()  # while the engines start
         with ElapsedLine("Starting the engines:"):
             self.cluster = cluster.start()
@@ -158,7 +158,7 @@ class Session:
                 self.cluster = None
                 cells.lose(self.run)
                 return
-            walltime().warn = lambda text: show_in_lab(text, "warning")
+            walltime().warn = self._before_walltime
             with self.waiting.held() if again else contextlib.nullcontext():
                 self.cluster = cluster
                 if again:
@@ -177,10 +177,29 @@ class Session:
             tell=note.tell,
             busy=lambda: bool(self._in_progress() or self.waiting.cells),
             release=release,
+            keep=self._keep_before_end,
             **job.times,
         )
         note.tell(batch.line)
         batch.begin(cluster)
+
+    def _before_walltime(self, text: str) -> None:
+        show_in_lab(f"{text}. {self._keep_before_end('walltime')}", "warning")
+
+    def _keep_before_end(self, name: str) -> str:
+        """Keep the variables before the engines end: of runs in progress as ``RUN@STEP``, else under ``name``.
+
+        Returns what to tell the user.
+        """
+        runs = self._in_progress()
+        try:
+            for run in runs:
+                run.snapshot()
+            if runs:
+                return "Its runs keep their variables at their next steps."
+            return snapshots.described(self.require().snapshot(name, set_up_cells(self.setup))).split("\n")[0]
+        except RingError as error:
+            return f"No snapshot: {error}."
 
     def _ranks_to_come(self) -> str:
         return self._batch.job.name if self._batch is not None and self.cluster is None else ""
@@ -379,8 +398,16 @@ class Session:
         return f"{text} Ran {plural(len(cells), 'set-up cell')} again."
 
     def snapshot(self, name: str) -> str:
-        """Keep the variables of all ranks, and which cells are set-up cells. Raises as `Cluster.snapshot`."""
-        return snapshots.kept_text(self.require().snapshot(name, set_up_cells(self.setup)))
+        """Keep the variables of all ranks, and which cells are set-up cells; in a run behind its present step.
+
+        Raises as `Cluster.snapshot`, and when several runs are in progress.
+        """
+        if runs := self._in_progress():
+            if len(runs) > 1:
+                raise RingError(f"{plural(len(runs), 'run')} are in progress; keep one with `RUN.snapshot({name!r})`")
+            runs[0].snapshot(name)
+            return f"Run {runs[0].log.title} keeps its variables at its next step, and says so."
+        return snapshots.described(self.require().snapshot(name, set_up_cells(self.setup)))
 
     def restore(self, name: str, n: int | None = None, rerun: bool = False) -> str:
         """Bring a snapshot back, in this cluster or a new one, of ``n`` ranks where that is given.
@@ -402,6 +429,22 @@ class Session:
                 options = CellOptions.of(cell.options)
                 self.train(cell.source, replace(options, n=None, ranks=None, setup=False), first=True)
             return self.require().restore(name)
+
+    def branch(self, name: str, n: int | None = None, called: str = "") -> str:
+        """Restore the snapshot of a run, and run its cell from where it was, as a new run. Raises as `restore`."""
+        found = snapshots.find(name)
+        run, place = found.about.get("run"), found.about["ranks"][0]["place"]
+        if not run:
+            raise RingError(f"{name} was made between runs: `%ring restore {name}`, then run a cell")
+        print(self.restore(name, n))  # noqa: T201
+        if functions := place.pop("functions"):
+            print(  # noqa: T201
+                f"{', '.join(functions)}() begins anew: variables of functions are not kept; those of the cell are."
+            )
+        of = {**place, "of": f"{run['name']}@{found.step}"}
+        options = replace(CellOptions.of(run["options"]), name=called, branch=of, resume=False, setup=False, ranks=None)
+        self.train(run["source"], replace(options, n=None))
+        return ""
 
     def heal(self, ranks: Sequence[int] | None = None) -> str:
         """Start the ranks again that have died, or ``ranks``, and run the set-up cells on these alone.

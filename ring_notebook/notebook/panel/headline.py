@@ -42,7 +42,7 @@ class Headline:
 
 def headline(log: RunRecord, view: RunView, stuck: Sequence[RankView] = ()) -> Headline:
     """The headline of a run. With ``stuck``, ranks that have made no progress for long, it has no time left."""
-    facts = [_on_ranks(log, view), duration(view.elapsed)]
+    facts = [*branch_of(log), _on_ranks(log, view), duration(view.elapsed)]
     if view.samples_per_s:
         facts.append(f"{whole(view.samples_per_s)} samples/s")
     facts += [*_speedup(log, view), *_transport(view)]
@@ -74,6 +74,12 @@ def headline(log: RunRecord, view: RunView, stuck: Sequence[RankView] = ()) -> H
         ),
         done.part,
     )
+
+
+def branch_of(log: RunRecord) -> list[str]:
+    """The run and the step at which this one begins, if it is a branch."""
+    branch = log.options.get("branch")
+    return [f"branch of {branch.get('of')}"] if isinstance(branch, dict) and branch else []
 
 
 def _on_ranks(log: RunRecord, view: RunView) -> str:

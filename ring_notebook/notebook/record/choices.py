@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +104,10 @@ class CellOptions:
     """The front end's own; empty where it has none. An edited set-up cell replaces the one of the same id."""
     one_rank: float = 0.0
     """The samples/s that the same cell has been measured to reach on one rank."""
+    snapshot: float = 0.0
+    """Seconds between two snapshots of the run; 0 for none."""
+    branch: Mapping[str, Any] = field(default_factory=dict)
+    """Of a run that begins where another one was: ``of`` names that and the step; where in the cell it begins."""
     warmup: int = 1
     """Steps after which the account of the ranks' time begins."""
 
@@ -114,5 +118,5 @@ class CellOptions:
     @classmethod
     def of(cls, kept: Mapping[str, Any]) -> CellOptions:
         """The options of a run; names that another version has kept are left out."""
-        known = {field.name for field in fields(cls)}
+        known = {one.name for one in fields(cls)}
         return cls(**{name: value for name, value in kept.items() if name in known})

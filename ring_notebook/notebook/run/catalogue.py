@@ -37,6 +37,7 @@ _DOTS = {"ok": "#22a06b", "failed": "#d64545", "interrupted": "#c9962b", "runnin
 _LOST = "running or lost"
 _FACTS = ("name", "status", "samples/s", "seconds", "ranks", "checkpoint", "started", "run")
 _CURVE = "curve"
+_BRANCH = "branch of"
 _PIECES = 1000  # of output that are read at a time
 _BARS = " ▁▂▃▄▅▆▇█"
 
@@ -88,7 +89,7 @@ def _listing(entries: Sequence[_Entry], note: str) -> Listing:
     turns = [name for pair in zip_longest(metrics, params) for name in pair if name is not None]
     values = turns if len(entries) > 1 else found
     folded = [*values[_SHOWN:], *(name for name in found if name not in values)]
-    optional = [name for name in ("tags", "note") if any(one.value(name) for one in entries)]
+    optional = [name for name in (_BRANCH, "tags", "note") if any(one.value(name) for one in entries)]
     facts = [name for name in _FACTS[1:] if any(one.value(name) is not None for one in entries)]
     curve = [_CURVE] if any(one.curve for one in entries) else []
     columns = ["name", *curve, *values[:_SHOWN], *facts, *optional, *folded]
@@ -259,6 +260,7 @@ class _Entry:
             "checkpoint": self.checkpoint,
             "started": self.about["started"],
             "run": self.directory.name,
+            _BRANCH: self.about["options"].get("branch", {}).get("of", ""),
             "tags": " ".join(self.labels.tags),
             "note": self.labels.note,
         }

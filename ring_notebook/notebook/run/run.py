@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from threading import Event, Lock
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from IPython.display import DisplayHandle, display
 
 from ring_notebook.config import config
-from ring_notebook.errors import KnobError
+from ring_notebook.errors import KnobError, RingError
+from ring_notebook.files import snapshot_files
 from ring_notebook.notebook.deferred_interrupt import DeferredInterrupt
 from ring_notebook.notebook.panel.panel import Panel
 from ring_notebook.notebook.panel.report import figure, mime_bundle, outputs
@@ -21,7 +23,7 @@ from ring_notebook.notebook.record.run_record import RunStatus
 from ring_notebook.notebook.record.run_view import RunView
 from ring_notebook.notebook.run import trackers
 from ring_notebook.notebook.run.answering import Answering
-from ring_notebook.notebook.run.export import Script, export
+from ring_notebook.notebook.run.export import Script, export, set_up_before
 from ring_notebook.notebook.run.failures import brief
 from ring_notebook.notebook.run.knob_changes import all_changes, send_change
 from ring_notebook.notebook.run.plain_state import plain_state
@@ -65,7 +67,10 @@ class Run:
         self._panels: list[Panel] = []
         self._showing = Lock()
         self._closed = Event()  # ended, or left by this kernel; set before the panels become reports
-        self._watch = Watch(engines, log, futures, timeout, self._questions, self._close_panels)
+        every = float(log.options.get("snapshot") or 0.0)
+        self._watch = Watch(
+            engines, log, futures, timeout, self._questions, self._close_panels, (every, self._snapshot_in_time)
+        )
 
     @property
     def status(self) -> RunStatus:
@@ -147,6 +152,10 @@ class Run:
         """Every change of knobs, pause and resume that the ranks have taken, in order, each once."""
         return all_changes(self.log)
 
+    def _snapshot_in_time(self) -> None:
+        with suppress(RingError):  # it has not begun, or ends
+            self.snapshot()
+
     def set(self, /, **values: Any) -> dict[str, Any]:
         """Change knobs: ``run.set(lr=0.05)``. All ranks take the new values at the end of the same step, the next one.
 
@@ -162,6 +171,16 @@ class Run:
     def resume(self) -> None:
         """End a pause; returns at once."""
         self.steer("resume", {}, "run.resume")
+
+    def snapshot(self, name: str = "") -> None:
+        """Have all ranks keep their variables behind the same step, the next one; returns at once.
+
+        Without a name it is called ``RUN@STEP``, and only the newest of these stay. Raises RingError when the run has
+        ended, or the ranks do not take it.
+        """
+        record = {"id": self.log.run, "name": self.log.title, "source": self.log.source, "options": self.log.options}
+        about = {**snapshot_files.about(name, set_up_before(self.log)), "run": record, "automatic": not name}
+        self.steer("snapshot", {"folder": str(snapshot_files.root()), "about": about}, "snapshot")
 
     def steer(self, action: str, values: Mapping[str, Any], who: str) -> dict[str, Any]:
         """What `set`, `pause` and `resume` do; ``who`` is recorded."""

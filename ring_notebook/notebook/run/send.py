@@ -80,6 +80,7 @@ def send(
         resume,
         int(options.get("warmup", 1)),
         replay,
+        {name: value for name, value in (options.get("branch") or {}).items() if name != "of"},
     )
     questions = Answering(chosen)
     with DeferredInterrupt() as interrupt:  # else ranks would execute a cell that no run of this kernel knows

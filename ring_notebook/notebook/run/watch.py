@@ -37,7 +37,8 @@ class Watch:
     """Watches a run in a thread of its own; ``ended`` is set when `verdict` is final.
 
     ``futures`` are the engines' answers by rank, empty for a run that another kernel has sent. No time limit runs while
-    one of ``questions`` waits for its answer. ``on_end`` is called before ``ended`` is set.
+    one of ``questions`` waits for its answer. ``on_end`` is called before ``ended`` is set, and
+    what ``regularly`` has after each period of so many seconds.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class Watch:
         timeout: float,
         questions: Answering,
         on_end: Callable[[], None],
+        regularly: tuple[float, Callable[[], None]] = (0.0, lambda: None),
     ) -> None:
         self.verdict = Verdict("running", None)
         self.ended = Event()
@@ -59,6 +61,8 @@ class Watch:
         self._notices = Notices(log)
         self._held = 0.0  # seconds in which a rank waited for its user, which no time limit counts
         self._on_end = on_end
+        self._period, self._regularly = regularly
+        self._next = self._period or inf
         self._ranks = range(log.size)
         self._started = monotonic()
         self._left = False
@@ -137,6 +141,9 @@ class Watch:
             before = now
             self._stop_with_one_that_was_interrupted()
             self._note_deaths()
+            if now >= self._next:
+                self._next = now + self._period
+                self._regularly()
             self._questions.poll()
             self._questions.pass_on_hold(self._gone())
             self._note_silent_engines(now)

@@ -45,6 +45,11 @@ def add_knobs(optimizer: torch.optim.Optimizer) -> None:
         steering.add(Knob(one.name(number), Range(one.value, 0.0, _LIMITS[one.key]), one.value, one.read, one.apply))
 
 
+def expect_knobs(optimizer: torch.optim.Optimizer) -> None:
+    """Have its next step add the knobs: it is one that had them in another process."""
+    optimizer.__dict__[_KNOWN] = ""
+
+
 def has_knobs(optimizer: torch.optim.Optimizer) -> bool:
     """Whether `add_knobs` has been called for it, in any run."""
     return _KNOWN in optimizer.__dict__

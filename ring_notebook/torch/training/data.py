@@ -14,7 +14,7 @@ from torch.utils.data.distributed import DistributedSampler as TorchDistributedS
 
 from ring_notebook.api.basics import is_initialized, rank, size
 from ring_notebook.api.objects import broadcast_object
-from ring_notebook.core.step_points import between_steps
+from ring_notebook.core.step_points import between_steps, in_pass
 from ring_notebook.core.world import communication
 from ring_notebook.torch_private import pass_of_workers, private
 
@@ -59,16 +59,17 @@ class DistributedSampler(TorchDistributedSampler[Any]):
         epoch, spent = self.epoch, communication()
         self._begun_at = self._drawn = used
         self._pass = epoch
-        try:
-            for index in islice(super().__iter__(), used, None):
-                # Every rank knows this without a message: only a pass in which all ranks take part has collectives.
-                if self.epoch == epoch and (self.num_replicas == 1 or communication() != spent):
-                    self.epoch += 1
-                between_steps()
-                self._drawn += 1
-                yield index
-        finally:
-            self._drawn = None
+        with in_pass():
+            try:
+                for index in islice(super().__iter__(), used, None):
+                    # Every rank knows this without a message: only a pass in which all ranks take part has collectives.
+                    if self.epoch == epoch and (self.num_replicas == 1 or communication() != spent):
+                        self.epoch += 1
+                    between_steps()
+                    self._drawn += 1
+                    yield index
+            finally:
+                self._drawn = None
         if self.epoch == epoch:  # not counted yet, and not set by set_epoch
             self.epoch += 1
 
@@ -89,7 +90,7 @@ class DistributedSampler(TorchDistributedSampler[Any]):
         return kept
 
     @property
-    def in_pass(self) -> bool:
+    def is_in_pass(self) -> bool:
         """Whether a pass is in progress."""
         return self._drawn is not None
 
@@ -108,7 +109,7 @@ def _workers_pass(sampler: DistributedSampler) -> tuple[int, int] | None:
     for one in gc.get_objects() if _workers_passes is not None else ():
         if issubclass(type(one), _workers_passes):
             batches, sent, came = pass_of_workers(one)
-            if getattr(batches, "sampler", batches) is sampler and (sampler.in_pass or came < sent):
+            if getattr(batches, "sampler", batches) is sampler and (sampler.is_in_pass or came < sent):
                 return came, getattr(batches, "batch_size", 1)
     return None
 

@@ -15,6 +15,7 @@ from ring_notebook.torch.optimizer.fused import FusedOptimizer
 from ring_notebook.torch.optimizer.gradient_reducer import GradientReducer
 from ring_notebook.torch.optimizer.wrapper import Wrapper, claim, original_of, wrap
 from ring_notebook.torch.steps.known import models_of, note_models, note_schedulers, schedulers_of, set_steps, steps_of
+from ring_notebook.torch.steps.optimizer_knobs import expect_knobs, has_knobs
 from ring_notebook.torch.training.checkpoint import Checkpoint
 from ring_notebook.torch.training.data import DistributedSampler
 
@@ -155,6 +156,7 @@ def _reduced_optimizer(optimizer: torch.optim.Optimizer) -> Any:
         "steps": steps_of(optimizer),
         "models": models_of(optimizer),
         "schedulers": schedulers_of(optimizer),
+        "knobs": has_knobs(optimizer),
     }
     return object.__new__, (type(optimizer),), kept, None, None, _set_optimizer
 
@@ -164,14 +166,18 @@ def _set_optimizer(optimizer: torch.optim.Optimizer, kept: dict[str, Any]) -> No
     set_steps(optimizer, kept["steps"])
     note_models(optimizer, kept["models"])
     note_schedulers(optimizer, kept["schedulers"])
+    if kept["knobs"]:
+        expect_knobs(optimizer)
 
 
-_OF_EPOCH = ("_epoch", "_wrapped", "_parameter_names", "_communicator", "_mates", "_flats")
+# Also ``step``, which a schedule has patched to see that it is called.
+_OF_EPOCH = ("step", "_epoch", "_wrapped", "_parameter_names", "_communicator", "_mates", "_flats")
 
 
 def _reduced_wrapper(wrapper: Wrapper) -> Any:
-    noted = ("_ring_", *_OF_EPOCH)  # models and schedulers are noted with the wrapped optimizer
-    kept = {name: value for name, value in wrapper.__dict__.items() if not name.startswith(noted)}
+    own = wrapper.__dict__.items()
+    # What ``_ring_`` names is noted with the wrapped optimizer.
+    kept = {name: value for name, value in own if name not in _OF_EPOCH and not name.startswith("_ring_")}
     if isinstance(wrapper, FusedOptimizer):
         kept["_flats"] = [_reduced_flat(flat) for flat in wrapper.flats()]
     mixin = next(one for one in type(wrapper).__mro__[1:] if issubclass(one, Wrapper))

@@ -178,6 +178,107 @@ def test_another_number_of_ranks(notebook: Notebook) -> None:
     notebook.text(f"{PULL}\nassert both == whole, (both, whole)")
 
 
+LOOP = """%%ringtrain --background --out run --name long
+import pathlib, time
+factor = ring.knob("factor", 1.0, low=0.0, high=2.0)
+rate = torch.optim.lr_scheduler.ExponentialLR(adam, 0.99)
+for epoch in range(6):
+    for x, y in ring.track(shuffled):
+        for model, optimizer in (first, sgd), (second, adam), (third, fused):
+            optimizer.zero_grad()
+            loss = torch.nn.functional.mse_loss(model(x), y) * float(factor)
+            loss.backward()
+            optimizer.step()
+        rate.step()
+        ring.log(loss=loss, draw=random.random(), lr=adam.param_groups[0]["lr"])
+        while epoch == 2 and not pathlib.Path("go").exists():
+            time.sleep(0.01)
+done = True
+"""
+WAITS = """import pathlib, time
+session = get_ipython().magics_manager.registry["RingMagics"]._session
+while len(run.metrics) < 26: time.sleep(0.01)
+run.set(factor=1.5)
+"""
+CURVES = """branch = session.run
+assert branch is not run and branch.log.options["branch"]["of"].startswith("long@")
+rows = [sorted((r.rank, r.step, *r.values.values()) for r in one.metrics) for one in (run, branch)]
+begins = min(row[1] for row in rows[1])
+assert branch.log.options["branch"]["of"] == f"long@{begins - 1}"
+whole = [row for row in rows[0] if row[1] >= begins]
+assert 12 < begins < 16 and len(whole) == 2 * (36 - begins), (begins, len(whole))
+assert rows[1] == whole, [pair for pair in zip(*rows) if pair[0] != pair[1]][:4]
+"""
+
+
+def test_a_branch_begins_bit_for_bit_where_the_run_was(notebook: Notebook) -> None:
+    notebook.text("%ring restore before")
+    notebook.run(LOOP)
+    notebook.text(WAITS)
+    assert "keeps its variables at its next step" in notebook.text("%ring snapshot mid")
+    notebook.text("pathlib.Path('go').touch()\nrun.wait()\nNone")
+    listed = notebook.text("%ring snapshots")
+    assert re.search(r"^mid .* long +1[2-5]$", listed, re.MULTILINE), listed
+    text = notebook.text("%ring branch mid --name fork")
+    assert "Restored" in text
+    assert "begins anew" not in text
+    assert re.search(r"fork · branch of long@1\d", text), text
+    notebook.text(CURVES)
+    assert re.search(r"branch of.*\n.*^fork .* long@1\d", notebook.text("%ring runs"), re.MULTILINE | re.DOTALL)
+
+
+REGULARLY = """%%ringtrain --background --out run --name often --snapshot 0.4s
+import time
+
+def loop():
+    for step in range(1000):
+        if stops:
+            return
+        sgd.zero_grad()
+        first(inputs).sum().backward()
+        sgd.step()
+        ring.log(step=step, loss=step)
+        time.sleep(0.01)
+stops = []
+loop()
+"""
+THREE_KEPT = """import time
+from ring_notebook.files import snapshot_files
+def kept():
+    return [one for one in snapshot_files.found(snapshot_files.root())[0] if one.name.startswith("often@")]
+deadline = time.monotonic() + 60
+def wait(holds):
+    while not holds():
+        assert time.monotonic() < deadline, [one.text for one in run.view.output][-4:]
+        time.sleep(0.02)
+seen = set()
+def five():
+    seen.update(one.name for one in kept())
+    return len(seen) == 5
+wait(five)
+run.pause()
+wait(lambda: run.view.paused)
+before = run.metrics[-1].step
+run.snapshot("paused")
+def paused():
+    return [one for one in snapshot_files.found(snapshot_files.root())[0] if one.name == "paused"]
+wait(paused)
+assert run.view.paused and abs(paused()[0].step - before) < 2
+run.stop()
+assert len(kept()) == 3, kept()
+"""
+
+
+def test_a_run_keeps_itself_regularly_and_while_it_is_paused(notebook: Notebook) -> None:
+    notebook.text("%ring restore before")
+    notebook.run(REGULARLY)
+    notebook.text(THREE_KEPT)
+    notebook.text("%%ringtrain\nstops = [1]")
+    text = notebook.text("%ring branch paused")
+    assert "loop() begins anew" in text
+    assert re.search(r"branch of often@\d+", text), text
+
+
 @pytest.mark.slow  # a kernel and a cluster of its own
 def test_another_kernel_brings_it_back(notebook: Notebook, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     notebook.text("import os\nfolder = os.environ['RING_RUNS_DIR']")

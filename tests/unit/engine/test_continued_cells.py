@@ -1,0 +1,48 @@
+"""A cell that continues another run: at which statement it begins, and its loops at which value."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from IPython.core.interactiveshell import InteractiveShell
+
+from ring_notebook.engine.cell import Begin, Cell
+
+
+@pytest.fixture
+def shell() -> Iterator[InteractiveShell]:
+    made = InteractiveShell.instance()
+    before = dict(made.user_ns)
+    yield made
+    made.user_ns.clear()
+    made.user_ns.update(before)
+
+
+CELL = """seen = []
+for epoch in range(4):
+    for part in ["a", "b"]:
+        for x in iter([1, 2]):
+            seen.append((epoch, part, x))
+seen.append("end")
+"""
+FROM_2B = [(2, "b", 1), (2, "b", 2), *((3, part, x) for part in "ab" for x in (1, 2)), "end"]
+ALL_FROM_B = [(0, "b", 1), (0, "b", 2), *((n, part, x) for n in (1, 2, 3) for part in "ab" for x in (1, 2)), "end"]
+
+
+@pytest.mark.parametrize(
+    ("begin", "variables", "expected"),
+    [
+        (Begin(1, 5), {"epoch": 2, "part": "b"}, FROM_2B),
+        (Begin(1, 5), {"epoch": 3, "part": "a"}, FROM_2B[2:]),
+        (Begin(1, 3, behind=True), {"epoch": 2, "part": "a"}, FROM_2B),
+        (Begin(1, 3, behind=True), {"epoch": 3, "part": "b"}, ["end"]),
+        (Begin(1, 5), {"epoch": 9, "part": "b"}, ALL_FROM_B),
+        (Begin(2, 6), {"epoch": 2}, ["end"]),
+        (Begin(3, 7), {}, []),
+    ],
+)
+def test_loops_continue(shell: InteractiveShell, begin: Begin, variables: dict[str, object], expected: object) -> None:
+    shell.user_ns.update(variables, seen=[])
+    Cell(shell, CELL, "run", begin=begin).execute()
+    assert shell.user_ns["seen"] == expected
