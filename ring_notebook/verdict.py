@@ -41,7 +41,7 @@ ABORTING = 0.3  # for the other ranks to abort after the first failure, before t
 ENDING = 0.8  # for them to stop
 UNHEARD = 5.0  # instead, if a rank waits in code that ignores signals: then it is ended, if it can start again
 DYING = 3.0  # instead, if all ranks report that a rank has left: it may have died, which MPI reports a moment later
-REPORTING = 2.0  # from the answer of an engine to the record of how its rank ended
+REPORTING = 10.0  # from the answer of an engine to the record of how its rank ended, on another connection
 RAISING = 0.5  # instead, if the engine has answered with an error of its own: usually no record follows
 TELLING = 20.0  # instead, if the controller has lost engines: over several hosts the death is reported late
 

@@ -310,7 +310,7 @@ def parted(times: int, *ends: str) -> None:
     """A training that is interrupted, fails and loses ranks again and again has made the same steps on both hosts."""
     from notebook.endurance.equal_steps import ENDS, Training  # imports torch
 
-    ends = ends or ENDS
+    ends = ends or tuple(ENDS)
     with Cluster(hosts=HOSTS) as cluster:
         for name in ("sgd", "adam") if "is killed" in ends else ("sgd", "fused"):  # a fused state is lost with a rank
             cluster.run("%reset -f").wait()

@@ -356,8 +356,8 @@ RUNS: list[tuple[str, dict[str, float], float, str, bool]] = [
 @pytest.mark.parametrize(
     ("raised", "known", "now", "failed"),
     [
-        (False, True, 6.9, False),  # records come after answers
-        (False, True, 7.1, True),
+        (False, True, 14.9, False),  # records come after answers, over another connection
+        (False, True, 15.1, True),
         (True, True, 5.4, False),  # the engine's own code has failed
         (True, True, 5.6, True),
         (True, False, 24.9, False),  # a lost host is explained late
