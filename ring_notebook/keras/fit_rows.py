@@ -6,25 +6,41 @@ from functools import wraps
 from inspect import signature
 from typing import Any
 
+from ring_notebook.api.process_sets import global_process_set
 from ring_notebook.core.metrics import is_attached, log, set_progress
-from ring_notebook.keras.chosen_keras import keras
+from ring_notebook.core.steering import Knob, steering
+from ring_notebook.core.step_guard import step
+from ring_notebook.keras.chosen_keras import arrays_of, keras
+from ring_notebook.keras.distributed_optimizer import DistributedMixin
 from ring_notebook.keras.prepared_models import callbacks_of
+from ring_notebook.knobs import Range
 
 _DEFAULT_BATCH = 32  # of Keras, for arrays
 
 
 class _Rows(keras.callbacks.Callback):  # type: ignore[misc]
-    """Logs each batch."""
+    """Logs each batch. After it the ranks take changes of knobs, of which the learning rate is one, or pause."""
 
-    def __init__(self, batch_size: int, first_epoch: int, epochs: int) -> None:
+    def __init__(self, batch_size: int, first_epoch: int, epochs: int, steered: bool) -> None:
         super().__init__()
+        self._steered = steered
+        self._present_rate = 0.0
         self._samples = batch_size
         self._first_epoch = first_epoch
         self._epochs = epochs
         self._epoch = 0
 
+    def on_train_begin(self, logs: Any = None) -> None:
+        if self._steered and (rate := _rate(self.model)) is not None:
+            steering.add(Knob("lr", Range(rate, 0.0), rate, lambda: self._present_rate, self._set_rate))
+
+    def _set_rate(self, value: Any) -> None:
+        self.model.optimizer.learning_rate = self._present_rate = value
+
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._epoch = epoch
+        if self._steered:
+            self._present_rate = _rate(self.model) or 0.0  # not at every batch: with JAX it copies all variables
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         steps = (self.params or {}).get("steps") or 0
@@ -34,6 +50,8 @@ class _Rows(keras.callbacks.Callback):  # type: ignore[misc]
         if self._samples:
             values["samples"] = float(self._samples)
         log(**values, epoch=self._epoch)
+        if self._steered:
+            step()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         validation: dict[str, Any] = {
@@ -62,7 +80,9 @@ def extend_fits() -> None:
         first, last = callbacks_of(options["self"]), []
         if is_attached():
             samples = _batch_size(options["x"], options["batch_size"])
-            last = [_Rows(samples, options["initial_epoch"], options["epochs"])]
+            optimizer = getattr(options["self"], "optimizer", None)
+            steered = isinstance(optimizer, DistributedMixin) and optimizer._ring.process_set is global_process_set
+            last = [_Rows(samples, options["initial_epoch"], options["epochs"], steered)]
         given = options["callbacks"]
         if isinstance(given, keras.callbacks.CallbackList):
             for callback in (*first, *last):
@@ -74,6 +94,14 @@ def extend_fits() -> None:
 
     extended._ring_extended = True  # type: ignore[attr-defined]
     keras.Model.fit = extended
+
+
+def _rate(model: Any) -> float | None:
+    """The learning rate; None where a schedule sets it."""
+    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+    if isinstance(getattr(optimizer, "_learning_rate", None), keras.optimizers.schedules.LearningRateSchedule):
+        return None
+    return float(arrays_of([optimizer.learning_rate])[0])
 
 
 def _batch_size(data: Any, batch_size: int | None) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -9,7 +11,7 @@ from importlib.util import find_spec
 import pytest
 
 from harness.waiting import until
-from ring_notebook.errors import CollectiveMismatch
+from ring_notebook.errors import CollectiveAborted, CollectiveMismatch
 from ring_notebook.notebook.cluster.cluster import Cluster
 
 if find_spec("keras") is None:
@@ -87,3 +89,82 @@ def test_an_interrupt_ends_an_operation_of_a_function_that_waits(cluster: Cluste
         run.wait()
     assert cluster.run("import tensorflow as tf\nx = float(ring.allreduce(tf.constant(ring.rank() * 1.0)))").wait()
     assert cluster.pull("x") == 0.5
+
+
+@pytest.mark.timeout(300)
+def test_the_learning_rate_is_a_knob_and_fit_pauses(cluster: Cluster) -> None:
+    run = cluster.run(training(8000, 1000))
+    until(lambda: len(run.metrics) > 20, 120)
+    run.set(lr=0.5e-3)
+    until(lambda: any(change.values == {"lr": 0.5e-3} for change in run.changes), 60)
+    run.pause()
+    until(lambda: run.view.paused, 60)
+    run.resume()
+    rows = len(run.metrics)
+    until(lambda: len(run.metrics) > rows + 20, 60)
+    run.stop()
+    with pytest.raises(KeyboardInterrupt):
+        run.wait()
+    cluster.run(
+        "import keras\nrate = round(float(keras.ops.convert_to_numpy(model.optimizer.learning_rate)), 7)"
+    ).wait()
+    assert [cluster.pull("rate", rank) for rank in range(2)] == [0.5e-3] * 2
+
+
+@pytest.mark.timeout(300)
+def test_an_exception_in_fit_is_the_one_of_its_rank(cluster: Cluster) -> None:
+    failing = (
+        "class Break(keras.callbacks.Callback):\n"
+        "    def on_train_batch_end(self, batch, logs=None):\n"
+        "        if ring.rank() == 1 and batch == 3: raise OSError('no more data')\n"
+    )
+    cell = training(64, 2).replace("model.fit", f"{failing}model.fit").replace("[start]", "[start, Break()]")
+    with pytest.raises(OSError, match="no more data"):
+        cluster.run(cell).wait()
+    cluster.run("import keras\n" + EQUAL).wait()
+    assert cluster.pull("equal") is True
+
+
+@pytest.mark.timeout(300)
+def test_a_rank_with_more_batches_is_seen_to_wait(cluster: Cluster) -> None:
+    cell = training(64, 1).replace("size=(64, 8)", "size=(64 + 8 * ring.rank(), 8)")
+    with pytest.raises(CollectiveAborted, match="has left"):
+        cluster.run(cell).wait()
+
+
+@pytest.mark.timeout(300)
+def test_an_interrupt_ends_a_session_that_waits(cluster: Cluster) -> None:
+    run = cluster.run(
+        "import tensorflow as tf, time\n"
+        "with tf.Graph().as_default(), tf.compat.v1.Session() as session:\n"
+        "    op = ring.allreduce(tf.ones(2))\n"
+        "    if ring.rank() == 0: session.run(op)\n"
+        "    else: time.sleep(100)\n"
+    )
+    until(lambda: [status.line for _, status in sorted(run.log.statuses().items())] == [4, 5], 60)
+    assert run.stop(10) is True
+    with pytest.raises(KeyboardInterrupt):
+        run.wait()
+
+
+@pytest.mark.timeout(300)
+def test_a_rank_that_is_killed_in_fit_is_healed_and_takes_the_weights_of_the_other(cluster: Cluster) -> None:
+    prepared = (
+        "import keras, numpy as np\n"
+        "if 'kept' not in globals():\n"
+        "    kept = keras.Sequential([keras.layers.Input((8,)), keras.layers.Dense(1)])\n"
+        "    kept.compile(optimizer=keras.optimizers.SGD(0.001), loss='mse')\n"
+        "model = ring.prepare(kept)\n"
+    )
+    fitting = "x = np.ones((8000, 8), 'float32')\nmodel.fit(x, x[:, 0], batch_size=8, epochs=1000, verbose=0)\n"
+    run = cluster.run(prepared + fitting)
+    until(lambda: len(run.metrics) > 20, 120)
+    os.kill(next(engine.pid for engine in cluster.status() if engine.rank == 0), signal.SIGKILL)
+    with pytest.raises(Exception, match="rank 0"):
+        run.wait()
+    cluster.run("import keras\nbefore = int(model.optimizer.iterations)", ranks=[1]).wait()
+    before = cluster.pull("before", 1)
+    cluster.heal()
+    cluster.run(prepared + EQUAL + "steps = int(model.optimizer.iterations)").wait()
+    assert cluster.pull("equal") is True
+    assert [cluster.pull("steps", rank) for rank in range(2)] == [before] * 2

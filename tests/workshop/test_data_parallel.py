@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 import pytest
 
 from workshop.conftest import Workshop
@@ -117,3 +119,22 @@ def test_07_batch_size(workshop: Workshop) -> None:
     assert 0.1 < measured["bend of the steps, samples"] / scale < 10  # an order of magnitude
     assert measured["definition, second half / first half (medians)"] > 1
     assert measured["steps with batch 4 / with batch 512"] > 3
+
+
+@pytest.mark.slow
+def test_16_keras(workshop: Workshop) -> None:
+    if find_spec("keras") is None:
+        pytest.skip("needs Keras: PYTHONPATH=.tensorflow/packages, after make .tensorflow/installed")
+    measured, _ = workshop(
+        "16_keras",
+        [
+            ("op=ring.Average", "op=ring.Sum", "Is it a sum?"),
+            ("logs[name] = float", "float", "Is the result put back into it?"),
+        ],
+    )
+    assert min(value for name, value in measured.items() if name.startswith("accuracy")) > 0.85
+    assert measured["apart with prepare, last step"] == 0
+    compared = {name: value for name, value in measured.items() if "and numpy differ" in name}
+    installed = {"TensorFlow": find_spec("tensorflow"), "JAX": find_spec("jax")}
+    assert len(compared) == sum(found is not None for found in installed.values())
+    assert all(value < 1e-4 for value in compared.values())

@@ -213,3 +213,27 @@ def test_a_hint_uses_the_names_of_the_cell() -> None:
     assert "After this line add `net, opt = ring.prepare(net, opt)`" in found(without_loader)[2]
     no_module = source.replace("net.parameters()", "[w, b]")
     assert "add `opt = ring.DistributedOptimizer(opt)`" in found(no_module)[2]
+
+
+FIT = """import keras
+model.compile(optimizer={optimizer}, loss="mse")
+model.fit({data}, callbacks={callbacks})
+"""
+DISTRIBUTED = "ring.DistributedOptimizer(keras.optimizers.SGD(0.1 * ring.size()))"
+BROADCAST = "[ring.callbacks.BroadcastGlobalVariablesCallback(0)]"
+SHARE = "x[ring.rank()::ring.size()]"
+
+
+def fit(optimizer: str = DISTRIBUTED, data: str = SHARE, callbacks: str = BROADCAST) -> dict[int, str]:
+    return found(FIT.format(optimizer=optimizer, data=data, callbacks=callbacks))
+
+
+def test_a_fit_of_keras() -> None:
+    assert fit() == {}
+    assert found("import keras\nmodel.compile('sgd', 'mse')\nmodel.fit(ring.prepare(model, x)[1])\n") == {}
+    assert found("import keras\nmodel.fit(x)\n") == {}  # an earlier cell may have compiled it
+    assert "`optimizer=ring.DistributedOptimizer(keras.optimizers.get('adam'))`" in fit("'adam'")[3]
+    assert "BroadcastGlobalVariablesCallback(0)" in fit(callbacks="[]")[4]
+    unscaled = DISTRIBUTED.replace(" * ring.size()", "")
+    assert "every rank trains on the same data" in fit(unscaled, data="x")[4]
+    assert "`0.1 * ring.size()`" in fit(unscaled)[3]
