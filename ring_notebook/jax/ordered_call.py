@@ -153,7 +153,7 @@ def _primitive() -> Callable[[str, tuple[Any, ...], tuple[Result, ...]], Sequenc
             _TARGET,
             result_types=[mlir.hlo.TokenType.get(), *made],
             operands=[ctx.tokens_in.get(effect), *arrays],
-            backend_config={"spec": mlir.ir_attribute(spec)},
+            backend_config={"spec": mlir.ir.StringAttr.get(spec)},
             has_side_effect=True,
             api_version=4,
             operand_layouts=[(), *layouts[0]],

@@ -280,3 +280,8 @@ def _check_strategy() -> None:
         from ring_notebook.tensorflow.gradients import refuse_strategies
 
         refuse_strategies()
+    elif keras.distribution.distribution() is not None:
+        raise RuntimeError(
+            "ranks average gradients themselves, and keras.distribution would divide the batch of each rank again: "
+            "leave out keras.distribution.set_distribution(), one rank for each device"
+        )

@@ -177,9 +177,7 @@ def case_prepare_refuses_what_it_cannot_take() -> None:
 def case_a_mismatch_names_both_sides_and_the_job_continues() -> None:
     if hvd.size() < 2:
         return
-    with pytest.raises(
-        jax.errors.JaxRuntimeError, match=r"allreduce 'w': expected float32 \[\d\], rank \d sent"
-    ) as caught:
+    with pytest.raises(RuntimeError, match=r"allreduce 'w': expected float32 \[\d\], rank \d sent") as caught:
         jax.jit(lambda x: hvd.allreduce(x, name="w"))(jnp.ones(3 + hvd.rank())).block_until_ready()
     assert isinstance(original(caught.value), hvd.CollectiveMismatch)
     np.testing.assert_array_equal(hvd.allreduce(jnp.ones(2)), np.ones(2))
@@ -195,7 +193,7 @@ def case_after_a_program_that_failed_in_the_background_the_next_works() -> None:
         return hvd.allreduce(x[: 3 + hvd.rank()], name="w")
 
     failed = jax.jit(large)(jnp.ones((256, 256)))
-    with pytest.raises(jax.errors.JaxRuntimeError, match="allreduce 'w': expected"):
+    with pytest.raises(RuntimeError, match="allreduce 'w': expected"):
         failed.block_until_ready()
     for call in both(hvd.allreduce):
         np.testing.assert_array_equal(call(jnp.ones(2)), np.ones(2))
@@ -209,5 +207,5 @@ def case_a_rank_that_fails_ends_the_operations_of_the_others() -> None:
     if hvd.rank() == 0:
         world.fail(OSError("no more data"))
         return
-    with pytest.raises(jax.errors.JaxRuntimeError, match="rank 0 raised OSError: no more data"):
+    with pytest.raises(RuntimeError, match="rank 0 raised OSError: no more data"):
         jax.jit(hvd.allreduce)(jnp.ones(2)).block_until_ready()

@@ -177,6 +177,19 @@ def case_the_broadcast_sets_compilation_off_where_it_cannot_work() -> None:
     check_equal(trained)
 
 
+def case_keras_own_distribution_is_refused() -> None:
+    if backend() == "jax":
+        keras.distribution.set_distribution(keras.distribution.DataParallel(devices=keras.distribution.list_devices()))
+        try:
+            with pytest.raises(RuntimeError, match="leave out keras"):
+                hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
+        finally:
+            keras.distribution.set_distribution(None)
+    if backend() == "torch":  # on which Keras has none; when it has, it can work over our process group
+        with pytest.raises(AttributeError):
+            keras.distribution.DataParallel()
+
+
 def case_metrics_are_averages() -> None:
     logs = {"loss": float(hvd.rank()), "accuracy": 2.0 * hvd.rank()}
     hvd.callbacks.MetricAverageCallback().on_epoch_end(0, logs)
