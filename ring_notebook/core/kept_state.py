@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from importlib import import_module
 from multiprocessing.process import BaseProcess
 from types import AsyncGeneratorType, CoroutineType, FrameType, GeneratorType, TracebackType
@@ -40,8 +41,8 @@ class Keeper(Protocol):
     def memory_of(self, value: Any) -> Memory | None:
         """The memory that ``value`` is, which is kept once however many objects share it; None for other objects."""
 
-    def with_memory(self, data: bytearray, about: Any) -> Any:
-        """The object for which `memory_of` gave ``about``, with these bytes."""
+    def with_memory(self, size: int, fill: Callable[[memoryview], object], about: Any) -> Any:
+        """The object for which `memory_of` gave ``about``, with ``size`` bytes that ``fill`` writes."""
 
     def reduced(self, value: Any) -> Any:
         """As ``__reduce__``, for objects that are kept in another way than pickled; else NotImplemented."""
@@ -196,9 +197,9 @@ def dump(values: Mapping[str, Any], put: Callable[[memoryview], str]) -> Kept:
 
     content = {
         "data": data,
-        "memory": [(keeper, one.about, stored(one.read())) for keeper, one in pickler.memory],
-        "buffers": [put(buffer.raw()) for buffer in pickler.buffers],
-        "shards": [(one.start, one.total, stored(one.data)) for one in pickler.shards],
+        "memory": [(keeper, one.about, (held := one.read()).nbytes, stored(held)) for keeper, one in pickler.memory],
+        "buffers": [(buffer.raw().nbytes, put(buffer.raw())) for buffer in pickler.buffers],
+        "shards": [(one.start, one.total, one.data.nbytes, stored(one.data)) for one in pickler.shards],
         "states": states,
     }
     return Kept(pickle.dumps(content, protocol=5), list(kept), left_out, loses)
@@ -242,12 +243,12 @@ class _Unpickler(pickle.Unpickler):
     def __init__(
         self,
         content: Mapping[str, Any],
-        get: Callable[[str], bytearray],
+        get: Callable[[str, memoryview], None],
         of_others: Callable[[], list[Mapping[str, Any]]],
     ) -> None:
-        buffers = (get(name) for name in content["buffers"])
-        super().__init__(io.BytesIO(content["data"]), buffers=buffers)
         self._content, self._get, self._of_others = content, get, of_others
+        buffers = (self._bytes(size, name) for size, name in content["buffers"])
+        super().__init__(io.BytesIO(content["data"]), buffers=buffers)
         self._loaded: dict[int, Any] = {}
 
     def persistent_load(self, pid: Any) -> Any:
@@ -255,20 +256,28 @@ class _Unpickler(pickle.Unpickler):
         if kind == "shard":
             return self._whole(number)
         if number not in self._loaded:
-            keeper, about, where = self._content["memory"][number]
-            self._loaded[number] = _keeper(keeper).with_memory(self._bytes(where), about)
+            keeper, about, size, where = self._content["memory"][number]
+            self._loaded[number] = _keeper(keeper).with_memory(size, partial(self._fill, where), about)
         return self._loaded[number]
 
-    def _bytes(self, where: bytes | str) -> bytearray:
-        return self._get(where) if isinstance(where, str) else bytearray(where)
+    def _fill(self, where: bytes | str, into: memoryview) -> None:
+        if isinstance(where, str):
+            self._get(where, into)
+        else:
+            into[:] = where
+
+    def _bytes(self, size: int, where: bytes | str) -> bytearray:
+        data = bytearray(size)
+        self._fill(where, memoryview(data))
+        return data
 
     def _whole(self, number: int) -> bytearray:
         """The shards of this number that all ranks have, together."""
         total = self._content["shards"][number][1]
         whole, have = bytearray(total), 0
         parts = [content["shards"][number] for content in self._of_others() if number < len(content["shards"])]
-        for start, length, where in sorted(parts, key=lambda part: int(part[0])):
-            data = self._bytes(where)
+        for start, length, size, where in sorted(parts, key=lambda part: int(part[0])):
+            data = self._bytes(size, where)
             if length != total or start > have:
                 break
             whole[start : start + len(data)] = data
@@ -284,8 +293,9 @@ def _keeper(name: str) -> Keeper:
     return _keepers[name]
 
 
-def load(rank: int, ranks: int, read: Callable[[int], bytes], get: Callable[[str], bytearray]) -> Loaded:
-    """What `dump` has kept, for ``rank`` now where ``ranks`` were then; ``read`` gives the content of a rank's file.
+def load(rank: int, ranks: int, read: Callable[[int], bytes], get: Callable[[str, memoryview], None]) -> Loaded:
+    """What `dump` has kept, for ``rank`` now where ``ranks`` were then; ``read`` gives the content of a rank's file,
+    ``get`` reads memory that ``put`` has kept.
 
     Nothing changes before `Loaded.use`. A rank that was not there has the variables of another one, and random numbers
     of its own. Raises what unpickling raises.

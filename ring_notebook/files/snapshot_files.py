@@ -181,6 +181,7 @@ class Writer:
         self._folder, self._id, self._rank, self._size = folder, id, rank, size
         self._partial = folder / f".{id}{_PARTIAL}"
         self.blobs: dict[str, int] = {}
+        self._unsynced: list[Path] = []
         self.written = 0
         """Bytes of memory that this rank has written itself."""
         make_private_folder(folder)
@@ -189,7 +190,7 @@ class Writer:
         self._before = [one.path / _BLOBS for one in found(folder)[0]][::-1]
 
     def put(self, data: memoryview) -> str:
-        """Keep these bytes; returns the name by which `get_blob` finds them."""
+        """Keep these bytes; returns the name by which `read_blob` finds them."""
         digest = blake2b(data, digest_size=_DIGEST_BYTES).hexdigest()
         self.blobs[digest] = data.nbytes
         target = self._partial / _BLOBS / digest
@@ -200,21 +201,28 @@ class Writer:
             file = open(claim, "xb", opener=lambda name, flags: os.open(name, flags, 0o600))  # noqa: SIM115
         except FileExistsError:  # another rank writes it
             return digest
+        if target.exists():  # another rank has just written it
+            file.close()
+            claim.unlink()
+            return digest
         with file:
             file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
         claim.rename(target)
+        self._unsynced.append(target)
         self.written += data.nbytes
         return digest
 
     def _linked(self, target: Path, size: int) -> bool:
         for blobs in self._before:
-            with suppress(OSError):
-                source = blobs / target.name
+            source = blobs / target.name
+            try:
                 if source.stat().st_size == size and is_own(source):
                     os.link(source, target)
                     return True
+            except FileExistsError:  # another rank was faster
+                return True
+            except OSError:  # removed meanwhile, or a disk without links
+                continue
         return False
 
     def finish(self, content: bytes, about: Mapping[str, Any], report: Mapping[str, Any]) -> Snapshot | None:
@@ -222,6 +230,8 @@ class Writer:
 
         ``about`` is the same on all ranks, ``report`` is this rank's own.
         """
+        for path in self._unsynced:  # now, while the disk is busy with all of them
+            _sync(path)
         target = self._partial / rank_file(self._rank)
         with whole_file(target, private=True) as file:
             file.write(content)
@@ -280,11 +290,12 @@ class _locked:  # noqa: N801 - read as a verb
         os.close(self._descriptor)
 
 
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    with suppress(OSError):
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
         os.fsync(descriptor)
-    os.close(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _prune(folder: Path, newest: Snapshot) -> None:
@@ -304,16 +315,14 @@ def _prune(folder: Path, newest: Snapshot) -> None:
                 shutil.rmtree(path)
 
 
-def get_blob(snapshot: Path, digest: str) -> bytearray:
-    """The bytes that `Writer.put` has kept. Raises RingError when they are damaged."""
+def read_blob(snapshot: Path, digest: str, into: memoryview) -> None:
+    """Read the bytes that `Writer.put` has kept ``into`` as many. Raises RingError when they are damaged."""
+    at = 0
     with open_own(snapshot / _BLOBS / digest) as file:
-        data = bytearray(os.fstat(file.fileno()).st_size)
-        view, at = memoryview(data), 0
-        while at < len(data) and (count := file.readinto(view[at:])):  # type: ignore[attr-defined]
+        while at < into.nbytes and (count := file.readinto(into[at:])):  # type: ignore[attr-defined]
             at += count
-    if blake2b(data, digest_size=_DIGEST_BYTES).hexdigest() != digest:
+    if at < into.nbytes or blake2b(into, digest_size=_DIGEST_BYTES).hexdigest() != digest:
         raise RingError(f"{snapshot / _BLOBS / digest} is damaged: its content does not match its digest")
-    return data
 
 
 def read_rank(snapshot: Path, rank: int) -> bytes:

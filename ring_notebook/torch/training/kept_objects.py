@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -35,12 +36,11 @@ class TorchKeeper:
         device = str(value.device)
         return Memory((device, value.data_ptr(), value.nbytes()), lambda: _bytes_of(value), device)
 
-    def with_memory(self, data: bytearray, about: Any) -> Any:
+    def with_memory(self, size: int, fill: Callable[[memoryview], object], about: Any) -> Any:
         """A storage on the device that it was on."""
-        storage = torch.UntypedStorage(len(data))  # type: ignore[no-untyped-call]
-        if data:
-            bytes_there = torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage)
-            bytes_there.copy_(torch.frombuffer(data, dtype=torch.uint8))
+        storage = torch.UntypedStorage(size)  # type: ignore[no-untyped-call]
+        if size:
+            fill(_bytes_of(storage))
         return storage if about == "cpu" else storage.to(device=torch.device(about))
 
     def reduced(self, value: Any) -> Any:
