@@ -6,7 +6,7 @@ import os
 import re
 import sysconfig
 from collections.abc import Callable
-from functools import wraps
+from functools import partial, wraps
 from shutil import which
 from typing import Any, TypeVar
 
@@ -75,13 +75,13 @@ class RingMagics(Magics):
             return
         out = given.pop("out")
 
-        def give(run: Run | QueuedCell) -> None:
-            """Assign the run, or the cell that waits; a run that was queued only where its cell still is."""
-            before = self.shell.user_ns.get(out)
-            if out and (isinstance(run, QueuedCell) or not isinstance(before, QueuedCell) or before.run is run):
-                self.shell.user_ns[out] = run
+        self._session.train(cell, CellOptions(**given, cell_id=self._cell_id()), give=partial(self._assign, out))
 
-        self._session.train(cell, CellOptions(**given, cell_id=self._cell_id()), give=give)
+    def _assign(self, out: str, run: Run | QueuedCell) -> None:
+        """Assign the run, or the cell that waits; a run that was queued only where its cell still is."""
+        before = self.shell.user_ns.get(out)
+        if out and (isinstance(run, QueuedCell) or not isinstance(before, QueuedCell) or before.run is run):
+            self.shell.user_ns[out] = run
 
     def _cell_id(self) -> str:
         """The id of the cell that is executed; empty where the front end does not send it."""
@@ -172,6 +172,9 @@ class RingMagics(Magics):
             return self._session.queue()
         print(self._session.cancel(cells))  # noqa: T201
         return None
+
+    def _branch(self, out: str, **given: Any) -> None:
+        self._session.branch(**given, give=partial(self._assign, out))
 
     def _snapshots(self, action: str | None, names: list[str]) -> Any:
         if action is None:

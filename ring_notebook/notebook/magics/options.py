@@ -404,6 +404,8 @@ def _ring() -> LineParser:
     branch.add_argument("name", metavar="RUN@STEP", help="a snapshot of a run")
     branch.add_argument("-n", type=_count, metavar="N", help="number of engines; by default as there are, or were")
     branch.add_argument("--name", dest="called", default="", metavar="NAME", help="name of the new run")
+    branch.add_argument("--background", action="store_true", help="return at once")
+    branch.add_argument("--out", default="", metavar="VAR", help="assign the new run to this variable")
     snapshots = commands["snapshots"]
     snapshots.add_argument("action", nargs="?", choices=["remove"], help="remove snapshots")
     snapshots.add_argument("names", nargs="*", metavar="NAME", help="their names")

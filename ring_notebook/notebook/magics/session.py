@@ -430,8 +430,18 @@ class Session:
                 self.train(cell.source, replace(options, n=None, ranks=None, setup=False), first=True)
             return self.require().restore(name)
 
-    def branch(self, name: str, n: int | None = None, called: str = "") -> str:
-        """Restore the snapshot of a run, and run its cell from where it was, as a new run. Raises as `restore`."""
+    def branch(
+        self,
+        name: str,
+        n: int | None = None,
+        called: str = "",
+        background: bool = False,
+        give: Callable[[Any], None] = lambda _: None,
+    ) -> None:
+        """Restore the snapshot of a run, and run its cell from where it was, as a new run. ``give`` gets that.
+
+        Raises as `restore`, and what the run raises.
+        """
         found = snapshots.find(name)
         run, place = found.about.get("run"), found.about["ranks"][0]["place"]
         if not run:
@@ -443,8 +453,7 @@ class Session:
             )
         of = {**place, "of": f"{run['name']}@{found.step}"}
         options = replace(CellOptions.of(run["options"]), name=called, branch=of, resume=False, setup=False, ranks=None)
-        self.train(run["source"], replace(options, n=None))
-        return ""
+        self.train(run["source"], replace(options, n=None, background=background), give=give)
 
     def heal(self, ranks: Sequence[int] | None = None) -> str:
         """Start the ranks again that have died, or ``ranks``, and run the set-up cells on these alone.

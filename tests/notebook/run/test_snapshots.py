@@ -200,8 +200,7 @@ session = get_ipython().magics_manager.registry["RingMagics"]._session
 while len(run.metrics) < 26: time.sleep(0.01)
 run.set(factor=1.5)
 """
-CURVES = """branch = session.run
-assert branch is not run and branch.log.options["branch"]["of"].startswith("long@")
+CURVES = """assert branch is session.run is not run and branch.log.options["branch"]["of"].startswith("long@")
 rows = [sorted((r.rank, r.step, *r.values.values()) for r in one.metrics) for one in (run, branch)]
 begins = min(row[1] for row in rows[1])
 assert branch.log.options["branch"]["of"] == f"long@{begins - 1}"
@@ -219,7 +218,7 @@ def test_a_branch_begins_bit_for_bit_where_the_run_was(notebook: Notebook) -> No
     notebook.text("pathlib.Path('go').touch()\nrun.wait()\nNone")
     listed = notebook.text("%ring snapshots")
     assert re.search(r"^mid .* long +1[2-5]$", listed, re.MULTILINE), listed
-    text = notebook.text("%ring branch mid --name fork")
+    text = notebook.text("%ring branch mid --name fork --out branch")
     assert "Restored" in text
     assert "begins anew" not in text
     assert re.search(r"fork · branch of long@1\d", text), text
