@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from notebook.kernel import Notebook
+from ring_notebook.config import config
 from ring_notebook.errors import RingError
 from ring_notebook.notebook.cluster.cluster import Cluster
 from ring_notebook.notebook.cluster.snapshots import listing
 
+FSDP = """import torch
+model = torch.nn.Linear(4, 4)
+model, optimizer = ring.prepare(model, torch.optim.Adam(model.parameters()), strategy="fsdp")
+other = 3
+"""
+MODULE = """import sys
+sys.path.insert(0, FOLDER)
+import of_the_user
+thing = of_the_user.Thing()
+"""
 MAKE = """%%ringtrain --setup
 import random
 import torch
@@ -161,6 +174,45 @@ def test_a_snapshot_that_cannot_be_loaded_changes_no_rank(cluster: Cluster) -> N
     with pytest.raises(RingError, match="in progress"):
         cluster.restore("torn")
     running.stop()
+
+
+def test_a_full_disk_leaves_the_last_one(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("NOT TESTED with a full disk: only root can mount a small one")
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", tmp_path], check=True)
+    monkeypatch.setenv("RING_RUNS_DIR", str(tmp_path / ".ring" / "runs"))
+    config.cache_clear()
+    try:
+        cluster.run("%reset -f").wait()
+        cluster.run("import torch\nvalue = torch.ones(1 << 18)").wait()
+        cluster.snapshot("small")
+        cluster.run("more = torch.rand(1 << 20)").wait()
+        with pytest.raises(RingError, match=r"no room for the snapshot in .*; those before it are kept|was given up"):
+            cluster.snapshot("small")
+        cluster.restore("small")
+        cluster.run("assert value.sum() == 1 << 18 and 'more' not in globals()").wait()
+        assert len(list((tmp_path / ".ring" / "snapshots").iterdir())) == 1
+    finally:
+        subprocess.run(["umount", "-l", tmp_path], check=True)
+        monkeypatch.undo()
+        config.cache_clear()
+
+
+def test_modules_that_have_changed_or_are_gone_and_sharded_models_are_named(cluster: Cluster, tmp_path: Path) -> None:
+    module = tmp_path / "of_the_user.py"
+    module.write_text("class Thing:\n    pass\n")
+    cluster.run("%reset -f").wait()
+    cluster.run(FSDP + MODULE.replace("FOLDER", repr(str(tmp_path)))).wait()
+    left_out = cluster.snapshot("modules").about["ranks"][1]["left_out"]
+    assert left_out.keys() == {"model", "optimizer"}
+    assert all("sharded over ranks" in why for why in left_out.values())
+    module.write_text("class Thing:\n    changed = True\n")
+    assert "Changed since then: of_the_user;" in cluster.restore("modules")
+    module.unlink()
+    cluster.run("import sys\ndel sys.modules['of_the_user'], thing").wait()
+    with pytest.raises(RingError, match="needs module 'of_the_user', which cannot be imported here"):
+        cluster.restore("modules")
+    cluster.run("assert other == 3").wait()
 
 
 def test_another_number_of_ranks(notebook: Notebook) -> None:
