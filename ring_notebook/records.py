@@ -31,6 +31,9 @@ LOGGED = "ring_logged"
 HISTOGRAM = "application/vnd.ring-histogram+json"
 """The type of the numbers of a histogram: ``counts``, and ``edges``, one more."""
 
+SET, PAUSE, RESUME, SNAPSHOT = "set", "pause", "resume", "snapshot"
+"""What a `Change` does."""
+
 TRANSPORTS = {"host": "GPU tensors through CPU memory", "nccl": "GPU tensors by NCCL"}
 """What moves tensors on GPUs between the ranks of a run, in words, by the name that the core gives it."""
 

@@ -20,11 +20,9 @@ from weakref import WeakValueDictionary
 from ring_notebook.core import metrics, world
 from ring_notebook.error_text import error_text
 from ring_notebook.knobs import Range, Value, encoded, made, unknown
-from ring_notebook.records import Change, KnobRecord, Record
+from ring_notebook.records import PAUSE, RESUME, SET, SNAPSHOT, Change, KnobRecord, Record
 
 _LOOK = 1.0  # seconds in which a paused rank notices that another one has failed
-SET, PAUSE, RESUME, SNAPSHOT = "set", "pause", "resume", "snapshot"
-"""What a change does."""
 
 
 class Knob:

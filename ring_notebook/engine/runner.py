@@ -18,7 +18,7 @@ from ipyparallel.engine.datapub import publish_data
 from IPython.core.interactiveshell import InteractiveShell
 
 from ring_notebook.core import checkpoint_place, metrics, other_waits, step_points, trace, world
-from ring_notebook.core.steering import SET, present, steering
+from ring_notebook.core.steering import present, steering
 from ring_notebook.core.time_spent import TimeSpent
 from ring_notebook.engine import debuggers, dialogue, kept_variables, mpi_access, namespace, setup
 from ring_notebook.engine.capture import Capture, show_figures
@@ -35,7 +35,7 @@ from ring_notebook.horovod.names import NAME
 from ring_notebook.question import QUESTIONS, Question
 from ring_notebook.rank.exit_watch import EndingForks
 from ring_notebook.rank.rank_variables import master, rank_variables
-from ring_notebook.records import RECORDS, Ended, Failure, Load, Params, Record, Status, Trace, messages
+from ring_notebook.records import RECORDS, SET, Ended, Failure, Load, Params, Record, Status, Trace, messages
 
 _LAST_WAIT = 5.0
 """Seconds to wait, when a run ends, for logged numbers on a device."""
@@ -340,6 +340,7 @@ class _Execution:
                 "unheard": self.interruptible.unheard,
                 "knobs": present(),
                 "paused": steering.is_paused,
+                "points": steering.points,
             },
         )
 

@@ -11,6 +11,7 @@ from html import escape
 _COLORS = ("#3b82f6", "#f59e0b", "#10b981", "#ef4444", "#a855f7", "#06b6d4", "#ec4899", "#84cc16")
 MEAN = "#6366f1"  # of several ranks; no single rank has this color
 VALIDATION = "#db2777"
+CHANGED = "#a855f7"  # of marks where a user has changed a knob
 GREY = "#8791a0"
 RED = "#ef4444"
 # Where the time of a rank goes, in the table of ranks and on the timeline. Dull, because bright colors are ranks.
@@ -32,6 +33,7 @@ PHASE_WORDS = {
 }
 STATUS_COLORS = {
     "running": "#3b82f6",
+    "paused": CHANGED,
     "ok": "#10b981",
     "failed": "#ef4444",
     "lost": "#ef4444",
@@ -50,6 +52,11 @@ def rank_color(index: int) -> str:
 def number(value: float) -> str:
     """A metric in four significant digits."""
     return f"{value:.4g}"
+
+
+def shown(value: object) -> str:
+    """A value of a knob or hyper-parameter."""
+    return number(value) if isinstance(value, float) else str(value)
 
 
 def whole(value: float) -> str:

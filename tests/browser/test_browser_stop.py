@@ -23,6 +23,21 @@ if ring.rank() == 1:
     time.sleep(1000)
 ring.allreduce(torch.ones(3), name="late")
 """
+STEERED = """%%ringtrain --name steered --plot loss
+import time, torch
+torch.manual_seed(0)
+model = torch.nn.Linear(8, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-4)
+model, optimizer = ring.prepare(model, optimizer)
+noise, turns = ring.knob("noise", 0.5, low=0, high=1), ring.knob("turns", 3, low=1, high=9)
+mode, augment = ring.knob("mode", "plain", choices=["plain", "mixed"]), ring.knob("augment", False)
+for step in range(100_000):
+    x = torch.randn(32, 8)
+    loss = ((model(x) - x.sum(1, keepdim=True) - noise * torch.randn(32, 1)) ** 2).mean()
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+    ring.log(loss=loss, samples=32)
+    time.sleep(0.02)
+"""
 AFTER = """%%ringtrain
 import torch
 print("sum", ring.allreduce(torch.ones(1), op=ring.Sum).item())
@@ -32,7 +47,7 @@ print("sum", ring.allreduce(torch.ones(1), op=ring.Sum).item())
 @pytest.fixture(scope="module")
 def notebook(lab: Lab, open_shared: Callable[[str], NotebookPage]) -> NotebookPage:
     """A notebook with a cluster of 2, the cells to be stopped, and one that must still work."""
-    NotebookPage.write(lab.directory / "stop.ipynb", START, AFTER, LONG, STUCK, LONG)
+    NotebookPage.write(lab.directory / "stop.ipynb", START, AFTER, LONG, STUCK, LONG, STEERED)
     notebook = open_shared("stop.ipynb")
     notebook.run(0)
     notebook.wait_ended(0)
@@ -104,4 +119,32 @@ def test_the_panel_says_who_waits_for_whom(
 def test_stop_is_reached_without_a_mouse(notebook: NotebookPage) -> None:
     start(notebook, 4)
     stop_with_the_keyboard(notebook, 4)
+    go_on(notebook)
+
+
+def test_sliders_change_a_run_while_its_cell_blocks(
+    notebook: NotebookPage, picture: Callable[[NotebookPage, int, str], None]
+) -> None:
+    panel = start(notebook, 5).locator(".ring-panel").first
+    knobs = panel.locator(".ring-knobs")
+    expect(knobs).to_contain_text("augment", use_inner_text=True)
+    knobs.locator(".widget-hslider", has_text="lr").locator(".noUi-handle").press("ArrowLeft")
+    readout = knobs.locator(".widget-hslider", has_text="noise").locator(".widget-readout")
+    readout.fill("0.25")
+    readout.press("Enter")
+    knobs.locator("select").select_option("mixed")
+    knobs.get_by_label("augment").check()
+    panel.get_by_role("button", name="Pause").click()
+    expect(panel.locator(".ring-status")).to_have_text("● paused")
+    for width in (1400, 700):
+        notebook.size(width)
+        assert panel.evaluate("shown => shown.scrollWidth <= shown.clientWidth")
+        picture(notebook, 5, f"steering-{width}")
+    panel.get_by_role("button", name="Resume").click()
+    expect(panel.locator(".ring-status")).to_have_text("● running")
+    stop(notebook, 5)
+    report = notebook.output(5).locator(".ring-report").first
+    for change in ("noise = 0.25", "mode = mixed", "augment = True", "pause", "resume"):
+        expect(report).to_contain_text(change, use_inner_text=True)
+    picture(notebook, 5, "steering-report")
     go_on(notebook)

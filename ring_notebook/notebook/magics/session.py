@@ -38,13 +38,13 @@ from ring_notebook.notebook.run.catalogue import find, runs_directory
 from ring_notebook.notebook.run.classroom import Classroom
 from ring_notebook.notebook.run.export import Script, export, set_up_before, set_up_cells, set_up_runs, write_job
 from ring_notebook.notebook.run.failures import brief, primary
-from ring_notebook.notebook.run.knob_changes import listing, shown
+from ring_notebook.notebook.run.knob_changes import listing
 from ring_notebook.notebook.run.notices import show_in_lab
 from ring_notebook.notebook.run.run import Run
 from ring_notebook.notebook.run.scaling_report import ScalingReport, measured_run
 from ring_notebook.notebook.run.send import spoken_name
 from ring_notebook.notebook.run.sharing import Sharing
-from ring_notebook.notebook.style import ago, duration
+from ring_notebook.notebook.style import ago, duration, shown
 from ring_notebook.notebook.table import Listing
 from ring_notebook.prediction import compare
 from ring_notebook.scaling import Kind, Measured, write_csv

@@ -74,7 +74,7 @@ class ChartArea:
             readout_format=".2f",
             tooltip="Exponential average of every curve: the share of the previous value",
             style={"description_width": "auto"},
-            layout=Layout(width="190px", height=height),
+            layout=Layout(width="180px", height=height),
         )
         self._log = _toggle("log", "Logarithmic scale where all values are positive", look.log)
         self._machine = _toggle("machine", "Charts of processor, memory, GPU, disk and network", look.machine)

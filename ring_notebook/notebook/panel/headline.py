@@ -61,7 +61,7 @@ def headline(log: RunRecord, view: RunView, stuck: Sequence[RankView] = ()) -> H
     waits = any(rank.status and rank.status.waiting for rank in stuck)
     done = progress(view, log.source) if running else Progress(None, None)
     return Headline(
-        ("stuck" if waits else "no progress") if stuck else log.status,
+        ("stuck" if waits else "no progress") if stuck else "paused" if running and view.paused else log.status,
         log.title,
         tuple(facts),
         done.share,

@@ -25,6 +25,7 @@ from ring_notebook.notebook.panel.chart_area import MOST_CHARTS, ChartArea, answ
 from ring_notebook.notebook.panel.charts import svg_chart
 from ring_notebook.notebook.panel.charts.chart import empty
 from ring_notebook.notebook.panel.display_area import Gallery
+from ring_notebook.notebook.panel.knob_area import KnobArea, Steer
 from ring_notebook.notebook.record.run_record import RunRecord
 from ring_notebook.notebook.record.run_view import SAMPLES, RunView
 from ring_notebook.notebook.style import CSS
@@ -40,9 +41,10 @@ CHUNKS = 60
 class Panel:
     """The live view of a run in progress.
 
-    ``plot``: the metrics to chart, by default the first ones logged. The Stop button calls ``stop``, also while the
-    cell blocks. ``asks`` returns the open questions of ranks. At the end `close` replaces the panel with the still
-    report. With ``apart`` the report leaves out displays and the error of the run, because the cell shows them.
+    ``plot``: the metrics to chart, by default the first ones logged. The Stop button calls ``stop``, sliders and the
+    Pause button ``steer``, also while the cell blocks. ``asks`` returns the open questions of ranks. At the end `close`
+    replaces the panel with the still report. With ``apart`` the report leaves out displays and the error of the run,
+    because the cell shows them.
 
     A page that was reloaded during the run shows the panel but cannot replace it. For such pages the panel itself
     becomes the report, until the panel of another run is shown.
@@ -56,6 +58,7 @@ class Panel:
         *,
         plot: Sequence[str] = (),
         stop: Callable[[], None] | None = None,
+        steer: Steer | None = None,
         asks: Callable[[], str] = str,
         apart: bool = False,
     ) -> None:
@@ -65,6 +68,7 @@ class Panel:
         self._stop = stop
         self._asks = asks
         self._charts = ChartArea(plot, log.look, log.keep_look)
+        self._knobs = KnobArea(steer)
         self._lint = report.lint(log)
         self._loads = machines.Cells()
         self._table_due = 0.0
@@ -89,15 +93,18 @@ class Panel:
         self._notices = HTML()
         self._output = _OutputArea()
         self._gallery, self._media = Gallery(), Gallery(beside=True)
-        # On a narrow page the buttons of the charts are below the status, and Stop stays where it is.
+        # On a narrow page the buttons of the charts are below the status, and Pause and Stop stay where they are.
         choices = HBox(
             [self._head, self._charts.buttons], layout=Layout(flex="1 1 0", min_width="0", flex_flow="row wrap")
         )
         self._box = VBox(
             [
                 HTML(f"{CSS}<div class='ring-gone'>{report.under_way(log)['text/html']}</div>"),
-                HBox([choices, self._button], layout=Layout(align_items="flex-start", width="100%")),
+                HBox(
+                    [choices, self._knobs.button, self._button], layout=Layout(align_items="flex-start", width="100%")
+                ),
                 self._alarms,
+                self._knobs.widget,
                 self._beginning,
                 self._axes,
                 self._charts.area,
@@ -150,6 +157,7 @@ class Panel:
         while not self._ended.wait(PERIOD):
             view = self._log.view()
             self._draw_text(view)
+            self._knobs.draw(view)
             try:
                 self._charts.draw(view)
             except Exception as error:  # table and Stop button must keep working

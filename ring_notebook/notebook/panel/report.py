@@ -29,6 +29,7 @@ MOST_FOLDED = 36  # others behind a click, of some 20 KB each
 MACHINE_SECONDS = 10.0  # a shorter cell without metrics shows no load of the machines
 VISIBLE = 50  # last lines of output; a click shows those before them
 MOST_PARAMS = 16
+MOST_OPEN = 8  # changes of knobs
 MOST_PRINTED = 500  # lines of output in the page; all of them are on disk
 
 
@@ -223,7 +224,8 @@ def _page(log: RunRecord, view: RunView, plot: Sequence[str], error: bool) -> st
     style = CSS + svg_chart.CSS * bool(shown or machine)
     return (
         f"{style}<div class='ring-report'>{headline.html(headline.headline(log, view))}"
-        f"{_params(log)}{alert(_trouble(log))}{notice}{shown}{'' if plot else _folded(view, made, log.look)}"
+        f"{_params(log)}{alert(_trouble(log))}{notice}{_changes(view)}{shown}"
+        f"{'' if plot else _folded(view, made, log.look)}"
         f"{display_area.row(view.media)}"
         f"<div class='ring-rows'>{table}</div>{machine}"
         f"{hints.html(lint(log).hints(view))}{_output(log, _between(view)[0], view.dropped_lines)}</div>"
@@ -234,6 +236,25 @@ def _params(log: RunRecord) -> str:
     """The first hyper-parameters, in a line."""
     listed = [f"{name} {_value_text(value)}" for name, value in list(log.params.items())[:MOST_PARAMS]]
     return f"<div class='ring-params'>{escape(' · '.join(listed))}</div>" if listed else ""
+
+
+def _changes(view: RunView) -> str:
+    """What users have changed while the run was in progress, a line each, behind a click where there are many."""
+    lines = changes_text(view)
+    if not lines:
+        return ""
+    each = "".join(f"<div>{escape(line)}</div>" for line in lines)
+    opened = " open" * (len(lines) <= MOST_OPEN)
+    return f"<details{opened}><summary>{plural(len(lines), 'change')} of the run</summary>{each}</details>"
+
+
+def changes_text(view: RunView) -> list[str]:
+    """A line for each change of knobs, pause and resume: ``step 120: lr = 0.05 (alice, %ring set)``."""
+    made = []
+    for one in view.changes:
+        what = ", ".join(f"{name} = {_value_text(value)}" for name, value in one.values.items())
+        made.append(f"step {one.step}: {what or one.action} ({one.who})")
+    return made
 
 
 def _machine(log: RunRecord, view: RunView) -> str:
@@ -308,7 +329,7 @@ def _output(log: RunRecord, output: Sequence[Printed], dropped_lines: int = 0) -
 
 def _text(log: RunRecord, view: RunView, plot: Sequence[str], error: bool) -> str:
     parts = [headline.text(headline.headline(log, view))]
-    parts += [_trouble(log), *_notices(log, view, plot, error)]
+    parts += [_trouble(log), *_notices(log, view, plot, error), *changes_text(view)[-MOST_OPEN:]]
     if view.names or view.died:
         parts.append(rank_table.text(rank_table.table(view, still=log.status != "running")))
     parts += map(hints.text, lint(log).hints(view))

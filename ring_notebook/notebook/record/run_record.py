@@ -162,6 +162,13 @@ class RunRecord:
         """Every change of knobs, from disk, as each rank took it."""
         return self._all(Change)
 
+    def changed(self) -> list[Change]:
+        """Every change of knobs, from disk, each once, in the order in which the ranks took them."""
+        seen: dict[int, Change] = {}
+        for one in self.changes():
+            seen.setdefault(one.number, one)
+        return list(seen.values())
+
     def displays(self) -> list[Displayed]:
         """Everything that the ranks have displayed, from disk, in the order in which the notebook received it."""
         return bundles(self._all(Display))

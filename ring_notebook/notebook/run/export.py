@@ -13,6 +13,7 @@ from IPython.core.inputtransformer2 import TransformerManager
 from ring_notebook.errors import RingError
 from ring_notebook.files.run_names import RUN
 from ring_notebook.frameworks import default, named, names_in
+from ring_notebook.notebook.panel.report import changes_text
 from ring_notebook.notebook.record.run_record import UNREADABLE, RunRecord, read_about
 
 _MARK = "Exported from a notebook by Ring Notebook"
@@ -83,6 +84,10 @@ def script(record: RunRecord, before: Sequence[RunRecord], name: str) -> Script:
     parts = []
     for one in (*before, record):
         title = f"{one.title}{', a set-up cell' if one is not record else ''}"
+        if one is record:
+            title += "".join(
+                f"\n# changed while it ran, not in this script: {line}" for line in changes_text(one.view())
+            )
         parts.append(f"# %% {title}\n{TransformerManager().transform_cell(one.source).strip()}\n")
     body = "\n".join(parts)
     tree = ast.parse(body)

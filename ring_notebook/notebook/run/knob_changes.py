@@ -8,12 +8,11 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from ring_notebook.errors import ClusterError, KnobError
-from ring_notebook.notebook.record.run_record import RunRecord
 from ring_notebook.notebook.record.run_view import RunView
 from ring_notebook.notebook.run.catalogue import find
-from ring_notebook.notebook.style import number
+from ring_notebook.notebook.style import shown
 from ring_notebook.notebook.table import Listing
-from ring_notebook.records import Change
+from ring_notebook.records import SET
 
 if TYPE_CHECKING:
     from ring_notebook.notebook.engines import Engines
@@ -62,20 +61,12 @@ def changes_of(name: str) -> list[dict[str, Any]]:
         raise KnobError(f"run {record.title} cannot be replayed: {trouble}")
     made = [
         {"point": one.point, "action": one.action, "values": one.values, "who": f"replay of {record.title}"}
-        for one in all_changes(record)
-        if one.action == "set"
+        for one in record.changed()
+        if one.action == SET
     ]
     if not made:
         raise KnobError(f"run {record.title} changed no knob, so there is nothing to replay")
     return made
-
-
-def all_changes(record: RunRecord) -> list[Change]:
-    """Every change of a run, each once, in the order in which its ranks took them."""
-    seen: dict[int, Change] = {}
-    for one in record.changes():
-        seen.setdefault(one.number, one)
-    return list(seen.values())
 
 
 def parted(view: RunView) -> str:
@@ -94,8 +85,3 @@ def listing(title: str, view: RunView) -> Listing:
         by = f"{last.who}, step {last.step}" if last else ""
         rows.append([name, shown(knob.value), knob.range.described(), by])
     return Listing(["knob", "value", "takes", "set by"], rows, f"of run {title}" if rows else f"Run {title} has none.")
-
-
-def shown(value: Any) -> str:
-    """A value of a knob, for a reader."""
-    return number(value) if isinstance(value, float) else str(value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from threading import Event, Lock
 from typing import TYPE_CHECKING, Any
@@ -25,7 +26,7 @@ from ring_notebook.notebook.run import trackers
 from ring_notebook.notebook.run.answering import Answering
 from ring_notebook.notebook.run.export import Script, export, set_up_before
 from ring_notebook.notebook.run.failures import brief
-from ring_notebook.notebook.run.knob_changes import all_changes, send_change
+from ring_notebook.notebook.run.knob_changes import send_change
 from ring_notebook.notebook.run.plain_state import plain_state
 from ring_notebook.notebook.run.takeover import FollowedLog
 from ring_notebook.notebook.run.timeline import Timeline
@@ -150,7 +151,7 @@ class Run:
     @property
     def changes(self) -> list[Change]:
         """Every change of knobs, pause and resume that the ranks have taken, in order, each once."""
-        return all_changes(self.log)
+        return self.log.changed()
 
     def _snapshot_in_time(self) -> None:
         with suppress(RingError):  # it has not begun, or ends
@@ -338,7 +339,8 @@ class Run:
             if not self.done:
                 asks = self._questions.sentence
                 with DeferredInterrupt() as interrupt:  # half a panel would never become a report
-                    self._panels.append(Panel(self.log, plot=plot, stop=self.interrupt, asks=asks, apart=apart))
+                    calls: dict[str, Any] = {"stop": self.interrupt, "steer": partial(self.steer, who="panel")}
+                    self._panels.append(Panel(self.log, plot=plot, asks=asks, apart=apart, **calls))
                     self._panels[-1].show(places)
                 if interrupt.came:
                     raise KeyboardInterrupt

@@ -94,6 +94,10 @@ def to_tensorboard(record: RunRecord, directory: str | Path = "runs") -> Path:
     for row in record.metrics():
         values = [Summary.Value(tag=name, simple_value=value) for name, value in row.values.items()]
         add(row.rank, row.time, row.step, Summary(value=values))
+    for step, when, named in _changed(record):
+        add(
+            0, when, step, Summary(value=[Summary.Value(tag=name, simple_value=value) for name, value in named.items()])
+        )
     for one in record.media():
         if one.logged is not None:
             add(one.ranks[0], record.started, one.logged.step, shown(one, one.logged.name))
@@ -114,6 +118,8 @@ def to_wandb(record: RunRecord, **options: Any) -> Any:
         raise ModuleNotFoundError(f"{error}; install it: `pip install wandb`") from None
     there = wandb.init(**{"name": record.title, "config": record.params, "tags": list(record.labels.tags), **options})
     steps: dict[int, dict[str, Any]] = dict(_means(record))
+    for step, _, named in _changed(record):
+        steps.setdefault(step, {}).update(named)
     for one in record.media():
         if one.logged is not None:
             steps.setdefault(one.logged.step, {}).setdefault(one.logged.name, _for_wandb(wandb, one))
@@ -147,11 +153,21 @@ def to_mlflow(record: RunRecord, **options: Any) -> str:
         mlflow.log_params(record.params)
         for step, values in _means(record):
             mlflow.log_metrics({name: value for name, value in values.items() if math.isfinite(value)}, step=step)
+        for step, _, named in _changed(record):
+            mlflow.log_metrics(named, step=step)
         if record.media():
             with TemporaryDirectory() as folder:
                 mlflow.log_artifacts(str(to_media(record, folder)), "media")
         run_id: str = there.info.run_id
     return run_id
+
+
+def _changed(record: RunRecord) -> Iterator[tuple[int, float, dict[str, float]]]:
+    """The step, the time and the numbers of each change of knobs: ``knob/lr``."""
+    for one in record.changed():
+        named = {f"knob/{name}": float(value) for name, value in one.values.items() if not isinstance(value, str)}
+        if named:
+            yield one.step, one.time, named
 
 
 def _means(record: RunRecord) -> Iterator[tuple[int, dict[str, float]]]:

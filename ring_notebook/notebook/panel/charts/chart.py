@@ -22,18 +22,21 @@ from ring_notebook.notebook.panel.charts.metric_names import (
 from ring_notebook.notebook.record.choices import AXES, STEP, TIME, Look
 from ring_notebook.notebook.record.run_view import EPOCH, SAMPLES, RunView
 from ring_notebook.notebook.record.series import Points
-from ring_notebook.notebook.style import VALIDATION, number, rank_color, whole
+from ring_notebook.notebook.style import VALIDATION, number, rank_color, shown, whole
+from ring_notebook.records import RESUME
 from ring_notebook.words import ranks, shortened
 
 RATE = "samples/s"  # a chart of every run with samples
 _OTHER_VALIDATION = 4  # the color of a second validation in a chart, as that of a rank
+MOST_CHANGES, MOST_LABELLED = 40, 6  # marks of changes, the newest; more of them than that have no labels
+_LABEL = 0.045  # of the x axis, between the labels of two changes
 MOST_BROKEN = 8  # steps at which ranks begin to lack a number
 _CHANGES = 0.02  # the least change between two fifths of a curve
 
 
 @dataclass(frozen=True)
 class Mark:
-    """A place on the x axis with a word: where an epoch begins, or where a value is not finite."""
+    """A place on the x axis with a word: where an epoch begins, a knob was changed, or a value is not finite."""
 
     x: float
     label: str
@@ -41,7 +44,8 @@ class Mark:
 
 @dataclass(frozen=True)
 class Chart:
-    """One chart. ``note`` is beside the title; ``best`` is the best point so far; ``broken`` marks NaN and infinity.
+    """One chart. ``note`` is beside the title; ``best`` is the best point so far; ``broken`` marks NaN and infinity,
+    ``changes`` where a user has changed knobs.
 
     ``values`` is the unit of the y axis, where the title does not say it. ``short`` is a shorter title.
     """
@@ -55,6 +59,7 @@ class Chart:
     best: tuple[float, float] | None = None
     epochs: tuple[Mark, ...] = ()
     broken: tuple[Mark, ...] = ()
+    changes: tuple[Mark, ...] = ()
     values: str = ""
     short: str = ""
 
@@ -77,6 +82,19 @@ class Chart:
     def some_epochs(self) -> tuple[Mark, ...]:
         """At most a dozen epochs, without the first one, which begins with the chart."""
         return self.epochs[1 :: 1 + len(self.epochs) // 12]
+
+
+def _apart(marks: Sequence[Mark], curves: Curves) -> tuple[Mark, ...]:
+    """The marks, without the labels of those that are too near to the last one with a label."""
+    ends = [float(end) for line in curves.lines if len(line.x) for end in (line.x[0], line.x[-1])]
+    least = _LABEL * (max(ends, default=0.0) - min(ends, default=0.0))
+    made: list[Mark] = []
+    last = -math.inf
+    for mark in marks:
+        shown_here = mark.x - last >= least
+        last = mark.x if shown_here and mark.label else last
+        made.append(mark if shown_here else replace(mark, label=""))
+    return tuple(made)
 
 
 def empty(names: Collection[str], ranks: int) -> list[Chart]:
@@ -178,6 +196,7 @@ def _metric(view: RunView, name: str, look: Look, axis: str) -> Chart:
         best=best,
         epochs=_epochs(view, axis),
         broken=_broken({rank: (_at(view, axis, rank, step), kind) for rank, (step, kind) in firsts.items()}),
+        changes=_apart(_changes(view, axis), curves),
         values="" if values == name else values,
     )
 
@@ -189,7 +208,7 @@ def _validation_colors(count: int) -> list[str]:
 def _together(view: RunView, wanted: str, look: Look, axis: str) -> Chart:
     """Several metrics of a run, each the mean of its ranks."""
     (made,) = compared({"": view}, [wanted], replace(look, x=axis))
-    return replace(made, epochs=_epochs(view, axis))
+    return replace(made, epochs=_epochs(view, axis), changes=_apart(_changes(view, axis), made.curves))
 
 
 def compared(views: Mapping[str, RunView], names: Sequence[str], look: Look) -> list[Chart]:
@@ -223,6 +242,18 @@ def _epochs(view: RunView, axis: str) -> tuple[Mark, ...]:
         return ()
     rank = next(iter(view.axes), 0)
     return tuple(Mark(_at(view, axis, rank, step), f"{epoch:g}") for step, epoch in view.epochs)
+
+
+def _changes(view: RunView, axis: str) -> tuple[Mark, ...]:
+    """A mark for each change of knobs, and where the run was paused."""
+    made: dict[float, list[str]] = {}
+    for one in view.changes:
+        if one.action != RESUME:
+            what = [f"{name} {shown(value)}" for name, value in one.values.items()] or ["paused"]
+            made.setdefault(_at(view, axis, one.rank, one.step), []).extend(what)
+    newest = list(made.items())[-MOST_CHANGES:]
+    labelled = len(newest) <= MOST_LABELLED
+    return tuple(Mark(x, ", ".join(what) if labelled else "") for x, what in newest)
 
 
 def _broken(firsts: Mapping[int, tuple[float, str]]) -> tuple[Mark, ...]:

@@ -13,7 +13,7 @@ from ring_notebook.notebook.panel.charts.axes import Scale, margin, scales
 from ring_notebook.notebook.panel.charts.chart import Chart
 from ring_notebook.notebook.panel.charts.curves import BAND, Band, Floats, Line
 from ring_notebook.notebook.panel.charts.svg_chart import BOTTOM, HEIGHT, RAW, TOP
-from ring_notebook.notebook.style import GREY, RED
+from ring_notebook.notebook.style import CHANGED, GREY, RED
 
 _LEGEND = "88%"  # of the width, beside the labels of the y axis
 _RIGHT = 16  # pixels, so that neither a mark nor a label at the end is cut
@@ -219,7 +219,7 @@ def _band(band: Band, color: str) -> dict[str, Any]:
 
 
 def _marks(chart: Chart) -> dict[str, Any]:
-    """The best point, the epochs, and NaN or infinity, on a series without a line."""
+    """The best point, the epochs, changes of knobs, and NaN or infinity, on a series without a line."""
     epochs = [
         {
             "xAxis": mark.x,
@@ -236,6 +236,21 @@ def _marks(chart: Chart) -> dict[str, Any]:
         }
         for mark in chart.broken
     ]
+    violet = {"color": CHANGED}
+    changes = [
+        {
+            "xAxis": mark.x,
+            "lineStyle": {**violet, "type": "solid", "width": 1.2, "opacity": 0.8},
+            "label": {
+                **violet,
+                "show": bool(mark.label),
+                "formatter": mark.label,
+                "position": "insideEndTop",
+                "fontSize": 10,
+            },
+        }
+        for mark in chart.changes
+    ]
     best = [list(chart.best)] if chart.best is not None else []
     return {
         "type": "scatter",
@@ -250,7 +265,7 @@ def _marks(chart: Chart) -> dict[str, Any]:
             "animation": False,
             "lineStyle": {"color": GREY, "opacity": 0.6, "type": "dashed"},
             "label": {"color": GREY, "fontSize": 9, "position": "end", "distance": 2},
-            "data": epochs + broken,
+            "data": epochs + changes + broken,
         },
     }
 
@@ -275,7 +290,17 @@ def _same(one: Chart, other: Chart | None) -> bool:
 
 
 def _plain(chart: Chart) -> tuple[object, ...]:
-    return chart.short, chart.note, chart.log, chart.best, chart.epochs, chart.broken, chart.xlabel, chart.values
+    return (
+        chart.short,
+        chart.note,
+        chart.log,
+        chart.best,
+        chart.epochs,
+        chart.broken,
+        chart.changes,
+        chart.xlabel,
+        chart.values,
+    )
 
 
 def _values(line: Line) -> list[Floats]:

@@ -21,7 +21,7 @@ import numpy as np
 from ring_notebook.notebook.panel.charts.axes import Scale, margin, scales
 from ring_notebook.notebook.panel.charts.chart import Chart, columns
 from ring_notebook.notebook.panel.charts.curves import BAND, Curves, Floats
-from ring_notebook.notebook.style import GREY, RED, number
+from ring_notebook.notebook.style import CHANGED, GREY, RED, number
 
 HEIGHT = 250  # pixels
 TOP, BOTTOM = 48, 32  # margins
@@ -124,6 +124,12 @@ def _points(chart: Chart, x: Scale, y: Scale) -> list[str]:
     if chart.best is not None:
         cx, cy = f"{100 * x.place(chart.best[0]):.2f}%", f"{100 - 100 * y.place(chart.best[1]):.2f}%"
         parts.append(f"<circle cx='{cx}' cy='{cy}' r='4.5' fill='none' stroke='{GREY}' stroke-width='2'/>")
+    for mark in chart.changes:
+        at = f"{100 * x.place(mark.x):.2f}%"
+        parts.append(f"<line x1='{at}' x2='{at}' y1='0' y2='100%' stroke='{CHANGED}' stroke-opacity='.8'/>")
+        if mark.label:  # along the line, so that several do not lie over each other
+            turned = f"<text transform='rotate(-90)' dy='-3' x='-2' text-anchor='end' fill='{CHANGED}' font-size='10'>"
+            parts.append(f"<svg x='{at}' overflow='visible'>{turned}{escape(mark.label)}</text></svg>")
     for mark in chart.broken:
         at = f"{100 * x.place(mark.x):.2f}%"
         anchor = "end" if x.place(mark.x) > 0.6 else "start"

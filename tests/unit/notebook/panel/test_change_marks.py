@@ -1,0 +1,87 @@
+"""Changes of knobs in charts and reports: marks at their steps, labels that do not lie over each other, lines of text."""
+
+from __future__ import annotations
+
+from array import array
+
+import pytest
+
+from ring_notebook.knobs import Range, encoded, made, unknown
+from ring_notebook.notebook.panel.charts.chart import MOST_CHANGES, charts
+from ring_notebook.notebook.panel.report import changes_text
+from ring_notebook.notebook.record.choices import Look
+from ring_notebook.notebook.record.run_view import RunState, RunView
+from ring_notebook.notebook.run.knob_changes import parted
+from ring_notebook.records import Change, KnobRecord, MetricBatch
+
+
+def change(number: int, step: int, action: str = "set", rank: int = 0, **values: object) -> Change:
+    return Change("run", rank, 10.0 + step, number, action, values, "me, panel", step + 1, step)  # type: ignore[arg-type]
+
+
+def view(*changes: Change) -> RunView:
+    state = RunState(2, 10.0)
+    rows = array("d", [one for step in range(100) for one in (10.0 + step, step, 1 / (step + 1))])
+    state.apply(MetricBatch("run", 0, ("loss",), rows), 100.0)
+    state.apply(KnobRecord("run", 0, "lr", 0.1, encoded(Range(0.1, 0.0))), 100.0)
+    for one in changes:
+        state.apply(one, 100.0)
+    return state.view(110.0)
+
+
+def test_each_change_is_a_mark_once() -> None:
+    seen = view(change(1, 10, lr=0.05), change(1, 10, rank=1, lr=0.05), change(2, 50, "pause"), change(3, 50, "resume"))
+    (chart,) = charts(seen, ["loss"], Look())
+    assert [(mark.x, mark.label) for mark in chart.changes] == [(10, "lr 0.05"), (50, "paused")]
+    (by_time,) = charts(seen, ["loss"], Look(x="time"))
+    assert [mark.x for mark in by_time.changes] == [10, 50]
+    assert seen.knobs["lr"].value == 0.05
+    assert changes_text(seen) == [
+        "step 10: lr = 0.05 (me, panel)",
+        "step 50: pause (me, panel)",
+        "step 50: resume (me, panel)",
+    ]
+    assert not parted(seen)
+
+
+def test_labels_lie_apart_and_many_marks_have_none() -> None:
+    (chart,) = charts(view(change(1, 10, lr=0.05), change(2, 12, lr=0.04), change(3, 30, lr=0.03)), ["loss"], Look())
+    assert [mark.label for mark in chart.changes] == ["lr 0.05", "", "lr 0.03"]
+    (chart,) = charts(view(*(change(n + 1, n, lr=1 / (n + 1)) for n in range(90))), ["loss"], Look())
+    assert len(chart.changes) == MOST_CHANGES
+    assert not any(mark.label for mark in chart.changes)
+
+
+def test_ranks_that_took_a_change_apart_are_named() -> None:
+    seen = view(change(1, 10, lr=0.05), change(1, 11, rank=1, lr=0.05))
+    assert parted(seen) == "rank 1 took change 1 after 12 steps, rank 0 after 11"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("x", [1], None, None, None, ()), "a number, a bool or a str"),
+        (("x", "a", None, None, None, ()), "needs choices"),
+        (("x", True, 0, 1, None, ()), "for numbers, not for a bool"),
+        (("x", 2.0, 0, 1, None, ()), "takes numbers from 0 to 1"),
+        (("x", 0.5, 1, 0, None, ()), "low must be less than high"),
+        (("x", 0.5, 0, 1, True, ()), "needs a low above 0"),
+        (("x", "c", None, None, None, ("a", "b")), "takes one of a, b"),
+    ],
+)
+def test_a_knob_that_contradicts_itself(arguments: tuple[object, ...], said: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=said):
+        made(*arguments)  # type: ignore[arg-type]
+
+
+def test_values_are_read_as_their_knob_takes_them() -> None:
+    assert made("x", 0.1, 1e-5, 1, None, ()).log
+    assert not made("x", 0.1, 0, 1, None, ()).log
+    assert Range(3).read("7", "x") == 7
+    assert Range(False).read("on", "x") is True
+    assert Range("a", choices=("a", 2)).read("2", "x") == 2
+    assert Range(0.1).checked(1, "x") == 1.0
+    for wrong in ("nan", "inf", "x", ""):
+        with pytest.raises(ValueError, match="takes numbers"):
+            Range(0.1).read(wrong, "x")
+    assert unknown("lrr", ["lr", "noise"]) == "there is no knob 'lrr'; did you mean lr?"
