@@ -112,3 +112,19 @@ def test_14_from_notebook_to_batch_job(workshop: Workshop) -> None:
     assert 0 <= measured["steps made twice"] <= 40
     assert said.count("test accuracy after 176 steps") == 4  # without a break, resumed, two ranks of the script
     assert "#SBATCH --nodes=2" in said
+
+
+def test_15_steering(workshop: Workshop) -> None:
+    measured, said = workshop(
+        "15_steering",
+        [
+            ("ring.step()", "pass", "Where do all ranks pass a point together?"),
+            ("high=0.5", "high=0.2", "the knob takes numbers from 0.001 to 0.2"),
+            ('"rate", 0.01', '"speed", 0.01', "there is no knob 'rate'"),
+        ],
+    )
+    assert measured["changes that both ranks took behind the same step"] == 4
+    assert measured["steps made in a second of pause"] == 0
+    assert measured["largest difference of a loss in the replay"] == 0
+    assert measured["mean loss of the last 50 steps"] < measured["mean loss of the 50 steps before the first change"]
+    assert "there is no knob 'learning_rate'; there are lr, weight_decay" in said

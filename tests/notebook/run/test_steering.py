@@ -176,21 +176,36 @@ def _processor(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-@pytest.mark.parametrize("changes", [100, pytest.param(10_000, marks=pytest.mark.slow)])
-def test_random_changes_are_taken_at_one_step_everywhere(cluster: Cluster, changes: int) -> None:
+def _change_at_random(cluster: Cluster, changes: int) -> None:
+    """Changes of a random knob at random moments, some in bursts: each is taken at one step everywhere, in order."""
     draw = random.Random(changes)
     run = cluster.run(LOOP)
     knobs_of(run, "end")
     for _ in range(changes):
-        run.set(rate=draw.uniform(0.001, 1))
+        run.set(
+            **draw.choice(
+                [{"rate": draw.uniform(0.001, 1)}, {"turns": draw.randrange(100)}, {"on": draw.random() < 0.5}]
+            )
+        )
         if draw.random() < 0.3:
             time.sleep(draw.uniform(0, 0.01))
     run.set(end=True)
     run.wait()
     found = by_number(run)
-    assert len(found) == changes + 1
-    assert all(len(each) == 2 and len({one.point for one in each}) == 1 for each in found.values())
+    assert list(found) == list(range(1, changes + 2))
+    assert all(sorted(one.rank for one in each) == list(range(cluster.n)) for each in found.values())
+    assert all(len({(one.point, str(one.values)) for one in each}) == 1 for each in found.values())
     assert not run.view.parted
+
+
+def test_random_changes_are_taken_at_one_step_everywhere(cluster: Cluster) -> None:
+    _change_at_random(cluster, 100)
+
+
+@pytest.mark.slow
+def test_ten_thousand_random_changes_at_four_ranks(without_torch: None) -> None:
+    with Cluster(4) as cluster:
+        _change_at_random(cluster, 10_000)
 
 
 def test_a_change_survives_the_journal() -> None:

@@ -1,4 +1,4 @@
-"""Changes of knobs in charts and reports: marks at their steps, labels that do not lie over each other, lines of text."""
+"""Changes of knobs in charts and reports: marks at their steps, labels apart from each other, lines of text."""
 
 from __future__ import annotations
 
