@@ -257,6 +257,11 @@ def spans(communicator: Communicator) -> bool:
     return _state.world is not None and communicator.size == _state.world.size
 
 
+def is_alone() -> bool:
+    """Whether the open epoch has one rank."""
+    return _state.world is not None and _state.world.size == 1
+
+
 def is_open(world: World | None) -> bool:
     """Whether ``world`` is the open epoch or a part of it."""
     return world is not None and (world is _state.world or any(world is part for part in _state.narrowed))

@@ -25,6 +25,7 @@ from ring_notebook.core.communicator import Communicator
 from ring_notebook.core.step_guard import step_guard
 from ring_notebook.torch.steps.committed import Undo
 from ring_notebook.torch.steps.known import count_step, note_models
+from ring_notebook.torch.steps.optimizer_knobs import has_knobs
 from ring_notebook.torch.steps.repair import Shared, begin, may_have_parted, mend
 
 _TRAINING = "_ring_training"
@@ -89,7 +90,12 @@ def _before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
 
 def _behind(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
     training = _training_of(optimizer)
-    if training is None or not training.is_stepping:
+    if training is None:
+        if has_knobs(optimizer) and not getattr(optimizer, "guards_its_steps", False) and world.is_alone():
+            count_step(optimizer)
+            step_guard.alone()
+        return
+    if not training.is_stepping:
         return
     training.is_stepping = False
     set_aside, training.set_aside = training.set_aside, None

@@ -258,3 +258,27 @@ def test_between_hosts_an_abort_behind_a_commit_ends_it_on_none() -> None:
         return made
 
     assert as_hosts(5, body) == [59] * 5
+
+
+def test_ranks_get_the_newest_change_that_all_have() -> None:
+    """The least of their numbers; 0 while a rank has joined, because it takes no step."""
+
+    def body(seat: Seat) -> None:
+        ring = seat.open()
+        agreed = []
+        for numbers in ([5, 5, 5, 5], [7, 5, 6, 9], [7, 0, 6, 9], [1 << 60, 8, 1 << 60, 8]):
+            guard = Guard()
+            ring.commit(guard, name="step", newest=numbers[seat.rank])
+            assert guard.held
+            agreed.append(guard.agreed)
+        assert agreed == [5, 5, -1 if seat.rank == 1 else 0, 8]  # a rank without a change is told nothing
+        if seat.rank == 0:
+            ring.join().wait()
+        else:
+            guard = Guard()
+            ring.commit(guard, newest=9)
+            assert guard.agreed == 0
+            ring.join().wait()
+
+    as_threads(4, body)
+    as_hosts(4, body)
