@@ -57,16 +57,17 @@ class DistributedSampler(TorchDistributedSampler[Any]):
             torch.set_rng_state(self._random)
             self._random = None
         epoch, spent = self.epoch, communication()
-        self._begun_at = self._drawn = used
-        self._pass = epoch
+        drawn = used
         with in_pass():
             try:
                 for index in islice(super().__iter__(), used, None):
                     # Every rank knows this without a message: only a pass in which all ranks take part has collectives.
                     if self.epoch == epoch and (self.num_replicas == 1 or communication() != spent):
                         self.epoch += 1
+                    self._drawn, self._begun_at, self._pass = drawn, used, epoch  # another pass may be in progress
                     between_steps()
-                    self._drawn += 1
+                    drawn += 1
+                    self._drawn = drawn
                     yield index
             finally:
                 self._drawn = None
