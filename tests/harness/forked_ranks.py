@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +19,7 @@ from ring_notebook.launch.supervisor.fork_server import start_server
 from ring_notebook.launch.supervisor.forked_rank import ADDRESS
 from ring_notebook.rank.preload import preloaded
 
-__all__ = ["ForkServer"]
+__all__ = ["ForkServer", "serve_in_background"]
 
 _MODULES = (
     "torch",
@@ -57,3 +58,15 @@ class ForkServer:
         if self._process is not None:
             self._process.kill()
             self._process.wait()
+
+
+def serve_in_background(address: str) -> None:
+    """Return when a server listens at ``address``. It ends with a child of this process."""
+    ready, written = os.pipe()
+    if os.fork():
+        os.read(ready, 1)
+        return
+    os.setsid()
+    start_server(address, _MODULES, os.environ | preloaded(os.environ))
+    os.write(written, b"1")
+    signal.pause()

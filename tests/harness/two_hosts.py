@@ -27,8 +27,10 @@ from typing import Any, Literal
 
 import pytest
 
+from harness.leftovers import TOKEN
 from ring_notebook.launch.launchers.find_launcher import find_launcher
 from ring_notebook.launch.launchers.hosts import Host
+from ring_notebook.launch.supervisor.forked_rank import ADDRESS
 
 __all__ = ["ALLOCATION", "NAMES", "TwoHosts", "commands", "hosts_or_skip", "missing", "pids_in", "two_hosts"]
 
@@ -36,8 +38,8 @@ NAMES = ("ring-a", "ring-b")
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
 ALLOCATION = {"SLURM_JOB_NODELIST": "ring-a,ring-b", "SLURM_TASKS_PER_NODE": "2(x2)", "SLURM_JOB_ID": "17"}
 """The variables that Slurm gives to a job with both hosts and two slots on each."""
-# mpiexec calls this instead of ssh: `-x HOST COMMAND...` runs COMMAND in the namespace of HOST. The environment is
-# already that of mpiexec, and the hosts share the disk.
+# mpiexec calls this instead of ssh: `-x HOST COMMAND...` runs COMMAND in the namespaces of HOST, which exist as long as
+# the process in HOST.pid. The environment is already that of mpiexec, and the hosts share the disk.
 _LAUNCHER = """\
     #!/bin/sh
     while [ "${1#-}" != "$1" ]; do shift; done
@@ -46,6 +48,10 @@ _LAUNCHER = """\
       %(cases)s
       *) echo "no such host: $host" >&2; exit 255 ;;
     esac
+    if [ -e %(folder)s/$name.pid ]; then
+      exec nsenter --target "$(cat %(folder)s/$name.pid)" --net --uts --mount sh -c \
+        'cd "$1" && shift && exec sh -c "$*"' sh "$PWD" "$@"
+    fi
     exec ip netns exec "$space" unshare --uts --mount sh -c '
       hostname "$0" && mount -t tmpfs shm /dev/shm && mount --bind "$1" /etc/hosts && shift && exec sh -c "$*"
     ' "$name" %(hosts)s "$@"
@@ -138,11 +144,12 @@ class TwoHosts:
         )
 
     def processes(self) -> list[str]:
-        """The command lines of all processes on the hosts, except their ssh servers and those of a connection.
+        """The command lines of all processes on the hosts that a test has started.
 
-        A connection to a host that has vanished lasts until TCP gives it up.
+        An sshd's connection to a host that has vanished lasts until TCP gives it up.
         """
-        return [command for command in commands(self.pids()) if not command.startswith("sshd: ")]
+        ours = ("sshd: ", "sleep infinity", f"{sys.executable} -c from harness.forked_ranks")
+        return [one for one in commands(self.pids()) if not one.startswith(ours) and "fork_server" not in one]
 
     def pids(self) -> list[int]:
         """All processes on the hosts."""
@@ -153,11 +160,19 @@ class TwoHosts:
         _ip("-n", f"{self.prefix}-{'ab'[host]}", "link", "set", "link0", state)
 
     def revive(self, name: str) -> None:
-        """Bring the link and the ssh server of a host back, if it has lost them."""
+        """Bring the link and the ssh server of a host back, if it has lost them; returns when the others reach it."""
         space = f"{self.prefix}-{name[-1]}"
+        if any(command.startswith("sshd: /") for command in commands(pids_in(space))):
+            return
         _ip("-n", space, "link", "set", "link0", "up")
-        if not any(command.startswith("sshd: /") for command in commands(pids_in(space))):
-            _start_sshd(self.folder, name)
+        (self.folder / f"{name}.pid").unlink()
+        _boot(self.folder, name)
+        address = f"10.77.0.{1 + self.names.index(name)}"
+        for other in self.names:
+            connects = ["ip", "netns", "exec", f"{self.prefix}-{other[-1]}", "ssh-keyscan", "-T", "1", address]
+            deadline = time.monotonic() + 20
+            while not subprocess.run(connects, capture_output=True, check=False).stdout:
+                assert time.monotonic() < deadline, f"{other} does not reach {name} again"
 
     def bytes_sent(self, host: int) -> int:
         """Bytes that have left ``host`` (0 or 1) over the link so far."""
@@ -201,7 +216,7 @@ def two_hosts(rate: str = "1gbit", count: int = 2) -> Iterator[TwoHosts]:
             for name, address, space in zip(names, addresses, spaces, strict=True)
         )
         launcher = folder / "launcher"
-        launcher.write_text(textwrap.dedent(_LAUNCHER) % {"cases": cases, "hosts": folder / "hosts"})
+        launcher.write_text(textwrap.dedent(_LAUNCHER) % {"cases": cases, "hosts": folder / "hosts", "folder": folder})
         launcher.chmod(0o755)
         for space in spaces:
             _ip("netns", "add", space)
@@ -222,7 +237,7 @@ def two_hosts(rate: str = "1gbit", count: int = 2) -> Iterator[TwoHosts]:
             subprocess.run(["tc", "-n", space, "qdisc", "add", "dev", "link0", "root", *limit], check=True)
         _write_ssh_files(folder, names)
         for name in names:
-            _start_sshd(folder, name)
+            _boot(folder, name)
         deadline = time.monotonic() + 10
         while any(_link(space)["operstate"] != "UP" for space in spaces):
             assert time.monotonic() < deadline, "the link between the hosts does not come up"
@@ -235,9 +250,12 @@ def two_hosts(rate: str = "1gbit", count: int = 2) -> Iterator[TwoHosts]:
         shutil.rmtree(folder)
 
 
-def _start_sshd(folder: Path, name: str) -> None:
-    command = f"{shutil.which('sshd')} -f {folder / 'sshd_config'}"
-    subprocess.run([str(folder / "launcher"), name, command], check=True)
+def _boot(folder: Path, name: str) -> None:
+    """Start the ssh server of a host, and the process that keeps its namespaces."""
+    sshd = f"{shutil.which('sshd')} -f {folder / 'sshd_config'}"
+    keep = f"sleep infinity </dev/null >/dev/null 2>&1 & echo $! > {folder / name}.pid"
+    environment = {key: value for key, value in os.environ.items() if key != TOKEN}  # no leftover of a file of tests
+    subprocess.run([str(folder / "launcher"), name, f"{sshd} && {keep}"], env=environment, check=True)
 
 
 def _pair(space: str, other: str, name: str) -> None:
@@ -254,11 +272,12 @@ def _write_ssh_files(folder: Path, names: Sequence[str]) -> None:
     Path("/run/sshd").mkdir(exist_ok=True)  # sshd requires it
     (folder / "sshd_config").write_text(
         f"HostKey {folder}/host_key\nAuthorizedKeysFile {folder}/user_key.pub\nStrictModes no\nUsePAM no\n"
-        "PermitRootLogin prohibit-password\nPidFile none\nMaxStartups 100\n"
+        f"PermitRootLogin prohibit-password\nPidFile none\nMaxStartups 100\nAcceptEnv {ADDRESS}\n"
     )
     (folder / "known_hosts").write_text(f"{','.join(names)} {(folder / 'host_key.pub').read_text()}")
     (folder / "ssh_config").write_text(
         f"BatchMode yes\nConnectTimeout 20\nIdentityFile {folder}/user_key\nUserKnownHostsFile {folder}/known_hosts\n"
+        f"SendEnv {ADDRESS}\n"
     )
 
 

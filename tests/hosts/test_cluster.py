@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from contextlib import nullcontext
@@ -13,6 +12,7 @@ import pytest
 from harness.numpy_framework import numpy_framework
 from harness.two_hosts import ALLOCATION, TwoHosts
 
+pytestmark = pytest.mark.usefixtures("forked_on_hosts")
 PROGRAM = str(Path(__file__).with_name("across.py"))
 WITHOUT_TORCH = ("grows", "killed", "allocated", "wrong")
 SECONDS_TO_VANISH = 30.0
@@ -38,13 +38,11 @@ def assert_nothing_runs(hosts: TwoHosts) -> None:
         pytest.param("parted_often", marks=[pytest.mark.slow, pytest.mark.timeout(1700)]),
     ],
 )
-def test_across(hosts: TwoHosts, tmp_path: Path, step: str) -> None:
+def test_across(hosts: TwoHosts, tmp_path: Path, numpy_site: Path, step: str) -> None:
     environment = {"RING_RUNS_DIR": str(tmp_path / "runs")}
     if step == "allocated":
         environment |= ALLOCATION
     limit = 1600 if step == "parted_often" else 250
-    with numpy_framework(tmp_path) if step in WITHOUT_TORCH else nullcontext():
-        paths = filter(None, (str(Path(PROGRAM).parents[1]), os.environ.get("PYTHONPATH")))
-        environment["PYTHONPATH"] = os.pathsep.join(paths)
+    with numpy_framework(numpy_site) if step in WITHOUT_TORCH else nullcontext():
         hosts.on_first([sys.executable, PROGRAM, step], timeout=limit, environment=environment)
     assert_nothing_runs(hosts)

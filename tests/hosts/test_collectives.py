@@ -13,6 +13,7 @@ from harness.two_hosts import TwoHosts
 from ring_notebook.launch.launchers.find_launcher import find_launcher
 from ring_notebook.launch.launchers.site_launchers import Hydra
 
+pytestmark = pytest.mark.usefixtures("forked_on_hosts")
 PROGRAM = Path(__file__).with_name("collectives.py")
 VOLUME = """
 import os, sys, torch, ring_notebook.torch as ring

@@ -15,6 +15,7 @@ from elastic import test_growing
 from harness.two_hosts import NAMES, TwoHosts
 from hosts.test_over_ssh import SETUP, assert_nothing_is_left
 
+pytestmark = pytest.mark.usefixtures("forked_on_hosts")
 PROGRAM = Path(on_one_host.__file__).with_name("training.py")
 LIMIT = 120.0
 """Seconds until a job counts as stuck."""

@@ -151,13 +151,13 @@ def test_a_job(
     ],
 )
 def test_a_notebook(
-    hosts: TwoHosts, three_hosts: TwoHosts, impatient: str, tmp_path: Path, count: int, name: str
+    hosts: TwoHosts, three_hosts: TwoHosts, impatient: str, numpy_site: Path, count: int, name: str
 ) -> None:
     """One cluster for all moments, healed after each; another one where the kernel's own host dies."""
     killed = victim(name, count)
     there = three_hosts if count == 3 else hosts
     moments = [[when] for when in WHEN] if name == "home" else [WHEN]
-    with numpy_framework(tmp_path):
+    with numpy_framework(numpy_site):
         for whens in moments:
             dead = ",".join(map(str, killed.dead))
             network = [there.prefix, str(there.folder), ",".join(there.names)]

@@ -12,6 +12,7 @@ import pytest
 from harness.two_hosts import ADDRESSES, TwoHosts
 from hosts.test_over_ssh import BOTH, assert_nothing_is_left, job_that_waits, ringrun
 
+pytestmark = pytest.mark.usefixtures("forked_on_hosts")
 PROGRAM = Path(__file__).with_name("collectives.py")
 FACE = "import sys; from ring_notebook.api.basics import init; from ring_notebook.api.basics import barrier"
 BESIDE = """
