@@ -141,7 +141,7 @@ def test_a_planted_commit_is_not_loaded(tmp_path: Path) -> None:
             "ring_notebook.launch.cli",
             "--no-prefix",
             "-np",
-            "2",
+            "1",
             "python",
             "-c",
             RESUME,

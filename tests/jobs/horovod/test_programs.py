@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.forked_ranks import ForkServer
 from ring_notebook.launch import horovod_run
 
 MNIST = Path(__file__).parents[2] / "ranks" / "scripts" / "mnist.py"
@@ -44,11 +45,12 @@ def test_ringrun_gives_its_ranks_horovod_only_when_asked(tmp_path: Path) -> None
     assert "No module named 'horovod'" in done.stderr
 
 
-def test_the_example_starts_itself_by_horovod_run(forked_ranks: None) -> None:
+def test_the_example_starts_itself_by_horovod_run(fork_server: ForkServer) -> None:
     code = (
         f"import ring_notebook, runpy; ring_notebook.as_horovod(); runpy.run_path({str(MNIST)!r}, run_name='__main__')"
     )
-    done = python("-c", code, "--num-proc", "2", "--epochs", "1", "--communication", "gloo")
+    with fork_server.used():
+        done = python("-c", code, "--num-proc", "2", "--epochs", "1", "--communication", "gloo")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("Test set: Average loss") == 1
 

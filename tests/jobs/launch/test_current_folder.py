@@ -80,7 +80,11 @@ def test_a_cluster(folder: Path, without_torch: None) -> None:
 
 
 def test_the_doctor(folder: Path) -> None:
-    assert "compiled, kernels for" in call(folder, RINGRUN, "--doctor")
+    """Also: it finds a machine well that passes these tests."""
+    said = call(folder, RINGRUN, "--doctor")
+    assert "compiled, kernels for" in said
+    assert "two ranks connected" in said
+    assert "\nfail" not in said
 
 
 def test_a_function_imports_what_its_caller_does(folder: Path) -> None:

@@ -160,14 +160,17 @@ def test_a_wrong_command_line_is_one_line(arguments: list[str], words: str, caps
 
 SCALED = """
 import time
-import ring_notebook.torch as ring
-ring.init()
+from ring_notebook.api.basics import init, rank, shutdown, size
+from ring_notebook.api.objects import allreduce_numbers
+from ring_notebook.core import metrics
+from ring_notebook.core.communicator import ReduceOp
+init()
 for step in range(8):
     time.sleep(0.05)
-    ring.allreduce(__import__("torch").ones(1000))
-    ring.log(samples=10 * (step > 0))
-print("rank", ring.rank(), "of", ring.size())
-ring.shutdown()
+    allreduce_numbers(range(1000), ReduceOp.SUM, "numbers")
+    metrics.log(samples=10 * (step > 0))
+print("rank", rank(), "of", size())
+shutdown()
 """
 
 
