@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
-from pathlib import Path
 from threading import Thread
 from typing import Any
 
@@ -18,11 +16,10 @@ from IPython.display import display
 
 from ring_notebook.errors import ClusterError, RingError
 from ring_notebook.launch.batch_job import job_name, walltime, who_ended_it
-from ring_notebook.launch.batch_systems import BatchError, login_node_of
-from ring_notebook.launch.job_script import BatchRequest, batch_request
+from ring_notebook.launch.batch_systems import login_node_of
 from ring_notebook.launch.launchers.hosts import Host, parse_hosts
 from ring_notebook.notebook.cluster import discovery, snapshots
-from ring_notebook.notebook.cluster.batch import HOLD, BatchCluster, BatchJob, join
+from ring_notebook.notebook.cluster.batch import BatchJob
 from ring_notebook.notebook.cluster.cluster import Cluster
 from ring_notebook.notebook.cluster.default_size import choose_size
 from ring_notebook.notebook.cluster.stacks import render
@@ -30,13 +27,13 @@ from ring_notebook.notebook.cluster.submitted import submit
 from ring_notebook.notebook.magics.cell_queue import CellQueue, QueuedCell
 from ring_notebook.notebook.magics.cells import check_syntax
 from ring_notebook.notebook.magics.live_lines import ElapsedLine, Note
-from ring_notebook.notebook.magics.requeued_cells import RequeuedCells
+from ring_notebook.notebook.magics.session_job import SessionJob, export_with_job, request_of
 from ring_notebook.notebook.panel.chart_area import load_charts
 from ring_notebook.notebook.record.choices import CellOptions
 from ring_notebook.notebook.record.run_record import RunRecord
 from ring_notebook.notebook.run.catalogue import find, runs_directory
 from ring_notebook.notebook.run.classroom import Classroom
-from ring_notebook.notebook.run.export import Script, export, set_up_before, set_up_cells, set_up_runs, write_job
+from ring_notebook.notebook.run.export import Script, export, set_up_before, set_up_cells, set_up_runs
 from ring_notebook.notebook.run.failures import brief, primary
 from ring_notebook.notebook.run.knob_changes import listing
 from ring_notebook.notebook.run.notices import show_in_lab
@@ -48,7 +45,6 @@ from ring_notebook.notebook.style import ago, duration, shown
 from ring_notebook.notebook.table import Listing
 from ring_notebook.prediction import compare
 from ring_notebook.scaling import Kind, Measured, write_csv
-from ring_notebook.verdict import WALLTIME_WARNING
 from ring_notebook.words import plural, rank_list
 from ring_notebook.words import ranks as rank_text
 
@@ -69,8 +65,8 @@ class Session:
         self._classroom: Classroom | None = None
         self.waiting = CellQueue(self._in_progress, self._ranks_to_come)  # cells that wait
         self._names: dict[str, list[str]] = {}
-        self._batch: BatchCluster | None = None
-        self._batch_ended = ""  # why there is no cluster any more
+        self._job = SessionJob(self)
+        self._job_ended = ""  # why there is no cluster any more
 
     def start(
         self,
@@ -95,7 +91,13 @@ class Session:
         if batch and on:
             raise ClusterError("--batch and --on exclude each other: both choose the hosts")
         if batch:
-            return self._start_batch(batch, n, hosts, keep, **job)
+            if hosts:
+                raise ClusterError("--hosts and --batch exclude each other: the batch system chooses the hosts")
+            if not job.get("dry_run"):
+                self._job.require_none()
+                if self.cluster is not None and self.cluster.running:
+                    raise ClusterError(f"A cluster of {_engines(self.cluster)} is running. `%ring stop` gives it up")
+            return self._job.submit(batch, n, keep, **job)
         if given := [name for name, value in job.items() if value]:
             options = ", ".join({"nodes": "-N", "dry_run": "--dry-run"}.get(name, f"--{name}") for name in given)
             raise ClusterError(f"{options}: only of a batch job; add --batch slurm, pbs, lsf or the name of a site")
@@ -104,8 +106,7 @@ class Session:
         if self.cluster is not None:
             self.cluster.stop()
             self.cluster = None
-        if self._batch is not None:
-            raise ClusterError(f"{self._batch.line} `%ring stop` gives it up")
+        self._job.require_none()
         if not (here or hosts or on) and (system := login_node_of()):
             raise ClusterError(
                 f"this host is a login node of {system.name}, which others work on: `%ring start --batch "
@@ -115,78 +116,18 @@ class Session:
         if left and keep and n in (None, left["n"]) and not hosts:
             return f"{self.attach(left['id'])} This notebook had kept it; `%ring restart` gives a fresh one."
         cluster = Cluster(n, hosts, keep=keep, on=on)
-        walltime().warn = self._before_walltime
+        walltime().warn = self.before_walltime
         Thread(target=load_charts, name="ring-preload", daemon=True).start()  # while the engines start
         with ElapsedLine("Starting the engines:"):
             self.cluster = cluster.start()
         hint = f"\n{self.left_behind()}" if left else ""
         return f"Started {_engines(cluster)} ({_described(cluster)}) in {cluster.seconds_to_start:.1f} s.{hint}"
 
-    def _start_batch(
-        self,
-        site: str,
-        n: int | None,
-        hosts: str,
-        keep: bool,
-        *,
-        idle: float | None = None,
-        signal: float | None = None,
-        dry_run: bool = False,
-        nodes: int | None = None,
-        **job: Any,
-    ) -> str:
-        if hosts:
-            raise ClusterError("--hosts and --batch exclude each other: the batch system chooses the hosts")
-        request = _request(site, hosts=nodes, n=n, **job)
-        if dry_run:
-            return request.script(HOLD, Path("output")).rstrip()
-        if self._batch is not None or (self.cluster is not None and self.cluster.running):
-            there = self._batch.line if self._batch else f"A cluster of {_engines(self.require())} is running."
-            raise ClusterError(f"{there} `%ring stop` gives it up")
-        self._follow(BatchJob.submit(request, keep, idle=idle or 0.0, before_end=signal or WALLTIME_WARNING), None)
-        return ""
+    def before_walltime(self, text: str) -> None:
+        """Warn that the job ends soon, as ``text`` says, and keep the variables."""
+        show_in_lab(f"{text}. {self.keep_before_end('walltime')}", "warning")
 
-    def _follow(self, job: BatchJob, cluster: Cluster | None) -> None:
-        """Follow a batch job, whose state is shown where this is called."""
-        note = Note()
-        cells = RequeuedCells(partial(self.train, first=True))
-        again = cluster is not None  # whether engines that start now take the place of others
-
-        def use(cluster: Cluster | None) -> None:
-            nonlocal again
-            if cluster is None:
-                self.cluster = None
-                cells.lose(self.run)
-                return
-            walltime().warn = self._before_walltime
-            with self.waiting.held() if again else contextlib.nullcontext():
-                self.cluster = cluster
-                if again:
-                    cells.rerun(self.setup)
-            again = True
-
-        def release(line: str) -> None:
-            try:
-                note.tell(f"{line} {self.stop(line)}".strip())
-            except Exception as error:
-                note.tell(f"{line} {error}")
-
-        batch = self._batch = BatchCluster(
-            job,
-            use=use,
-            tell=note.tell,
-            busy=lambda: bool(self._in_progress() or self.waiting.cells),
-            release=release,
-            keep=self._keep_before_end,
-            **job.times,
-        )
-        note.tell(batch.line)
-        batch.begin(cluster)
-
-    def _before_walltime(self, text: str) -> None:
-        show_in_lab(f"{text}. {self._keep_before_end('walltime')}", "warning")
-
-    def _keep_before_end(self, name: str) -> str:
+    def keep_before_end(self, name: str) -> str:
         """Keep the variables before the engines end: of runs in progress as ``RUN@STEP``, else under ``name``.
 
         Returns what to tell the user.
@@ -202,7 +143,7 @@ class Session:
             return f"No snapshot: {error}."
 
     def _ranks_to_come(self) -> str:
-        return self._batch.job.name if self._batch is not None and self.cluster is None else ""
+        return self._job.to_come.job.name if self._job.to_come is not None else ""
 
     def hosts(self, named: str = "") -> Sequence[Host]:
         """The hosts that are named, else those of the cluster, else those of the batch job; empty for this alone."""
@@ -246,24 +187,12 @@ class Session:
             if cluster:
                 raise ClusterError(f"{text} `%ring stop` gives it up, then `%ring attach {cluster}` takes another.")
             return f"{text} {self._show_run() or 'No cell has run yet.'}"
-        if not cluster and self._batch is None and (job := BatchJob.left_behind()):
-            return self._attach_job(job)
-        return self._attached(Cluster.attach(cluster))
+        if not cluster and self._job.followed is None and (job := BatchJob.left_behind()):
+            return self._job.attach(job)
+        return self.attached(Cluster.attach(cluster))
 
-    def _attach_job(self, job: BatchJob) -> str:
-        """Follow a batch job that a kernel before this one has kept, and take the cluster in it."""
-        state = job.state()
-        cluster, text = None, ""
-        if job.cluster and state is not None and state.phase == "runs":
-            join(job, state)
-            with contextlib.suppress(ClusterError):  # the engines have ended, as with the login node: others start
-                cluster = Cluster.attach(job.cluster.split("-")[1])
-                text = self._attached(cluster)
-        job.describe()
-        self._follow(job, cluster)
-        return text
-
-    def _attached(self, cluster: Cluster) -> str:
+    def attached(self, cluster: Cluster) -> str:
+        """Take a cluster that another kernel has started, and show its newest run."""
         self.cluster = cluster
         self.run = self.cluster.last_run
         self.setup = set_up_cells(set_up_runs(runs_directory(), self.cluster.directory.name))
@@ -344,17 +273,17 @@ class Session:
 
     def stop(self, ended: str = "") -> str:
         """Stop the cluster, if there is one, and cancel its batch job; ``ended`` says why it has ended already."""
-        self._batch_ended = ended
+        self._job_ended = ended
         back = "" if ended and self.cluster is None else self._cancelled()
         back += " Cells run in this notebook again." if self.default else ""
-        batch, self._batch = self._batch, None
+        followed = self._job.leave()
         cluster, self.cluster = self.cluster, None
         self.default = False
-        if batch is None:
+        if followed is None:
             return self._stopped(cluster, back)
         stopped = self._stopped(cluster, "") if cluster is not None else ""
-        cancelled = "" if ended else f" Cancelled {batch.job.name}."
-        return f"{stopped}{cancelled}{batch.close()}{back}".strip()
+        cancelled = "" if ended else f" Cancelled {followed.job.name}."
+        return f"{stopped}{cancelled}{followed.close()}{back}".strip()
 
     def _stopped(self, cluster: Cluster | None, back: str) -> str:
         if cluster is None:
@@ -419,7 +348,7 @@ class Session:
             raise RingError(
                 f"run {runs[0].log.title} is in progress, and a restore replaces all variables; `%ring interrupt` first"
             )
-        if self.cluster is None and self._batch is None:
+        if self.cluster is None and self._job.followed is None:
             print(self.start(n or found.size, sync=self._syncs))  # noqa: T201
         elif n not in (None, self.require().n):
             print(self.restart(n))  # noqa: T201
@@ -500,9 +429,9 @@ class Session:
     def require(self) -> Cluster:
         """The cluster. Raises ClusterError when there is none."""
         if self.cluster is None:
-            if self._batch is not None:
-                raise ClusterError(f"the engines have not started yet: {self._batch.line}")
-            raise ClusterError(self._batch_ended or "there is no cluster; `%ring start` starts one")
+            if self._job.followed is not None:
+                raise ClusterError(f"the engines have not started yet: {self._job.followed.line}")
+            raise ClusterError(self._job_ended or "there is no cluster; `%ring start` starts one")
         return self.cluster
 
     def train(
@@ -522,14 +451,14 @@ class Session:
         before it the cell that waits in the background. Raises what `Cluster.run` and `Run.wait` raise.
         """
         check_syntax(cell, options.first_line)
-        if self.cluster is None and self._batch is None:
+        if self.cluster is None and self._job.followed is None:
             print(self.start(options.n, sync=self._syncs))  # noqa: T201
-        batch = self._batch if self.cluster is None else None  # whose engines will run the cell
-        ranks = frozenset((batch or self.require()).chosen(options.n, options.ranks))
+        to_come = self._job.to_come  # whose engines will run the cell
+        ranks = frozenset((to_come or self.require()).chosen(options.n, options.ranks))
         queued = QueuedCell(options.name or spoken_name(runs_directory()), ranks, first=first or bool(only))
         try:
             self.waiting.enter(queued)
-            if queued.behind and (options.background or batch is not None):
+            if queued.behind and (options.background or to_come is not None):
                 give(queued)
                 self._wait_in_background(queued, cell, options, give)
                 return
@@ -618,7 +547,7 @@ class Session:
         Thread(target=follow, name=f"ring-queued-{queued.number}", daemon=True).start()
 
     def _will_have_ranks(self) -> bool:
-        return self.cluster.running if self.cluster is not None else self._batch is not None
+        return self.cluster.running if self.cluster is not None else self._job.followed is not None
 
     def queue(self) -> Listing:
         """The cells that wait for their ranks, the next one first."""
@@ -687,12 +616,7 @@ class Session:
             if nodes or any(asked.values()):
                 raise RingError("-N, --gpus, --time, --queue and --account belong to --job SITE")
             return export(record, path)
-        request = _request(job, hosts=nodes, ran_with=record.size, **asked)
-        file = Path(path).with_suffix(".sh")
-        made = export(record, path)
-        ringrun = str(Path(sys.executable).with_name("ringrun"))  # a job need not have this environment's PATH
-        command = [ringrun, "-np", str(request.n), sys.executable, str(Path(path))]
-        return f"{made}\n{write_job(file, request.script(command, file.with_suffix('.out').absolute()))}"
+        return export_with_job(record, path, job, nodes, **asked)
 
     def submit(self, site: str, name: str = "", n: int | None = None, nodes: int | None = None, **asked: Any) -> str:
         """Run the cell of the last run, or of the one called ``name``, as a batch job; returns which.
@@ -700,7 +624,7 @@ class Session:
         Raises RingError when there is no such run, and ClusterError when the batch system rejects the job.
         """
         record = self._named(name)
-        request = _request(site, hosts=nodes, n=n, ran_with=record.size, **asked)
+        request = request_of(site, hosts=nodes, n=n, ran_with=record.size, **asked)
         return submit(request, [*set_up_before(record), record])
 
     def _named(self, name: str) -> RunRecord:
@@ -722,8 +646,8 @@ class Session:
     def status(self) -> Listing:
         """A table of the engines and what each is doing."""
         columns = ["rank", "host", "pid", "device", "state", "memory"]
-        if self.cluster is None and self._batch is not None:
-            return Listing(columns, [], self._batch.line)
+        if self._job.to_come is not None:
+            return Listing(columns, [], self._job.to_come.line)
         cluster = self.require()
         rows = [
             [
@@ -798,13 +722,6 @@ class Session:
             with contextlib.suppress(ClusterError):
                 return self.cluster.help(path)
         return ""
-
-
-def _request(site: str, **asked: Any) -> BatchRequest:
-    try:
-        return batch_request(site, **asked)
-    except BatchError as error:
-        raise ClusterError(str(error)) from None
 
 
 def _engines(cluster: Cluster) -> str:
