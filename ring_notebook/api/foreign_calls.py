@@ -20,7 +20,7 @@ from ring_notebook.api.arguments import check_scatterable, rows_to_send
 from ring_notebook.api.basics import local_rank, local_size
 from ring_notebook.api.handles import member_name
 from ring_notebook.api.process_sets import ProcessSet, process_set_of
-from ring_notebook.core import foreign_waits, world
+from ring_notebook.core import foreign_interrupts, world
 from ring_notebook.core.buffers import Buffer, DType, copy_bytes, from_memoryview, integers_of
 from ring_notebook.core.communicator import Communicator, ReduceOp
 from ring_notebook.core.partition import row_split
@@ -134,7 +134,7 @@ def original(error: BaseException) -> BaseException | None:
 
 def execute(call: ForeignCall, inputs: Sequence[Buffer], allocate: Allocate) -> None:
     """Carry out ``call`` in this thread. Raises the errors of its collective."""
-    with foreign_waits.in_flight():
+    with foreign_interrupts.in_flight():
         group = _Group(call, process_set_of(call.process_set))
         _KINDS[call.kind](group, inputs, allocate)
         if call.commits and group.set.size() > 1:

@@ -12,7 +12,7 @@ from threading import Event, Thread, get_ident
 from time import clock_gettime, monotonic, pthread_getcpuclockid
 from types import FrameType, TracebackType
 
-from ring_notebook.core import foreign_waits
+from ring_notebook.core import foreign_interrupts
 from ring_notebook.rank.named_interrupt import tell_execution
 
 _BETWEEN_LOOKS = 0.5  # seconds
@@ -77,7 +77,7 @@ class Interruptible:
                     with suppress(OSError):
                         os.write(self._descriptor_before, numbers)
                 if signal.SIGINT in numbers and self._armed:
-                    foreign_waits.interrupt()
+                    foreign_interrupts.interrupt()
                     self._follow()
 
     def _follow(self) -> None:

@@ -19,7 +19,7 @@ import numpy as np
 import jax
 from ring_notebook.api.foreign_calls import ForeignCall, carry_out, original, register_dtypes
 from ring_notebook.core.buffers import DType
-from ring_notebook.core.foreign_waits import watch_interrupts
+from ring_notebook.core.foreign_interrupts import watch_interrupts
 from ring_notebook.core.native import core
 
 # XLA_FFI_DataType

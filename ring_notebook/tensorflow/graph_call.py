@@ -21,7 +21,7 @@ import tensorflow as tf
 from ring_notebook.api.foreign_calls import ForeignCall, carry_out, original, parse, register_dtypes
 from ring_notebook.api.process_sets import process_set_of
 from ring_notebook.core.buffers import DType
-from ring_notebook.core.foreign_waits import watch_interrupts
+from ring_notebook.core.foreign_interrupts import watch_interrupts
 from ring_notebook.core.native import core
 
 _DTYPES = {
