@@ -12,7 +12,7 @@ import pytest
 
 from attack.fuzz.fuzz import damaged, with_other_values
 from ring_notebook.errors import RingError
-from ring_notebook.rank.rank_status import RankStatus, StatusFile
+from ring_notebook.rank.rank_status import LONGEST_NAME, RankStatus, StatusFile
 from ring_notebook.rank.rendezvous import Rendezvous
 from ring_notebook.rank.rendezvous_server import Gathering
 
@@ -37,8 +37,8 @@ def status_file() -> Iterator[tuple[StatusFile, int]]:
 
 
 def write(file: int, data: bytes) -> None:
-    os.ftruncate(file, 0)
-    os.pwrite(file, data, 0)
+    os.ftruncate(file, LONGEST_NAME)
+    os.pwrite(file, data, LONGEST_NAME)
 
 
 def test_damaged_status_lines(status_file: tuple[StatusFile, int]) -> None:
