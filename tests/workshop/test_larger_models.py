@@ -126,5 +126,8 @@ def test_15_steering(workshop: Workshop) -> None:
     assert measured["changes that both ranks took behind the same step"] == 4
     assert measured["steps made in a second of pause"] == 0
     assert measured["largest difference of a loss in the replay"] == 0
+    assert measured["largest difference between a branch and its trunk"] == 0
+    gentle = measured["mean loss of the last 50 steps of the gentle branch"]
+    assert gentle < measured["mean loss of the last 50 steps of the trunk"]
     assert measured["mean loss of the last 50 steps"] < measured["mean loss of the 50 steps before the first change"]
     assert "there is no knob 'learning_rate'; there are lr, weight_decay" in said

@@ -93,6 +93,8 @@ BEYOND = {
     "prepare",
     "log",
     "track",
+    "knob",
+    "step",
     "save",
     "load",
     "checkpoint",
