@@ -169,14 +169,16 @@ class Engines:
         """Call ``module:function`` on engines beside the cell that they execute; arguments and results are JSON.
 
         The result of a future is a message with the content ``{"result": ...}`` or ``{"error": text}``. An engine
-        whose native code holds the interpreter answers when it has released it.
+        whose native code holds the interpreter answers when it has released it. Raises ClusterError for an engine that
+        the controller has lost.
         """
         client = self._client
         content = {"function": function, "args": list(args)}
-        return [
-            client._send(client._control_stream, CONTROL, content=content, ident=client._engines[engine.rank].encode())
-            for engine in (self.all[rank] for rank in ranks)
-        ]
+        try:
+            idents = [client._engines[self.all[rank].rank].encode() for rank in ranks]
+        except KeyError as error:
+            raise ClusterError(f"the controller has lost the engine of rank {error}") from None
+        return [client._send(client._control_stream, CONTROL, content=content, ident=ident) for ident in idents]
 
     def call_beside(
         self, function: str, *args: Any, ranks: Sequence[int] | None = None, timeout: float = 2.0

@@ -44,7 +44,9 @@ def send_change(engines: Engines, run: str, action: str, values: Mapping[str, An
 
 def let_go(engines: Engines) -> None:
     """End the pause of ranks whose run cannot continue, because one of them has failed or died."""
-    engines.submit_beside(f"{_RANK_SIDE}:let_go", (), engines.living())
+    for rank in engines.living():
+        with suppress(ClusterError):  # lost, and nobody has told yet
+            engines.submit_beside(f"{_RANK_SIDE}:let_go", (), [rank])
 
 
 def changes_of(name: str) -> list[dict[str, Any]]:
