@@ -7,7 +7,7 @@
 #include "register.hpp"
 #include "ring/base/errors.hpp"
 #include "ring/collectives/costs.hpp"
-#include "ring/collectives/inter_host/ring_plan.hpp"
+#include "ring/collectives/inter_host/plans.hpp"
 #include "ring/collectives/paths.hpp"
 #include "ring/communicator/fusion.hpp"
 
@@ -149,4 +149,25 @@ void register_paths(py::module_& module) {
             return hops;
         },
         py::arg("hosts"), py::arg("host"), "(piece sent, piece received, whether it is added) for every hop.");
+    module.def(
+        "dissemination_plan",
+        [](int hosts, int host) {
+            py::list rounds;
+            for (const ring::Round& round : ring::dissemination_plan(hosts, host))
+                rounds.append(py::make_tuple(round.to, round.from, round.blocks));
+            return rounds;
+        },
+        py::arg("hosts"), py::arg("host"), "(host sent to, host received from, blocks) for every round.");
+    module.def(
+        "doubling_plan",
+        [](int hosts, int host) {
+            static constexpr const char* kKinds[] = {"give", "take", "both", "give result", "take result"};
+            py::list exchanges;
+            for (const ring::Exchange& one : ring::doubling_plan(hosts, host))
+                exchanges.append(py::make_tuple(kKinds[static_cast<int>(one.kind)], one.peer));
+            return exchanges;
+        },
+        py::arg("hosts"), py::arg("host"), "(what is done, the other host) for every exchange.");
+    module.def("agree_directly", &ring::agree_directly, py::arg("hosts"),
+               "Whether each leader sends its headers to each other one; see costs.hpp.");
 }

@@ -4,35 +4,47 @@
 #include <string>
 
 #include "collectives/inter_host/fabric_parts.hpp"
+#include "collectives/inter_host/header_exchange.hpp"
 #include "ring/base/errors.hpp"
+#include "ring/collectives/inter_host/plans.hpp"
 
 namespace ring {
 namespace {
 
-std::uint64_t messages_of(std::uint64_t bytes) { return (bytes + Window::kMostBytes - 1) / Window::kMostBytes; }
+constexpr LinkModel kLink;
+constexpr std::uint64_t kBlock = sizeof(MessageFront) + sizeof(Header);  // of a host in an agreement
 
-// The payload that travels with the headers: the sum over each host, or the tensors of its ranks.
-Traffic eager(OpKind kind, const Load& load) {
-    const std::uint64_t pairs = load.hosts * (load.hosts - 1);
-    switch (kind) {
-        case OpKind::Allreduce:
-        case OpKind::ReduceScatter:
-            return {0, pairs * load.bytes};
-        case OpKind::Broadcast:
-            return {0, (load.hosts - 1) * load.bytes};
-        case OpKind::Allgather:
-        case OpKind::Alltoall:
-            return {0, pairs * load.local * load.bytes};
-        default:
-            return {};
-    }
+double seconds(std::uint64_t count, double each) { return static_cast<double>(count) * each; }
+
+std::uint64_t rounds(std::uint64_t hosts) { return dissemination_plan(static_cast<int>(hosts), 0).size(); }
+
+// Of the host with the most, which takes part in all of them.
+std::uint64_t exchanges(std::uint64_t hosts) {
+    const auto last = static_cast<int>(hosts) - 1;
+    return std::max(doubling_plan(static_cast<int>(hosts), last).size(),
+                    hosts > 2 ? doubling_plan(static_cast<int>(hosts), 1).size() : 0);
 }
+
+double doubling_time(std::uint64_t hosts, std::uint64_t bytes) {
+    return seconds(exchanges(hosts), kLink.latency + kLink.handling + seconds(bytes, kLink.per_byte + kLink.per_sum));
+}
+
+std::uint64_t messages_of(std::uint64_t bytes) { return (bytes + Window::kMostBytes - 1) / Window::kMostBytes; }
 
 // Each piece of a lane's chunk makes two rounds of the ring, each without its last hop.
 Traffic ring(OpKind, const Load& load) {
     const std::uint64_t hops = 2 * (load.hosts - 1);
     const std::uint64_t pieces = load.local * load.hosts;
     return {hops * pieces * messages_of(load.bytes / pieces), hops * load.bytes};
+}
+
+// Each lane exchanges its chunk.
+Traffic doubling(OpKind, const Load& load) {
+    std::uint64_t sends = 0;
+    for (std::uint64_t host = 0; host < load.hosts; ++host)
+        for (const Exchange& one : doubling_plan(static_cast<int>(load.hosts), static_cast<int>(host)))
+            sends += one.kind != Exchange::Kind::Take && one.kind != Exchange::Kind::TakeResult ? 1 : 0;
+    return {sends * load.local, sends * load.bytes};
 }
 
 // Each lane forwards its chunk from host to host.
@@ -63,28 +75,76 @@ struct Formula {
     Traffic (*traffic)(OpKind kind, const Load& load);
 };
 constexpr Formula kFormulas[] = {
-    {make_eager, eager},
-    {make_ring_allreduce, ring},
-    {make_chain_broadcast, chain},
-    {make_pairwise_reducescatter, scattered},
-    {make_landing_allgather, landing},
-    {make_gathered_adasum, landing},
+    {make_doubling_allreduce, doubling},      {make_ring_allreduce, ring},       {make_chain_broadcast, chain},
+    {make_pairwise_reducescatter, scattered}, {make_landing_allgather, landing}, {make_gathered_adasum, landing},
     {make_pairwise_alltoall, pairwise},
 };
 
-}  // namespace
+// What travels with the headers of a host, whose ranks have tensors of so many bytes; of the root's in a broadcast.
+std::uint64_t payload(OpKind kind, const Load& load) {
+    const bool is_one = kind == OpKind::Allreduce || kind == OpKind::ReduceScatter || kind == OpKind::Broadcast;
+    const bool is_each = kind == OpKind::Allgather || kind == OpKind::Alltoall;
+    return is_one ? load.bytes : is_each ? load.local * load.bytes : 0;
+}
 
-Traffic agreement_traffic(OpKind kind, const Load& load) {
-    const std::uint64_t messages = load.hosts * (load.hosts - 1);
+// Where only the block of the root's host, 0, differs from the others, or each from every other, or none.
+enum class Alike { All, ButRoot, None };
+
+Traffic agreement(OpKind kind, const Load& load, std::uint64_t payload) {
     const bool tells_each = kind == OpKind::Join || kind == OpKind::Group;
     const std::uint64_t headers = tells_each ? load.local : 1;  // where all ranks of a host call the same thing
     const std::uint64_t splits = kind == OpKind::Alltoall ? load.hosts * load.local * sizeof(std::int64_t) : 0;
-    return {messages, messages * (sizeof(MessageFront) + headers * sizeof(Header) + load.local * splits)};
+    const std::uint64_t block = sizeof(MessageFront) + headers * sizeof(Header) + load.local * splits;
+    const bool from_root = kind == OpKind::Broadcast && payload > 0;
+    if (agree_directly(load.hosts)) {
+        const std::uint64_t others = load.hosts - 1;
+        const std::uint64_t senders = from_root ? 1 : load.hosts;
+        return {load.hosts * others, load.hosts * others * block + senders * others * payload};
+    }
+    const Alike alike = from_root ? Alike::ButRoot : payload > 0 || tells_each ? Alike::None : Alike::All;
+    Traffic all;
+    const auto hosts = static_cast<int>(load.hosts);
+    for (int host = 0; host < hosts; ++host)
+        for (const Round& round : dissemination_plan(hosts, host)) {
+            // Of the blocks in the message: runs of equal ones, and whether the root's is among them.
+            const int root = (hosts - host) % hosts;
+            const bool has_root = alike == Alike::ButRoot && root < round.blocks;
+            std::uint64_t runs = alike == Alike::None ? static_cast<std::uint64_t>(round.blocks) : 1;
+            if (has_root) runs += (root > 0 ? 1 : 0) + (root + 1 < round.blocks ? 1 : 0);
+            const std::uint64_t bytes = runs * (sizeof(BlockRun) + block) + (alike == Alike::None ? runs
+                                                                             : has_root           ? 1
+                                                                                                  : 0) *
+                                                                                payload;
+            all.messages += packed_messages(bytes);
+            all.bytes += sizeof(std::uint64_t) + bytes;
+        }
+    return all;
 }
+
+}  // namespace
+
+bool agree_directly(std::uint64_t hosts) {
+    return kLink.latency + seconds(hosts - 1, kLink.handling) <= seconds(rounds(hosts), kLink.latency + kLink.handling);
+}
+
+// Blocks with different payloads do not travel as one, so by a plan a payload makes the whole agreement longer.
+bool goes_with_headers(std::uint64_t hosts, std::uint64_t bytes) {
+    const std::uint64_t more = bytes + (agree_directly(hosts) ? 0 : kBlock);
+    return hosts == 1 || seconds((hosts - 1) * more, kLink.per_byte) <= doubling_time(hosts, bytes);
+}
+
+bool sums_by_doubling(std::uint64_t hosts, std::uint64_t bytes) {
+    const std::uint64_t hops = ring_plan(static_cast<int>(hosts), 0).size();
+    return doubling_time(hosts, bytes) <
+           seconds(hops, kLink.latency + kLink.handling + seconds(bytes, kLink.per_byte) / static_cast<double>(hosts));
+}
+
+Traffic agreement_traffic(OpKind kind, const Load& load) { return agreement(kind, load, 0); }
 
 Traffic traffic_of(const Path& path, const Load& load) {
     if (!path.between_hosts) return {};
-    Traffic all = agreement_traffic(path.kind, load);
+    if (path.make == make_eager) return agreement(path.kind, load, payload(path.kind, load));
+    const Traffic all = agreement(path.kind, load, 0);
     const bool headers_say_all =
         path.kind == OpKind::Barrier || path.kind == OpKind::Commit || path.kind == OpKind::Join;
     if (headers_say_all) return all;

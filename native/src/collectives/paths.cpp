@@ -8,6 +8,7 @@
 #include "collectives/host/algorithm_parts.hpp"
 #include "collectives/inter_host/fabric_parts.hpp"
 #include "ring/base/errors.hpp"
+#include "ring/collectives/costs.hpp"
 #include "ring/collectives/device/nccl_reduction.hpp"
 
 namespace ring {
@@ -20,6 +21,9 @@ bool adasum(const Situation& all) { return all.lead.op == ReduceOp::Adasum; }
 bool small(const Situation& all) { return all_inline(all.headers); }
 bool inputs_in_ring(const Situation& all) { return all_in_ring(all.headers, false); }
 bool in_ring(const Situation& all) { return all_in_ring(all.headers, true); }
+bool short_sum(const Situation& all) {
+    return sums_by_doubling(static_cast<std::uint64_t>(all.topology.hosts), all.lead.count * item_size(all.lead.dtype));
+}
 bool lists_in_ring(const Situation& all) { return all.lead.tensors > 1 && in_ring(all); }
 bool root_in_ring(const Situation& all) {
     const std::vector<int>& ranks = all.topology.ranks;
@@ -65,6 +69,7 @@ const std::vector<Path> kHostMemory = {
     {OpKind::Allgather,     kHosts,   "eager",    small,           "2",              "2*(p+l+1)*S",                  "1",                 make_eager},
     {OpKind::Alltoall,      kHosts,   "eager",    small,           "2",              "2*(l+2)*S",                    "1",                 make_eager},
     {OpKind::Allreduce,     kHosts,   "gathered", adasum,          "4",              "7*p*S",                        "1+l",               make_gathered_adasum},
+    {OpKind::Allreduce,     kHosts,   "doubling", short_sum,       "3",              "(2+(2+3*log2(h))/l)*S",        "1+l",               make_doubling_allreduce},
     {OpKind::Allreduce,     kHosts,   "ring",     always,          "3",              "(2+6*(h-1)/h/l)*S",            "1+l*2*(h-1)*ceil(S/l/h/256K)", make_ring_allreduce},
     {OpKind::Broadcast,     kHosts,   "chain",    always,          "3",              "(2+2/l)*S",                    "1+l*ceil(S/l/256K)", make_chain_broadcast},
     {OpKind::ReduceScatter, kHosts,   "pairwise", always,          "3",              "(1+2*h/p)*S",                  "1+l",               make_pairwise_reducescatter},

@@ -64,7 +64,7 @@ void Communicator::begin(Work& work) {
     header.sequence = ++sequence_;
     note(work, work.origin_ == Work::Origin::Names ? Phase::Negotiating : Phase::Queued);
     if (header.kind == OpKind::Join && header.joined_at == 0) header.joined_at = header.sequence;
-    header.is_inline = fill_inline(*group_, work.request_, index(), header.sequence) ? 1 : 0;
+    header.is_inline = fill_inline(*group_, work.request_, topology_.hosts, index(), header.sequence) ? 1 : 0;
     place_tensors(work);
     if (in_host_memory(work.request_.device) && ((fabric_ && header.is_inline == 0) || header.op == ReduceOp::Adasum))
         move_to_ring(work);

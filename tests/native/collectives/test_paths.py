@@ -37,6 +37,7 @@ TABLE: list[tuple[str, list[dict[str, Any]], str, str]] = [
     ("allreduce", [INLINE, INLINE], "one-shot", "eager"),
     ("allreduce", [INLINE, JOINED], "one-shot", "eager"),
     ("allreduce", [INLINE, ORDINARY], "staged", "ring"),
+    ("allreduce", [{"count": 1000}, {"count": 1000}], "staged", "doubling"),
     ("allreduce", [RING, RING], "push", "ring"),
     ("allreduce", [RING, JOINED], "push", "ring"),
     ("allreduce", [LIST, LIST], "list", "ring"),
@@ -78,7 +79,7 @@ TABLE: list[tuple[str, list[dict[str, Any]], str, str]] = [
 
 @pytest.mark.parametrize(("operation", "posted", "on_one_host", "between_hosts"), TABLE)
 def test_the_path_of(operation: str, posted: list[dict[str, Any]], on_one_host: str, between_hosts: str) -> None:
-    headers = [core.Header(**{"operation": operation, **one}) for one in posted]
+    headers = [core.Header(**{"operation": operation, "count": 1 << 20, **one}) for one in posted]
     assert core.choose(headers, hosts=1, devices="nccl").name == on_one_host
     if between_hosts:
         assert core.choose(headers, hosts=2, devices="nccl").name == between_hosts

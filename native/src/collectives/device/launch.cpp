@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <memory>
 
+#include "ring/collectives/costs.hpp"
+
 namespace ring {
 
 Launch::Launch(const Operation& operation)
@@ -35,22 +37,31 @@ Step Launch::take_ticket(std::uint64_t gates) {
         return Step::Moved;
     }
     if (group_.index() != 0) return Step::Gate;
+    // The transfers own the memory, because a message may still arrive after this has been given up.
+    const auto exchange = [&](int from, int to) {
+        landing_->push_back({greatest_, 0});
+        transfers_->receive(fabric_->members(from).front(), &landing_->back().theirs, sizeof greatest_);
+        transfers_->send(fabric_->members(to).front(), &landing_->back().own, sizeof greatest_);
+    };
+    const auto hosts = static_cast<std::uint64_t>(fabric_->hosts());
     if (!transfers_) {
-        // The transfers own the memory, because a message may still arrive after this has been given up.
-        auto landing = std::make_shared<std::vector<std::uint64_t>>(static_cast<std::size_t>(fabric_->hosts()));
-        landing_ = landing;
-        transfers_.emplace(*fabric_, Fabric::kData, landing);
-        std::uint64_t& own = (*landing)[static_cast<std::size_t>(fabric_->host())];
-        own = group_.tickets().propose();
-        for (int host = 0; host < fabric_->hosts(); ++host) {
-            if (host == fabric_->host()) continue;
-            const int leader = fabric_->members(host).front();
-            transfers_->receive(leader, &(*landing)[static_cast<std::size_t>(host)], sizeof own);
-            transfers_->send(leader, &own, sizeof own);
+        landing_ = std::make_shared<std::deque<Numbers>>();
+        transfers_.emplace(*fabric_, Fabric::kData, landing_);
+        greatest_ = group_.tickets().propose();
+        if (agree_directly(hosts)) {
+            for (int host = 0; host < fabric_->hosts(); ++host)
+                if (host != fabric_->host()) exchange(host, host);
+        } else {
+            rounds_ = dissemination_plan(fabric_->hosts(), fabric_->host());
         }
     }
-    if (!transfers_->done()) return Step::AwaitsLink;
-    group_.tickets().decide(*std::max_element(landing_->begin(), landing_->end()));
+    for (;; ++round_) {
+        if (!transfers_->done()) return Step::AwaitsLink;
+        for (const Numbers& one : *landing_) greatest_ = std::max(greatest_, one.theirs);
+        if (round_ == rounds_.size()) break;
+        exchange(rounds_[round_].from, rounds_[round_].to);
+    }
+    group_.tickets().decide(greatest_);
     return Step::Gate;
 }
 

@@ -1,6 +1,7 @@
 // Launches operations on devices in the order of tickets, after the work that writes their tensors.
 #pragma once
 
+#include <deque>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -9,6 +10,7 @@
 #include "ring/collectives/device/device_work.hpp"
 #include "ring/collectives/host/algorithm.hpp"
 #include "ring/collectives/inter_host/fabric.hpp"
+#include "ring/collectives/inter_host/plans.hpp"
 
 namespace ring {
 
@@ -33,15 +35,21 @@ class Launch : public Algorithm {
     DeviceWork& on_device() const { return on_device_; }
 
    private:
-    // Between hosts the leaders agree on a ticket.
+    // Between hosts the leaders agree on the greatest ticket that one of them proposes.
     Step take_ticket(std::uint64_t gates);
 
+    struct Numbers {
+        std::uint64_t own, theirs;
+    };
     HostGroup& group_;
     Fabric* fabric_;
     DeviceStream& stream_;
     DeviceWork& on_device_;
     std::optional<Transfers> transfers_;
-    std::shared_ptr<std::vector<std::uint64_t>> landing_;  // the tickets that the hosts propose
+    std::shared_ptr<std::deque<Numbers>> landing_;  // of each message
+    std::uint64_t greatest_ = 0;                    // of the tickets that are known here
+    std::vector<Round> rounds_;                     // empty where each leader sends to each
+    std::size_t round_ = 0;
     bool has_ticket_;
 };
 

@@ -22,7 +22,7 @@ inline int neighbour(const Fabric& fabric, const HostGroup& group, int step) {
     return fabric.members(host)[static_cast<std::size_t>(group.index())];
 }
 
-MakeAlgorithm make_eager, make_ring_allreduce, make_gathered_adasum, make_chain_broadcast;
+MakeAlgorithm make_eager, make_ring_allreduce, make_doubling_allreduce, make_gathered_adasum, make_chain_broadcast;
 MakeAlgorithm make_pairwise_reducescatter, make_landing_allgather, make_pairwise_alltoall;
 
 }  // namespace ring

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "collectives/host/algorithm_parts.hpp"
+#include "ring/collectives/costs.hpp"
 #include "ring/group/header_damage.hpp"
 
 namespace ring {
@@ -42,7 +43,10 @@ Agreement::Agreement(std::shared_ptr<HostGroup> group, const Fabric& fabric, con
       fabric_(fabric),
       ranks_(ranks),
       sequence_(sequence),
-      transfers_(fabric, Fabric::kAgreement, std::move(group)) {}
+      transfers_(fabric, Fabric::kAgreement, std::move(group)),
+      rounds_(agree_directly(static_cast<std::uint64_t>(fabric.hosts()))
+                  ? std::vector<Round>{}
+                  : dissemination_plan(fabric.hosts(), fabric.host())) {}
 
 std::byte* Agreement::message(int host) const {
     return group_.extra() + static_cast<std::size_t>(fabric_.size()) * sizeof(std::uint64_t) +
@@ -69,19 +73,116 @@ Step Agreement::advance(std::uint64_t gates) {
     if (!started_) {
         started_ = true;
         write_own();
-        const std::uint64_t payload = front(fabric_.host()).payload;
-        const std::size_t bytes = payload_offset(fabric_.host()) + (payload == kNoPayload ? 0 : payload);
-        for (int host = 0; host < fabric_.hosts(); ++host) {
-            if (host == fabric_.host()) continue;
-            const int leader = fabric_.members(host).front();
-            transfers_.receive(leader, message(host), fabric_.message_bytes());
-            transfers_.send(leader, message(fabric_.host()), bytes);
-        }
+        if (rounds_.empty()) send_to_each();
     }
     // Polls a few times before its thread yields the core, which takes as long as a poll.
     for (int looks = group_.spin().yield ? 1 : kLooks; looks > 0; --looks)
-        if (transfers_.done()) return Step::Gate;
+        if (pass_on() && transfers_.done()) return Step::Gate;
     return Step::AwaitsLink;
+}
+
+void Agreement::send_to_each() {
+    for (int host = 0; host < fabric_.hosts(); ++host) {
+        if (host == fabric_.host()) continue;
+        const int leader = fabric_.members(host).front();
+        transfers_.receive(leader, message(host), fabric_.message_bytes());
+        transfers_.send(leader, message(fabric_.host()), block_bytes(fabric_.host()));
+    }
+}
+
+bool Agreement::pass_on() {
+    for (; round_ < rounds_.size(); ++round_) {
+        const Round& round = rounds_[round_];
+        if (!arriving_) begin_round(round);
+        if (!arriving_->done()) return false;
+        std::uint64_t behind = 0;
+        std::memcpy(&behind, landing_->data(), sizeof behind);
+        if (!has_length_ && packed_messages(behind) > 1) {
+            has_length_ = true;
+            const auto most = static_cast<std::uint64_t>(round.blocks) * (sizeof(BlockRun) + fabric_.message_bytes());
+            if (behind > most)
+                throw_damaged(ranks_[static_cast<std::size_t>(fabric_.members(round.from).front())],
+                              "headers and payloads of " + std::to_string(behind) + " bytes");
+            auto whole = std::make_shared<std::vector<std::byte>>(sizeof behind + behind);
+            std::copy(landing_->begin(), landing_->end(), whole->begin());
+            landing_ = std::move(whole);
+            arriving_.emplace(fabric_, Fabric::kAgreement, landing_);
+            arriving_->receive(fabric_.members(round.from).front(), landing_->data() + kFirstPart,
+                               landing_->size() - kFirstPart);
+            if (!arriving_->done()) return false;
+        }
+        arriving_.reset();
+        unpack(round.from, round.blocks, landing_->data() + sizeof behind, behind);
+    }
+    return true;
+}
+
+void Agreement::begin_round(const Round& round) {
+    has_length_ = false;
+    landing_ = std::make_shared<std::vector<std::byte>>(kFirstPart);
+    arriving_.emplace(fabric_, Fabric::kAgreement, landing_);
+    arriving_->receive(fabric_.members(round.from).front(), landing_->data(), kFirstPart);
+
+    struct Run {
+        int host;
+        BlockRun run;
+    };
+    std::vector<Run> runs;
+    std::uint64_t behind = 0;
+    for (int i = 0; i < round.blocks; ++i) {
+        const int host = (fabric_.host() + i) % fabric_.hosts();
+        const std::size_t bytes = block_bytes(host);
+        if (!runs.empty() && runs.back().run.bytes == bytes &&
+            std::memcmp(message(runs.back().host), message(host), bytes) == 0) {
+            ++runs.back().run.hosts;
+            continue;
+        }
+        runs.push_back({host, {1, bytes}});
+        behind += sizeof(BlockRun) + bytes;
+    }
+    Region& packed = packed_.emplace_back(group_.shared_domain(), sizeof behind + behind);
+    auto* out = static_cast<std::byte*>(packed.data());
+    std::memcpy(out, &behind, sizeof behind);
+    out += sizeof behind;
+    for (const Run& one : runs) {
+        std::memcpy(out, &one.run, sizeof one.run);
+        std::memcpy(out + sizeof one.run, message(one.host), one.run.bytes);
+        out += sizeof one.run + one.run.bytes;
+    }
+    const std::size_t first = std::min(kFirstPart, sizeof behind + behind);
+    const int to = fabric_.members(round.to).front();
+    transfers_.send(to, packed.data(), first);
+    transfers_.send(to, static_cast<std::byte*>(packed.data()) + first, sizeof behind + behind - first);
+}
+
+void Agreement::unpack(int first, int hosts, const std::byte* data, std::size_t bytes) {
+    const auto check = [&](bool is_right) {
+        if (!is_right)
+            throw_damaged(ranks_[static_cast<std::size_t>(fabric_.members(first).front())],
+                          "headers of hosts that are cut short or too long");
+    };
+    int taken = 0;
+    while (taken < hosts) {
+        BlockRun run{};
+        check(bytes >= sizeof run);
+        std::memcpy(&run, data, sizeof run);
+        bytes -= sizeof run;
+        check(run.hosts > 0 && run.hosts <= static_cast<std::uint64_t>(hosts - taken) && run.bytes <= bytes &&
+              run.bytes >= sizeof(MessageFront) && run.bytes <= fabric_.message_bytes());
+        for (std::uint64_t i = 0; i < run.hosts; ++i, ++taken) {
+            const int host = (first + taken) % fabric_.hosts();
+            std::memcpy(message(host), data + sizeof run, run.bytes);
+            check(block_bytes(host) == run.bytes);
+        }
+        data += sizeof run + run.bytes;
+        bytes -= run.bytes;
+    }
+    check(bytes == 0);
+}
+
+std::size_t Agreement::block_bytes(int host) const {
+    const std::uint64_t payload = front(host).payload;
+    return payload_offset(host) + (payload == kNoPayload ? 0 : payload);
 }
 
 void Agreement::write_own() {
@@ -90,7 +191,12 @@ void Agreement::write_own() {
     MessageFront front{fabric_.id(),         sequence_, are_alike(headers) ? 1 : headers.size(), 0, kNoPayload,
                        group_.inline_bytes()};
     std::byte* out = message(fabric_.host()) + sizeof front;
-    std::memcpy(out, headers.data(), front.headers * sizeof(Header));
+    for (std::size_t i = 0; i < front.headers; ++i) {
+        Header sent = headers[i];
+        // Offsets in ring memory mean nothing on another host; those of a new group's ranks are numbers.
+        if (sent.kind != OpKind::Group) sent.input = sent.output = kNowhere;
+        std::memcpy(out + i * sizeof sent, &sent, sizeof sent);
+    }
     out += front.headers * sizeof(Header);
     if (std::any_of(headers.begin(), headers.end(), [](const Header& one) { return one.kind == OpKind::Alltoall; })) {
         for (int i = 0; i < group_.size(); ++i, front.splits += row_bytes())

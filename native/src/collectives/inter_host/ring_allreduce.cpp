@@ -9,7 +9,7 @@
 #include "collectives/host/algorithm_parts.hpp"
 #include "collectives/inter_host/fabric_parts.hpp"
 #include "collectives/inter_host/header_exchange.hpp"
-#include "ring/collectives/inter_host/ring_plan.hpp"
+#include "ring/collectives/inter_host/plans.hpp"
 
 namespace ring {
 namespace {
