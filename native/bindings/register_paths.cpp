@@ -10,6 +10,7 @@
 #include "ring/collectives/inter_host/plans.hpp"
 #include "ring/collectives/paths.hpp"
 #include "ring/communicator/fusion.hpp"
+#include "ring/group/host_group.hpp"
 
 namespace py = pybind11;
 using ring::Header;
@@ -168,6 +169,14 @@ void register_paths(py::module_& module) {
             return exchanges;
         },
         py::arg("hosts"), py::arg("host"), "(what is done, the other host) for every exchange.");
+    module.def(
+        "goes_with_headers",
+        [](int hosts, std::uint64_t bytes) {
+            return bytes <= ring::inline_bytes(ring::Options{}, hosts) &&
+                   ring::goes_with_headers(static_cast<std::uint64_t>(hosts), bytes);
+        },
+        py::arg("hosts"), py::arg("bytes"),
+        "Whether a sum of so many bytes travels with the headers of its operation.");
     module.def("agree_directly", &ring::agree_directly, py::arg("hosts"),
                "Whether each leader sends its headers to each other one; see costs.hpp.");
 }

@@ -98,7 +98,7 @@ class Gathering:
             return replies
         values = [self._values.get(one) for one in range(self._size)]
         answer = {"values": values, "key": self._key, "elastic": self._elastic}
-        replies |= {member: answer | self._echo() for member in members}
+        replies |= dict.fromkeys(members, answer | self._echo())
         self._values, self._awaited, self.has_formed = {}, None, last
         if last:
             self.joined |= set(members) - self._formed
@@ -456,8 +456,11 @@ class RendezvousServer(Serving):
             )
         elif command == GATHER and self._gathering is not None:
             writers = {one.rank: one.writer for one in self._members}
+            lines: dict[int, bytes] = {}  # by reply: that of a gathering is one, with the values of all
             for rank, reply in self._gathering.take(member.rank, request).items():
-                _send(writers[rank], reply)
+                if id(reply) not in lines:
+                    lines[id(reply)] = _line(reply)
+                writers[rank].write(lines[id(reply)])
             if self._gathering.has_formed:
                 self._members, self._gathering = [], None
 
@@ -518,7 +521,11 @@ def _name(member: _Member) -> str:
 
 
 def _send(writer: asyncio.StreamWriter, message: dict[str, Any]) -> None:
-    writer.write(f"cmd={GATHERED} value={json.dumps(message)}\n".encode())
+    writer.write(_line(message))
+
+
+def _line(message: dict[str, Any]) -> bytes:
+    return f"cmd={GATHERED} value={json.dumps(message)}\n".encode()
 
 
 def _parse(line: bytes) -> tuple[str, Any]:
