@@ -7,6 +7,7 @@
 #include "register.hpp"
 #include "ring/base/errors.hpp"
 #include "ring/collectives/costs.hpp"
+#include "ring/collectives/inter_host/link_model.hpp"
 #include "ring/collectives/inter_host/plans.hpp"
 #include "ring/collectives/paths.hpp"
 #include "ring/communicator/fusion.hpp"
@@ -178,5 +179,5 @@ void register_paths(py::module_& module) {
         py::arg("hosts"), py::arg("bytes"),
         "Whether a sum of so many bytes travels with the headers of its operation.");
     module.def("agree_directly", &ring::agree_directly, py::arg("hosts"),
-               "Whether each leader sends its headers to each other one; see costs.hpp.");
+               "Whether each leader sends its headers to each other one; see link_model.hpp.");
 }

@@ -8,8 +8,8 @@
 #include "collectives/host/algorithm_parts.hpp"
 #include "collectives/inter_host/fabric_parts.hpp"
 #include "ring/base/errors.hpp"
-#include "ring/collectives/costs.hpp"
 #include "ring/collectives/device/nccl_reduction.hpp"
+#include "ring/collectives/inter_host/link_model.hpp"
 
 namespace ring {
 namespace {

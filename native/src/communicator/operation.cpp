@@ -4,6 +4,7 @@
 
 #include "collectives/host/algorithm_parts.hpp"
 #include "collectives/inter_host/header_exchange.hpp"
+#include "ring/collectives/inter_host/link_model.hpp"
 #include "ring/communicator/communicator.hpp"
 #include "ring/communicator/device_side.hpp"
 
@@ -64,7 +65,9 @@ void Communicator::begin(Work& work) {
     header.sequence = ++sequence_;
     note(work, work.origin_ == Work::Origin::Names ? Phase::Negotiating : Phase::Queued);
     if (header.kind == OpKind::Join && header.joined_at == 0) header.joined_at = header.sequence;
-    header.is_inline = fill_inline(*group_, work.request_, topology_.hosts, index(), header.sequence) ? 1 : 0;
+    const bool goes = header.kind != OpKind::Allreduce || goes_with_headers(static_cast<std::uint64_t>(topology_.hosts),
+                                                                            header.count * item_size(header.dtype));
+    header.is_inline = goes && fill_inline(*group_, work.request_, index(), header.sequence) ? 1 : 0;
     place_tensors(work);
     if (in_host_memory(work.request_.device) && ((fabric_ && header.is_inline == 0) || header.op == ReduceOp::Adasum))
         move_to_ring(work);

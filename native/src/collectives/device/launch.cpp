@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <memory>
 
-#include "ring/collectives/costs.hpp"
+#include "ring/collectives/inter_host/link_model.hpp"
 
 namespace ring {
 

@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "collectives/host/algorithm_parts.hpp"
-#include "ring/collectives/costs.hpp"
 
 namespace ring {
 namespace {
@@ -147,13 +146,11 @@ const Header& lead_header(const std::vector<Header>& headers) {
     return headers.front();
 }
 
-bool fill_inline(const HostGroup& group, const Request& request, int hosts, int index, std::uint64_t sequence) {
+bool fill_inline(const HostGroup& group, const Request& request, int index, std::uint64_t sequence) {
     const std::size_t item = item_size(request.dtype);
     const std::uint64_t count = request.count();
     if (!in_host_memory(request.device) || count * item > group.inline_bytes() || request.kind == OpKind::Step ||
         request.op == ReduceOp::Adasum)
-        return false;
-    if (request.kind == OpKind::Allreduce && !goes_with_headers(static_cast<std::uint64_t>(hosts), count * item))
         return false;
     if (request.kind != OpKind::Broadcast || request.root == index)
         copy_in(request.pieces, 0, count, group.inline_slot(group.index(), sequence), item);

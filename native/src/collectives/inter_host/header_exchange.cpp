@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "collectives/host/algorithm_parts.hpp"
-#include "ring/collectives/costs.hpp"
+#include "ring/collectives/inter_host/link_model.hpp"
 #include "ring/group/header_damage.hpp"
 
 namespace ring {

@@ -127,7 +127,7 @@ using MakeAlgorithm = std::unique_ptr<Algorithm>(const Operation& operation);
 
 // Copies a small payload into this rank's mailbox, before the first gate. True when it fitted. `index` is that of this
 // rank in the whole group.
-bool fill_inline(const HostGroup& group, const Request& request, int hosts, int index, std::uint64_t sequence);
+bool fill_inline(const HostGroup& group, const Request& request, int index, std::uint64_t sequence);
 
 // Elements [begin, end) that rank `index` of `size` owns of `count`, on cache-line boundaries of `item` bytes each.
 struct Range {
