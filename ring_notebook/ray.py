@@ -7,7 +7,7 @@ ring_notebook at the same path.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import ray
 from ray.exceptions import GetTimeoutError
@@ -17,7 +17,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from ring_notebook.launch.lent_places import LentPlaces
 from ring_notebook.launch.remote.relay import Where, serve
 
-__all__ = ["RayExecutor", "run"]
+__all__ = ["ElasticRayExecutor", "RayExecutor", "run"]
 
 
 def run(
@@ -30,15 +30,17 @@ def run(
     gpus_per_worker: int | None = None,
     env: Mapping[str, str] | None = None,
     min_np: int | None = None,
+    max_np: int | None = None,
 ) -> list[Any]:
     """Call ``fn(*args, **kwargs)`` on ranks 0..num_proc-1 of a Ray cluster, results by rank.
 
     ``num_proc`` is by default the number of the cluster's GPUs, else of its CPUs. A rank has ``gpus_per_worker`` GPUs
     (by default one where the cluster has any) and ``cpus_per_worker`` CPUs, with as many threads. ``env``, ``min_np``
-    and what is raised are those of `ring_notebook.run`; RingError when Ray has no room for the ranks.
+    and what is raised are those of `ring_notebook.run`; RingError when Ray has no room for the ranks. With ``max_np``
+    ranks join an elastic job up to so many, where Ray gets room for them, and where one has ended.
     """
     places = RayPlaces(cpus_per_worker, gpus_per_worker)
-    with LentPlaces(places, num_proc or places.most) as lent:
+    with LentPlaces(places, num_proc or places.most, max_np or 0) as lent:
         return lent.run(fn, args, kwargs, env, min_np)
 
 
@@ -86,6 +88,64 @@ class RayExecutor:
         self._lent.__exit__(None, None, None)
 
 
+class ElasticRayExecutor:
+    """Elastic jobs on a Ray cluster that may grow and shrink (Horovod: ``horovod.ray.ElasticRayExecutor``).
+
+    A job begins with the fewest ranks of the settings. Others join while Ray has room, up to the most; those whose
+    actors or nodes die leave it. ``fn`` trains by `ring_notebook.torch.elastic.run`.
+
+        settings = ElasticRayExecutor.create_settings(min_num_proc=2, max_num_proc=8)
+        executor = ElasticRayExecutor(settings, use_gpu=True)
+        executor.start()
+        losses = executor.run(train)
+    """
+
+    class Settings(NamedTuple):
+        """How many ranks a job has."""
+
+        min_num_proc: int
+        max_num_proc: int
+
+    @classmethod
+    def create_settings(
+        cls,
+        min_num_proc: int = 1,
+        max_num_proc: int | None = None,
+        *,
+        min_np: int | None = None,
+        max_np: int | None = None,
+    ) -> Settings:
+        """Settings of jobs with so many ranks; by default at most as many as the cluster has room for."""
+        return cls.Settings(min_np or min_num_proc, max_np or max_num_proc or 0)
+
+    def __init__(
+        self,
+        settings: Settings,
+        use_gpu: bool = False,
+        cpus_per_slot: int = 1,
+        gpus_per_slot: int | None = None,
+        env_vars: Mapping[str, str] | None = None,
+    ) -> None:
+        if settings.max_num_proc and settings.max_num_proc < settings.min_num_proc:
+            raise ValueError(f"expected at least {settings.min_num_proc} for max_num_proc, got {settings.max_num_proc}")
+        self._settings = settings
+        self._resources = cpus_per_slot, (gpus_per_slot or 1) if use_gpu else 0
+        self._env = env_vars
+        self._places: RayPlaces | None = None
+
+    def start(self) -> None:
+        """Connect to the cluster."""
+        self._places = RayPlaces(*self._resources)
+
+    def run(self, worker_fn: Callable[..., Any]) -> list[Any]:
+        """Call ``worker_fn`` on all ranks; the results of those that returned, by rank."""
+        if self._places is None:
+            raise RuntimeError("the executor has not been started; call start() first")
+        fewest, most = self._settings
+        with LentPlaces(self._places, fewest, most or max(fewest, self._places.most)) as lent:
+            return lent.run(worker_fn, env=self._env, min_np=fewest)
+
+
 def places_at(address: str) -> RayPlaces:
     """Those of the cluster at ``HOST:PORT``, or of RAY_ADDRESS where that is empty."""
     return RayPlaces(address=address or None)
@@ -106,20 +166,33 @@ class RayPlaces:
         self.threads = cpus
         self.address = str(ray.util.get_node_ip_address())
         self._group: Any = None
+        self._size = 0
         self._actors: list[Any] = []
         self._calls: list[Any] = []
 
     def begin(self, size: int, where: Where) -> None:
         needs = {kind: count for kind, count in self._needs.items() if count}
+        self._size = size
         self._group = placement_group([needs] * size, strategy="PACK")
-        kind = ray.remote(num_cpus=self._needs["CPU"], num_gpus=self._needs["GPU"], max_restarts=0)(_Place)
+        kind = self._kind()
         for bundle in range(size):
             where_to = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=bundle)
             self._actors.append(kind.options(scheduling_strategy=where_to).remote())
         self._calls = [actor.serve.remote(*where) for actor in self._actors]
 
+    def offer(self, count: int, where: Where) -> None:
+        # Those for which there is no room wait for it; one whose node has died begins again elsewhere.
+        again = self._kind().options(max_restarts=-1, max_task_retries=-1)
+        more = [again.remote() for _ in range(count)]
+        self._actors += more
+        self._calls += [actor.serve.remote(*where) for actor in more]
+
+    def _kind(self) -> Any:
+        return ray.remote(num_cpus=self._needs["CPU"], num_gpus=self._needs["GPU"], max_restarts=0)(_Place)
+
     def trouble(self) -> str:
-        for call in ray.wait(self._calls, num_returns=len(self._calls), timeout=0)[0]:
+        calls = self._calls[: self._size]
+        for call in ray.wait(calls, num_returns=len(calls), timeout=0)[0]:
             try:
                 ray.get(call, timeout=0)
             except GetTimeoutError:
@@ -128,7 +201,7 @@ class RayPlaces:
                 return str(error).strip().splitlines()[0]
         needs = " and ".join(f"{count} {kind}" for kind, count in self._needs.items() if count)
         total = ray.cluster_resources()
-        if len(self._actors) > self.most:
+        if self._size > self.most:
             has = " and ".join(f"{total.get(kind, 0):g} {kind}" for kind, count in self._needs.items() if count)
             return f"each needs {needs}, and the whole cluster has {has}"
         return ""

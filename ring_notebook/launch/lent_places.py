@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import importlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from ring_notebook.files.claimed_folders import claimed_folder
 from ring_notebook.launch.remote.relay import Relay, Where, wait_for_places
@@ -40,12 +41,24 @@ class Engine(Protocol):
         """Give the places back, where `serve` has returned, or is to end."""
 
 
-class LentPlaces:
-    """``size`` places of an engine, from `__enter__` to `__exit__`; job after job may run in them."""
+class GrowingEngine(Engine, Protocol):
+    """One that may lend more places later."""
 
-    def __init__(self, engine: Engine, size: int) -> None:
+    def offer(self, count: int, where: Where) -> None:
+        """Call ``serve(*where)`` in up to ``count`` more processes, whenever there is room; again where one ends."""
+
+
+class LentPlaces:
+    """``size`` places of an engine, from `__enter__` to `__exit__`; job after job may run in them.
+
+    With a greater ``most`` further ones come while the engine has room, up to so many; elastic jobs grow into them.
+    """
+
+    def __init__(self, engine: Engine, size: int, most: int = 0) -> None:
         self._engine = engine
         self._size = size
+        self._most = most
+        self._script = ""
         self.hosts = ""
         """Where they are, as ``a:2,b:2``."""
         self.environment: dict[str, str] = {}
@@ -58,7 +71,11 @@ class LentPlaces:
             stack.callback(self._engine.end)
             stack.callback(relay.close)
             self._engine.begin(self._size, relay.where)
-            found = wait_for_places(relay, self._size, _SECONDS_TO_COME, self._engine.trouble, self._engine.name)
+            if self._most > self._size:
+                cast(GrowingEngine, self._engine).offer(self._most - self._size, relay.where)
+                self._script = relay.discovery
+            grows = bool(self._script)
+            found = wait_for_places(relay, self._size, _SECONDS_TO_COME, self._engine.trouble, self._engine.name, grows)
             self.hosts = ",".join(f"{host.name}:{host.slots}" for host in found)
             threads = {OMP: str(self._engine.threads)} if self._engine.threads else {}
             self.environment = {"RING_REMOTE_SHELL": relay.shell, **threads}
@@ -78,9 +95,14 @@ class LentPlaces:
         env: Mapping[str, str] | None = None,
         min_np: int | None = None,
     ) -> list[Any]:
-        """Call ``fn`` on a rank in each place, a fresh process; see `ring_notebook.run`."""
+        """Call ``fn`` on a rank in each place, a fresh process; see `ring_notebook.run`.
+
+        A job that may grow begins with the ``size`` of the places, and is elastic from ``min_np`` ranks, or as many.
+        """
         given = {**self.environment, **(env or {})}
-        elastic = elastic_of(min_np, None)
+        elastic = elastic_of(self._size if min_np is None and self._script else min_np, self._most or None)
+        if self._script:
+            elastic = replace(elastic, script=self._script)
         return run_on_ranks(fn, args, kwargs or {}, self._size, self.hosts, None, given, (), elastic)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import time
+from pathlib import Path
 
 
 def train(steps: int = 10) -> tuple[int, int, int, float]:
@@ -44,3 +46,20 @@ def die() -> None:
     if hvd.rank() == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     hvd.barrier()
+
+
+def grow(flag: str, wanted: int) -> tuple[int, int]:
+    """Wait until there are so many ranks, train a little, and say rank and size."""
+    from ring_notebook.api import basics, elastic_training, object_state
+
+    basics.init()
+
+    def wait_for_others(state: object_state.ObjectState) -> tuple[int, int]:
+        Path(flag).touch()
+        while basics.size() < wanted:
+            state.check_host_updates()
+            time.sleep(0.02)
+        basics.barrier()
+        return basics.rank(), basics.size()
+
+    return elastic_training.run(wait_for_others)(object_state.ObjectState(step=0))

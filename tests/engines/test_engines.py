@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import shutil
@@ -10,6 +11,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,8 +19,9 @@ from typing import Any
 
 import pytest
 
-from engines.programs import die, fail, train
+from engines.programs import die, fail, grow, train
 from harness.two_hosts import TwoHosts, hosts_or_skip, pids_in
+from harness.waiting import until
 from ring_notebook import RunFailed
 from ring_notebook.errors import RingError
 from ring_notebook.notebook.cluster.cluster import Cluster
@@ -97,6 +100,37 @@ def test_an_engine(engine: Callable[[], contextlib.AbstractContextManager[tuple[
             os.kill(cluster.status()[1].pid, signal.SIGKILL)
             assert cluster.heal() == [1]
             assert cluster.pull("kept") == 0
+
+
+def test_jobs_on_ray_grow(tmp_path: Path) -> None:
+    """Two of three CPUs are taken when the job begins; its other ranks come when they are free."""
+    import ray
+
+    from ring_notebook.ray import ElasticRayExecutor
+
+    class Other:
+        def is_there(self) -> bool:
+            return True
+
+    ray.init(num_cpus=3, include_dashboard=False)
+    try:
+        other = ray.remote(num_cpus=2)(Other).remote()
+        assert ray.get(other.is_there.remote())
+        flag = tmp_path / "begun"
+
+        def free() -> None:
+            until(flag.exists, 100)
+            ray.kill(other)
+
+        waits = threading.Thread(target=free)
+        waits.start()
+        executor = ElasticRayExecutor(ElasticRayExecutor.create_settings(min_num_proc=1, max_num_proc=3))
+        executor.start()
+        found = executor.run(functools.partial(grow, str(flag), 3))
+        waits.join()
+        assert sorted(found) == [(0, 3), (1, 3), (2, 3)]
+    finally:
+        ray.shutdown()
 
 
 def test_too_few_places() -> None:

@@ -39,6 +39,7 @@ _SECONDS_TO_PROVE = 10.0
 _SECONDS_TO_RETURN = 10.0  # for a place whose agent has ended
 _SECONDS_TO_LOOK = 0.2
 _SECONDS_TO_END = 10.0
+_SECONDS_TO_NAME = 0.5  # between two looks which places are there
 # An address of this machine that is none of its names: ranks there are to run in places too.
 _LOOPBACK = "127.0.1.1"
 _DEVICES = "CUDA_VISIBLE_DEVICES"
@@ -66,6 +67,9 @@ class Relay(threading.Thread):
         self._shells.listen()
         self._names: dict[str, str] = {}  # of hosts, by what their processes have in common
         self._free: dict[str, list[_Place]] = {}  # by the name of the host, in the order in which they have come
+        self._used: dict[str, int] = {}  # by the name of the host: places in which an agent runs
+        self._hosts = folder / "hosts"
+        self._named = ""  # what is in that file
         self._writers: weakref.WeakSet[asyncio.StreamWriter] = weakref.WeakSet()
         self._loop = asyncio.new_event_loop()
         self._changed = asyncio.Condition()
@@ -76,6 +80,11 @@ class Relay(threading.Thread):
     def shell(self) -> str:
         """The remote shell (RING_REMOTE_SHELL) that reaches the places."""
         return shlex.join(module_command(__name__, self._socket))
+
+    @property
+    def discovery(self) -> str:
+        """The script that names the hosts of all places to an elastic job, as they come and go."""
+        return shlex.join(["cat", str(self._hosts)])
 
     def hosts(self) -> list[Host]:
         """The hosts with places that no agent uses, each with its number of them."""
@@ -108,10 +117,27 @@ class Relay(threading.Thread):
         )
         shells = await asyncio.start_unix_server(self._meet_shell, sock=self._shells)
         try:
-            await self._loop.create_future()
+            while True:
+                self._name_hosts()
+                await asyncio.sleep(_SECONDS_TO_NAME)
         finally:
             places.close()
             shells.close()
+
+    def _name_hosts(self) -> None:
+        """Write the hosts, with their places that are still there, for `discovery`."""
+        lines = []
+        for host, places in self._free.items():
+            for place in [one for one in places if one.reader.at_eof()]:
+                places.remove(place)
+                place.writer.close()
+            if slots := len(places) + self._used.get(host, 0):
+                lines.append(f"{host}:{slots}\n")
+        if (text := "".join(lines)) != self._named:
+            new = self._hosts.with_suffix(".new")
+            new.write_text(text)
+            new.replace(self._hosts)
+            self._named = text
 
     async def _meet_place(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writers.add(writer)
@@ -145,7 +171,11 @@ class Relay(threading.Thread):
             if place is not None:
                 request = {"command": asked["command"], "devices": devices}
                 place.writer.write(f"{json.dumps(request)}\n".encode())
-                await _carry_both((reader, place.writer), (place.reader, writer))
+                self._used[asked["host"]] = self._used.get(asked["host"], 0) + 1
+                try:
+                    await _carry_both((reader, place.writer), (place.reader, writer))
+                finally:
+                    self._used[asked["host"]] -= 1
         for one in (writer, *([place.writer] if place else [])):
             one.close()
 
@@ -175,8 +205,12 @@ class _Place(NamedTuple):
     devices: str
 
 
-def wait_for_places(relay: Relay, size: int, limit: float, trouble: Callable[[], str], engine: str) -> list[Host]:
+def wait_for_places(
+    relay: Relay, size: int, limit: float, trouble: Callable[[], str], engine: str, grows: bool = False
+) -> list[Host]:
     """The hosts of ``size`` places, once they have connected; ``trouble`` says why none will come any more.
+
+    Of more where they are there and the job ``grows``.
 
     Raises RingError then, and after ``limit`` seconds.
     """
@@ -184,7 +218,7 @@ def wait_for_places(relay: Relay, size: int, limit: float, trouble: Callable[[],
     while True:
         hosts = relay.hosts()
         come = sum(host.slots for host in hosts)
-        if come == size:
+        if come == size or (come > size and grows):
             return hosts
         why = trouble() or (f"no more came within {limit:g} s" if time.monotonic() > deadline else "")
         if why:

@@ -13,6 +13,7 @@ import ssl
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +22,8 @@ from typing import Any
 import psutil
 import pytest
 
+from engines.programs import grow
+from harness.waiting import until
 from ring_notebook import RunFailed, k8s
 from ring_notebook.errors import ClusterError, RingError
 from ring_notebook.launch.lent_places import LentPlaces, engine_at
@@ -119,6 +122,42 @@ def test_a_cluster_in_places(without_torch: None) -> None:
         assert cluster.heal() == [1]
         cluster.run("assert ring.size() == 2; ring.barrier()").wait()
         assert cluster.pull("x") == 0
+
+
+class Processes:
+    """An engine whose places are processes of this host. One more comes once the job has begun, another one later."""
+
+    name, address, most, threads = "processes", "127.0.0.1", 9, 0
+
+    def __init__(self, flag: Path) -> None:
+        self._flag = flag  # a file which a rank makes when there is room for the last place
+        self.begun: list[subprocess.Popen[bytes]] = []
+        self._waits: list[threading.Thread] = []
+
+    def begin(self, size: int, where: Where) -> None:
+        code = f"from ring_notebook.launch.remote.relay import serve; serve(*{tuple(where)!r})"
+        self.begun += [subprocess.Popen([sys.executable, "-c", code]) for _ in range(size)]
+
+    def offer(self, count: int, where: Where) -> None:
+        def come() -> None:
+            until(self._flag.exists, 60)
+            self.begin(count, where)
+
+        self._waits.append(threading.Thread(target=come))
+        self._waits[-1].start()
+
+    def trouble(self) -> str:
+        return ""
+
+    def end(self) -> None:
+        for one in (*self._waits, *self.begun):
+            one.join(60) if isinstance(one, threading.Thread) else one.wait(30)
+
+
+def test_a_job_grows_into_places_that_come_later(tmp_path: Path) -> None:
+    flag = tmp_path / "begun"
+    with LentPlaces(Processes(flag), 1, most=3) as lent:
+        assert sorted(lent.run(grow, (str(flag), 3))) == [(0, 3), (1, 3), (2, 3)]
 
 
 @pytest.fixture
