@@ -1,7 +1,7 @@
 """An elastic training that waits for WANTED ranks, and then trains; at its end each rank says what it has seen.
 
-``python growing.py WANTED [VICTIMS]``: in the 7th step the ranks of VICTIMS ("0,1") kill themselves, once. The others
-go back to the last commit and wait until they are WANTED again.
+``python growing.py WANTED [VICTIMS [host]]``: in the 7th step the ranks of VICTIMS ("0,1") kill themselves, or the
+agent of their host, once. The others go back to the last commit and wait until they are WANTED again.
 """
 
 import json
@@ -37,7 +37,8 @@ def train(state):
         time.sleep(0.01)
     for index in sampler:
         if state.batch == 7 and job_rank in victims and not state.died:
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getppid() if sys.argv[3:] == ["host"] else os.getpid(), signal.SIGKILL)
+            time.sleep(100)  # until this rank ends with its host
         optimizer.zero_grad()
         (model(data[index]) - 1.0).square().sum().backward()
         optimizer.step()

@@ -1,20 +1,23 @@
 """An elastic training some of whose ranks die; each rank that reaches the end says what became of it.
 
 ``python training.py VICTIMS WHEN HOW [fused]``: the ranks of VICTIMS ("0,3") end by HOW (a signal's name, "exit",
-"leave" with a code of 0, or "raise") at the moment WHEN: "step" (in the 8th, after two commits of three steps each),
-"commit" (while the others make the second one), or once another rank has died in step 8 "restore", "roll call", "open",
-"reset" and "sync".
+"leave" with a code of 0, "raise", "host": their host with its agent, "cut": the link of their host) at the moment WHEN:
+"step" (in the 8th, after two commits of three steps each), "commit" (while the others make the second one), or once
+another rank has died in step 8 "restore", "roll call", "open", "reset" and "sync".
 """
 
 import atexit
 import json
 import os
 import signal
+import subprocess
 import sys
+import time
 
 import torch
 
 import ring_notebook.torch as hvd
+from ring_notebook import verdict
 from ring_notebook.core import world
 from ring_notebook.rank.rendezvous import Rendezvous
 
@@ -24,6 +27,8 @@ FIRST_TO_DIE = 1
 victims = [int(rank) for rank in sys.argv[1].split(",")]
 when, how = sys.argv[2:4]
 torch.set_num_threads(1)
+if how == "cut":
+    verdict.SILENCE = 5
 hvd.init()
 job_rank = hvd.rank()
 torch.manual_seed(job_rank)  # sync makes the models equal
@@ -46,6 +51,12 @@ def end() -> None:
         os._exit(3)
     if how == "leave":
         sys.exit(0)
+    if how in ("host", "cut"):
+        if how == "host":
+            os.kill(os.getppid(), signal.SIGKILL)
+        else:
+            subprocess.run(["ip", "link", "set", "link0", "down"], check=True)
+        time.sleep(100)  # until this rank ends with it
     os.kill(os.getpid(), signal.Signals[how])
 
 

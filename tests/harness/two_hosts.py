@@ -156,8 +156,8 @@ class TwoHosts:
         return [pid for name in self.names for pid in pids_in(f"{self.prefix}-{name[-1]}")]
 
     def set_link(self, host: int, state: Literal["up", "down"]) -> None:
-        """Take the link of ``host`` (0 or 1) away, or bring it back."""
-        _ip("-n", f"{self.prefix}-{'ab'[host]}", "link", "set", "link0", state)
+        """Take the link of ``host`` (0 for the first) away, or bring it back."""
+        _ip("-n", f"{self.prefix}-{self.names[host][-1]}", "link", "set", "link0", state)
 
     def revive(self, name: str) -> None:
         """Bring the link and the ssh server of a host back, if it has lost them; returns when the others reach it."""

@@ -1,4 +1,4 @@
-"""Elastic jobs over two hosts: the living of both train on in place, from the last commit."""
+"""Elastic jobs over two and three hosts: the living train on in place, from the last commit, and others come."""
 
 from __future__ import annotations
 
@@ -6,35 +6,33 @@ import os
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from elastic import test_dying as on_one_host
 from elastic import test_growing
-from harness.two_hosts import NAMES, TwoHosts
+from harness.two_hosts import NAMES, TwoHosts, missing, two_hosts
 from hosts.test_over_ssh import SETUP, assert_nothing_is_left
 
 pytestmark = pytest.mark.usefixtures("forked_on_hosts")
 PROGRAM = Path(on_one_host.__file__).with_name("training.py")
-LIMIT = 120.0
+LIMIT = 200.0
 """Seconds until a job counts as stuck."""
 HERE_FIRST, FAR_FIRST = "ring-a:2,ring-b:2", "ring-b:2,ring-a:2"
-SILENCE = 3
+SILENCE = 5
 """Seconds without a sign of life until a host is lost."""
-
-
-def train(
-    hosts: TwoHosts, victims: str, when: str, how: str, where: str = HERE_FIRST
-) -> subprocess.CompletedProcess[str]:
-    """The training of `elastic.training` on two ranks of each host, started on the first one."""
-    options = ["--no-prefix", "--elastic", "-np", "4", "-H", where]
-    return ringrun(hosts, *options, "python", str(PROGRAM), victims, when, how)
 
 
 def ringrun(hosts: TwoHosts, *arguments: str) -> subprocess.CompletedProcess[str]:
     """``ringrun`` on the first host."""
-    command = [sys.executable, "-m", "ring_notebook.launch.cli", *arguments]
+    return on_first(hosts, [sys.executable, "-m", "ring_notebook.launch.cli", *arguments])
+
+
+def on_first(hosts: TwoHosts, command: list[str]) -> subprocess.CompletedProcess[str]:
+    """``command`` on the first host."""
     return subprocess.run(
         [str(hosts.folder / "launcher"), NAMES[0], shlex.join(command)],
         env={**os.environ, **hosts.environment},
@@ -46,36 +44,120 @@ def ringrun(hosts: TwoHosts, *arguments: str) -> subprocess.CompletedProcess[str
     )
 
 
+@pytest.fixture(scope="module")
+def three() -> Iterator[TwoHosts]:
+    """Three hosts behind a switch."""
+    if reason := missing():
+        pytest.skip(reason)
+    with two_hosts("1gbit", 3) as made:
+        yield made
+
+
+@contextmanager
+def links_come_back(hosts: TwoHosts) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        for number in range(len(hosts.names)):
+            hosts.set_link(number, "up")
+
+
+def train(hosts: TwoHosts, where: str, victims: str, how: str) -> subprocess.CompletedProcess[str]:
+    """The training of `elastic.training` in the slots of ``where``, started on the first host."""
+    n = sum(int(host.partition(":")[2]) for host in where.split(","))
+    program = ["python", str(PROGRAM), victims, "step", how]
+    if how != "cut":
+        return ringrun(hosts, "--no-prefix", "--elastic", "-np", str(n), "-H", where, *program)
+    code = f"{SETUP}SILENCE = {SILENCE}; supervise.main()"
+    return on_first(hosts, [sys.executable, "-c", code, str(n), "1", "", where, sys.executable, *program[1:]])
+
+
+THREE_SINGLE, THREE = "ring-b:1,ring-a:1,ring-c:1", "ring-a:2,ring-b:2,ring-c:2"
+THREE_FAR_FIRST = "ring-c:2,ring-a:2,ring-b:2"
+ORDINARY = [("2,3", "SIGKILL", HERE_FIRST)]
+"""What the ordinary tests try."""
+CELLS = [
+    # victims, how, where
+    *((str(rank), "SIGKILL", HERE_FIRST) for rank in range(4)),
+    *((str(rank), "SIGKILL", FAR_FIRST) for rank in range(4)),
+    ("2,3", "SIGKILL", HERE_FIRST),
+    ("0,2", "SIGKILL", HERE_FIRST),
+    ("0,1", "SIGKILL", FAR_FIRST),
+    ("0", "leave", FAR_FIRST),
+    ("2", "raise", HERE_FIRST),
+    ("2", "host", HERE_FIRST),
+    ("1", "host", FAR_FIRST),
+    ("3", "cut", HERE_FIRST),
+    ("0", "cut", FAR_FIRST),
+    *((str(rank), "SIGKILL", THREE_SINGLE) for rank in range(3)),
+    ("2", "host", THREE),
+    ("0", "host", THREE_FAR_FIRST),
+    ("4", "cut", THREE),
+    ("1", "cut", THREE_FAR_FIRST),
+    ("2,4", "SIGKILL", THREE),
+]
+
+
 @pytest.mark.parametrize(
     ("victims", "how", "where"),
-    [
-        ("2,3", "SIGKILL", HERE_FIRST),
-        pytest.param("0", "leave", FAR_FIRST, marks=pytest.mark.slow),
-        pytest.param("3", "SIGKILL", HERE_FIRST, marks=pytest.mark.slow),
-        pytest.param("0,2", "SIGKILL", HERE_FIRST, marks=pytest.mark.slow),
-        pytest.param("0,1", "SIGKILL", FAR_FIRST, marks=pytest.mark.slow),
-        pytest.param("2", "raise", HERE_FIRST, marks=pytest.mark.slow),
-    ],
+    [pytest.param(*cell, marks=[] if cell in ORDINARY else [pytest.mark.slow]) for cell in CELLS],
 )
-def test_the_living_train_on(hosts: TwoHosts, victims: str, how: str, where: str) -> None:
-    done = train(hosts, victims, "step", how, where)
-    on_one_host.check(done, 4, {int(rank) for rank in victims.split(",")}, per_host=2)
+def test_the_living_train_on(request: pytest.FixtureRequest, victims: str, how: str, where: str) -> None:
+    hosts: TwoHosts = request.getfixturevalue("three" if "ring-c" in where else "hosts")
+    per_host = 1 if where == THREE_SINGLE else 2
+    dead = {int(rank) for rank in victims.split(",")}
+    if how in ("host", "cut"):
+        first = min(dead) // per_host * per_host
+        dead = set(range(first, first + per_host))
+    with links_come_back(hosts):
+        done = train(hosts, where, victims, how)
+    on_one_host.check(done, per_host * where.count("ring"), dead, per_host=per_host)
     assert_nothing_is_left(hosts)
+
+
+def grow(hosts: TwoHosts, folder: Path, where: str, victims: str, how: str, n: int = 2) -> list[dict[str, object]]:
+    """What the ranks of a job say that begins with ``n`` on the first host of ``where``; a script names all."""
+    script = folder / "hosts.sh"
+    script.write_text("#!/bin/sh\n" + "".join(f"echo {host}\n" for host in where.split(",")))
+    script.chmod(0o755)
+    wanted = where.count("ring") * 2
+    options = ["-np", str(n), "--min-np", "2", "-H", where.split(",")[0], "--host-discovery-script", str(script)]
+    done = ringrun(hosts, "--no-prefix", *options, "python", test_growing.PROGRAM, str(wanted), victims, how)
+    reports = test_growing.check(done, wanted)
+    assert_nothing_is_left(hosts)
+    assert done.stderr.count("has joined") == wanted - n + (2 if how == "host" else len(victims.split(","))), (
+        done.stderr
+    )
+    return reports
 
 
 def test_a_job_grows_to_another_host(hosts: TwoHosts, tmp_path: Path) -> None:
     """It begins on one; a script names two. The ranks of the second host die once, and others come for them."""
-    script = tmp_path / "hosts.sh"
-    script.write_text("#!/bin/sh\necho ring-a:2\necho ring-b:2\n")
-    script.chmod(0o755)
-    options = ["--no-prefix", "-np", "2", "--min-np", "2", "-H", "ring-a:2", "--host-discovery-script", str(script)]
-    program = ["python", test_growing.PROGRAM, "4", "2,3"]
-    done = ringrun(hosts, *options, *program)
-    reports = test_growing.check(done, 4)
+    reports = grow(hosts, tmp_path, HERE_FIRST, "2,3", "rank")
     assert [report["joined"] for report in reports] == [False, False, True, True]
     assert sorted(report["local"] for report in reports) == [[0, 2], [0, 2], [1, 2], [1, 2]]
-    assert done.stderr.count("has joined") == 4
-    assert_nothing_is_left(hosts)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("victims", "how", "where"),
+    [
+        ("3", "host", HERE_FIRST),  # the second host fails, and comes back
+        ("1", "host", FAR_FIRST),  # that of rank 0
+        ("0,1", "rank", FAR_FIRST),
+        ("2", "host", THREE),
+        ("0", "host", THREE_FAR_FIRST),
+        ("2,5", "rank", THREE),
+    ],
+)
+def test_hosts_join_in_the_middle_and_come_back(
+    request: pytest.FixtureRequest, tmp_path: Path, victims: str, how: str, where: str
+) -> None:
+    hosts: TwoHosts = request.getfixturevalue("three" if "ring-c" in where else "hosts")
+    reports = grow(hosts, tmp_path, where, victims, how)
+    first = int(victims[0]) // 2 * 2
+    dead = {first, first + 1} if how == "host" else {int(rank) for rank in victims.split(",")}
+    assert [report["joined"] for report in reports] == [rank > 1 or rank in dead for rank in range(len(reports))]
 
 
 VANISHES = f"""
