@@ -137,6 +137,14 @@ class Config:
     status_file: str = ""
     """RING_STATUS_FILE: file to which this rank reports that it initialized, raised or exits; ``ringrun`` sets it."""
 
+    operations_file: str = ""
+    """RING_OPERATIONS_FILE: file in which this rank keeps its last 1024 operations; ``ringrun`` sets it. Empty: memory
+    that ends with the rank."""
+
+    trace_on_error: str = ""
+    """RING_TRACE_ON_ERROR: file for a Chrome trace of the last operations of all ranks, which ``ringrun`` writes if the
+    job fails."""
+
 
 _ALIASES = {
     "fusion_threshold": "HOROVOD_FUSION_THRESHOLD",

@@ -215,7 +215,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """What a rank did during a run with ``--timeline``.
+    """What a rank did during a run with ``--timeline``; of one that has failed, its last operations.
 
     ``events`` is a JSON array of events in Chrome's trace format, as bytes; the kernel stores it without reading it.
     """

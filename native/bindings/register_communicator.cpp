@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "call_site.hpp"
 #include "register.hpp"
 #include "ring/communicator/communicator.hpp"
 #include "ring/communicator/member_group.hpp"
@@ -82,6 +83,7 @@ WorkHandle submit(const std::shared_ptr<Communicator>& self, Request request, bo
                   const CallTuple& call = {1, std::nullopt}) {
     const auto& [operations, first] = call;
     request.operations = operations;
+    request.site = call_site(*self);
     const py::gil_scoped_release nogil;
     if (!blocking) return {self, self->start(std::move(request), timeout, first ? first->work : nullptr)};
     // The owner of the tensors waits for the work: the tensors must outlive a kernel, also one that fails.
@@ -193,7 +195,23 @@ void register_messages(py::module_& module) {
 
 }  // namespace
 
+void register_operation_log(py::module_& module) {
+    py::class_<ring::OperationLog, std::shared_ptr<ring::OperationLog>>(
+        module, "OperationLog", "The last operations of this rank; see ring/group/operation_log.hpp.")
+        .def(py::init<const std::string&>(), py::arg("path"))
+        .def_property_readonly("path", &ring::OperationLog::path)
+        .def(
+            "note",
+            [](ring::OperationLog& self, const std::string& text, const std::string& file, const std::string& function,
+               std::uint64_t line, std::uint32_t size, std::uint32_t epoch) {
+                const std::uint32_t site = line == 0 ? 0 : self.add_site(file, function, line);
+                self.note(text, {0, size, epoch}, site);
+            },
+            py::arg("text"), py::arg("file"), py::arg("function"), py::arg("line"), py::arg("size"), py::arg("epoch"));
+}
+
 void register_communicator(py::module_& module) {
+    register_operation_log(module);
     py::class_<ring::Update>(module, "Update", "Options of a fused step; see ring/kernels/update.hpp.")
         .def(py::init<>())
         .def_property(
@@ -258,7 +276,8 @@ void register_communicator(py::module_& module) {
             [](std::shared_ptr<Domain> domain, std::vector<int> ranks, std::vector<int> local, int index,
                std::uint64_t epoch, std::shared_ptr<ring::Link> link, std::vector<int> host_of,
                std::vector<int> addresses, double timeout, std::uint64_t run, std::int64_t doubts,
-               const ring::Options& options, std::shared_ptr<ring::Devices> devices) {
+               const ring::Options& options, std::shared_ptr<ring::Devices> devices,
+               std::shared_ptr<ring::OperationLog> log) {
                 Communicator::Setup setup{std::move(domain),
                                           std::move(ranks),
                                           std::move(local),
@@ -270,7 +289,8 @@ void register_communicator(py::module_& module) {
                                           run,
                                           doubts,
                                           options,
-                                          std::move(devices)};
+                                          std::move(devices),
+                                          std::move(log)};
                 const py::gil_scoped_release nogil;
                 return released_unlocked(Communicator::open(std::move(setup), timeout, signal_check()));
             },
@@ -278,7 +298,7 @@ void register_communicator(py::module_& module) {
             py::arg("link") = nullptr, py::arg("host_of") = std::vector<int>{},
             py::arg("addresses") = std::vector<int>{}, py::arg("timeout") = 0.0, py::arg("run") = 0,
             py::arg("doubts") = 0, py::arg("options") = ring::Options{}, py::arg("devices") = nullptr,
-            "Open an epoch; every member calls it with the same numbers.")
+            py::arg("log") = nullptr, "Open an epoch; every member calls it with the same numbers.")
         .def_property_readonly("size", &Communicator::size)
         .def_property_readonly("index", &Communicator::index)
         .def_property_readonly("ranks", &Communicator::ranks)
@@ -381,10 +401,11 @@ void register_communicator(py::module_& module) {
                         throw;
                     }
                 };
+                const std::uint32_t site = call_site(self);
                 std::uint64_t agreed = 0;
                 try {
                     const py::gil_scoped_release nogil;
-                    agreed = self.commit(std::move(name), newest, timeout, check);
+                    agreed = self.commit(std::move(name), newest, timeout, check, site);
                 } catch (...) {
                     if (interrupt)
                         PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(interrupt.ptr())), interrupt.ptr());

@@ -11,6 +11,7 @@
 #include <optional>
 #include <utility>
 
+#include "call_site.hpp"
 #include "register.hpp"
 #include "ring/base/errors.hpp"
 #include "ring/base/types.hpp"
@@ -461,9 +462,13 @@ PyObject* allreduce(PyObject* self, PyObject* const* arguments, Py_ssize_t count
         Communicator& communicator = *calls.communicator;
         {
             std::optional<py::gil_scoped_release> nogil;
-            if (!communicator.allreduce_small(given.call(), given.timeout(), signal_check(),
-                                              [&] { nogil.emplace(); })) {
+            if (!communicator.allreduce_small(given.call(), given.timeout(), signal_check(), [&] {
+                    const std::uint32_t site = call_site(communicator);
+                    nogil.emplace();
+                    return site;
+                })) {
                 ring::Request request = given.request();
+                request.site = call_site(communicator);
                 nogil.emplace();
                 const ring::Spending spending(communicator.recorder());
                 const auto work = communicator.run(std::move(request), given.timeout(), signal_check());
@@ -484,8 +489,11 @@ PyObject* start_allreduce(PyObject* self, PyObject* const* arguments, Py_ssize_t
         // An operation with a name matches by name.
         if (!given.call().name.empty() || !calls.communicator->start_small(given.call(), given.timeout(), work)) {
             ring::Request request = given.request();
+            request.site = call_site(*calls.communicator);
             const py::gil_scoped_release nogil;
             work = calls.communicator->start(std::move(request), given.timeout());
+        } else if (work) {
+            work->set_site(call_site(*calls.communicator));
         }
         return make_tensor_work({calls.communicator, std::move(work)}, arguments[TensorCall::kTensors],
                                 arguments[TensorCall::kArguments]);

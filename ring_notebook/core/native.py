@@ -53,6 +53,7 @@ __all__ = [
     "devices",
     "has_devices",
     "knows_transport",
+    "operation_log",
     "options",
     "warn_of_host_memory",
 ]
@@ -86,6 +87,12 @@ def options(*, warns: bool = True) -> core.Options:
         stall_warning=settings.stall_warning if warns else 0.0,
         fusion_threshold=settings.fusion_threshold,
     )
+
+
+@lru_cache(maxsize=1)
+def operation_log() -> core.OperationLog:
+    """Where this process keeps its last operations, in all its epochs."""
+    return core.OperationLog(config().operations_file)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any
 
 from ring_notebook.config import config
-from ring_notebook.core.native import core
+from ring_notebook.core.native import core, operation_log
 from ring_notebook.errors import MPIMissingError, RingError
 from ring_notebook.hardware import RDMA
 from ring_notebook.rank.launch_check import check_alone
@@ -102,6 +102,8 @@ class Place:
     """The memory that all ranks map where ``domain`` is of this rank alone, under RING_ALGORITHM=ring."""
     rendezvous: Rendezvous | None = None
     """Where its ranks have found each other; None for MPI, and where there are no others."""
+    logs: tuple[str, ...] = ()
+    """The log of the last operations of each rank of the job, a file of its host; empty where it is not known."""
     leave: Callable[[], None] = lambda: None
     """Gives up the link to other hosts, once no communicator uses it."""
 
@@ -275,7 +277,7 @@ class _Formation:
             self._memory = core.Domain.create(local_rank, local_size, config().memory)
             memory = os.getpid(), self._memory.fd, self._memory.token
             offset = core.reserve_memory_link(self._memory) if self._way == "ring" else 0
-        return [address, memory, offset]
+        return [address, memory, offset, operation_log().path]
 
     def join(self, cards: list[Any]) -> None:
         """Map the memory of this host."""
@@ -294,20 +296,23 @@ class _Formation:
         for mate in range(topology.local_size):
             memory.dead(mate)  # from here on a descriptor stands for its process: another one may get its number
         rendezvous = found if isinstance(found, Rendezvous) else None
+        logs = tuple(str(card[3]) if card else "" for card in cards)
         if self._own is not None:
             link = core.memory_link(memory, cards[self._maker][2])
             own, domains = self._own, tuple(range(topology.size))
-            return Place(topology, own, link, domains, shared=memory, rendezvous=rendezvous)
+            return Place(topology, own, link, domains, shared=memory, rendezvous=rendezvous, logs=logs)
         if self._way == "mpi":
             link, leave = _mpi_link(_load_mpi())
-            return Place(topology, memory, link, topology.hosts, rendezvous=rendezvous, leave=leave)
+            return Place(topology, memory, link, topology.hosts, rendezvous=rendezvous, logs=logs, leave=leave)
         if self._listener is not None:
             tcp = core.TcpLink(topology.size)
             addresses = [(str(host), int(port)) for host, port in (card[0] if card else ("", 0) for card in cards)]
             connections = TcpConnections(tcp, topology.rank, self._listener, addresses, found.key)
             leave = partial(_hang_up, tcp, connections)
-            return Place(topology, memory, tcp, topology.hosts, found.elastic, rendezvous=rendezvous, leave=leave)
-        return Place(topology, memory, None, topology.hosts, found.elastic, rendezvous=rendezvous)
+            return Place(
+                topology, memory, tcp, topology.hosts, found.elastic, rendezvous=rendezvous, logs=logs, leave=leave
+            )
+        return Place(topology, memory, None, topology.hosts, found.elastic, rendezvous=rendezvous, logs=logs)
 
     def close(self) -> None:
         """The ranks do not form."""

@@ -25,7 +25,8 @@ from threading import Event, Thread
 from time import monotonic_ns, time_ns
 from typing import Any
 
-from ring_notebook.core import other_waits, world
+from ring_notebook import operation_log
+from ring_notebook.core import native, other_waits, world
 from ring_notebook.core.buffers import from_memoryview
 from ring_notebook.records import PROGRAM, TRAINING, TRANSPORTS
 
@@ -129,6 +130,33 @@ def take() -> list[dict[str, Any]]:
     global _kept
     events, _kept = _kept or [], None
     return events
+
+
+def last_operations(members: Sequence[int], epoch: int) -> list[dict[str, Any]]:
+    """The last operations of this rank since ``epoch``, for `operation_log.complete`.
+
+    ``members`` are the ranks of the run, by their ranks in the job. The first living rank of a host adds those of ranks
+    there that have died.
+    """
+    place = world.prepare_host()
+    own, mates = place.topology.rank, place.mates
+    dead = [rank for rank in mates if rank != own and place.domain.dead(mates.index(rank))]
+    mine = [own, *dead] if own == min(set(mates) - set(dead)) else [own]
+    found: list[operation_log.Operation] = []
+    for rank in (one for one in mine if one in members):
+        path = place.logs[rank] if place.logs else native.operation_log().path
+        number = members.index(rank)
+        calls = operation_log.parse(operation_log.read_log(path), number)
+        found += [one for one in calls if one.epoch >= epoch & 0xFFFFFFFF]
+        if rank in dead and calls:
+            found.append(operation_log.died(calls[-1]))
+    return operation_log.as_events(found)
+
+
+def tell_operations(run: str) -> list[dict[str, Any]]:
+    """`last_operations` of ``run``, if this rank executes it now; for a kernel that asks beside the cell."""
+    members, epoch = world.run_members(run)
+    return last_operations(members, epoch) if members else []
 
 
 def _keep() -> None:

@@ -12,12 +12,15 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
+from traceback import walk_tb
+from types import TracebackType
 from typing import Any
 
 from ring_notebook.config import config
 from ring_notebook.core.communicator import Communicator
 from ring_notebook.core.membership import RanksOrComm, agree, ranks_of
-from ring_notebook.core.native import core, devices, options
+from ring_notebook.core.native import core, devices, operation_log, options
 from ring_notebook.core.place import Place, Topology, find_place, form_again
 from ring_notebook.error_text import error_text
 from ring_notebook.errors import CollectiveAborted, NotInitializedError, RingError
@@ -37,6 +40,7 @@ class World(Topology):
     run: str | None = None
 
 
+_PACKAGE = f"{Path(__file__).parents[1]}/"
 _NO_RUN = 1 << 63
 """Number of the run that ranks outside of runs, like those of a script, leave when they end."""
 
@@ -220,6 +224,7 @@ def _open(place: Place, ranks: list[int], epoch: int, run: str | None) -> World:
         doubts=_state.doubts,
         options=options(warns=run is None),  # a notebook's panel shows the waits
         devices=devices(),
+        log=operation_log(),
     )
     _state.doubts = native.doubts
     _state.world = World(topology.rank, topology.hosts, Communicator(native, place.domain), tuple(ranks), run)
@@ -281,6 +286,11 @@ def narrow(ranks: Sequence[int]) -> bool:
     return True
 
 
+def run_members(run: str) -> tuple[list[int], int]:
+    """The ranks (in the job) of ``run`` and its first epoch; none while this process is not in it."""
+    return (_state.run[1], _state.run_number) if _state.run and _state.run[0] == run else ([], 0)
+
+
 def widen() -> None:
     """Undo the last `narrow` of this rank."""
     _state.narrowed.pop().communicator.close()
@@ -311,7 +321,18 @@ def fail(error: BaseException) -> None:
     elif isinstance(error, SystemExit):
         what = f"exited with code {exit_code_of(error)}"
     rank = _state.world.ranks[_state.world.rank]
+    _note(what, error.__traceback__)
     abort(f"rank {_state.run[1].index(rank) if _state.run else rank} {what}")
+
+
+def _note(what: str, tb: TracebackType | None = None) -> None:
+    """Keep in the log of operations what this rank does besides, where ``tb`` ends outside of this package."""
+    file, function, line = "", "", 0
+    for frame, number in walk_tb(tb):
+        if not frame.f_code.co_filename.startswith(_PACKAGE):
+            file, function, line = frame.f_code.co_filename, frame.f_code.co_name, number
+    assert _state.world is not None
+    operation_log().note(what, file, function, line, len(_state.world.ranks), _state.epoch & 0xFFFFFFFF)
 
 
 def close() -> None:
@@ -327,6 +348,7 @@ def close() -> None:
     if _state.world is not None:
         for callback in _state.at_close:
             callback()
+        _note("left")
     world, _state.world = _state.world, None
     _state.narrowed.clear()
     if world is not None:

@@ -59,9 +59,10 @@ def execute(
 ) -> None:
     """Run a cell as this rank's part of ``run``, in a new epoch over ``engines``, which are its ranks in this order.
 
-    With ``recorded`` it sends a Trace of its collectives at the end. With ``horovod`` the cell imports this package
-    under Horovod's names. With ``only`` these engines execute the cell and the others leave the epoch at once: rank and
-    size are those of all, and a collective raises. ``lost`` are the engines of the cluster that have died.
+    With ``recorded`` it sends a Trace of its collectives at the end; if it fails, one of the last of them. With
+    ``horovod`` the cell imports this package under Horovod's names. With ``only`` these engines execute the cell and
+    the others leave the epoch at once: rank and size are those of all, and a collective raises. ``lost`` are the
+    engines of the cluster that have died.
     ``checkpoints`` is the folder for those of the run, ``resume`` the one that it resumes from, or empty.
     After ``warmup`` steps the account of the rank's time begins. ``replay`` has the changes of knobs of another run, to
     be made again at the same points. ``branch`` says where in the cell it begins, if it
@@ -260,6 +261,8 @@ class _Execution:
     def _trace(self) -> list[Record]:
         try:
             events = trace.take()
+            if not events and self.error is not None and not _is_exit(self.error) and len(self.engines) > 1:
+                events = trace.last_operations(self.engines, self.epoch)
             return [Trace(self.run, self.rank, json.dumps(events).encode())] if events else []
         except Exception as error:  # usually a lack of memory
             self._say(f"Left out of the record: the timeline of rank {self.rank} ({type(error).__name__}: {error})")

@@ -31,6 +31,7 @@ from ring_notebook.launch.supervisor.output_lines import SOON, TAGGED, Carrier, 
 from ring_notebook.launch.supervisor.parent_death import wrap
 from ring_notebook.launch.supervisor.rank_failure import RankMark, split_reports
 from ring_notebook.launch.supervisor.start_and_signal import end_session
+from ring_notebook.operation_log import TRACE
 from ring_notebook.rank.rank_variables import MASTER
 from ring_notebook.spent import RankTimes
 from ring_notebook.verdict import Event, Kind, RankFailure, Rules, describe_exit, first_failure, judge
@@ -78,6 +79,10 @@ class Job:
         }
         if not launcher.foreign:  # theirs connect ranks by MPI
             check_interface(environment.get("RING_INTERFACE", ""), hosts)
+        elif environment.get(TRACE):
+            print_message(
+                f"--trace-on-error has no effect: it needs our own supervisor, and {launcher} starts the ranks"
+            )
         self._traces = Traces(environment, n)
         self._process = subprocess.Popen(
             wrap(self.command),

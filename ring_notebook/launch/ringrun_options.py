@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import os
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
@@ -171,6 +172,7 @@ def environment(options: argparse.Namespace) -> dict[str, str]:
     env = variables() if options.horovod else {}
     settings = {
         "RING_TIMELINE": options.timeline_filename,
+        "RING_TRACE_ON_ERROR": options.trace_on_error and os.path.abspath(options.trace_on_error),
         "RING_TRANSPORT": "tcp" if options.tcp else None,
         "RING_INTERFACE": options.interfaces[0] if options.interfaces else None,
         "RING_STALL_WARNING": "0" if options.no_stall_check else options.stall_warning,
@@ -301,6 +303,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--horovod", action="store_true", help="make `import horovod` mean Ring Notebook in the ranks")
     add("--config-file", metavar="FILE", help="read options from a YAML file of horovodrun; others go before them")
     add("--timeline-filename", metavar="FILE", help="write a Chrome trace of the collectives")
+    add("--trace-on-error", metavar="FILE", help="if the job fails, write the last operations of all ranks")
     add("--fusion-threshold-mb", type=int, metavar="MIB", help="size of a gradient bucket")
     add(
         "--start-timeout", type=float, metavar="S", help="seconds to start all ranks, for mpiexec, srun and other hosts"

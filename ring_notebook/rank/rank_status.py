@@ -1,7 +1,8 @@
 """What a rank reports to the launcher that started it: that it initialized, raised or exited, and whom it lost.
 
 A rank writes lines to a file that its launcher holds, behind what it executes now (`named_interrupt`). An exit code
-alone does not tell a rank that has finished from one that left in the middle of the job.
+alone does not tell a rank that has finished from one that left in the middle of the job. In another such file it keeps
+its last operations.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from ring_notebook import operation_log
 from ring_notebook.config import config
 from ring_notebook.errors import CollectiveAborted
 
@@ -70,6 +72,7 @@ class StatusFile:
     def __init__(self) -> None:
         self._file = os.memfd_create("rank-status")  # has no name, so nothing is left behind
         os.truncate(self._file, LONGEST_NAME)
+        self._log = os.memfd_create("rank-operations")
 
     @property
     def path(self) -> str:
@@ -79,11 +82,19 @@ class StatusFile:
     @property
     def variables(self) -> dict[str, str]:
         """The environment variables that make the rank report."""
-        return {"RING_STATUS_FILE": self.path}
+        return {
+            "RING_STATUS_FILE": self.path,
+            "RING_OPERATIONS_FILE": f"/proc/{os.getpid()}/fd/{self._log}",
+        }
 
     def close(self) -> None:
         """The rank has ended, and its status is of no use any more."""
         os.close(self._file)
+        os.close(self._log)
+
+    def operations(self) -> bytes:
+        """The log of the rank's last operations (`ring_notebook.operation_log`), also when it was killed."""
+        return os.pread(self._log, operation_log.SIZE, 0)
 
     def read(self) -> RankStatus:
         """What the rank has reported so far. Reports of its children, which inherit its environment, are ignored."""

@@ -41,6 +41,8 @@ class Seat:
     barrier: Any = None
     devices: Any = None
     """A native ``Devices``, of tests that run on devices too."""
+    log: Any = None
+    """A native ``OperationLog``, of tests that read it."""
     opened: list[Communicator] = field(default_factory=list)
 
     make_devices: ClassVar[Callable[[], Any] | None] = None
@@ -80,6 +82,7 @@ class Seat:
             timeout=timeout,
             options=core.Options(**settings) if settings else options(),
             devices=devices,
+            log=self.log,
         )
         self.opened.append(Communicator(native, self.domain))
         return self.opened[-1]

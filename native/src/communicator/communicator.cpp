@@ -30,6 +30,7 @@ Communicator::Communicator(std::vector<int> ranks, int index, std::shared_ptr<Ho
       topology_{std::move(ranks), fabric_ ? fabric_->hosts() : 1},
       epoch_(std::move(epoch)),
       number_(epoch_.recorder->next_group()),
+      log_group_(epoch_.recorder->log_group(topology_.ranks, epoch_.number, group_ == epoch_.group)),
       post_(std::make_unique<PostOffice>(
           PostOffice::Place{group_, fabric_, epoch_.fabric, topology_.ranks, index_, epoch_.recorder, number_})),
       named_(std::make_unique<NamedLane>(*this)),
@@ -103,11 +104,13 @@ std::shared_ptr<Work> Communicator::run(Request request, double timeout, const I
     return work;
 }
 
-std::uint64_t Communicator::commit(std::string name, std::uint64_t newest, double timeout, const Interruption& check) {
+std::uint64_t Communicator::commit(std::string name, std::uint64_t newest, double timeout, const Interruption& check,
+                                   std::uint32_t site) {
     Request request;
     request.kind = OpKind::Commit;
     request.name = std::move(name);
     request.layout = newest;
+    request.site = site;
     std::shared_ptr<Work> work = make_work(std::move(request), timeout);
     if (fabric_) work->patience_ = std::max(work->patience_, kCommitPatience);
     const Spending spending(*epoch_.recorder);

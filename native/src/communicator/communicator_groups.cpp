@@ -100,7 +100,8 @@ std::shared_ptr<Communicator> Communicator::open(Setup setup, double timeout, co
     Epoch epoch;
     epoch.group = std::make_shared<HostGroup>(setup.domain, block, std::move(members), std::move(reservation));
     epoch.fabric = fabric;
-    epoch.recorder = std::make_shared<Recorder>();
+    epoch.recorder = std::make_shared<Recorder>(std::move(setup.log));
+    epoch.number = setup.epoch;
     epoch.progress = std::make_shared<Progress>(epoch.group->bell(), epoch.group->spin());
     if (setup.devices) epoch.devices = std::make_shared<DeviceStream>(std::move(setup.devices));
     auto group = epoch.group;

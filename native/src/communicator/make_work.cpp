@@ -107,6 +107,10 @@ std::shared_ptr<Work> Communicator::make_work(Request request, double timeout) c
     validate(request);
     std::shared_ptr<Work> work = prepare(std::move(request), timeout);
     if (device_ && work->request_.device == Device::Cuda) device_->prepare(*work);
+    if (const auto& log = epoch_.recorder->log()) {
+        work->log_ = log;
+        work->record_ = log->begin(work->header_, log_group_, monotonic_ns(), 0, work->request_.site);
+    }
     return work;
 }
 

@@ -48,6 +48,7 @@ void Work::finish(std::exception_ptr error) noexcept {
     bounce_.reset();
     reservation_.reset();
     if (device_) device_->copies.reset();
+    if (log_) log_->end(record_, monotonic_ns(), !error_);
     state_.store(error_ ? State::Failed : State::Done, std::memory_order_seq_cst);
     bell_.ring();
 }
@@ -79,6 +80,7 @@ void Communicator::begin(Work& work) {
     group_->post(header);
     epoch_.recorder->add_posted(header.count * item_size(header.dtype));
     group_->set_state(RankState::Waiting);
+    if (work.log_) work.log_->arrive(work.record_, header, monotonic_ns());
     work.gate_ = group_->gates() + 1;  // also where `arrive` throws
     work.stage_ = Work::Stage::Posted;
     work.algorithm_.reset();  // before the agreement, whose memory it reads

@@ -47,6 +47,8 @@ struct Communicator::Arrival {
     Header header;
     std::uint64_t gate = 0;
     std::int64_t begin = 0;
+    std::uint64_t record = 0;  // in the log of operations
+    std::int64_t end = 0;      // set when it has completed
 };
 
 void Communicator::end_turn(bool drops_front, bool front_has_arrived) {
@@ -73,6 +75,8 @@ bool Communicator::post_small(const SmallAllreduce& call, Arrival& arrival) {
         if (bytes > 0) std::memcpy(slot, call.pieces[i].input, bytes);
         slot += bytes;
     }
+    if (OperationLog* log = epoch_.recorder->log().get())
+        arrival.record = log->begin(arrival.header, log_group_, arrival.begin, arrival.begin, 0);
     group_->post(arrival.header);
     epoch_.recorder->add_posted(call.count * item_size(call.dtype));
     group_->set_state(RankState::Waiting, arrival.begin);
@@ -81,7 +85,7 @@ bool Communicator::post_small(const SmallAllreduce& call, Arrival& arrival) {
 }
 
 // Takes the result if all ranks have come, and agree.
-bool Communicator::complete_small(const SmallAllreduce& call, const Arrival& arrival) {
+bool Communicator::complete_small(const SmallAllreduce& call, Arrival& arrival) {
     const Header& header = arrival.header;
     if (!group_->all_have_arrived(arrival.gate) || !group_->agrees_at_once(header)) return false;
     // In this order: a rank that gives up behind the abort then sees that all have come, and completes it too.
@@ -98,12 +102,14 @@ bool Communicator::complete_small(const SmallAllreduce& call, const Arrival& arr
         for (int j = 0; j < size(); ++j)
             sources[j] = static_cast<const std::byte*>(sources[j]) + piece.count * item_size(call.dtype);
     }
-    group_->set_state(RankState::Idle, monotonic_ns());
+    arrival.end = monotonic_ns();
+    group_->set_state(RankState::Idle, arrival.end);
+    if (arrival.record != 0) epoch_.recorder->log()->end(arrival.record, arrival.end, true);
     return true;
 }
 
 bool Communicator::allreduce_small(const SmallAllreduce& call, double timeout, const Interruption& check,
-                                   const std::function<void()>& before_wait) {
+                                   const std::function<std::uint32_t()>& before_wait) {
     Arrival arrival;
     if (!post_small(call, arrival)) return false;
     bool done = complete_small(call, arrival);
@@ -115,11 +121,12 @@ bool Communicator::allreduce_small(const SmallAllreduce& call, double timeout, c
         }
     }
     if (done) {
-        epoch_.recorder->spend(monotonic_ns() - arrival.begin);
+        epoch_.recorder->spend(arrival.end - arrival.begin);
         end_turn();
         return true;
     }
-    before_wait();
+    if (const std::uint32_t site = before_wait(); arrival.record != 0)
+        epoch_.recorder->log()->set_site(arrival.record, site);
     const std::shared_ptr<Work> work = arrived_work(call, arrival, timeout, false);
     carry_out(*work, check);
     end_turn();
@@ -134,14 +141,14 @@ bool Communicator::start_small(const SmallAllreduce& call, double timeout, std::
     Arrival arrival;
     if (!post_small(call, arrival)) return false;
     const bool done = complete_small(call, arrival);
-    if (done) epoch_.recorder->spend(monotonic_ns() - arrival.begin);
+    if (done) epoch_.recorder->spend(arrival.end - arrival.begin);
     if (!done) work = arrived_work(call, arrival, timeout, true);
     end_turn(false, !done);
     return true;
 }
 
 // The ordinary operation that a small one becomes at its gate, before all that have been queued since.
-std::shared_ptr<Work> Communicator::arrived_work(const SmallAllreduce& call, const Arrival& arrival, double timeout,
+std::shared_ptr<Work> Communicator::arrived_work(const SmallAllreduce& call, Arrival& arrival, double timeout,
                                                  bool queued) {
     try {
         auto work = std::make_shared<Work>();
@@ -160,6 +167,8 @@ std::shared_ptr<Work> Communicator::arrived_work(const SmallAllreduce& call, con
         work->deadline_ = deadline_after(timeout);
         work->gate_ = arrival.gate;
         work->blocked_ = arrival.begin;
+        if (arrival.record != 0) work->log_ = epoch_.recorder->log();
+        work->record_ = arrival.record;
         work->stage_ = Work::Stage::Posted;
         if (queued) queue_.push_front(work);
         return work;
@@ -185,7 +194,8 @@ bool Communicator::complete_started(Work& work) {
     call.pieces = request.pieces.data();
     call.tensors = static_cast<int>(request.pieces.size());
     if (work.released_ == 0) work.released_ = monotonic_ns();
-    if (!complete_small(call, {work.header_, work.gate_, work.blocked_})) return false;
+    Arrival arrival{work.header_, work.gate_, work.blocked_};
+    if (!complete_small(call, arrival)) return false;
     work.finish(nullptr);
     return true;
 }

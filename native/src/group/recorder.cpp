@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <string>
 
 #include "ring/base/errors.hpp"
 
@@ -32,6 +33,24 @@ void Recorder::record(Phase phase, std::int64_t begin, std::int64_t end, const H
     std::atomic_thread_fence(std::memory_order_release);  // who reads a word of this event sees that the old one went
     slot.event.store(event);
     slot.filled.store(number + 1, std::memory_order_release);
+}
+
+LogGroup Recorder::log_group(const std::vector<int>& ranks, std::uint64_t epoch, bool whole) {
+    LogGroup group{0, static_cast<std::uint32_t>(ranks.size()), static_cast<std::uint32_t>(epoch)};
+    if (log_ == nullptr) return group;
+    std::string members;
+    std::uint64_t hash = 1469598103934665603ull;  // FNV-1a
+    for (int rank : ranks) {
+        hash = (hash ^ static_cast<std::uint64_t>(rank)) * 1099511628211ull;
+        members += (members.empty() ? "" : " ") + std::to_string(rank);
+    }
+    if (!whole) {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        group.id = (hash ^ ++same_ranks_[hash] << 1) | 1;
+    }
+    // Also of a rank that then calls nothing in it.
+    log_->note((whole ? "epoch of " : "group of ") + members, group, 0);
+    return group;
 }
 
 void Recorder::start(std::size_t capacity) {

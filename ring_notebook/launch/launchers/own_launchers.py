@@ -16,8 +16,8 @@ from ring_notebook.launch.launchers.launcher import Launcher
 from ring_notebook.launch.supervisor.growth import NOT_ELASTIC, Elastic
 from ring_notebook.own_python import module_command
 
-_FILES_PER_RANK = 7
-"""Open files of the supervisor: a socket, a status file, two pipes, two process descriptors and a selector."""
+_FILES_PER_RANK = 8
+"""Open files of the supervisor: a socket, a status file, a log, two pipes, two process descriptors and a selector."""
 _FILES_OF_SUPERVISOR = 24
 _THREADS_PER_RANK = 2
 """The rank itself, and the thread that passes its output on."""

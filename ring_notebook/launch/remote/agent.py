@@ -27,6 +27,7 @@ from ring_notebook.launch.supervisor.local_ranks import Assignment, LocalRanks, 
 from ring_notebook.launch.supervisor.output_lines import Carrier, carry
 from ring_notebook.launch.supervisor.rank_failure import explain_start_error
 from ring_notebook.launch.supervisor.start_and_signal import FORWARDED, end_session
+from ring_notebook.operation_log import TRACE, pack
 from ring_notebook.verdict import SECONDS_TO_BE_ASSIGNED, RankFailure
 
 _CAPACITY = 1 << 16
@@ -183,7 +184,10 @@ class Agent:
             pass  # whether it has finalized may still lie in the socket
         self._channels.close(how.rank)
         status = self._job.status(how.rank)
-        self._stream.send(Kind.EXIT, how.rank, json.dumps({"failure": asdict(how), "times": status.times}).encode())
+        report: dict[str, Any] = {"failure": asdict(how), "times": status.times}
+        if TRACE in os.environ:
+            report["operations"] = pack(self._job.operations(how.rank))
+        self._stream.send(Kind.EXIT, how.rank, json.dumps(report).encode())
 
     def _finish(self) -> None:
         if self._ranks is not None:

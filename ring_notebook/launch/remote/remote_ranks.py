@@ -27,6 +27,7 @@ from ring_notebook.launch.supervisor.local_ranks import Assignment, HostRanks
 from ring_notebook.launch.supervisor.output_lines import put
 from ring_notebook.launch.supervisor.parent_death import bind_to_parent
 from ring_notebook.launch.supervisor.rank_failure import parse_report
+from ring_notebook.operation_log import unpack
 from ring_notebook.rank.rank_status import RankStatus
 from ring_notebook.verdict import RankFailure, describe_exit
 
@@ -60,6 +61,7 @@ class RemoteRanks(HostRanks):
         self._command = command
         self._running: set[int] = set()
         self._statuses: dict[int, RankStatus] = {}
+        self._operations: dict[int, bytes] = {}
         self._asked_to_end = self._ended = False
         self._input = Window()
         self._outputs: dict[int, Inlet] = {}  # what its ranks print, once they have been started
@@ -118,6 +120,7 @@ class RemoteRanks(HostRanks):
         if again and not self._outputs:  # the first rank of this agent
             self._carry_output()
         self._statuses.pop(rank, None)
+        self._operations.pop(rank, None)
         self._running.add(rank)
         self._channels.add(rank, channel.dup(), self._selector)
         now = {"ranks": self.ranks, "size": self._assignment.size}
@@ -151,6 +154,9 @@ class RemoteRanks(HostRanks):
 
     def status(self, rank: int) -> RankStatus:
         return self._statuses.get(rank, RankStatus())
+
+    def operations(self, rank: int) -> bytes:
+        return self._operations.get(rank, b"")
 
     def failure(self, rank: int, code: int) -> RankFailure:
         return RankFailure(rank, self._host, code, time.time())
@@ -226,6 +232,7 @@ class RemoteRanks(HostRanks):
         if not isinstance(failure, RankFailure) or failure.rank != rank or rank not in self._running:
             raise ValueError(f"a report of rank {rank} that makes no sense")
         self._statuses[rank] = RankStatus(dict(report["times"]))
+        self._operations[rank] = unpack(str(report.get("operations", "")))
         self._running.discard(rank)
         self._channels.close(rank)
         self._on_exit(failure)

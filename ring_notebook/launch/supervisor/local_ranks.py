@@ -114,6 +114,10 @@ class HostRanks(ABC):
         """What ``rank`` has reported so far."""
 
     @abstractmethod
+    def operations(self, rank: int) -> bytes:
+        """The log of the last operations of ``rank``, which has exited; empty where it is lost."""
+
+    @abstractmethod
     def failure(self, rank: int, code: int) -> RankFailure:
         """The failure of ``rank``, which has exited with ``code``, or aborts the job with it now."""
 
@@ -235,6 +239,10 @@ class LocalRanks(HostRanks):
     def status(self, rank: int) -> RankStatus:
         file = self._status_files.get(rank)
         return file.read() if file else RankStatus()
+
+    def operations(self, rank: int) -> bytes:
+        file = self._status_files.get(rank)
+        return file.operations() if file else b""
 
     def failure(self, rank: int, code: int) -> RankFailure:
         return failure_of(rank, code, self.status(rank), self._oom_kills)

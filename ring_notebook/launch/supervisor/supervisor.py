@@ -10,8 +10,11 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 
+from ring_notebook.config import config
 from ring_notebook.launch.connections.connections import Connections
+from ring_notebook.launch.supervisor.error_trace import write_trace
 from ring_notebook.launch.supervisor.growth import Discovery, Growth
 from ring_notebook.launch.supervisor.local_ranks import HostRanks
 from ring_notebook.launch.supervisor.rank_failure import report, report_start_error
@@ -128,6 +131,9 @@ class Supervisor:
             for host in self._hosts.by_name.values():
                 host.end_children()
         self._connections.close()
+        if (path := config().trace_on_error) and self._verdict.code:
+            logs = {rank: host.operations(rank) for host in self._hosts.by_name.values() for rank in host.ranks}
+            _say(write_trace(Path(path), logs, self._verdict.failures))
         for host in self._hosts.by_name.values():
             host.close()
         return self._verdict.code

@@ -133,6 +133,9 @@ class RingMagics(Magics):
         print(self._session.status_json())  # noqa: T201
         return None
 
+    def _trace(self, name: str) -> Any:
+        return self._session.trace(name)
+
     def _debug(self, rank: int | None, commands: list[str]) -> None:
         self._session.debug(rank, commands)
 

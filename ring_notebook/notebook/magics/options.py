@@ -281,6 +281,7 @@ def _ring() -> LineParser:
         debug="look at the exception that ended the last cell on a rank, with pdb",
         answer="answer what ranks of a background run ask: input(), and commands of pdb at a breakpoint()",
         stacks="show where every rank is now, in the cell and in what it has called",
+        trace="go back through the last operations of all ranks, to the first place where ranks part",
         queue="list the cells that wait for ranks which a run uses; cancel some",
         interrupt="stop the run in progress; variables and cluster are kept",
         set="change knobs of the run in progress, on all ranks at the same step; without values, list them",
@@ -356,6 +357,9 @@ def _ring() -> LineParser:
     )
     for name in ("pause", "resume"):
         commands[name].add_argument("name", nargs="?", default="", metavar="RUN", help="if there are several")
+    commands["trace"].add_argument(
+        "name", nargs="?", default="", metavar="RUN", help="of a run that failed; by default the last one"
+    )
     debug = commands["debug"]
     debug.add_argument("-t", "--rank", type=int, metavar="RANK", help="by default the rank that failed first")
     debug.add_argument(

@@ -41,6 +41,7 @@ from ring_notebook.notebook.run.run import Run
 from ring_notebook.notebook.run.scaling_report import ScalingReport, measured_run
 from ring_notebook.notebook.run.send import spoken_name
 from ring_notebook.notebook.run.sharing import Sharing
+from ring_notebook.notebook.run.timeline import Timeline
 from ring_notebook.notebook.style import ago, duration, shown
 from ring_notebook.notebook.table import Listing
 from ring_notebook.prediction import compare
@@ -698,6 +699,20 @@ class Session:
         found = self.require().stacks()
         logs = [run.log for run in (*self._in_progress(), self.run) if run is not None]
         return render(found, {log.run: (log.source, log.options.get("first_line", 1)) for log in logs})
+
+    def trace(self, name: str = "") -> Timeline:
+        """The last operations of all ranks, of the run in progress, of the last one, or of the one called ``name``.
+
+        Raises RingError where none are kept: those of a run that ended well.
+        """
+        try:
+            if name:
+                return Timeline(find(name).directory)
+            if self.run is None:
+                raise RingError("no cell has run in this notebook; name a run, `%ring runs` lists them")
+            return self.run.timeline()
+        except FileNotFoundError as error:
+            raise RingError(f"{error}. Only runs that fail or are interrupted leave their last operations") from None
 
     def pull(self, names: Sequence[str], rank: int) -> tuple[dict[str, Any], Listing]:
         """Variables of ``rank`` by name, and a table that describes them on every rank."""

@@ -68,6 +68,7 @@ def describe(
     lines += _replaced(groups, replaced or {})
     if first.aborted and len(set((calls or {}).values())) > 1:
         lines.append(f"{count_calls(calls or {})}; they part at line {_line(first)}")
+    lines += _traced(failures)
     return "\n".join([*lines, *_still_running(still_running)])
 
 
@@ -106,6 +107,12 @@ def _stopped(failures: Iterable[Failure]) -> list[str]:
     return [f"{words.ranks(ranks)}: {text}" for text, ranks in stopped.items()]
 
 
+def _traced(failures: Sequence[Failure]) -> list[str]:
+    """How to see what led to a failure that more than one rank is part of."""
+    parted = any(failure.aborted or failure.ename == "CollectiveMismatch" for failure in failures)
+    return ["`%ring trace` shows the last operations of all ranks"] if parted else []
+
+
 def _still_running(ranks: Iterable[int]) -> list[str]:
     waiting = sorted(ranks)
     return [f"{words.ranks(waiting)}: still running; `%ring restart` ends it"] if waiting else []
@@ -115,7 +122,7 @@ def describe_deaths(stories: str, failures: Sequence[Failure], still_running: It
     """``stories`` of ranks that died, then a line for every group of ranks that failed or stopped because of that."""
     groups = _grouped(own_failures(failures))
     lines = [f"{words.ranks(ranks)}: {_summary(failure)}" for failure, ranks in groups]
-    return "\n".join([stories, *lines, *_stopped(failures), *_still_running(still_running)])
+    return "\n".join([stories, *lines, *_stopped(failures), *_traced(failures), *_still_running(still_running)])
 
 
 def own_failures(failures: Iterable[Failure]) -> list[Failure]:

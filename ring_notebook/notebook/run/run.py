@@ -317,9 +317,13 @@ class Run:
     def timeline(self) -> Timeline:
         """What all ranks did when, and why the run is slow; of a run with ``--timeline``.
 
-        Raises FileNotFoundError when the run was not recorded, or has not ended.
+        Of a run that failed or was interrupted, and of one in progress, without it: the last operations of all ranks,
+        and where ranks part. Raises FileNotFoundError when nothing is known.
         """
-        return Timeline(self.log.directory)
+        if self.done:
+            return Timeline(self.log.directory)
+        told = self._engines.call_beside("ring_notebook.core.trace:tell_operations", self.log.run)
+        return Timeline.of([event for events in told if events for event in events])
 
     def show(
         self,

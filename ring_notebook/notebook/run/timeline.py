@@ -18,14 +18,17 @@ from IPython.display import HTML, display
 from ring_notebook.notebook.record.run_files import TIMELINE
 from ring_notebook.notebook.style import GREY, PHASE_COLORS
 from ring_notebook.notebook.table import Listing
+from ring_notebook.operation_log import OPERATION, PARTING, complete
 from ring_notebook.records import PROGRAM, TRAINING
 from ring_notebook.slow_ranks import CAUSES, cause
 from ring_notebook.spent import SHARES, Spent
+from ring_notebook.words import plural, rank_list
 
 # Below this share of the time nothing is worth a sentence.
 NOTABLE = 0.05
 MIME = "application/vnd.vegalite.v5+json"
 MOST_BARS = 3000  # of some 100 bytes each in the saved notebook
+_NEWEST = 12  # operations in a table
 HELD = ("held", "held up")
 """Phases in which an operation holds the program: the second is the part of the first in which others had not come."""
 
@@ -42,23 +45,39 @@ class Account:
 class Timeline:
     """The timeline of one run. A notebook shows why it is slow, a table, and a view of all ranks to zoom into.
 
+    Of a run that failed without ``--timeline`` it has the last operations of all ranks, and where ranks part.
+
     ``path`` is the whole trace, which Perfetto (ui.perfetto.dev) and chrome://tracing open; ``labels`` is what ranks
     say of the whole run: how their GPU tensors went.
     """
 
     def __init__(self, directory: Path) -> None:
-        self.path = directory / TIMELINE
+        self.path: Path | None = directory / TIMELINE
         if not self.path.exists():
             raise FileNotFoundError(f"{directory.name} has no timeline; record one with `%%ringtrain --timeline`")
-        events = json.loads(self.path.read_text(encoding="utf-8"))["traceEvents"]
+        self._read(json.loads(self.path.read_text(encoding="utf-8"))["traceEvents"])
+
+    @classmethod
+    def of(cls, events: Sequence[dict[str, Any]]) -> Timeline:
+        """The timeline of ``events`` that are in no file yet."""
+        made = cls.__new__(cls)
+        made.path = None
+        made._read(events)
+        return made
+
+    def _read(self, events: Sequence[dict[str, Any]]) -> None:
+        self._is_of_last_operations = any(one.get("cat") == OPERATION for one in events)
+        events = complete(events)
         self.spans = read_spans(events)
+        self.parting = next((span.what for span in self.spans if span.phase == PARTING), "")
         self._training = read_training(events)
         self.labels = sorted({one["args"]["labels"] for one in events if one["name"] == "process_labels"})
 
     def between(self, begin: float, end: float) -> Timeline:
         """The same, from ``begin`` to ``end`` seconds only: drawn in more detail, and summed up for itself."""
         part = Timeline.__new__(Timeline)
-        part.path, part.labels = self.path, self.labels
+        part.path, part.labels, part.parting = self.path, self.labels, self.parting
+        part._is_of_last_operations = self._is_of_last_operations
         part._training = {
             rank: (max(began, begin), max(began, min(ended, end))) for rank, (began, ended) in self._training.items()
         }
@@ -86,12 +105,16 @@ class Timeline:
 
     @property
     def why(self) -> str:
-        """What the time went to, and who held the others up, in a sentence."""
+        """What the time went to, and who held the others up, in a sentence; of a run that failed, where ranks part."""
+        if self._is_of_last_operations:
+            return self.parting or "All ranks called the same operations."
         return explain(self.accounts, self.spans)
 
     @property
     def table(self) -> Listing:
-        """The accounts as shares of each rank's time, which make up all of it."""
+        """The accounts as shares of each rank's time, which make up all of it; without them the last operations."""
+        if self._is_of_last_operations:
+            return self._last_operations()
         accounts = self.accounts
         shown = [word for word, part in SHARES.items() if any(getattr(one.spent, part) for one in accounts)]
         rows = [
@@ -103,8 +126,36 @@ class Timeline:
             for one in accounts
         ]
         facts = "; ".join([f"{max((one.spent.seconds for one in accounts), default=0.0):.3g} s", *self.labels])
-        note = f"{facts}; the whole trace, for ui.perfetto.dev, is in {os.path.relpath(self.path)}"
+        note = f"{facts}{self._where}"
         return Listing(["rank", *shown, "others waited for it"], rows, note)
+
+    @property
+    def _where(self) -> str:
+        return f"; the whole trace, for ui.perfetto.dev, is in {os.path.relpath(self.path)}" if self.path else ""
+
+    def _last_operations(self) -> Listing:
+        """The newest operations of the group of all ranks, or of others where nothing else is known."""
+        calls: dict[tuple[int, int, str], list[Span]] = defaultdict(list)
+        for span in self.spans:
+            if span.phase == "waiting":
+                calls[span.group, span.sequence, "" if span.sequence else span.what].append(span)
+        newest = sorted(calls.values(), key=lambda spans: min(span.begin for span in spans))[-_NEWEST:]
+        ranks = {span.rank for span in self.spans}
+        rows = []
+        for spans in newest:
+            first, last = min(spans, key=attrgetter("begin")), max(spans, key=attrgetter("begin"))
+            missing = sorted(ranks - {span.rank for span in spans}) if first.group == 0 else []
+            rows.append(
+                [
+                    "; ".join(sorted({span.what for span in spans})),
+                    next((span.line for span in spans if span.line), ""),
+                    f"{first.begin:.6f} s",
+                    f"{1000 * (last.begin - first.begin):.3f} ms, rank {last.rank}",
+                    rank_list(missing) or "none",
+                ]
+            )
+        note = f"the last operations of {plural(len(ranks), 'rank')}{self._where}"
+        return Listing(["operation", "called at", "first rank came", "last one later", "never came"], rows, note)
 
     def __repr__(self) -> str:
         return f"{self.why}\n{self.table!r}"
@@ -211,6 +262,7 @@ class Span(NamedTuple):
     sequence: int
     nbytes: int
     last: int
+    line: str = ""
 
 
 def read_spans(events: Iterable[dict[str, Any]]) -> list[Span]:
@@ -232,6 +284,7 @@ def read_spans(events: Iterable[dict[str, Any]]) -> list[Span]:
                 args.get("sequence", 0),
                 args.get("bytes", 0),
                 args.get("last to arrive", -1),
+                args.get("line", ""),
             )
         )
     return sorted(spans, key=attrgetter("begin"))

@@ -59,6 +59,10 @@ class Work : public std::enable_shared_from_this<Work> {
     bool has_succeeded() const { return state_.load(std::memory_order_seq_cst) == State::Done; }
     Result& result() { return result_; }
     std::string describe() const { return ring::describe(header_); }
+    // The line that has called it, in the log of operations.
+    void set_site(std::uint32_t site) {
+        if (log_) log_->set_site(record_, site);
+    }
 
    private:
     friend class Communicator;
@@ -93,8 +97,10 @@ class Work : public std::enable_shared_from_this<Work> {
     std::unique_ptr<Agreement> agreement_;
     std::unique_ptr<Algorithm> algorithm_;
     bool takes_one_gate_ = false;
-    std::uint64_t gate_ = 0;     // to wait for
-    std::uint64_t gates_ = 0;    // passed since the agreement or algorithm began
+    std::uint64_t gate_ = 0;             // to wait for
+    std::uint64_t gates_ = 0;            // passed since the agreement or algorithm began
+    std::shared_ptr<OperationLog> log_;  // of its record; null where it has none
+    std::uint64_t record_ = 0;
     std::int64_t mark_ = 0;      // when the present phase began, for a timeline; 0 while none is recorded
     int last_ = -1;              // the rank that came last to its first gate; only while a timeline is recorded
     bool polling_ = false;       // waits for the link and not for a gate
@@ -132,7 +138,8 @@ class Communicator {
         std::uint64_t run = 0;    // number of the run that the epoch belongs to; 0 for none
         std::int64_t doubts = 0;  // a number; all ranks get the maximum
         Options options;
-        std::shared_ptr<Devices> devices;  // null where tensors on devices are refused
+        std::shared_ptr<Devices> devices;   // null where tensors on devices are refused
+        std::shared_ptr<OperationLog> log;  // null where the last operations are not kept
     };
     // Opens the epoch of that number, which grows and is the same on all members. Returns when all have come.
     static std::shared_ptr<Communicator> open(Setup setup, double timeout, const Interruption& check);
@@ -154,16 +161,18 @@ class Communicator {
     // of the others, and only the death of a rank or a link in that time can leave the outcomes different.
     // Each rank gives the number of the newest change that it has received; returns the least of them, which all ranks
     // have. It is 0 while a rank has joined, because that rank takes no step.
-    std::uint64_t commit(std::string name, std::uint64_t newest, double timeout, const Interruption& check);
+    std::uint64_t commit(std::string name, std::uint64_t newest, double timeout, const Interruption& check,
+                         std::uint32_t site = 0);
     // Later operations continue for so many seconds after an abort, unless a rank that takes part gives them up or
     // dies; 0, the default, ends them at once. For work that all ranks have committed to.
     void be_patient(double seconds) {
         patience_.store(static_cast<std::int64_t>(seconds * 1e9), std::memory_order_relaxed);
     }
     // `run` for an allreduce that fits the mailboxes of one host, while nothing is queued; for any other, returns false
-    // and does nothing. `before_wait` is called once unless the other ranks have already come.
+    // and does nothing. `before_wait` is called once unless the other ranks have already come; it returns the site of
+    // the caller.
     bool allreduce_small(const SmallAllreduce& call, double timeout, const Interruption& check,
-                         const std::function<void()>& before_wait);
+                         const std::function<std::uint32_t()>& before_wait);
     // `start` for such an allreduce; `work` stays null where it has completed at once.
     bool start_small(const SmallAllreduce& call, double timeout, std::shared_ptr<Work>& work);
     // Whether the work is done. A small operation belongs to no thread: there this call polls the other ranks up to
@@ -238,6 +247,7 @@ class Communicator {
         std::shared_ptr<Progress> progress;
         std::shared_ptr<Recorder> recorder;
         std::shared_ptr<DeviceStream> devices;  // null where tensors on devices are refused
+        std::uint64_t number = 0;
     };
 
     Communicator(std::vector<int> ranks, int index, std::shared_ptr<HostGroup> group, std::shared_ptr<Fabric> fabric,
@@ -265,9 +275,9 @@ class Communicator {
     static constexpr int kManyLooks = 1000;  // some 50 µs
     struct Arrival;
     bool post_small(const SmallAllreduce& call, Arrival& arrival);
-    bool complete_small(const SmallAllreduce& call, const Arrival& arrival);
+    bool complete_small(const SmallAllreduce& call, Arrival& arrival);
     bool complete_started(Work& work);
-    std::shared_ptr<Work> arrived_work(const SmallAllreduce& call, const Arrival& arrival, double timeout, bool queued);
+    std::shared_ptr<Work> arrived_work(const SmallAllreduce& call, Arrival& arrival, double timeout, bool queued);
     // One step of the operation at the front of the queue, in this thread's turn.
     Served advance(Work& work);
     // Carries out the work, by the thread whose turn it is.
@@ -316,6 +326,7 @@ class Communicator {
     Topology topology_;
     Epoch epoch_;
     int number_;  // of this group in the epoch
+    LogGroup log_group_;
     std::int64_t doubts_ = 0;
     std::uint64_t sequence_ = 0;  // written by the thread that carries out an operation
 

@@ -1,14 +1,18 @@
-// What operations did and when, for a timeline. Off, it costs a load per step; on, a clock and a copy.
+// What operations did and when. The last ones are always kept (OperationLog). With a timeline, every phase of them is
+// recorded too; off, that costs a load per step; on, a clock and a copy.
 #pragma once
 
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 #include "ring/group/header.hpp"
+#include "ring/group/operation_log.hpp"
 
 namespace ring {
 
@@ -41,6 +45,12 @@ static_assert(sizeof(Event) % sizeof(std::uint64_t) == 0, "an event is copied as
 // A ring buffer that any thread writes without a lock; the oldest events give way.
 class Recorder {
    public:
+    // `log` may be null, in tests of the core alone.
+    explicit Recorder(std::shared_ptr<OperationLog> log = nullptr) : log_(std::move(log)) {}
+    // Null, or where the last operations are kept.
+    const std::shared_ptr<OperationLog>& log() const { return log_; }
+    // The group of these ranks, as the log has it: all its members count the groups of the same ranks alike.
+    LogGroup log_group(const std::vector<int>& ranks, std::uint64_t epoch, bool whole);
     bool on() const { return ring_.load(std::memory_order_relaxed) != nullptr; }
     // Nanoseconds now, or 0 when off.
     std::int64_t now() const { return on() ? monotonic_ns() : 0; }
@@ -84,7 +94,9 @@ class Recorder {
         std::atomic<std::uint64_t> next{0};  // number of an event, never that of one in an earlier recording
         std::uint64_t first = 0;             // the next to be given; under the mutex
     };
-    std::atomic<Ring*> ring_{nullptr};  // null when off
+    const std::shared_ptr<OperationLog> log_;
+    std::map<std::uint64_t, std::uint64_t> same_ranks_;  // groups of these ranks so far; under the mutex
+    std::atomic<Ring*> ring_{nullptr};                   // null when off
     std::atomic<int> groups_{0};
     std::atomic<std::int64_t> spent_{0};
     std::atomic<std::int64_t> waited_{0};

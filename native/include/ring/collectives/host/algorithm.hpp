@@ -59,7 +59,8 @@ struct Request {
     Update update;                     // step: what to do with the summed gradients
     float* state[2] = {};              // step: this rank's shard of the optimizer's state
     std::uint64_t layout = 0;
-    int operations = 1;  // that the call starts which this one belongs to
+    int operations = 1;      // that the call starts which this one belongs to
+    std::uint32_t site = 0;  // of its caller, in the log of operations
     std::string name;
 
     std::uint64_t count() const;

@@ -1,0 +1,154 @@
+// The last operations of this rank, always kept, in memory that outlives it: its launcher holds the file.
+//
+//   | LogHead, to kLogSites | sites: lines of callers | records |
+//
+// `ring_notebook/operation_log.py` reads it, also when the rank was killed. A record of one operation is written when
+// it is called, and completed when it ends. That costs two cache lines, and no clock that the operation does not read.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "ring/base/shared_atomic.hpp"
+#include "ring/group/header.hpp"
+
+namespace ring {
+
+constexpr std::uint64_t kLogMagic = 0x52494e474c4f4733;  // "RINGLOG3"
+constexpr std::size_t kLogSites = 4096;                  // where the sites begin
+constexpr std::uint64_t kSites = 256;
+constexpr std::uint64_t kLogRecords = 1024;
+constexpr std::uint8_t kNote = 255;  // instead of a kind of operation: the name is what the rank says of itself
+
+enum class LogState : std::uint32_t { Pending = 0, Done = 1, Failed = 2 };
+
+struct LogHead {
+    SharedAtomic<std::uint64_t> magic{0};
+    SharedAtomic<std::int64_t> pid{0};
+    SharedAtomic<std::int64_t> ahead{0};  // ns by which the wall clock is ahead of the monotonic one
+    SharedAtomic<std::uint64_t> next{0};  // number of the next record
+    SharedAtomic<std::uint64_t> next_site{0};
+};
+
+// Where a caller is: the newest kSites of them are kept, so a number says which one it is.
+struct Site {
+    std::uint64_t number = 0;  // 1 + its index among all
+    std::uint64_t line = 0;
+    char function[40] = {};
+    char file[72] = {};  // the end of its path
+};
+static_assert(sizeof(Site) == 128, "operation_log.py reads it");
+
+struct LogRecord {
+    SharedAtomic<std::uint64_t> number{0};  // 1 + its index among all; 0 while it is written
+    SharedAtomic<std::int64_t> called{0};   // ns, monotonic
+    SharedAtomic<std::int64_t> arrived{0};  // when the others could see it, 0 before
+    SharedAtomic<std::int64_t> ended{0};    // 0 before
+    SharedAtomic<std::uint64_t> group{0};   // the same number on all its members
+    SharedAtomic<std::uint32_t> site{0};    // of the caller; 0 where it is not known
+    SharedAtomic<std::uint32_t> size{0};    // of the group
+    SharedAtomic<LogState> state{LogState::Pending};
+    SharedAtomic<std::uint32_t> epoch{0};
+    SharedAtomic<std::uint64_t> named{0};                    // bytes of `name` that are set
+    SharedAtomic<std::uint64_t> line[kHeaderLine / 8] = {};  // the first line of its header
+    SharedAtomic<std::uint64_t> shape[7] = {};               // of two dimensions and more
+    SharedAtomic<std::uint64_t> name[kNameBytes / 8] = {};   // or the text of a note
+};
+static_assert(sizeof(LogRecord) == 256, "operation_log.py reads it");
+
+// Which group and epoch an operation belongs to.
+struct LogGroup {
+    std::uint64_t id = 0;
+    std::uint32_t size = 0;
+    std::uint32_t epoch = 0;
+};
+
+class OperationLog {
+   public:
+    static constexpr std::size_t kBytes = kLogSites + kSites * sizeof(Site) + kLogRecords * sizeof(LogRecord);
+
+    // Writes to the file, unless another process does. With an empty path, or if that file cannot be used, to memory of
+    // its own, which ends with this process.
+    explicit OperationLog(const std::string& path);
+    ~OperationLog();
+    OperationLog(const OperationLog&) = delete;
+    OperationLog& operator=(const OperationLog&) = delete;
+
+    // A file that this user can open while its owner lives.
+    const std::string& path() const { return path_; }
+    // Of this process and those that it was forked from, no other log has it.
+    std::uint64_t id() const { return id_; }
+
+    // An operation is called; the number of its record. `arrived` is 0 where the others cannot see it yet.
+    std::uint64_t begin(const Header& header, const LogGroup& group, std::int64_t called, std::int64_t arrived,
+                        std::uint32_t site) {
+        const std::uint64_t index = head_->next.fetch_add(1, std::memory_order_relaxed);
+        LogRecord& record = records_[index % kLogRecords];
+        // A reader that finds the number has what was written before it.
+        record.number.store(0, std::memory_order_relaxed);
+        std::atomic_thread_fence(std::memory_order_release);
+        record.called.store(called, std::memory_order_relaxed);
+        record.arrived.store(arrived, std::memory_order_relaxed);
+        record.ended.store(0, std::memory_order_relaxed);
+        record.group.store(group.id, std::memory_order_relaxed);
+        record.site.store(site, std::memory_order_relaxed);
+        record.size.store(group.size, std::memory_order_relaxed);
+        record.state.store(LogState::Pending, std::memory_order_relaxed);
+        record.epoch.store(group.epoch, std::memory_order_relaxed);
+        put_line(record, header);
+        std::uint64_t named = 0;
+        if (header.name[0] != '\0') named = put_name(record, header.name);
+        if (header.dims > 1) put_shape(record, header);
+        record.named.store(named, std::memory_order_relaxed);
+        record.number.store(index + 1, std::memory_order_release);
+        return index + 1;
+    }
+    // The others can see it from now on, under the sequence of the header.
+    void arrive(std::uint64_t number, const Header& header, std::int64_t now) noexcept;
+    void end(std::uint64_t number, std::int64_t now, bool done) noexcept {
+        if (LogRecord* record = find(number)) {
+            record->ended.store(now, std::memory_order_relaxed);
+            record->state.store(done ? LogState::Done : LogState::Failed, std::memory_order_release);
+        }
+    }
+    // The caller of an operation that waits.
+    void set_site(std::uint64_t number, std::uint32_t site) noexcept {
+        if (LogRecord* record = find(number)) record->site.store(site, std::memory_order_relaxed);
+    }
+    // What this rank says of itself: that it raised, or who the members of a group are.
+    void note(std::string_view text, const LogGroup& group, std::uint32_t site);
+    // The number of a line; one line takes one number for as long as its caller remembers it.
+    std::uint32_t add_site(std::string_view file, std::string_view function, std::uint64_t line);
+    // Whether the line is among those that are kept.
+    bool knows_site(std::uint32_t number) const {
+        return number != 0 && number + kSites > head_->next_site.load(std::memory_order_relaxed);
+    }
+
+   private:
+    LogRecord* find(std::uint64_t number) noexcept {
+        if (number == 0) return nullptr;
+        LogRecord& record = records_[(number - 1) % kLogRecords];
+        return record.number.load(std::memory_order_relaxed) == number ? &record : nullptr;
+    }
+    static void put_line(LogRecord& record, const Header& header) {
+        std::uint64_t words[kHeaderLine / 8];
+        std::memcpy(words, &header, sizeof words);
+        for (std::size_t i = 0; i < kHeaderLine / 8; ++i) record.line[i].store(words[i], std::memory_order_relaxed);
+    }
+    static std::uint64_t put_name(LogRecord& record, std::string_view name);
+    static void put_shape(LogRecord& record, const Header& header);
+
+    std::uint64_t id_;
+    std::string path_;
+    int file_ = -1;
+    std::byte* base_ = nullptr;
+    LogHead* head_ = nullptr;
+    Site* sites_ = nullptr;
+    LogRecord* records_ = nullptr;
+};
+
+}  // namespace ring

@@ -1,0 +1,369 @@
+"""The last operations of every rank, read from the logs that the core keeps, and the first place where ranks part.
+
+A log survives its rank: the launcher holds its file (`ring_notebook.rank.rank_status`). `native/include/ring/group/
+operation_log.hpp` says what lies in it. All but `read_log` are pure functions.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import struct
+import zlib
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from operator import attrgetter
+from typing import Any, Literal
+
+from ring_notebook.words import ranks as named_ranks
+
+OPERATION = "operation"
+"""The category of an event that is one `Operation`, in a trace as ranks send it."""
+PARTING = "parting"
+"""The category of the event that says where ranks part."""
+
+TRACE = "RING_TRACE_ON_ERROR"
+"""Environment of a job: the file for a trace of the last operations, should it fail."""
+
+_MAGIC = 0x52494E474C4F4733
+_SITES, _SITE_COUNT, _RECORD_COUNT = 4096, 256, 1024
+_HEAD = struct.Struct("<QqqQQ")
+_SITE = struct.Struct("<QQ40s72s")
+_RECORD = struct.Struct("<QqqqQIIIIQ QBBBBBBBBiiQQddQ 7Q 72s")
+_RECORDS = _SITES + _SITE_COUNT * _SITE.size
+SIZE = _RECORDS + _RECORD_COUNT * _RECORD.size
+"""Bytes of a log."""
+_NOTE = 255
+_MOST_RANKS = 1 << 16
+"""More than a group has: a log may be damaged."""
+_MEMBERS = ("epoch of ", "group of ")
+"""How the notes begin that list the members of a group, as far as they have room."""
+# The numbers of the core: ring/base/types.hpp.
+_KINDS = (
+    *("allreduce", "reducescatter", "allgather", "broadcast", "alltoall", "barrier", "join", "group", "step"),
+    *("send", "receive", "commit"),
+)
+_DTYPES = ["uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64", "bool"]
+_BYTES = (1, 1, 2, 4, 8, 2, 2, 4, 8, 1)
+_OPS = ["average", "sum", "adasum", "min", "max", "product"]
+_STATES: tuple[Literal["pending", "done", "failed"], ...] = ("pending", "done", "failed")
+_MOVING = ("allreduce", "reducescatter", "allgather", "broadcast", "alltoall", "step")
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One operation as one rank has called it. Times are nanoseconds of the wall clock, 0 for what has not happened.
+
+    ``group`` is one number on all members, 0 for all ranks of ``epoch``; ``sequence`` counts the operations of a group
+    that match by order, and is 0 for those that match by name. ``state`` is "note" for what a rank says of itself, with
+    the text in ``name``. ``line`` is where it was called, where that is known: operations that need no wait are not
+    looked up.
+    """
+
+    rank: int
+    kind: str
+    name: str
+    what: str
+    """Its reduction, dtype, shape or elements, and root: "sum float32 [3, 4]"."""
+    nbytes: int
+    group: int
+    size: int
+    epoch: int
+    sequence: int
+    called: int
+    arrived: int
+    ended: int
+    state: Literal["pending", "done", "failed", "note"]
+    line: str = ""
+
+    @property
+    def title(self) -> str:
+        """As errors name it: "allreduce 'grad'"."""
+        return f"{self.kind} '{self.name}'" if self.name else self.kind
+
+    @property
+    def full(self) -> str:
+        """The title with all that ranks compare."""
+        return f"{self.title} {self.what}".strip()
+
+    @property
+    def at(self) -> str:
+        """Where it was called, behind what was: " at train.py:12"; empty where that is not known."""
+        return f" at {self.line}" if self.line else ""
+
+
+def read_log(path: str) -> bytes:
+    """What the log at ``path`` holds; empty where it has gone with its owner."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(SIZE)
+    except OSError:
+        return b""
+
+
+def pack(log: bytes) -> str:
+    """A log as text, for `unpack`; some ten KiB."""
+    return base64.b64encode(zlib.compress(log, 1)).decode()
+
+
+def unpack(text: str) -> bytes:
+    """The log of a `pack`. Raises ValueError for what is none."""
+    try:
+        return zlib.decompressobj().decompress(base64.b64decode(text), SIZE)
+    except zlib.error as error:
+        raise ValueError(f"a log of operations that makes no sense: {error}") from None
+
+
+def parse(data: bytes, rank: int) -> list[Operation]:
+    """The operations in a log of ``rank``, in the order in which they were called; none in what is no log."""
+    if len(data) < SIZE:
+        return []
+    magic, _, ahead, *_ = _HEAD.unpack_from(data)
+    if magic != _MAGIC:
+        return []
+    lines: dict[int, str] = {}
+    for number, line, function, file in _SITE.iter_unpack(data[_SITES:_RECORDS]):
+        if number:
+            lines[number] = _line(_text(file), _text(function), line)
+    found = {}
+    for fields in _RECORD.iter_unpack(data[_RECORDS:SIZE]):
+        if fields[0]:  # else it was being written
+            found[fields[0]] = _operation(fields, rank, ahead, lines)
+    return [found[number] for number in sorted(found)]
+
+
+def _operation(fields: tuple[Any, ...], rank: int, ahead: int, lines: Mapping[int, str]) -> Operation:
+    _, called, arrived, ended, group, site, size, state, epoch, named = fields[:10]
+    sequence, kind, dtype, op, dims, _, _, _, _, root, tensors, count = fields[10:22]
+    shape = fields[26 : 26 + min(dims, 7)] if dims > 1 else (count,) if dims else ()
+    name = fields[33][: min(named, 72)].decode(errors="replace")
+    known = kind < len(_KINDS) and dtype < len(_DTYPES) and op < len(_OPS) and state < len(_STATES)
+    moves = known and _KINDS[kind] in _MOVING
+    what = []
+    if moves:
+        what += [_OPS[op]] if _KINDS[kind] in ("allreduce", "reducescatter", "step") else []
+        what += [_DTYPES[dtype], f"{tensors} tensors, {count} elements" if tensors > 1 else str([*shape])]
+        what += [f"root {root}"] if root >= 0 else []
+    return Operation(
+        rank,
+        _KINDS[kind] if known else "note" if kind == _NOTE else "unknown",
+        name,
+        " ".join(what),
+        count * _BYTES[dtype] if moves else 0,
+        group,
+        size,
+        epoch,
+        sequence,
+        called + ahead,
+        arrived and arrived + ahead,
+        ended and ended + ahead,
+        "note" if kind == _NOTE else _STATES[state] if known else "failed",
+        lines.get(site, ""),
+    )
+
+
+def _line(file: str, function: str, line: int) -> str:
+    if file.startswith("<cell of run "):
+        return f"line {line} of the cell"
+    where = f"{os.path.basename(file)}:{line}"
+    return where if function == "<module>" else f"{where} in {function}"
+
+
+def _text(raw: bytes) -> str:
+    return raw.partition(b"\0")[0].decode(errors="replace")
+
+
+def died(last: Operation) -> Operation:
+    """The note that a rank has died, after the ``last`` one in its log."""
+    when = max(last.called, last.ended)
+    return replace(
+        last, kind="note", name="has died", what="", state="note", called=when, arrived=when, ended=when, line=""
+    )
+
+
+def as_events(operations: Iterable[Operation]) -> list[dict[str, Any]]:
+    """Them in Chrome's trace format, one event each, for `complete`."""
+    return [
+        {
+            "name": one.title,
+            "cat": OPERATION,
+            "ph": "i",
+            "ts": one.called / 1000,
+            "pid": one.rank,
+            "tid": 0,
+            "args": asdict(one),
+        }
+        for one in operations
+    ]
+
+
+def complete(events: Sequence[dict[str, Any]], ends: Mapping[int, str] | None = None) -> list[dict[str, Any]]:
+    """A trace in which each event of `as_events` is one for its wait and one for its movement, as in a timeline.
+
+    One more says where ranks part, if they do; ``ends`` are those of `parting`. Other events stay.
+    """
+    operations = [Operation(**one["args"]) for one in events if one.get("cat") == OPERATION]
+    others = [one for one in events if one.get("cat") != OPERATION]
+    if not operations:
+        return others
+    found = parting(operations, ends)
+    last: dict[tuple[int, int, int], Operation] = {}
+    now = max(max(one.called, one.arrived, one.ended) for one in operations)
+    for one in operations:
+        if one.arrived and one.sequence:
+            key = one.epoch, one.group, one.sequence
+            last[key] = max(last.get(key, one), one, key=attrgetter("arrived"))
+    groups = {number: index for index, number in enumerate(sorted({one.group for one in operations}))}
+    made = []
+    for one in operations:
+        event = {"name": one.full, "ph": "X", "pid": one.rank, "tid": groups[one.group]}
+        args = {"sequence": one.sequence, "bytes": one.nbytes, "state": one.state, "line": one.line}
+        if one.state == "note":
+            made.append({**event, "name": one.name, "cat": "note", "ph": "i", "s": "t", "ts": one.called / 1000})
+            continue
+        begin, end = one.arrived or one.called, one.ended or now
+        latest = last.get((one.epoch, one.group, one.sequence), one)
+        met = min(max(begin, latest.arrived), end) if one.state == "done" else end
+        times = {"ts": begin / 1000, "dur": (met - begin) / 1000}
+        waited_for = latest.rank
+        if found and one.state != "done" and found.missing and one.rank not in found.missing:
+            waited_for = found.missing[0]
+        made.append({**event, "cat": "waiting", **times, "args": {**args, "last to arrive": waited_for}})
+        if end > met:
+            made.append({**event, "cat": "moving", "ts": met / 1000, "dur": (end - met) / 1000, "args": args})
+    if found:
+        mark = {"name": found.text, "cat": PARTING, "ph": "X", "ts": found.when / 1000, "tid": 0}
+        for rank in found.ranks:
+            made.append({**mark, "dur": max(1000.0, (now - found.when) / 1000), "pid": rank, "args": {}})
+    return [*others, *made]
+
+
+@dataclass(frozen=True, slots=True)
+class Parting:
+    """The first place where ranks part: a sentence that names the ranks and the operation."""
+
+    text: str
+    when: int
+    """Nanoseconds of the wall clock."""
+    ranks: tuple[int, ...]
+    """Those that did something else than the others."""
+    missing: tuple[int, ...] = ()
+    """Those of them that never came."""
+
+
+def parting(operations: Sequence[Operation], ends: Mapping[int, str] | None = None) -> Parting | None:
+    """Where the ranks part, if they do. ``ends``: how the processes of ranks have ended, "was killed by SIGKILL"."""
+    newest = max((one.epoch for one in operations), default=0)
+    groups: dict[tuple[int, int], list[Operation]] = defaultdict(list)
+    for one in operations:
+        if one.epoch == newest or one.state == "failed":
+            groups[one.epoch, one.group].append(one)
+    found = [
+        candidate
+        for key in groups
+        for candidate in _candidates(
+            [one for one in operations if (one.epoch, one.group) == key], operations, dict(ends or {})
+        )
+    ]
+    return min(found, key=attrgetter("when"), default=None)
+
+
+def _candidates(group: Sequence[Operation], all_of_them: Sequence[Operation], ends: dict[int, str]) -> list[Parting]:
+    members = _members(group)
+    ordered: dict[int, dict[int, Operation]] = defaultdict(dict)
+    named: dict[str, dict[int, Operation]] = defaultdict(dict)
+    for one in group:
+        if one.state == "note":
+            continue
+        if one.sequence:
+            ordered[one.sequence][one.rank] = one
+        elif one.name:
+            named[one.name][one.rank] = one  # its last one
+    found = []
+    oldest = {rank: min((n for n, calls in ordered.items() if rank in calls), default=0) for rank in members}
+    for sequence in sorted(ordered):
+        calls = ordered[sequence]
+        if any(sequence < oldest[rank] for rank in members):  # some have written over it
+            continue
+        if {one.state for one in calls.values()} != {"done"}:
+            # After an abort an operation fails before it gets a sequence.
+            alike = {one.full for one in calls.values()}
+            late = {one.rank: one for one in group if not one.sequence and one.state == "failed" and one.full in alike}
+            calls = {**late, **calls}
+            found.append(_describe(calls, members, all_of_them, ends))
+            break
+    if not found:  # what matches by name ends with the epoch, so it says less
+        for calls in named.values():
+            open_calls = {rank: one for rank, one in calls.items() if one.state != "done"}
+            if open_calls:
+                found.append(_describe(open_calls, members, all_of_them, ends))
+    return found
+
+
+def _members(group: Sequence[Operation]) -> list[int]:
+    """The ranks of the group, as far as their logs tell."""
+    for one in group:
+        if one.state == "note" and one.name.startswith(_MEMBERS):
+            _, _, listed = one.name.partition(" of ")
+            numbers = [int(word) for word in listed.split() if word.isdigit()]
+            if len(numbers) == one.size:
+                return numbers
+    known = {one.rank for one in group}
+    size = max(one.size for one in group)
+    return sorted(known | set(range(size)) if group[0].group == 0 and size <= _MOST_RANKS else known)
+
+
+def _describe(
+    calls: Mapping[int, Operation], members: Sequence[int], everything: Sequence[Operation], ends: Mapping[int, str]
+) -> Parting:
+    missing = [rank for rank in members if rank not in calls]
+    texts = Counter(one.full for one in calls.values())
+    usual, most = texts.most_common(1)[0]
+    if len(texts) > 1 and most == 1:  # two ranks that differ, say: the lower one is the measure
+        usual = calls[min(calls)].full
+    first = next(one for one in calls.values() if one.full == usual)
+    when = min(one.arrived or one.called for one in calls.values())
+    others = [rank for rank, one in calls.items() if one.full == usual]
+    odd = {rank: one for rank, one in sorted(calls.items()) if one.full != usual}
+    which = f" ({_group_of(members)})" if first.group else ""
+    if odd:
+        said = "; ".join(f"rank {rank} called {one.full}{one.at}" for rank, one in odd.items())
+        text = f"{said}, where {named_ranks(sorted(others))} called {first.full}{first.at}{which}"
+        return Parting(text, when, tuple(odd))
+    if missing:
+        stories = "; ".join(_story(rank, everything, ends, when) for rank in missing)
+        text = f"{stories}. {named_ranks(sorted(others))} called {first.full}{first.at}{which}"
+        return Parting(text, when, tuple(missing), tuple(missing))
+    ended = {rank: how for rank, how in ends.items() if rank in calls}
+    if ended:
+        said = "; ".join(f"rank {rank} {how} in {calls[rank].full}{calls[rank].at}" for rank, how in ended.items())
+        return Parting(said + which, when, tuple(sorted(ended)))
+    failed = tuple(sorted(rank for rank, one in calls.items() if one.state != "done"))
+    how = "failed in" if any(one.state == "failed" for one in calls.values()) else "are in"
+    return Parting(f"{named_ranks(list(failed))} {how} {first.full}{first.at}{which}", when, failed)
+
+
+def _group_of(members: Sequence[int]) -> str:
+    return f"group of {named_ranks(list(members))}"
+
+
+def _story(rank: int, everything: Sequence[Operation], ends: Mapping[int, str], when: int) -> str:
+    """Why ``rank`` never came, as far as its log tells."""
+    own = [one for one in everything if one.rank == rank]
+    calls = [one for one in own if one.state != "note"]
+    notes = [one for one in own if one.state == "note" and not one.name.startswith(_MEMBERS)]
+    notes = [one for one in notes if not calls or one.called >= calls[-1].called]
+    after = ""
+    if calls:
+        last = calls[-1]
+        passed = (when - (last.ended or last.called)) / 1e9
+        ago = f", {passed:.1f} s before" if passed >= 0.1 else ""
+        after = f" after {last.title}{last.at}{ago}"
+    if rank in ends:
+        return f"rank {rank} never came: it {ends[rank]}{after}"
+    if notes:
+        return f"rank {rank} never came: it {notes[0].name}{notes[0].at}{after}"
+    if not own:
+        return f"rank {rank} never came, and its log is not known"
+    return f"rank {rank} never came: its program has called nothing{after}"
