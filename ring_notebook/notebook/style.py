@@ -23,7 +23,7 @@ PHASE_COLORS = {
     "bubble": "#cb8c84",
     "moving": "#aec3da",
     "sending": "#8a9a4e",
-    "parting": "#c2483f",
+    "parting": "#8b1a3a",
 }
 PHASE_WORDS = {
     "compute": "compute",

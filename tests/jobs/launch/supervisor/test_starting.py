@@ -82,7 +82,7 @@ def test_what_this_host_lacks_is_not_blamed_on_the_program(setup: str, shell: st
 def test_as_many_ranks_as_the_limits_allow_start() -> None:
     """The count of descriptors for each rank is the true one."""
     code = "from mpi4py import MPI; MPI.COMM_WORLD.Barrier()"
-    shell = 'ulimit -n 66; "$@"; echo $?'
+    shell = 'ulimit -n 72; "$@"; echo $?'
     for n, code_of_job in ((6, "0"), (7, "2")):
         command = ["bash", "-c", shell, "bash", *RINGRUN, "-np", str(n), "python", "-c", code]
         done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False)

@@ -171,7 +171,7 @@ def test_few_open_files_are_enough_for_few_ranks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("files", "processes", "most"), [(20_000, 32_768, 2853), (1 << 20, 1000, 500), (10, 32_768, 0)]
+    ("files", "processes", "most"), [(20_000, 32_768, 2497), (1 << 20, 1000, 500), (10, 32_768, 0)]
 )
 def test_the_least_limit_counts(files: int, processes: int, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(own_launchers, "_open_files", lambda: files)
