@@ -10,6 +10,8 @@ from ring_notebook.errors import RunFailed
 from ring_notebook.notebook.run.failures import as_exception, brief, describe, in_a_line
 from ring_notebook.records import Failure
 
+TRACED = "\n`%ring trace` shows the last operations of all ranks"
+
 
 def failure(rank: int, message: str = "boom", *, line: int = 3, aborted: bool = False, **changes: object) -> Failure:
     values: dict[str, object] = {
@@ -94,8 +96,10 @@ def test_ranks_that_only_stopped_are_one_line_and_never_the_cause() -> None:
 def test_a_rank_that_had_not_begun_says_so_and_names_no_barrier() -> None:
     waited = failure(0, "rank 0: barrier 'begin' (sequence 1) stopped because rank 1 raised NameError", aborted=True)
     opening = replace(waited, frames=(("runner.py", 9, "open_run", ""),))
-    assert describe([failure(1), opening]).endswith(
-        "rank 0: stopped before the first line because rank 1 raised NameError"
+    assert (
+        describe([failure(1), opening])
+        .removesuffix(TRACED)
+        .endswith("rank 0: stopped before the first line because rank 1 raised NameError")
     )
 
 
@@ -118,17 +122,23 @@ def test_a_mismatch_shows_its_table_once() -> None:
     both = [failure(rank, f"rank {rank}: expected ...{table}", ename="CollectiveMismatch") for rank in (0, 1)]
     text = describe(both)
     assert text.count("The calls at") == 1
-    assert text.endswith("ranks 0-1: same")
+    assert text.removesuffix(TRACED).endswith("ranks 0-1: same")
     text = describe([both[0], failure(1, f"rank 1: expected ...{table}", ename="CollectiveMismatch", line=9)])
     assert text.count("The calls at") == 1
-    assert text.endswith("raised on rank 0\nrank 1: the same, at line 9")
+    assert text.removesuffix(TRACED).endswith("raised on rank 0\nrank 1: the same, at line 9")
 
 
 def test_ranks_that_part_are_told_with_the_counts_of_their_calls() -> None:
     waited = failure(0, "rank 0: allreduce stopped because rank 1 has left", line=7, aborted=True)
-    assert describe([waited], calls={0: 101, 1: 100, 2: 100}).endswith(
-        "101 calls on rank 0, 100 on ranks 1-2; they part at line 7"
+    assert (
+        describe([waited], calls={0: 101, 1: 100, 2: 100})
+        .removesuffix(TRACED)
+        .endswith("101 calls on rank 0, 100 on ranks 1-2; they part at line 7")
     )
-    assert describe([waited], calls={0: 1, 1: 0}).endswith("1 call on rank 0, 0 on rank 1; they part at line 7")
+    assert (
+        describe([waited], calls={0: 1, 1: 0})
+        .removesuffix(TRACED)
+        .endswith("1 call on rank 0, 0 on rank 1; they part at line 7")
+    )
     assert "calls" not in describe([waited], calls={0: 4, 1: 4})
     assert "calls" not in describe([failure(0), waited], calls={0: 4, 1: 3}), "a rank that raised is the reason"
