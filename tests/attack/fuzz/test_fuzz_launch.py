@@ -29,11 +29,11 @@ REQUEST = {"generation": 1, "step": 0, "members": [0, 1], "last": False, "value"
 def status_file() -> Iterator[tuple[StatusFile, int]]:
     """The launcher's side, and the file as a rank has it."""
     status = StatusFile()
-    (path,) = status.variables.values()
-    file = os.open(path, os.O_RDWR)
+    file = os.open(status.path, os.O_RDWR)
     yield status, file
     os.close(file)
-    os.close(int(path.rpartition("/")[2]))
+    for path in status.variables.values():
+        os.close(int(path.rpartition("/")[2]))
 
 
 def write(file: int, data: bytes) -> None:
