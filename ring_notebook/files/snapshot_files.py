@@ -110,7 +110,7 @@ def _checked(name: str) -> str:
 def check_folder(folder: Path) -> None:
     """Raise RingError if another user could change what is in ``folder``: loading a snapshot runs code."""
     if how := changed_by_others(folder):
-        raise RingError(f"{how}: whoever can change a snapshot can run code as you when it is loaded")
+        raise RingError(f"{how}: a user who can change a snapshot can run code as you when you load it")
 
 
 def found(folder: Path) -> tuple[list[Snapshot], list[str]]:

@@ -1,7 +1,7 @@
 """Interrupts that name what they are to end, such as a run: one that comes late does not end what follows it.
 
-A rank writes what it executes to the beginning of its status file. Whoever interrupts it compares first, and holds a
-lock on the file meanwhile, which the rank takes before it executes something else.
+A rank writes what it executes to the beginning of its status file. The sender of an interrupt locks that file, compares
+the name, and sends the signal. The rank takes the same lock before it executes something else.
 """
 
 from __future__ import annotations

@@ -171,7 +171,7 @@ def _login() -> str:
 
 
 class _Shown:
-    """The tile and the report of the newest run, made anew every `PERIOD` at most, whoever asks and how often."""
+    """The tile and the report of the newest run. `recent` makes each once in a `PERIOD` at most, for all visitors."""
 
     def __init__(self, newest: Callable[[], RunRecord | None], who: str) -> None:
         self._newest = newest
