@@ -76,14 +76,25 @@ def _valid(visible: str) -> Iterator[str]:
         yield name.strip()
 
 
-def _named_by_driver() -> list[str] | None:
-    """What NVIDIA's management library finds; None without its package, its driver, or a GPU."""
+def management_library() -> ModuleType | None:
+    """NVIDIA's management library (NVML), initialized; None without its package or its driver."""
     try:
         library = import_module("pynvml")
     except ImportError:
         return None
     try:
         library.nvmlInit()
+    except library.NVMLError:
+        return None
+    return library
+
+
+def _named_by_driver() -> list[str] | None:
+    """What NVML finds; None without it, or without a GPU."""
+    library = management_library()
+    if library is None:
+        return None
+    try:
         try:
             return _found(library)
         finally:

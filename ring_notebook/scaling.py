@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Literal
 
+from ring_notebook.energy import NOT_MEASURED, Used, used
 from ring_notebook.spent import SHARES, RankTimes, Spent, spent
 from ring_notebook.words import plural
 
@@ -31,7 +32,7 @@ class Measured:
 
     ``batch``: samples of all ranks in a step. ``shares``: the parts of the ranks' time, means that make up 1.
     ``hosts``: on how many the ranks were. ``cores``: of each host; 0 where ranks compute on GPUs. ``posted``: bytes
-    that each rank has given to collectives in a step.
+    that each rank has given to collectives in a step. ``energy``: what it has used.
     """
 
     ranks: int
@@ -42,6 +43,7 @@ class Measured:
     hosts: int = 1
     cores: int = 0
     posted: float = 0.0
+    energy: Used = NOT_MEASURED
 
     @property
     def step(self) -> float:
@@ -62,6 +64,7 @@ def measured(times: Sequence[RankTimes]) -> Measured:
         times[0].hosts,
         times[0].cores,
         fmean(one.spent.get("posted", 0.0) / one.steps for one in clocks) if clocks else 0.0,
+        used([one.spent for one in times]),
     )
 
 
@@ -75,7 +78,7 @@ class Scaling:
 
     ``speedup`` is relative to the smallest size, by samples/s, or by time when the program logs no samples;
     ``efficiency`` is the speedup divided by that of ideal scaling. A size that was predicted has an ``interval``, in
-    which its efficiency lies.
+    which its efficiency lies. ``joules``: of a sample, the median; None where energy was not measured.
     """
 
     ranks: int
@@ -87,6 +90,7 @@ class Scaling:
     efficiency: float
     shares: Mapping[str, float]
     interval: tuple[float, float] | None = None
+    joules: float | None = None
 
 
 def measure(runs: Sequence[Measured]) -> list[Scaling]:
@@ -112,9 +116,14 @@ def measure(runs: Sequence[Measured]) -> list[Scaling]:
                 pace / base,
                 pace / base / (size / first),
                 {part: fmean(run.shares[part] for run in same) for part in PARTS},
+                joules=median(joules) if (joules := _joules(same)) else None,
             )
         )
     return points
+
+
+def _joules(runs: Sequence[Measured]) -> list[float]:
+    return [run.energy.per_sample for run in runs if run.energy.per_sample is not None]
 
 
 def lost(first: Scaling, last: Scaling) -> dict[str, float]:
@@ -175,6 +184,7 @@ def table(points: Sequence[Scaling]) -> tuple[list[str], list[list[str]]]:
     counts = all(point.rate for point in points)
     names = dict(zip(SHARES.values(), SHARES, strict=True))
     parts = [part for part in PARTS if part != "bubble" or any(point.shares[part] > 0.005 for point in points)]
+    burnt = any(point.joules is not None for point in points)
     rows = [
         [
             f"{point.ranks} predicted" if point.interval else str(point.ranks),
@@ -184,11 +194,13 @@ def table(points: Sequence[Scaling]) -> tuple[list[str], list[list[str]]]:
             f"{point.speedup:.2f}",
             f"{point.efficiency:.0%}" + (" ({:.0%} to {:.0%})".format(*point.interval) if point.interval else ""),
             *(f"{point.shares[part]:.0%}" for part in parts),
+            *([] if not burnt else [""] if point.joules is None else [f"{point.joules:.3g}"]),
         ]
         for point in points
     ]
     counted = ["global batch", "samples/s"] if counts else []
-    return ["ranks", "seconds", *counted, "spread", "speedup", "efficiency", *(names[part] for part in parts)], rows
+    columns = ["ranks", "seconds", *counted, "spread", "speedup", "efficiency", *(names[part] for part in parts)]
+    return [*columns, *(["J/sample"] if burnt else [])], rows
 
 
 def write_csv(points: Sequence[Scaling], path: str | Path) -> None:
@@ -196,13 +208,14 @@ def write_csv(points: Sequence[Scaling], path: str | Path) -> None:
     with open(path, "w", newline="") as file:
         out = csv.writer(file)
         names = ["ranks", "seconds", "samples_per_s", "batch", "spread", "speedup", "efficiency", *PARTS]
-        out.writerow([*names, "low", "high"])
+        out.writerow([*names, "low", "high", "joules_per_sample"])
         for one in points:
             numbers = (one.seconds, one.rate, one.batch, one.spread, one.speedup, one.efficiency)
             shares = (one.shares[part] for part in PARTS)
             interval = one.interval or ("", "")
             ends = (f"{end:.6g}" if isinstance(end, float) else end for end in interval)
-            out.writerow([one.ranks, *(f"{number:.6g}" for number in (*numbers, *shares)), *ends])
+            joules = "" if one.joules is None else f"{one.joules:.6g}"
+            out.writerow([one.ranks, *(f"{number:.6g}" for number in (*numbers, *shares)), *ends, joules])
 
 
 def rank_counts(text: str) -> list[int]:

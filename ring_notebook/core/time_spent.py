@@ -14,6 +14,7 @@ from time import monotonic, perf_counter, process_time
 from typing import Any
 
 from ring_notebook.core import other_waits, world
+from ring_notebook.core.energy_of_rank import EnergyOfRank
 from ring_notebook.hardware import cores, throttled
 from ring_notebook.rank.rank_status import report_to_job
 
@@ -73,6 +74,7 @@ class TimeSpent:
         self._begun: float | None = None
         self._before: dict[str, float] = {}
         self._ended: dict[str, float] | None = None
+        self.energy = EnergyOfRank()
 
     def begin_training(self) -> None:
         """The rank logs its first row: earlier time no longer counts."""
@@ -86,7 +88,7 @@ class TimeSpent:
         """Seconds in collectives and messages, the part of them spent waiting for other ranks, and waiting for data.
 
         ``bubble`` is the wait for messages in that part, ``posted`` the bytes of the tensors in collectives. The values
-        of `spent.OwnTime` are among them.
+        of `spent.OwnTime` are among them, and the joules of `energy`.
         ``training`` is the whole time; without a row it is left out, and the others count from the beginning of the
         cell.
         """
@@ -104,6 +106,7 @@ class TimeSpent:
             "posted": float(world.posted()),
             **self._totals(),
             **_linux.read(),
+            **self.energy.joules(),
         }
 
 

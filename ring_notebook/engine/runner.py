@@ -20,6 +20,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from ring_notebook.core import checkpoint_place, metrics, other_waits, step_points, trace, world
 from ring_notebook.core.steering import present, steering
 from ring_notebook.core.time_spent import TimeSpent
+from ring_notebook.energy import LACKS
 from ring_notebook.engine import debuggers, dialogue, kept_variables, mpi_access, namespace, setup
 from ring_notebook.engine.capture import Capture, show_figures
 from ring_notebook.engine.cell import Begin, Cell
@@ -251,6 +252,7 @@ class _Execution:
             "line": self._line_of(error),
             "calls": self.calls,
             **self.spent.now(),
+            LACKS: self.spent.energy.lacks,
             "peak_memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         }
         records.append(Ended(self.run, self.rank, self._status(error), seconds, summary))
@@ -334,6 +336,7 @@ class _Execution:
             progress=metrics.progress(),
             extra={
                 **self.spent.now(),
+                LACKS: self.spent.energy.lacks,
                 "calls": _calls(),
                 "loop": self.loops.report(),
                 "pass": self.loops.number,

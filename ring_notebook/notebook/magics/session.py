@@ -14,6 +14,7 @@ from typing import Any
 from IPython.core.error import StdinNotImplementedError
 from IPython.display import display
 
+from ring_notebook.energy import energy_text
 from ring_notebook.errors import ClusterError, RingError
 from ring_notebook.launch.batch_job import job_name, walltime, who_ended_it
 from ring_notebook.launch.batch_systems import login_node_of
@@ -602,6 +603,8 @@ class Session:
                 if not runs[-1].rate and log.view().samples_per_s:
                     raise RingError(f"{title}: the cell logged too few steps after --warmup {warmup}; let it make more")
         points, notes = compare(runs, kind, predict, link, gpus_per_host)
+        if not any(one.energy.joules for one in runs) and (why := energy_text(runs[-1].energy)):
+            notes = [*notes, f"{why[:1].upper()}{why[1:]}."]
         if csv:
             write_csv(points, csv)
         return ScalingReport(points, "\n".join(notes))

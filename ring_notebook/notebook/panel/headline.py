@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import NamedTuple
 
+from ring_notebook.energy import energy_text
 from ring_notebook.notebook.panel import machines
 from ring_notebook.notebook.panel.progress import Progress, progress
 from ring_notebook.notebook.panel.waits import left_out, left_out_in_loop, stall_sentence
@@ -45,7 +46,7 @@ def headline(log: RunRecord, view: RunView, stuck: Sequence[RankView] = ()) -> H
     facts = [*branch_of(log), _on_ranks(log, view), duration(view.elapsed)]
     if view.samples_per_s:
         facts.append(f"{whole(view.samples_per_s)} samples/s")
-    facts += [*_speedup(log, view), *_transport(view)]
+    facts += [*_speedup(log, view), *_transport(view), *_energy(view)]
     running = log.status == "running"
     batch = _batch_job(log, view) if running else None
     if batch:
@@ -103,6 +104,12 @@ def _transport(view: RunView) -> list[str]:
     """What moves tensors on GPUs between the ranks, once a rank has reported it."""
     ways = [rank.status.extra.get("transport") for rank in view.ranks if rank.status]
     return next(([text] for way, text in TRANSPORTS.items() if way in ways), [])
+
+
+def _energy(view: RunView) -> list[str]:
+    """The energy that the run has used, where it was measured; the report says under Machine why it was not."""
+    used = view.energy
+    return [] if used.joules is None else [energy_text(used)]
 
 
 class _BatchJob(NamedTuple):

@@ -12,6 +12,7 @@ from typing import Any
 
 from IPython.display import HTML
 
+from ring_notebook.energy import energy_text
 from ring_notebook.notebook.panel import display_area, headline, hints, labelled_lines, machines, rank_table
 from ring_notebook.notebook.panel.charts import svg_chart
 from ring_notebook.notebook.panel.charts.chart import Chart, charts, compared, grouped
@@ -265,6 +266,9 @@ def _machine(log: RunRecord, view: RunView) -> str:
     if not view.names and view.elapsed < MACHINE_SECONDS:
         return ""
     shown = svg_chart.grid(machines.charts(view, log.look))
+    energy = view.energy
+    if energy.joules is None and (why := energy_text(energy)):
+        shown += f"<div>{escape(why)}</div>"
     return f"<details{' open' * log.look.machine}><summary>Machine</summary>{shown}</details>" if shown else ""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Thread
@@ -88,6 +89,7 @@ class RunLog(RunRecord):
             "seconds": round(view.elapsed, 3),
             "samples": sum(rank.samples for rank in view.ranks),
             "samples_per_s": view.samples_per_s,
+            **({"energy": asdict(energy)} if (energy := view.energy).joules is not None else {}),
             **({"trouble": self.trouble} if self.trouble else {}),
             **({"rest": str(rest)} if rest else {}),
             "params": self.params,

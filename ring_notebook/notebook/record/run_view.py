@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any, NamedTuple
 
+from ring_notebook.energy import Used, used
 from ring_notebook.knobs import Range, Value, decoded
 from ring_notebook.notebook.record.displays import Displayed, Displays, logged
 from ring_notebook.notebook.record.series import Points, Rate, Series
@@ -156,6 +157,12 @@ class RunView:
         return min(shares) if shares else None
 
     @property
+    def energy(self) -> Used:
+        """The energy that the run has used. An epoch is a pass over the loader, as `track` counts them."""
+        facts = [one.ended.summary if one.ended else one.status.extra if one.status else {} for one in self.ranks]
+        return used(facts, max(map(_passes, self.ranks), default=0.0))
+
+    @property
     def left(self) -> float | None:
         """The seconds left of the slowest rank."""
         return max((rank.left for rank in self.ranks if rank.left is not None), default=None)
@@ -169,6 +176,13 @@ class RunView:
             return ()
         alive = tuple(rank for rank in self.ranks if rank.ended is None)
         return alive if all(rank.idle >= after for rank in alive) else ()
+
+
+def _passes(rank: RankView) -> float:
+    """The passes over the loader that a rank has made; 0 if unknown."""
+    done, total = rank.progress
+    number = int(rank.status.extra.get("pass") or 0) if rank.status else 0
+    return number - 1 + done / total if number and total else 0.0
 
 
 @dataclass(slots=True)

@@ -35,7 +35,7 @@ _SHOWN = 6  # metrics and hyper-parameters that a list shows; the others are fol
 _TRIVIAL_SECONDS = 10.0  # a cell that ended well before and logged nothing is no experiment
 _DOTS = {"ok": "#22a06b", "failed": "#d64545", "interrupted": "#c9962b", "running": "#3b82f6"}
 _LOST = "running or lost"
-_FACTS = ("name", "status", "samples/s", "seconds", "ranks", "checkpoint", "started", "run")
+_FACTS = ("name", "status", "samples/s", "J/sample", "kJ", "seconds", "ranks", "checkpoint", "started", "run")
 _CURVE = "curve"
 _BRANCH = "branch of"
 _PIECES = 1000  # of output that are read at a time
@@ -255,6 +255,8 @@ class _Entry:
             "name": _name(self.about),
             "status": self.summary.get("status", _LOST),
             "samples/s": self.summary.get("samples_per_s") or None,
+            "J/sample": self._energy("per_sample"),
+            "kJ": None if (joules := self._energy("joules")) is None else joules * 1e-3,
             "seconds": self.summary.get("seconds"),
             "ranks": self.about["size"],
             "checkpoint": self.checkpoint,
@@ -265,6 +267,11 @@ class _Entry:
             "note": self.labels.note,
         }
         return facts[name] if name in facts else self.last.get(name, self.params.get(name))
+
+    def _energy(self, name: str) -> float | None:
+        energy = self.summary.get("energy")
+        value = energy.get(name) if isinstance(energy, dict) else None
+        return value if isinstance(value, int | float) else None
 
     def cell(self, name: str) -> str:
         """The text in a column."""

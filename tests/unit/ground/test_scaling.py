@@ -101,15 +101,18 @@ def test_which_scaling_was_measured(batches: tuple[int, int], wanted: Kind, said
 
 
 def test_the_numbers_as_a_file_and_as_a_table(tmp_path: Path) -> None:
-    point = Scaling(2, 1.5, 100.0, 64.0, 0.1, 1.8, 0.9, shares(moving=0.25))
+    point = Scaling(2, 1.5, 100.0, 64.0, 0.1, 1.8, 0.9, shares(moving=0.25), joules=0.25)
     predicted = Scaling(8, 2.0, 300.0, 256.0, 0.0, 6.0, 0.75, shares(moving=0.5), (0.5, 0.8))
     write_csv([point, predicted], tmp_path / "scale.csv")
     assert (tmp_path / "scale.csv").read_text().splitlines() == [
-        "ranks,seconds,samples_per_s,batch,spread,speedup,efficiency,compute,data,moving,waiting,bubble,low,high",
-        "2,1.5,100,64,0.1,1.8,0.9,0.75,0,0.25,0,0,,",
-        "8,2,300,256,0,6,0.75,0.5,0,0.5,0,0,0.5,0.8",
+        "ranks,seconds,samples_per_s,batch,spread,speedup,efficiency,compute,data,moving,waiting,bubble,low,high,"
+        "joules_per_sample",
+        "2,1.5,100,64,0.1,1.8,0.9,0.75,0,0.25,0,0,,,0.25",
+        "8,2,300,256,0,6,0.75,0.5,0,0.5,0,0,0.5,0.8,",
     ]
     columns, rows = table([point, predicted])
     assert columns[:7] == ["ranks", "seconds", "global batch", "samples/s", "spread", "speedup", "efficiency"]
     assert rows[0][:7] == ["2", "1.50", "64", "100", "10%", "1.80", "90%"]
     assert rows[1][:7] == ["8 predicted", "2.00", "256", "300", "", "6.00", "75% (50% to 80%)"]
+    assert (columns[-1], rows[0][-1], rows[1][-1]) == ("J/sample", "0.25", "")
+    assert "J/sample" not in table([predicted])[0]

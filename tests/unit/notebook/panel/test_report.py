@@ -497,3 +497,22 @@ def test_how_numbers_are_said() -> None:
     assert [ago(value) for value in (0.3, 5)] == ["now", "5.0 s ago"]
     assert [whole(value) for value in (1234567, 99.5, 0.25)] == ["1,234,567", "99.5", "0.25"]
     assert rank_list([7, 0, 2, 1]) == "0-2, 7"
+
+
+def test_energy_is_told_or_why_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = {"joules_packages": 3840.0, "samples": 1920.0, "training": 3.0}
+    status = Status("r1", 0, 1.0, progress=(30, 60), extra={"pass": 3})
+    measured = run(
+        tmp_path / "r1", 2, status, Ended("r1", 0, "ok", 3.0, facts), Ended("r1", 1, "ok", 3.0, {"samples": 1920.0})
+    )
+    assert "3.84 kJ, 1 J a sample, 1.54 kJ an epoch" in report.mime_bundle(measured)["text/plain"]
+    assert measured.summary["energy"] == {"joules": 3840.0, "per_sample": 1.0, "per_epoch": 1536.0, "lacks": ""}
+    lacks = {"energy_lacks": "only root may read energy_uj"}
+    load = [Load("r2", 0, time.time() + at, {"cpu": 50.0}) for at in (0, 1)]
+    page = report.mime_bundle(run(tmp_path / "r2", 1, *load, Ended("r2", 0, "ok", 3.0, lacks)))["text/html"]
+    assert page.count("energy not measured: only root may read energy_uj") == 1
+    monkeypatch.setenv("RING_RUNS_DIR", str(tmp_path))
+    config.cache_clear()
+    listed = catalogue.listing(every=True)
+    assert [row[listed.columns.index("J/sample")] for row in listed.rows] == ["", "1"]
+    config.cache_clear()

@@ -1,0 +1,45 @@
+"""The counters of energy that this rank reads: each package and GPU of a host is read by one rank of the run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ring_notebook.core import world
+from ring_notebook.energy import GPU, PACKAGES, POWERCAP, Gpu, Packages
+from ring_notebook.gpus import gpus
+
+
+class EnergyOfRank:
+    """Chosen when the epoch is open. ``lacks`` says why a counter that this rank should read is not measured."""
+
+    def __init__(self, powercap: Path = POWERCAP) -> None:
+        """``powercap`` is laid out as /sys/class/powercap is."""
+        self._powercap = powercap
+        self._counters: dict[str, Packages | Gpu] | None = None
+
+    def joules(self) -> dict[str, float]:
+        """Joules by name since the first call in an epoch, of what is measured."""
+        if self._counters is None:
+            if not world.is_initialized():
+                return {}
+            self._counters = _chosen(self._powercap)
+        read = {name: one.joules() for name, one in self._counters.items()}
+        return {name: joules for name, joules in read.items() if joules is not None}
+
+    @property
+    def lacks(self) -> str:
+        return "; ".join(one.lacks for one in (self._counters or {}).values() if one.lacks)
+
+
+def _chosen(powercap: Path) -> dict[str, Packages | Gpu]:
+    here = world.current()
+    chosen: dict[str, Packages | Gpu] = {PACKAGES: Packages(powercap)} if here.local_rank == 0 else {}
+    names = gpus()
+    if names:
+        mates = world.prepare_host().mates  # of the job, of which the run may have a part
+        own = mates.index(here.ranks[here.rank]) % len(names)
+        before = [mates.index(rank) for rank in here.ranks[: here.rank] if rank in mates]
+        if all(one % len(names) != own for one in before):
+            # An engine's own GPU is its first; a script sees all of them in one order.
+            chosen[GPU] = Gpu(names[own if here.run is None else 0])
+    return chosen
