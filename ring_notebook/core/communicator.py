@@ -356,6 +356,15 @@ class Communicator:
             own = self.group(members) or own
         return own
 
+    def leaders(self) -> Communicator | None:
+        """The communicator of the first rank of each host; None on other ranks. On one host, the group itself.
+
+        All ranks of this group must call it.
+        """
+        host_of = self._native.host_of
+        firsts = sorted(host_of.index(host) for host in set(host_of))
+        return self.group(firsts) if firsts else self
+
     def abort(self, reason: str) -> None:
         """End the epoch: every pending and later operation of every rank raises CollectiveAborted with ``reason``."""
         self._native.abort(reason)

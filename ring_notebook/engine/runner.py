@@ -17,7 +17,7 @@ from typing import Any, Literal
 from ipyparallel.engine.datapub import publish_data
 from IPython.core.interactiveshell import InteractiveShell
 
-from ring_notebook.core import checkpoint_place, metrics, other_waits, step_points, trace, world
+from ring_notebook.core import checkpoint_place, local_steps, metrics, other_waits, step_points, trace, world
 from ring_notebook.core.steering import present, steering
 from ring_notebook.core.time_spent import TimeSpent
 from ring_notebook.energy import LACKS
@@ -57,6 +57,7 @@ def execute(
     warmup: int,
     replay: list[dict[str, Any]],
     branch: dict[str, Any],
+    sync_every: int,
 ) -> None:
     """Run a cell as this rank's part of ``run``, in a new epoch over ``engines``, which are its ranks in this order.
 
@@ -66,13 +67,14 @@ def execute(
     engines of the cluster that have died.
     ``checkpoints`` is the folder for those of the run, ``resume`` the one that it resumes from, or empty.
     After ``warmup`` steps the account of the rank's time begins. ``replay`` has the changes of knobs of another run, to
-    be made again at the same points. ``branch`` says where in the cell it begins, if it
-    continues the run of a snapshot that was restored.
+    be made again at the same points. ``branch`` says where in the cell it begins, if it continues the run of a snapshot
+    that was restored. ``sync_every`` is for optimizers that are made without a number of local steps of their own.
 
     Returns when the cell has ended and all records were sent; never raises the cell's exception.
     """
     mpi_access.withdraw_from_survivors(lost)
     checkpoint_place.begin(checkpoints, resume)
+    local_steps.of_run.begin(sync_every)
     own = not only or setup.rank() in only
     execution = _Execution(run, epoch, engines, recorded, horovod, warmup, replay, branch)
     execution.execute(source if own else "", first_line)
@@ -151,6 +153,7 @@ class _Execution:
             # First, because drawing figures takes time, and other ranks may wait for this one.
             self.error = self._leave(self.error)
             self._end_steering()
+            self._tell_lost_options()
             unshown = self.interruptible.call(show_figures)
             self.error = unshown if self.error is None else self.error  # not `or`: an exception may be falsy
             if self.error is not None and not _is_exit(self.error):
@@ -187,6 +190,13 @@ class _Execution:
             sets = [f"{name}={value}" for one in left if one["action"] == SET for name, value in one["values"].items()]
             others = dict.fromkeys(one["action"] for one in left if one["action"] != SET)
             self._say(f"The run ended before its next step: not taken are {', '.join([*sets, *others])}")
+
+    def _tell_lost_options(self) -> None:
+        if local_steps.of_run.is_lost and self.error is None and self.rank == 0:
+            self._say(
+                f"--sync-every {local_steps.of_run.every} had no effect: no optimizer of the cell was made by "
+                "ring.prepare or DistributedOptimizer of PyTorch, which alone know local steps"
+            )
 
     def _put_back(self) -> None:
         if self.state is not None and (changed := self.state.put_back()):

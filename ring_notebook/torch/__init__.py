@@ -12,6 +12,7 @@ else:
     del torch
 
 from ring_notebook.api.counts import counts
+from ring_notebook.api.local_steps import LocalSteps
 from ring_notebook.api.objects import allgather_object, broadcast_object
 from ring_notebook.api.only import only
 from ring_notebook.api.tensor_adapter import register_adapter
@@ -68,6 +69,7 @@ __all__ = [
     "DistributedSampler",
     "HostsUpdatedInterrupt",
     "LinearScalingLR",
+    "LocalSteps",
     "SyncBatchNorm",
     "allgather_into",
     "allgather_object",

@@ -233,6 +233,13 @@ def _train() -> LineParser:
         metavar="10min",
         help="keep all variables so often (`%%ring snapshots`)",
     )
+    parser.add_argument(
+        "--sync-every",
+        type=_count,
+        default=1,
+        metavar="N",
+        help="let each rank step alone, and sync the weights every N steps",
+    )
     parser.add_argument("--out", default="", metavar="VAR", help="assign the run to this variable")
     # Of a cell that `%ring default on` sends to the ranks: it has no line of the magic. Not for users to type.
     parser.add_hidden_argument("--first-line", type=int, default=2)

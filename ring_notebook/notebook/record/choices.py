@@ -108,6 +108,8 @@ class CellOptions:
     """Seconds between two snapshots of the run; 0 for none."""
     branch: Mapping[str, Any] = field(default_factory=dict)
     """Of a run that begins where another one was: ``of`` names that and the step; where in the cell it begins."""
+    sync_every: int = 1
+    """Local steps between two syncs, for optimizers that are made without a number of their own."""
     warmup: int = 1
     """Steps after which the account of the ranks' time begins."""
 

@@ -81,6 +81,7 @@ def send(
         int(options.get("warmup", 1)),
         replay,
         {name: value for name, value in (options.get("branch") or {}).items() if name != "of"},
+        int(options.get("sync_every", 1)),
     )
     questions = Answering(chosen)
     with DeferredInterrupt() as interrupt:  # else ranks would execute a cell that no run of this kernel knows

@@ -10,16 +10,19 @@ import torch
 from torch import Tensor
 
 from ring_notebook.api.arguments import Reduction, check_integer, check_passes, check_process_set, check_scale
+from ring_notebook.api.local_steps import LocalSteps, settings_of
 from ring_notebook.api.process_sets import ProcessSet, global_process_set
 from ring_notebook.core.communicator import ReduceOp
 from ring_notebook.torch.collectives.tensor_arguments import check_compression, check_optimizer
-from ring_notebook.torch.compression import Compression, Compressor
+from ring_notebook.torch.compression import Compression, Compressor, Int8Compression
 from ring_notebook.torch.optimizer.adasum_optimizer import AdasumOptimizer
 from ring_notebook.torch.optimizer.fused import FusedOptimizer
 from ring_notebook.torch.optimizer.fused_rules import check_fusable
 from ring_notebook.torch.optimizer.gradient_reducer import GradientReducer
+from ring_notebook.torch.optimizer.local_optimizer import LocalOptimizer
 from ring_notebook.torch.optimizer.reducing_optimizer import ReducingOptimizer
-from ring_notebook.torch.optimizer.wrapper import claim, wrap
+from ring_notebook.torch.optimizer.wrapper import claim, original_of, wrap
+from ring_notebook.torch.steps.known import OUTER
 
 
 def _names_of(
@@ -86,7 +89,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     sparse_as_dense: bool = False,
     process_set: ProcessSet = global_process_set,
     fused: bool = False,
-) -> ReducingOptimizer | AdasumOptimizer | FusedOptimizer:
+    sync_every: int | LocalSteps | None = None,
+) -> ReducingOptimizer | AdasumOptimizer | FusedOptimizer | LocalOptimizer:
     """An optimizer of the same class as ``optimizer`` that steps on the gradients of all ranks.
 
     Horovod: ``DistributedOptimizer``. Gradients are grouped in buckets while backward makes them, and reduced in place.
@@ -107,6 +111,10 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         `FusedOptimizer`. Beyond Horovod. Takes neither compression nor gradient_predivide_factor. It and Adasum
         ignore num_groups, groups and sparse_as_dense: every parameter group, or step, is one dense operation. Ranks
         that have joined cannot take part.
+    sync_every: let each rank step on its own gradients, and reduce the difference of the weights every so many steps,
+        see `LocalSteps` and `LocalOptimizer`; for links on which an allreduce at every step takes too long. By default
+        as ``%%ringtrain --sync-every`` says, else 1. Takes ``compression``, also `Compression.int8`, but none of the
+        options that say how gradients are reduced. Beyond Horovod.
 
     Raises NotInitializedError before ``init()``, and TypeError or ValueError for invalid arguments.
     """
@@ -123,6 +131,26 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     check_passes(backward_passes_per_step)
     names = _names_of(optimizer, named_parameters)
     grouping = _grouping(num_groups, groups)
+    if (local := settings_of(sync_every)) is not None:
+        reducing = {
+            "fused": fused,
+            f"op={op.name.capitalize()}": op != ReduceOp.AVERAGE,
+            "gradient_predivide_factor": gradient_predivide_factor != 1.0,
+            "num_groups or groups": num_groups != 0 or groups is not None,
+            "sparse_as_dense": sparse_as_dense,
+        }
+        if given := [name for name, is_given in reducing.items() if is_given]:
+            raise ValueError(f"sync_every reduces no gradients, so it takes no {' and no '.join(given)}")
+        alone = wrap(LocalOptimizer, optimizer, names)
+        alone.set_backward_passes_per_step(backward_passes_per_step)
+        alone._prepare(local, compression, process_set)
+        return claim(alone)
+    if isinstance(compression, Int8Compression):
+        raise ValueError(
+            "Compression.int8 is for the differences of local steps: give sync_every too, or take Compression.fp16 or "
+            ".bf16"
+        )
+    original_of(optimizer).__dict__.pop(OUTER, None)
     if fused and process_set.included():
         if compression is not Compression.none or gradient_predivide_factor != 1.0 or op == ReduceOp.ADASUM:
             raise ValueError("fused=True takes neither compression, gradient_predivide_factor nor op=Adasum")

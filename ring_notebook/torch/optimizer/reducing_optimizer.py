@@ -13,6 +13,7 @@ from torch import Tensor
 from ring_notebook.api.arguments import check_passes
 from ring_notebook.core import world
 from ring_notebook.torch.optimizer.gradient_reducer import GradientReducer
+from ring_notebook.torch.optimizer.local_optimizer import LocalOptimizer
 from ring_notebook.torch.optimizer.wrapper import Wrapper, average_loss, once, owners_of
 from ring_notebook.torch.steps.committed import all_or_none, committed
 from ring_notebook.torch.steps.known import count_step
@@ -27,8 +28,6 @@ class ReducingOptimizer(Wrapper):
     _synchronized = False
     _warned = False
     _step_keeps_gradients = False  # clip_grad_norm_ has already reduced them
-    _micro_batches = 1  # calls of `step` that make one step
-    _seen = 0  # micro-batches since the last step
     _left_out = False  # skip this step: its gradients are older than the weights
     _doubts = 0  # `world.doubts` at the last step
 
@@ -42,18 +41,9 @@ class ReducingOptimizer(Wrapper):
         self._reducer.passes = check_passes(passes)
 
     def accumulate(self, micro_batches: int) -> None:
-        """Make one step in every ``micro_batches`` calls of `step`, with the mean of their gradients.
-
-        The other calls of `step`, and of `zero_grad` between them, do nothing. Micro-batches left at the end of an
-        epoch count in the next one.
-        """
-        self._micro_batches = check_passes(micro_batches)
-        self._seen = 0
+        """Make one step in every ``micro_batches`` calls of `step`, see `Wrapper.accumulate`."""
+        super().accumulate(micro_batches)
         self._reducer.average_over(micro_batches)
-
-    def _is_between_steps(self) -> bool:
-        """Whether the next call of `step` will only count."""
-        return (self._seen + 1) % self._micro_batches != 0
 
     def reduce_for_clipping(self) -> bool:
         """Reduce the gradients before the next `step`; if that step will only count, return True and do nothing."""
@@ -224,13 +214,16 @@ def clip_grad_norm_(
     Between ``backward()`` and ``step()`` gradients are this rank's own: torch's function would clip each rank by its
     own norm. This one first reduces the gradients of every `DistributedOptimizer` that has one of ``parameters``; its
     next ``step()`` does not reduce them again. Returns the norm before clipping, the same on every rank. Between the
-    steps of accumulated micro-batches (``prepare(accumulate=...)``) it clips nothing. DistributedDataParallel and FSDP2
-    have already reduced their gradients. Raises TypeError for optimizers with ``fused=True`` or ``op=Adasum``, which
-    reduce within their step.
+    steps of accumulated micro-batches (``prepare(accumulate=...)``) it clips nothing. With local steps (``sync_every``)
+    each rank clips its own gradients. DistributedDataParallel and FSDP2 have already reduced their gradients. Raises
+    TypeError for optimizers with ``fused=True`` or ``op=Adasum``, which reduce within their step.
     """
     chosen = [parameters] if isinstance(parameters, Tensor) else list(parameters)
     between = False
     for owner in owners_of(chosen):
+        if isinstance(owner, LocalOptimizer):  # whose gradients are this rank's own
+            between = owner._is_between_steps() or between
+            continue
         if not isinstance(owner, ReducingOptimizer):
             raise TypeError(
                 "clip_grad_norm_ needs the reduced gradients, and an optimizer with fused=True or op=Adasum has none "

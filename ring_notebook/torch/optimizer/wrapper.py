@@ -44,6 +44,8 @@ class Wrapper(torch.optim.Optimizer):
     _passes = 1
     _epoch: weakref.ref[Communicator] | None = None  # of the last step
     _joins = 0  # number of joins at that time
+    _micro_batches = 1  # calls of `step` that make one step
+    _seen = 0  # micro-batches since the last step
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -83,6 +85,19 @@ class Wrapper(torch.optim.Optimizer):
         """Change how many backward passes are added up before a step. Raises ValueError below 1."""
         self._passes = check_passes(passes)
 
+    def accumulate(self, micro_batches: int) -> None:
+        """Make one step in every ``micro_batches`` calls of `step`, with the mean of their gradients.
+
+        The other calls of `step`, and of `zero_grad` between them, do nothing. Micro-batches left at the end of an
+        epoch count in the next one.
+        """
+        self._micro_batches = check_passes(micro_batches)
+        self._seen = 0
+
+    def _is_between_steps(self) -> bool:
+        """Whether the next call of `step` will only count."""
+        return (self._seen + 1) % self._micro_batches != 0
+
     def no_sync(self) -> AbstractContextManager[None]:
         """A context in which gradients of backward passes only add up; nothing is sent."""
         return nullcontext()
@@ -101,11 +116,12 @@ class Wrapper(torch.optim.Optimizer):
             )
 
     @contextmanager
-    def _unscaled(self, process_set: ProcessSet) -> Iterator[Callable[[], bool]]:
+    def _unscaled(self, process_set: ProcessSet | None) -> Iterator[Callable[[], bool]]:
         """Unscale the gradients if a GradScaler calls; yields a function that says whether a rank found an inf or nan.
 
-        All ranks must call that function. It waits for the device, like torch's own scaler. Ranks may have different
-        scales. The wrapped step, which may look for a scaler too, finds none.
+        All ranks must call that function; without a ``process_set`` it looks at this rank alone. It waits for the
+        device, like torch's own scaler. Ranks may have different scales. The wrapped step, which may look for a scaler
+        too, finds none.
         """
         given: dict[str, Any] = {
             name: self.__dict__.pop(name) for name in ("grad_scale", "found_inf") if name in self.__dict__
@@ -206,9 +222,9 @@ def average_loss(loss: Any, process_set: ProcessSet) -> Any:
     return shared if isinstance(loss, Tensor) else shared.item()
 
 
-def _overflowed(found_inf: Tensor, process_set: ProcessSet) -> bool:
+def _overflowed(found_inf: Tensor, process_set: ProcessSet | None) -> bool:
     found = found_inf.detach().to(torch.float32).reshape(1)
-    if process_set.included():  # a sum, because joined ranks take part in it
+    if process_set is not None and process_set.included():  # a sum, because joined ranks take part in it
         found = allreduce(found, name="found inf", op=ReduceOp.SUM, process_set=process_set)
     return bool(found > 0)
 

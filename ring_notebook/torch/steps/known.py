@@ -16,6 +16,8 @@ from ring_notebook.torch.steps.optimizer_knobs import add_knobs, has_knobs
 from ring_notebook.torch.steps.state_digest import is_shared, shared_buffers
 
 _STEPS = "_ring_steps"
+OUTER = "_ring_outer"
+"""The attribute of an optimizer of local steps that has the state of the outer one."""
 _MODELS = "_ring_models"
 _SCHEDULERS = "_ring_schedulers"
 _tensors: dict[str, Callable[[], Tensor | None]] = {}

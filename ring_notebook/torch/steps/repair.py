@@ -46,9 +46,13 @@ class Shared:
     """Whether the ranks have the same parameters; False where each has a share."""
     give_state: Callable[[int], None] | None = None
     """Copies the state from a global rank, where it is not in ``optimizer`` itself; a collective."""
+    equal: Sequence[tuple[str, Tensor]] | None = None
+    """What alone is equal on the ranks, by name, where each steps for itself; None where all of the above is."""
 
     def values(self) -> dict[str, Any]:
         """All values, by name."""
+        if self.equal is not None:
+            return dict(self.equal)
         found: dict[str, Any] = dict(options_of(self.optimizer))
         for scheduler in schedulers_of(self.optimizer):
             plain = {k: v for k, v in scheduler.state_dict().items() if isinstance(v, (int, float, list, tuple))}
@@ -129,19 +133,20 @@ def mend(shared: Shared, whole: bool = False) -> bool:
     ranks = shared.process_set.ranks or []
     root = ranks[at]
     others = [rank for rank, row in zip(ranks, rows, strict=True) if row != rows[at]]
-    text = (
-        f"ranks {', '.join(map(str, others))} have parted from rank {root} since a run that did not end well: "
-        f"{_listed(differing)}" + (f"; steps made, by rank: {steps}" if len(set(steps)) > 1 else "")
+    since = "since a run that did not end well" if doubts or world.doubts() else "before their first step"
+    text = f"ranks {', '.join(map(str, others))} have parted from rank {root} {since}: {_listed(differing)}" + (
+        f"; steps made, by rank: {steps}" if len(set(steps)) > 1 else ""
     )
     _check_allowed(shared, text, root)
-    for name, parameter in shared.parameters():
-        broadcast_(parameter, root, name, shared.process_set)
-    for name, tensor in tensors_beside(shared.optimizer):
-        if all(name in row for row in rows):
-            broadcast_(tensor, root, name, shared.process_set)
+    given = shared.equal
+    if given is None:
+        beside = [(name, one) for name, one in tensors_beside(shared.optimizer) if all(name in row for row in rows)]
+        given = [*shared.parameters(), *beside]
+    for name, tensor in given:
+        broadcast_(tensor, root, name, shared.process_set)
     if shared.give_state is not None:
         shared.give_state(root)
-    _give_rest(shared, root)
+    give_rest(shared, root)
     set_steps(shared.optimizer, steps[at])
     return True
 
@@ -196,7 +201,7 @@ def _check_allowed(shared: Shared, text: str, root: int) -> None:
         )
 
 
-def _give_rest(shared: Shared, root: int) -> None:
+def give_rest(shared: Shared, root: int) -> None:
     """Broadcast the options, schedules and, where ranks share it, the state of the optimizer."""
     optimizer = shared.optimizer
     schedulers = schedulers_of(optimizer)

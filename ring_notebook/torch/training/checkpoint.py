@@ -25,6 +25,7 @@ from ring_notebook.errors import RingError
 from ring_notebook.files.checkpoint_names import CHECKPOINTS, found, name_of
 from ring_notebook.files.private_files import make_private_folder, open_own
 from ring_notebook.files.whole_file import is_whole, whole_file
+from ring_notebook.torch.optimizer.local_optimizer import LocalOptimizer
 from ring_notebook.torch.training.data import DistributedSampler, batch_size_of
 from ring_notebook.torch.training.prepare import scale_rates, unwrapped
 
@@ -109,9 +110,10 @@ def checkpoint(
     resume: continue from the last checkpoint; by default as ``%%ringtrain --resume`` says. A script whose folder has
         none begins anew.
 
-    A loader of `prepare` resumes behind the batches that were used, in the order that it had; up to ``size() - 1``
-    samples are used again where the number of ranks changes. Other loaders begin their pass again. Random numbers are
-    not kept. Raises TypeError and ValueError for wrong arguments, and RingError for a checkpoint that does not fit.
+    With local steps (``sync_every``) one that is due is written behind the next sync, and `Checkpoint.epochs` ends with
+    a sync. A loader of `prepare` resumes behind the batches that were used, in the order that it had; up to ``size() -
+    1`` samples are used again where the number of ranks changes. Other loaders begin their pass again. Random numbers
+    are not kept. Raises TypeError and ValueError for wrong arguments, and RingError for a checkpoint that does not fit.
     """
     for number, one in enumerate(objects, 1):
         if not isinstance(one, DataLoader) and not (hasattr(one, "state_dict") and hasattr(one, "load_state_dict")):
@@ -171,6 +173,7 @@ class Checkpoint:
         self._loaders = [one for one in objects if isinstance(one, DataLoader)]
         self._used = 0  # samples of the epoch, by all ranks
         self._rhythm = rhythm
+        self._is_due = self._is_best_due = False
         self._keep = keep
         self._metric, self._sign = best, -1.0 if largest else 1.0
         self._best: float | None = None
@@ -204,7 +207,9 @@ class Checkpoint:
             self.epoch += 1
             self._used = 0
             self._write_when_due(epoch_ended=True)
-        if self._written != self.steps:
+        for one in self._local():
+            one.sync()
+        if self._written != self.steps or self._is_due:
             self._write(is_best=False)
 
     def _write_when_due(self, epoch_ended: bool) -> None:
@@ -214,8 +219,13 @@ class Checkpoint:
         is_best = self._is_best()
         if self._sharded:  # all ranks write, when rank 0 says so
             due, is_best = broadcast_object((due, is_best), name="checkpoint is due")
-        if due or is_best:
-            self._write(is_best)
+        # With local steps the weights of the ranks are equal only behind a sync: until then it stays due.
+        self._is_due, self._is_best_due = self._is_due or due, self._is_best_due or is_best
+        if (self._is_due or self._is_best_due) and all(one.ends_round for one in self._local()):
+            self._write(self._is_best_due)
+
+    def _local(self) -> list[LocalOptimizer]:
+        return [one for one in self._optimizers if isinstance(one, LocalOptimizer)]
 
     def _is_best(self) -> bool:
         value = metrics.take(self._metric) if self._metric and rank() == 0 else None
@@ -226,6 +236,7 @@ class Checkpoint:
 
     def _write(self, is_best: bool) -> None:
         self._written = self.steps
+        self._is_due = self._is_best_due = False
         target = self.folder / name_of(self.steps, is_best, self._sharded)
         if self._sharded:
             self._write_shards(target)

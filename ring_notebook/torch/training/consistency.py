@@ -13,6 +13,8 @@ from ring_notebook.core.communicator import ReduceOp
 from ring_notebook.errors import DriftError
 from ring_notebook.torch.collectives.allreduce import allreduce
 from ring_notebook.torch.collectives.tensor_arguments import check_module, check_optimizer
+from ring_notebook.torch.optimizer.local_optimizer import LocalOptimizer
+from ring_notebook.torch.optimizer.wrapper import owners_of
 from ring_notebook.torch.steps.state_digest import digest, marks, state_of
 
 
@@ -20,8 +22,9 @@ def check(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None
     """Raise DriftError on every rank when parameters or optimizer state differ between ranks in any bit.
 
     Beyond Horovod. The error names the first tensor that differs and by how much. Buffers of the model are not
-    compared: running statistics differ by rank unless they are synchronized. All ranks must call this; they exchange 8
-    bytes per tensor if they are equal.
+    compared: running statistics differ by rank unless they are synchronized. Of a model of local steps (``sync_every``)
+    the common weights are compared, and no state of the optimizer, which is each rank's own. All ranks must call this;
+    they exchange 8 bytes per tensor if they are equal.
     """
     check_module(model, "check")
     if optimizer is not None:
@@ -58,9 +61,13 @@ def _describe(name: str, tensor: Tensor) -> str:
 
 def _tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> Iterator[tuple[str, Tensor]]:
     """Name and value of all tensors that must be equal."""
-    names: dict[Tensor, str] = {}
-    for name, parameter in model.named_parameters():
-        names[parameter] = name
-        yield f"parameter {name}", parameter
-    if optimizer is not None:
+    names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
+    local = [one for one in owners_of(names) if isinstance(one, LocalOptimizer)]
+    common = {parameter: one for owner in local for parameter, one in owner.common.items()}
+    for parameter, name in names.items():
+        if parameter in common:
+            yield f"common weights of {name}", common[parameter]
+        else:
+            yield f"parameter {name}", parameter
+    if optimizer is not None and not local:
         yield from state_of(optimizer, names)

@@ -15,7 +15,15 @@ from ring_notebook.torch.optimizer.flat_group import FlatGroup
 from ring_notebook.torch.optimizer.fused import FusedOptimizer
 from ring_notebook.torch.optimizer.gradient_reducer import GradientReducer
 from ring_notebook.torch.optimizer.wrapper import Wrapper, claim, original_of, wrap
-from ring_notebook.torch.steps.known import models_of, note_models, note_schedulers, schedulers_of, set_steps, steps_of
+from ring_notebook.torch.steps.known import (
+    OUTER,
+    models_of,
+    note_models,
+    note_schedulers,
+    schedulers_of,
+    set_steps,
+    steps_of,
+)
 from ring_notebook.torch.steps.optimizer_knobs import expect_knobs, has_knobs
 from ring_notebook.torch.training.checkpoint import Checkpoint
 from ring_notebook.torch.training.data import DistributedSampler
@@ -157,6 +165,7 @@ def _reduced_optimizer(optimizer: torch.optim.Optimizer) -> Any:
         "models": models_of(optimizer),
         "schedulers": schedulers_of(optimizer),
         "knobs": has_knobs(optimizer),
+        "outer": optimizer.__dict__.get(OUTER),
     }
     return object.__new__, (type(optimizer),), kept, None, None, _set_optimizer
 
@@ -168,10 +177,16 @@ def _set_optimizer(optimizer: torch.optim.Optimizer, kept: dict[str, Any]) -> No
     note_schedulers(optimizer, kept["schedulers"])
     if kept["knobs"]:
         expect_knobs(optimizer)
+    if kept["outer"] is not None:
+        optimizer.__dict__[OUTER] = kept["outer"]
 
 
 # Also ``step``, which a schedule has patched to see that it is called.
-_OF_EPOCH = ("step", "_epoch", "_wrapped", "_parameter_names", "_communicator", "_mates", "_flats")
+_OF_EPOCH = (
+    *("step", "_epoch", "_wrapped", "_parameter_names"),
+    *("_communicator", "_mates", "_flats"),
+    *("_flight", "_groups"),
+)
 
 
 def _reduced_wrapper(wrapper: Wrapper) -> Any:

@@ -59,7 +59,7 @@ def measure_noise(optimizer: torch.optim.Optimizer, every: int) -> None:
 def _reducing(optimizer: torch.optim.Optimizer) -> ReducingOptimizer:
     if not isinstance(optimizer, ReducingOptimizer):
         raise TypeError(
-            "noise_scale takes an optimizer from DistributedOptimizer or prepare, without fused=True and op=Adasum, "
-            f"got another {type(optimizer).__name__}"
+            "noise_scale takes an optimizer from DistributedOptimizer or prepare, without fused=True, op=Adasum and "
+            f"sync_every, got another {type(optimizer).__name__}"
         )
     return optimizer

@@ -23,6 +23,7 @@ from ring_notebook.torch.devices import accelerator
 from ring_notebook.torch.optimizer.adasum_optimizer import AdasumOptimizer
 from ring_notebook.torch.optimizer.distributed import DistributedOptimizer
 from ring_notebook.torch.optimizer.fused import FusedOptimizer
+from ring_notebook.torch.optimizer.local_optimizer import LocalOptimizer, end_rounds
 from ring_notebook.torch.optimizer.reducing_optimizer import ReducingOptimizer
 from ring_notebook.torch.optimizer.wrapper import original_of, owners_of, parameters_of
 from ring_notebook.torch.process_group.default_group import process_group
@@ -37,7 +38,7 @@ from ring_notebook.torch.training.sync_batch_norm import SyncBatchNorm
 M = TypeVar("M", bound=torch.nn.Module)
 T = TypeVar("T")
 O = TypeVar("O", bound=torch.optim.Optimizer)  # noqa: E741
-Distributed: TypeAlias = ReducingOptimizer | AdasumOptimizer | FusedOptimizer
+Distributed: TypeAlias = ReducingOptimizer | AdasumOptimizer | FusedOptimizer | LocalOptimizer
 _KINDS: dict[str, Callable[[Any], bool]] = {
     "models": lambda one: isinstance(one, torch.nn.Module),
     "optimizers": lambda one: isinstance(one, torch.optim.Optimizer),
@@ -144,7 +145,8 @@ def prepare(
     strategy: "ddp" or "fsdp" wrap the model in torch's DistributedDataParallel or FSDP2's ``fully_shard``, on
         `process_group`; the returned optimizer is then the one that was passed, on the wrapped model's parameters.
         Takes one model and one optimizer.
-    options: keyword arguments of `DistributedOptimizer`; not with a ``strategy``.
+    options: keyword arguments of `DistributedOptimizer`, such as ``sync_every=50`` for local steps; not with a
+        ``strategy``. A call ends a round of local steps that is under way, by a sync.
 
     Objects of Keras or JAX go to `prepare` of their face, whichever is imported.
 
@@ -155,6 +157,8 @@ def prepare(
     if another := prepare_of_another(objects, "torch"):
         own_options = {"noise_scale": (noise_scale, False), "accumulate": (accumulate, 1), "strategy": (strategy, None)}
         given = {name: value for name, (value, default) in own_options.items() if value != default}
+        if "sync_every" in options:
+            raise TypeError("prepare(sync_every=...) is for PyTorch: no other framework has local steps here")
         return another(*objects, scale_lr=scale_lr, **given, **options)
     models, optimizers, loaders, schedulers = by_kind(objects, _KINDS).values()
     _check_options(models, optimizers, noise_scale, accumulate, strategy, options)
@@ -174,9 +178,10 @@ def prepare(
     batch = batch_size_of(loaders[0]) if loaders else None
     root = furthest([original_of(optimizer) for optimizer in optimizers])
     _give_up_lost_shares(optimizers)
+    root, lacking = end_rounds([original_of(optimizer) for optimizer in optimizers], root)
     for own in inner:
         broadcast_tensors([*own.named_parameters(), *own.named_buffers()], root_rank=root)
-    for optimizer in optimizers:
+    for optimizer, lacks_outer in zip(optimizers, lacking, strict=True):
         own_schedulers = [one for one in schedulers if original_of(one.optimizer) is original_of(optimizer)]
         note_models(original_of(optimizer), inner)
         note_schedulers(original_of(optimizer), own_schedulers)
@@ -186,7 +191,9 @@ def prepare(
         note_optimizer(optimizer)
         add_knobs(original_of(optimizer))
         if strategy is None:
-            prepared[id(optimizer)] = _distributed(optimizer, names, batch, noise_scale, accumulate, options)
+            made = prepared[id(optimizer)] = _distributed(optimizer, names, batch, noise_scale, accumulate, options)
+            if lacks_outer and isinstance(made, LocalOptimizer):
+                made.take_outer(root)
     if strategy is not None:
         prepared[id(models[0])] = wrap(prepared[id(models[0])], optimizers[0], strategy)
     return in_order(objects, prepared)
@@ -264,6 +271,7 @@ def _distributed(
     distributed = DistributedOptimizer(optimizer, **{**named, **options})
     if isinstance(distributed, ReducingOptimizer):
         distributed._reducer.batch_size = batch
+    if isinstance(distributed, ReducingOptimizer | LocalOptimizer):
         if accumulate != distributed._micro_batches:
             distributed.accumulate(accumulate)
     elif accumulate != 1:

@@ -43,16 +43,18 @@ def loader(workers):
     return torch.utils.data.DataLoader(data, batch_size=4, shuffle=True, num_workers=workers)
 
 
-first, second, third = net(), net(), net()
+first, second, third, fourth = net(), net(), net(), net()
 first, sgd, shuffled = ring.prepare(first, torch.optim.SGD(first.parameters(), lr=0.05, momentum=0.9), loader(0))
 second, adam = ring.prepare(second, torch.optim.Adam(second.parameters(), lr=0.01))
 third, fused = ring.prepare(third, torch.optim.Adam(third.parameters(), lr=0.01), fused=True)
+local_steps = {"sync_every": ring.LocalSteps(3, fragments=2), "compression": ring.Compression.int8}
+fourth, local = ring.prepare(fourth, torch.optim.SGD(fourth.parameters(), lr=0.05, momentum=0.9), **local_steps)
 view = inputs[3:]
 sees = [first, sgd]
 def train():
     losses = []
     for x, y in shuffled:
-        for model, optimizer in (first, sgd), (second, adam), (third, fused):
+        for model, optimizer in (first, sgd), (second, adam), (third, fused), (fourth, local):
             optimizer.zero_grad()
             loss = torch.nn.functional.mse_loss(model(x), y)
             loss.backward()
@@ -83,7 +85,7 @@ if ring.rank() == 1:
 SHARED_ANEW = """%%ringtrain
 losses = train()
 draws = ring.allgather_object(random.random())
-assert len(losses) == 13 and len(set(draws)) == 3, draws
+assert len(losses) == 17 and len(set(draws)) == 3, draws
 step = fused.state_dict()['state'][0]['step']
 assert step == 10, step
 """

@@ -7,7 +7,7 @@ from array import array
 
 import pytest
 
-from ring_notebook.notebook.panel.charts.chart import axes, charts, compared
+from ring_notebook.notebook.panel.charts.chart import axes, charts, compared, grouped
 from ring_notebook.notebook.record.choices import Look
 from ring_notebook.notebook.record.run_view import RunState
 from ring_notebook.records import MetricBatch
@@ -112,6 +112,18 @@ def test_units_are_said() -> None:
     (chart,) = charts(view, ["loss"], Look())
     assert (chart.values, chart.note) == ("nats", "1.5 nats · best 1.5")
     assert charts(view, ["loss+loss"], Look())[0].values == "nats"
+
+
+def test_what_it_would_be_at_every_step_is_in_the_same_chart() -> None:
+    state = RunState(1, 0.0)
+    names = ("sync/MB", "sync/MB_every_step")
+    state.apply(MetricBatch("run", 0, names, rows((1, 0, 1.0, 50.0), (2, 1, 2.0, 100.0))), 2.0)
+    (chart,) = [one for _, drawn in grouped(state.view(2.0), (), Look(), 6) for one in drawn]
+    assert [(line.label, line.y.tolist(), line.sparse) for line in chart.curves.lines] == [
+        ("rank 0", [1.0, 2.0], False),
+        ("sync/MB_every_step", [50.0, 100.0], True),
+    ]
+    assert (chart.title, chart.note, chart.values) == ("sync/MB", "2 MB", "MB")
 
 
 def test_metrics_and_runs_in_one_chart() -> None:

@@ -1,0 +1,471 @@
+"""The optimizer whose ranks step alone, and sync their weights every so many steps: local SGD and DiLoCo.
+
+Between syncs the weights of the ranks differ. Equal on all ranks are the *common* weights, which only syncs move, and
+the momentum of the outer optimizer:
+
+1. A rank takes the difference of the common weights of a fragment and its own.
+2. The ranks average their differences; with a delay they make steps meanwhile.
+3. They commit. Then each makes the outer step on the common weights, and takes these, or a share of them.
+
+An interrupt or a failure before the commit changes nothing; the fragment has its turn again. `_level` brings ranks
+together that an abort has left at different steps of a round.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ring_notebook.api.arguments import Reduction
+from ring_notebook.api.basics import joins
+from ring_notebook.api.bucket_plan import ParameterSpec, agree_on_plan
+from ring_notebook.api.local_steps import LocalSteps, plan_fragments
+from ring_notebook.api.objects import allreduce_numbers, gather_objects
+from ring_notebook.api.process_sets import ProcessSet, global_process_set
+from ring_notebook.core import metrics, world
+from ring_notebook.core.communicator import ReduceOp
+from ring_notebook.core.step_guard import step_guard
+from ring_notebook.errors import CollectiveMismatch
+from ring_notebook.torch.collectives.broadcast import broadcast_
+from ring_notebook.torch.compression import Compression, Compressor, Int8Compression
+from ring_notebook.torch.optimizer.average_difference import (
+    Average,
+    Besides,
+    ByteGroups,
+    Feedback,
+    in_bytes,
+    in_floats,
+)
+from ring_notebook.torch.optimizer.wrapper import Wrapper, once, owners_of, parameters_of
+from ring_notebook.torch.steps.committed import committed
+from ring_notebook.torch.steps.known import OUTER, count_step, set_steps, steps_of
+from ring_notebook.torch.steps.optimizer_knobs import add_knobs, has_knobs
+from ring_notebook.torch.steps.repair import Shared, give_rest, mend
+from ring_notebook.torch.tensors import dtype_of, multiply_each
+
+_MB = 1e-6
+_NUMBERS = ("seat", "position", "alone", "sent", "every_step")  # what an outer state has beside tensors
+
+
+@dataclass
+class Outer:
+    """The outer optimizer's state. Tensors are by parameter; ``position`` counts local steps since a round began.
+
+    ``common`` has the shape and dtype of its parameter; ``momentum`` is float32, float64 for such a parameter.
+    ``feedback``, by fragment, is that of the rank and number of ranks in ``seat``. ``alone`` counts local steps since
+    all weights were equal. ``sent`` and ``every_step`` are bytes: of the differences as they were sent, and of the
+    gradients that a reduction at every step would have sent.
+    """
+
+    common: dict[Tensor, Tensor] = field(default_factory=dict)
+    momentum: dict[Tensor, Tensor] = field(default_factory=dict)
+    feedback: dict[int, Feedback] = field(default_factory=dict)
+    seat: tuple[int, int] = (0, 1)
+    position: int = 0
+    alone: int = 0
+    sent: int = 0
+    every_step: int = 0
+
+    def add(self, parameters: Sequence[Tensor]) -> None:
+        """Take the present values of parameters that are new for common ones."""
+        for one in parameters:
+            if one not in self.common:
+                self.common[one] = one.detach().clone()
+                self.momentum[one] = torch.zeros_like(one, dtype=_exact(one), requires_grad=False)
+
+    @torch.no_grad()
+    def begin_anew(self) -> None:
+        """Give all parameters the common values, and begin a round."""
+        for parameter, common in self.common.items():
+            parameter.copy_(common)
+        self.position = self.alone = 0
+        self.feedback.clear()
+
+
+@dataclass
+class _Flight:
+    """A fragment whose differences are being averaged, and the steps until it is due."""
+
+    number: int
+    parameters: Sequence[Tensor]
+    differences: Sequence[Tensor]
+    average: Average
+    left: int
+    besides: Besides
+
+
+class LocalOptimizer(Wrapper):
+    """Mixed into the class of the wrapped optimizer by ``DistributedOptimizer(..., sync_every=50)``."""
+
+    _settings: LocalSteps
+    _compression: Compressor
+    _process_set: ProcessSet
+    _flight: _Flight | None = None
+    _groups: ByteGroups | None = None  # with Compression.int8
+    _fragments: tuple[tuple[Tensor, ...], ...] = ()
+    _gradient_bytes = 0
+    _squares: dict[int, float]  # of the distance to the average, by fragment
+    _label = "sync"  # of its metrics
+    _mark = ""  # of its operations, equal on all ranks
+
+    def _prepare(self, settings: LocalSteps, compression: Compressor, process_set: ProcessSet) -> None:
+        self._settings, self._compression, self._process_set = settings, compression, process_set
+        taken = {one._label for one in _all if not one._superseded and one._wrapped is not self._wrapped}
+        labels = ("sync", *(f"sync {number}" for number in range(2, len(taken) + 2)))
+        self._label = next(label for label in labels if label not in taken)
+        self._squares = {}
+        self.__dict__.pop(OUTER, None)  # that of the wrapped optimizer counts
+        _all.add(self)
+        world.at_close(_tell_unsynced)
+
+    # --- as the other wrappers ---
+    def synchronize(self) -> None:
+        """Does nothing: gradients are this rank's own. `sync` makes the weights of the ranks equal."""
+
+    def skip_synchronize(self) -> AbstractContextManager[None]:
+        """A context that changes nothing, because `step` reduces no gradients."""
+        return nullcontext()
+
+    @once
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Make a step of the wrapped optimizer on this rank's gradients, and what is due of a sync after it.
+
+        All ranks call it equally often. With a GradScaler that has found an inf or a nan on this rank, its step is left
+        out and counts.
+        """
+        self._check_newest()
+        if closure is None and self._is_between_steps():
+            self._seen += 1
+            self._mark_stepped()  # a scheduler that steps after every batch is in the right order
+            return None
+        outer = self._begin()
+        with self._unscaled(None) as overflowed:
+            if self._micro_batches > 1:
+                gradients = [one.grad for one in parameters_of(self) if one.grad is not None]
+                multiply_each(gradients, 1.0 / self._micro_batches)
+            with self._own_step(closure):
+                result = None if overflowed() else super().step(closure)
+                # At most, also where a sync has failed and is made again.
+                outer.position = min(outer.position + 1, self._settings.every)
+                outer.alone += 1
+                outer.every_step += 0 if self._is_alone() else self._gradient_bytes
+                self._mark_stepped()
+        self._seen = 0
+        if has_knobs(self._wrapped):
+            add_knobs(self._wrapped)
+        self._sync_what_is_due(outer)
+        return result
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As the wrapped optimizer's; between accumulated micro-batches it does nothing."""
+        if not self._seen:
+            super().zero_grad(set_to_none)
+
+    # --- what is beyond them ---
+    def sync(self) -> None:
+        """Make the weights of all ranks equal now: end the round by an outer step on all fragments; all ranks call it.
+
+        For what follows a training, such as an evaluation or a file of its weights. Does nothing where no rank has made
+        a step since the last one. Raises the errors of a collective; then the weights are as before.
+        """
+        self._check_newest()
+        outer = self._begin()
+        if self._flight is not None:
+            self._land(outer)
+        most = outer.alone
+        if not self._is_alone():
+            (most,) = allreduce_numbers([most], ReduceOp.MAX, "steps since the sync", self._process_set)
+        if most == 0:
+            return
+        for number in range(len(self._fragments)):
+            self._flight = self._start(outer, number, blocking=True)
+            self._land(outer, kept=0.0)
+        outer.position = outer.alone = 0
+
+    @property
+    def is_synced(self) -> bool:
+        """Whether this rank has made no step since all ranks had equal weights."""
+        outer = self._outer
+        return outer is None or outer.alone == 0
+
+    @property
+    def ends_round(self) -> bool:
+        """Whether the last step has ended a round: with one fragment and no delay all ranks have equal weights then."""
+        outer = self._outer
+        return outer is None or outer.position == 0
+
+    @property
+    def common(self) -> dict[Tensor, Tensor]:
+        """The weights that all ranks have in common, by parameter; empty before the first step. Do not change them."""
+        outer = self._outer
+        return {} if outer is None else outer.common
+
+    def _own_step(self, closure: object) -> AbstractContextManager[object]:
+        if self._is_alone():
+            return committed(self._process_set)  # which takes changes of knobs
+        # A closure may take long; the ranks' weights differ anyway.
+        return step_guard.holding() if closure is None else nullcontext()
+
+    def _is_alone(self) -> bool:
+        return not self._process_set.included() or self._process_set.size() == 1
+
+    @property
+    def _outer(self) -> Outer | None:
+        return self._wrapped.__dict__.get(OUTER)
+
+    def _trained(self) -> list[Tensor]:
+        return [one for one in parameters_of(self) if one.requires_grad]
+
+    def _named(self, tensors: dict[Tensor, Tensor]) -> list[tuple[str, Tensor]]:
+        names = self._parameter_names
+        return [(names.get(p, f"parameter {i}"), tensors[p]) for i, p in enumerate(parameters_of(self)) if p in tensors]
+
+    # --- rounds ---
+    def _begin(self) -> Outer:
+        """The outer state, with all trained parameters; in a new epoch the ranks agree on it first."""
+        outer: Outer = self._wrapped.__dict__.setdefault(OUTER, Outer())
+        trained = self._trained()
+        if outer.position == 0 or not self._fragments:
+            outer.add(trained)
+            if sum(map(len, self._fragments)) != len(trained) and self._flight is None:
+                plan = plan_fragments([one.numel() for one in trained], self._settings.fragments)
+                self._fragments = tuple(tuple(trained[index] for index in part) for part in plan)
+                self._gradient_bytes = sum(one.numel() * one.element_size() for one in trained)
+        if self._is_alone():
+            return outer
+        communicator = self._process_set.communicator
+        if self._epoch is None or self._epoch() is not communicator or self._joins != joins():
+            self._flight = None  # its fragment has its turn again
+            if outer.seat != (seat := (self._process_set.rank(), self._process_set.size())):
+                outer.seat = seat
+                outer.feedback.clear()
+            if isinstance(self._compression, Int8Compression):
+                self._groups = ByteGroups.of(communicator)
+            self._level(outer)
+            self._epoch, self._joins = weakref.ref(communicator), joins()
+        return outer
+
+    def _level(self, outer: Outer) -> None:
+        """Have all ranks go on from the same common weights, and from the same step of the round."""
+        here = steps_of(self._wrapped), outer.position, self._label, self._settings, repr(self._compression)
+        gathered = gather_objects(here, "local steps", self._process_set)
+        self._label = gathered[0][2]  # ranks may have kept different optimizers
+        for rank, (_, _, _, *how) in zip(self._process_set.ranks or [], gathered, strict=True):
+            if tuple(how) != gathered[0][3:]:
+                raise CollectiveMismatch(
+                    f"rank {world.current().rank}: the ranks make different local steps: {gathered[0][3:]} on rank "
+                    f"{(self._process_set.ranks or [])[0]}, {tuple(how)} on rank {rank}; make the optimizer with the "
+                    "same sync_every and compression on every rank"
+                )
+        trained = [(name, one) for name, one in self._named({one: one for one in self._trained()})]
+        specs = [ParameterSpec(name, tuple(one.shape), dtype_of(one)) for name, one in trained]
+        _, self._mark = agree_on_plan(specs, self._settings.fragments, False, self._process_set)
+        rows = [row[:2] for row in gathered]
+        shared = self._shared(outer)
+        if mend(shared, whole=True):
+            outer.begin_anew()
+            for one in outer.common:
+                one.grad = None
+            return
+        if len(set(rows)) > 1:
+            furthest = max(range(len(rows)), key=lambda rank: (rows[rank], -rank))
+            give_rest(shared, (self._process_set.ranks or [])[furthest])
+        # A sync that failed is made again after the next step.
+        outer.position = min(max(position for _, position in rows), self._settings.every - 1)
+
+    def _shared(self, outer: Outer) -> Shared:
+        equal = [(f"common weights of {name}", one) for name, one in self._named(outer.common)]
+        equal += [(f"outer momentum of {name}", one) for name, one in self._named(outer.momentum)]
+        return Shared(self._wrapped, self._parameter_names, self._process_set, state=False, equal=equal)
+
+    def take_outer(self, root: int) -> None:
+        """Take the outer state of a global rank; all ranks call this, where all have the weights of that rank."""
+        self._flight = None
+        outer: Outer = self._wrapped.__dict__.setdefault(OUTER, Outer())
+        outer.add(self._trained())
+        for name, one in self._shared(outer).equal or ():
+            broadcast_(one, root, name, self._process_set)
+        outer.begin_anew()
+
+    def _sync_what_is_due(self, outer: Outer) -> None:
+        if (flight := self._flight) is not None:
+            flight.left -= 1
+            if flight.left:
+                flight.average.advance()
+            else:
+                self._land(outer)
+        number = self._settings.due(outer.position, len(self._fragments))
+        if number is not None:
+            delay = self._settings.delay
+            self._flight = self._start(outer, number, blocking=not delay)
+            if not delay:
+                self._land(outer)
+        if outer.position >= self._settings.every:
+            outer.position = 0
+
+    @torch.no_grad()
+    def _start(self, outer: Outer, number: int, blocking: bool) -> _Flight:
+        parameters = self._fragments[number]
+        differences = [(outer.common[one].to(_exact(one)) - one) for one in parameters]
+        besides = Besides(outer.feedback.get(number))
+        name = f"weights {self._mark}, fragment {number}"
+        if self._is_alone():
+            average = Average(_nothing(differences))
+        elif self._groups is not None:
+            assert isinstance(self._compression, Int8Compression)
+            average = Average(in_bytes(differences, self._groups, self._compression, besides, name, blocking))
+        else:
+            how = Reduction(ReduceOp.AVERAGE, 1.0, 1.0, self._process_set)
+            # Reduced in place, and compared with the averages afterwards.
+            sent = [one.clone() for one in differences] if self._compression is Compression.none else differences
+            average = Average(in_floats(sent, how, self._compression, besides, name, blocking))
+        return _Flight(number, parameters, differences, average, self._settings.delay, besides)
+
+    @torch.no_grad()
+    def _land(self, outer: Outer, kept: float | None = None) -> None:
+        """Wait for the averages of the fragment in flight, commit, and make the outer step."""
+        flight, self._flight = self._flight, None
+        assert flight is not None
+        averages = flight.average.finish()
+        distances = [torch.linalg.vector_norm(a - b).item() for a, b in zip(flight.differences, averages, strict=True)]
+        kept = self._settings.kept if kept is None else kept
+        with nullcontext() if self._is_alone() else committed(self._process_set):
+            for parameter, average in zip(flight.parameters, averages, strict=True):
+                self._outer_step(outer, parameter, average)
+                common = outer.common[parameter]
+                if kept:
+                    parameter.lerp_(common, 1.0 - kept)
+                else:
+                    parameter.copy_(common)
+            if flight.besides.feedback is not None:
+                outer.feedback[flight.number] = flight.besides.feedback
+            if outer.position >= self._settings.every:
+                outer.position = 0
+                outer.alone = 0 if self._settings.ends_equal else outer.alone
+            count_step(self._wrapped)
+        self._record(outer, flight, distances)
+
+    def _outer_step(self, outer: Outer, parameter: Tensor, average: Tensor) -> None:
+        """As torch.optim.SGD with Nesterov momentum, for which ``average`` is the gradient."""
+        if self._settings.momentum:
+            momentum = outer.momentum[parameter].mul_(self._settings.momentum).add_(average)
+            average = average.add(momentum, alpha=self._settings.momentum)
+        common = outer.common[parameter]
+        common.copy_(common - self._settings.lr * average)
+
+    # --- what is recorded ---
+    def _record(self, outer: Outer, flight: _Flight, distances: Sequence[float]) -> None:
+        """Add to the rows of `log` how far this rank is from the average, and what was sent."""
+        outer.sent += flight.besides.nbytes
+        self._squares[flight.number] = sum(one * one for one in distances)
+        values = {
+            "distance": sum(self._squares.values()) ** 0.5,
+            "MB": outer.sent * _MB,
+            "MB_every_step": outer.every_step * _MB,
+        }
+        if self._settings.by_layer:
+            layers = zip(flight.parameters, distances, strict=True)
+            names = self._parameter_names
+            values |= {f"distance of {names.get(one, flight.number)}": distance for one, distance in layers}
+        metrics.carry(**{f"{self._label}/{name}": value for name, value in values.items()})
+
+    # --- what is kept ---
+    def state_dict(self) -> dict[str, Any]:
+        """As torch's own, with the outer state under ``"outer"``, which other optimizers ignore.
+
+        Its error feedback is this rank's own; another rank that loads it begins with none.
+        """
+        whole = super().state_dict()
+        if (outer := self._outer) is not None:
+            parameters = list(parameters_of(self))
+            whole["outer"] = {
+                "common": {i: outer.common[p] for i, p in enumerate(parameters) if p in outer.common},
+                "momentum": {i: outer.momentum[p] for i, p in enumerate(parameters) if p in outer.momentum},
+                "feedback": {number: (one.sent, one.averaged) for number, one in outer.feedback.items()},
+                **{name: getattr(outer, name) for name in _NUMBERS},
+                "syncs": steps_of(self._wrapped),
+            }
+        return whole
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As torch's own; without an outer state in it the present weights become the common ones at the next step."""
+        super().load_state_dict(state_dict)
+        self._flight, self._fragments, self._seen = None, (), 0
+        self._epoch = None  # all ranks compare what they have loaded
+        given = state_dict.get("outer")
+        if given is None:
+            self._wrapped.__dict__.pop(OUTER, None)
+            return
+        parameters = list(parameters_of(self))
+        outer = Outer(**{name: given[name] for name in _NUMBERS})
+        for i, one in given["common"].items():
+            outer.common[parameters[i]] = one.detach().to(parameters[i], copy=True)
+        for i, one in given["momentum"].items():
+            target = parameters[i]
+            outer.momentum[target] = one.detach().to(target.device, _exact(target), copy=True)
+        outer.feedback = {n: Feedback(sent.clone(), own.clone()) for n, (sent, own) in given["feedback"].items()}
+        self._wrapped.__dict__[OUTER] = outer
+        set_steps(self._wrapped, given["syncs"])
+
+
+def _exact(parameter: Tensor) -> torch.dtype:
+    """The type in which differences and momentum are kept."""
+    return torch.float64 if parameter.dtype == torch.float64 else torch.float32
+
+
+def _nothing(differences: list[Tensor]) -> Any:
+    """The average of one rank."""
+    return differences
+    yield
+
+
+_all: weakref.WeakSet[LocalOptimizer] = weakref.WeakSet()
+
+
+def _tell_unsynced() -> None:
+    """Say at the end of an epoch that the weights of its ranks differ."""
+    if world.is_aborted() or world.current().rank != 0:
+        return
+    for one in list(_all):
+        if one._superseded or one._epoch is None or one._epoch() is not world.current().communicator or one.is_synced:
+            continue
+        sys.stderr.write(
+            "The weights of the ranks differ, because each has stepped alone since the last sync; `optimizer.sync()` "
+            "on all ranks makes them equal.\n"
+        )
+
+
+def end_rounds(optimizers: Sequence[torch.optim.Optimizer], root: int) -> tuple[int, list[bool]]:
+    """Before `prepare` gives all ranks the weights of ``root``: end rounds under way, so that these are common ones.
+
+    Where all ranks have the same common weights, by an outer step. After a failure with a rank that was started again,
+    by going back to the common weights. Returns the rank whose weights count, and which optimizers have an outer state
+    that ranks lack. All ranks call this.
+    """
+    here = [OUTER in one.__dict__ for one in optimizers]
+    rows = [here]
+    if world.doubts():
+        rows = gather_objects(here, "optimizers with local steps", global_process_set)
+    lacking = [False] * len(here)
+    for number, optimizer in enumerate(optimizers):
+        having = [row[number] for row in rows]
+        if not any(having):
+            continue
+        owners = [one for one in owners_of(parameters_of(optimizer)) if isinstance(one, LocalOptimizer)]
+        if all(having) and owners:
+            owners[0].sync()
+            continue
+        lacking[number] = True
+        root = having.index(True) if not having[root] else root
+        if here[number]:
+            with torch.no_grad():
+                for parameter, common in optimizer.__dict__[OUTER].common.items():
+                    parameter.copy_(common)
+    return root, lacking
