@@ -27,6 +27,23 @@ ring.shutdown()
 """
 
 
+LOCAL = """
+import sys, torch, ring_notebook.torch as ring
+ring.init()
+weights = torch.nn.Parameter(torch.zeros(4 << 20))
+how = ring.LocalSteps(2, lr=1, momentum=0, fragments=1, delay=int(sys.argv[2]), alpha=0)
+plain = torch.optim.SGD([weights], lr=0.5)
+optimizer = ring.DistributedOptimizer(plain, sync_every=how, compression=getattr(ring.Compression, sys.argv[1]))
+for step in range(2 + how.delay):
+    weights.grad = torch.linspace(0, 1 + ring.rank(), len(weights))
+    optimizer.step()
+mean = torch.linspace(0, (1 + ring.size()) / 2, len(weights))
+assert (optimizer.common[weights] + mean).abs().max() < 0.02
+assert len({one.numpy().tobytes() for one in ring.allgather_object(optimizer.common[weights][::4096].clone())}) == 1
+ring.shutdown()
+"""
+
+
 @pytest.mark.parametrize("per_host", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_over_the_link(hosts: TwoHosts, per_host: int) -> None:
     said = hosts.run([str(PROGRAM), "over the link"], per_host=per_host)
@@ -40,6 +57,18 @@ def test_an_allreduce_sends_no_more_than_it_must(hosts: TwoHosts, wire: str, mib
     hosts.run(["-c", VOLUME, wire], per_host=2)
     sent = hosts.bytes_sent(0) - before
     assert mib << 20 <= sent < 1.1 * (mib << 20)
+
+
+@pytest.mark.parametrize(
+    ("compression", "delay", "mib"),
+    [("int8", 0, 4), ("int8", 1, 4), pytest.param("none", 1, 16, marks=pytest.mark.slow)],
+)
+def test_a_sync_sends_each_difference_once(hosts: TwoHosts, compression: str, delay: int, mib: int) -> None:
+    """As bytes a quarter of 16 MiB leaves each host, also with two ranks on each."""
+    before = hosts.bytes_sent(0)
+    hosts.run(["-c", LOCAL, compression, str(delay)], per_host=2)
+    sent = hosts.bytes_sent(0) - before
+    assert mib << 20 <= sent < 1.15 * (mib << 20)
 
 
 @pytest.mark.parametrize(
