@@ -114,6 +114,23 @@ def test_14_from_notebook_to_batch_job(workshop: Workshop) -> None:
     assert "#SBATCH --nodes=2" in said
 
 
+def test_17_slow_links(workshop: Workshop) -> None:
+    measured, said = workshop(
+        "17_slow_links",
+        [
+            ("common - own", "own - common", "Which sign has the difference?"),
+            ("ring.allreduce(difference)", "difference", "Who has averaged?"),
+            ("average + beta * momentum", "momentum", "Where is Nesterov's look ahead?"),
+        ],
+    )
+    losses = [value for name, value in measured.items() if name.startswith("test loss")]
+    assert max(losses) < 0.2
+    assert measured["MB, every step"] == pytest.approx(50 * measured["MB, DiLoCo"], rel=1e-6)
+    assert 3.5 < measured["MB, DiLoCo"] / measured["MB, DiLoCo in bytes"] < 4
+    assert measured["distance behind a sync"] == 0 < measured["distance to the average after 30 steps alone"]
+    assert "The weights of the ranks differ" not in said
+
+
 def test_15_steering(workshop: Workshop) -> None:
     measured, said = workshop(
         "15_steering",
