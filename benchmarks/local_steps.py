@@ -224,13 +224,15 @@ def torchft(task: Digits) -> Iterator[Training]:
 
 
 def methods() -> dict[str, Callable[[Digits], Any]]:
-    stream = ring.LocalSteps(EVERY, fragments=5, delay=5)
+    outer = {"lr": 0.7, "momentum": 0.9}  # as in the paper
+    stream = ring.LocalSteps(EVERY, **outer, fragments=5, delay=5)
     found = {
         "every step": every_step,
         "Gloo": gloo,
-        "local SGD": local(ring.LocalSteps(EVERY, lr=1.0, momentum=0.0)),
-        "DiLoCo": local(ring.LocalSteps(EVERY)),
-        "DiLoCo int8": local(ring.LocalSteps(EVERY), ring.Compression.int8),
+        "local SGD": local(ring.LocalSteps(EVERY)),
+        "local SGD int8": local(ring.LocalSteps(EVERY), ring.Compression.int8),
+        "DiLoCo": local(ring.LocalSteps(EVERY, **outer)),
+        "DiLoCo, momentum 0.5": local(ring.LocalSteps(EVERY, lr=0.7, momentum=0.5)),
         "streaming": local(stream),
         "streaming int8": local(stream, ring.Compression.int8),
         "Gloo DiLoCo": gloo_diloco,

@@ -126,7 +126,7 @@ def in_bytes(
         yield mates.allreduce([own], [own], op=ReduceOp.SUM, name=f"{name}, host", blocking=blocking)
     if leaders is not None:
         chunk, size = compression.sizes(-(-total.numel() // leaders.size))
-        vector = torch.zeros(leaders.size * chunk)
+        vector = torch.zeros(leaders.size * chunk, device="cpu")
         vector[: total.numel()] = total
         if before is not None and not before.fits(vector.numel(), chunk):
             before = None
@@ -137,7 +137,10 @@ def in_bytes(
             one -= compression.unpack(piece)
         work = leaders.alltoall([buffer_of(packed)], [size] * leaders.size, name=f"{name}, sums", blocking=blocking)
         yield work
-        average = sum((compression.unpack(one) for one in _bytes_of(work, size)), torch.zeros(chunk)) / groups.ranks
+        average = (
+            sum((compression.unpack(one) for one in _bytes_of(work, size)), torch.zeros(chunk, device="cpu"))
+            / groups.ranks
+        )
         if before is not None:
             average += before.averaged
         packed = compression.pack(average)

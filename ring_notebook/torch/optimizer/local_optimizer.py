@@ -73,11 +73,12 @@ class Outer:
     sent: int = 0
     every_step: int = 0
 
-    def add(self, parameters: Sequence[Tensor]) -> None:
-        """Take the present values of parameters that are new for common ones."""
+    def add(self, parameters: Sequence[Tensor], momentum: bool) -> None:
+        """Take the present values of parameters that are new for common ones; with ``momentum`` begin theirs at 0."""
         for one in parameters:
             if one not in self.common:
                 self.common[one] = one.detach().clone()
+            if momentum and one not in self.momentum:
                 self.momentum[one] = torch.zeros_like(one, dtype=_exact(one), requires_grad=False)
 
     @torch.no_grad()
@@ -233,7 +234,7 @@ class LocalOptimizer(Wrapper):
         outer: Outer = self._wrapped.__dict__.setdefault(OUTER, Outer())
         trained = self._trained()
         if outer.position == 0 or not self._fragments:
-            outer.add(trained)
+            outer.add(trained, self._settings.momentum > 0)
             if sum(map(len, self._fragments)) != len(trained) and self._flight is None:
                 plan = plan_fragments([one.numel() for one in trained], self._settings.fragments)
                 self._fragments = tuple(tuple(trained[index] for index in part) for part in plan)
@@ -289,7 +290,7 @@ class LocalOptimizer(Wrapper):
         """Take the outer state of a global rank; all ranks call this, where all have the weights of that rank."""
         self._flight = None
         outer: Outer = self._wrapped.__dict__.setdefault(OUTER, Outer())
-        outer.add(self._trained())
+        outer.add(self._trained(), self._settings.momentum > 0)
         for name, one in self._shared(outer).equal or ():
             broadcast_(one, root, name, self._process_set)
         outer.begin_anew()

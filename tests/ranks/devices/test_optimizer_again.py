@@ -7,6 +7,7 @@ import pytest
 from ranks.optimizer.test_distributed import *  # noqa: F403
 from ranks.optimizer.test_fused import *  # noqa: F403
 from ranks.optimizer.test_lifetime import *  # noqa: F403
+from ranks.optimizer.test_local_steps import *  # noqa: F403
 from ranks.optimizer.test_options import *  # noqa: F403
 
 pytestmark = [pytest.mark.sizes(2), pytest.mark.usefixtures("default_device")]

@@ -22,6 +22,7 @@ from ring_notebook.torch.optimizer.local_optimizer import LocalOptimizer
 
 STEPS = 24
 EVERY = 4
+DILOCO = LocalSteps(EVERY, lr=0.7, momentum=0.9)
 
 
 def make(hvd: ModuleType, model: nn.Module, settings: Any, **options: Any) -> LocalOptimizer:
@@ -87,10 +88,10 @@ class Reference:
 
 
 SETTINGS = {
-    "local SGD": LocalSteps(EVERY, lr=1.0, momentum=0.0),
-    "DiLoCo": LocalSteps(EVERY),
-    "in turn": LocalSteps(EVERY, fragments=2),
-    "streaming": LocalSteps(6, fragments=3, delay=1),
+    "local SGD": LocalSteps(EVERY),
+    "DiLoCo": DILOCO,
+    "in turn": LocalSteps(EVERY, lr=0.7, momentum=0.9, fragments=2),
+    "streaming": LocalSteps(6, lr=0.7, momentum=0.9, fragments=3, delay=1),
     "late": LocalSteps(EVERY, delay=3, alpha=0.25),
 }
 
@@ -132,7 +133,7 @@ def train(hvd: ModuleType, model: nn.Module, optimizer: LocalOptimizer, first: i
 class TestBetweenSyncs:
     def test_weights_differ_and_are_equal_behind_a_sync(self, hvd: ModuleType) -> None:
         model = make_model()
-        optimizer = make(hvd, model, EVERY)
+        optimizer = make(hvd, model, DILOCO)
         train(hvd, model, optimizer, 0, EVERY + 1)
         assert not optimizer.is_synced
         rows = hvd.allgather_object(next(model.parameters()).detach().clone())
@@ -144,7 +145,7 @@ class TestBetweenSyncs:
 
     def test_nothing_is_sent(self, hvd: ModuleType) -> None:
         model = make_model()
-        optimizer = make(hvd, model, EVERY)
+        optimizer = make(hvd, model, DILOCO)
         train(hvd, model, optimizer, 0, 1)
         before = hvd.counts()
         train(hvd, model, optimizer, 1, EVERY - 1)
@@ -154,7 +155,7 @@ class TestBetweenSyncs:
 
     def test_horovods_calls_change_nothing(self, hvd: ModuleType) -> None:
         model, twin = make_model(), make_model()
-        optimizer, other = make(hvd, model, EVERY), make(hvd, twin, EVERY)
+        optimizer, other = make(hvd, model, DILOCO), make(hvd, twin, DILOCO)
         for batch in joint_batches(hvd.size(), EVERY):
             plain_step(model, optimizer, share(batch, hvd.rank()))
             other.zero_grad()
@@ -168,7 +169,7 @@ class TestBetweenSyncs:
 
 def test_ranks_that_begin_differently_are_made_equal(hvd: ModuleType) -> None:
     model = make_model(seed=hvd.rank())
-    optimizer = make(hvd, model, LocalSteps(EVERY, lr=1.0, momentum=0.0))
+    optimizer = make(hvd, model, LocalSteps(EVERY))
     train(hvd, model, optimizer, 0, EVERY)
     assert_equal_on_ranks(hvd, list(model.parameters()))
 
@@ -183,7 +184,7 @@ def test_ranks_with_other_settings_are_told(hvd: ModuleType) -> None:
 
 def test_a_scaler_leaves_out_the_step_of_one_rank(hvd: ModuleType) -> None:
     model = make_model()
-    optimizer = make(hvd, model, EVERY)
+    optimizer = make(hvd, model, DILOCO)
     scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
     for number, batch in enumerate(joint_batches(hvd.size(), EVERY)):
         optimizer.zero_grad()
@@ -269,7 +270,7 @@ class TestBytes:
     def test_every_compressor(self, hvd: ModuleType) -> None:
         for compression in (hvd.Compression.fp16, hvd.Compression.bf16):
             model = make_model()
-            optimizer = make(hvd, model, EVERY, compression=compression)
+            optimizer = make(hvd, model, DILOCO, compression=compression)
             train(hvd, model, optimizer, 0, 2 * EVERY)
             assert_equal_on_ranks(hvd, list(model.parameters()))
 
@@ -279,12 +280,12 @@ class TestKept:
     def test_a_state_dict_continues_bit_by_bit(self, hvd: ModuleType, compression: str) -> None:
         kind = getattr(hvd.Compression, compression)
         model = make_model()
-        optimizer = make(hvd, model, EVERY, compression=kind)
+        optimizer = make(hvd, model, DILOCO, compression=kind)
         train(hvd, model, optimizer, 0, EVERY + 2)
         weights, state = copy.deepcopy(model.state_dict()), copy.deepcopy(optimizer.state_dict())
         train(hvd, model, optimizer, EVERY + 2, STEPS)
         other = make_model(seed=7)
-        restored = make(hvd, other, EVERY, compression=kind)
+        restored = make(hvd, other, DILOCO, compression=kind)
         other.load_state_dict(weights)
         restored.load_state_dict(state)
         train(hvd, other, restored, EVERY + 2, STEPS)
@@ -316,10 +317,10 @@ class TestPrepareAgain:
     def test_ends_the_round(self, hvd: ModuleType) -> None:
         model = make_model()
         own = momentum(model)
-        _, optimizer = hvd.prepare(model, own, sync_every=LocalSteps(EVERY, lr=1.0, momentum=0.0))
+        _, optimizer = hvd.prepare(model, own, sync_every=LocalSteps(EVERY))
         train(hvd, model, optimizer, 0, 2)
         rows = hvd.allgather_object([one.detach().clone() for one in model.parameters()])
-        _, optimizer = hvd.prepare(model, own, sync_every=LocalSteps(EVERY, lr=1.0, momentum=0.0))
+        _, optimizer = hvd.prepare(model, own, sync_every=LocalSteps(EVERY))
         for one, *of_ranks in zip(model.parameters(), *rows, strict=True):
             torch.testing.assert_close(one.detach(), torch.stack(of_ranks).mean(0), rtol=1e-5, atol=1e-6)
         train(hvd, model, optimizer, 2, 2 + EVERY)
@@ -331,7 +332,7 @@ class TestPrepareAgain:
     def test_a_rank_that_comes_late_takes_the_common_weights(self, hvd: ModuleType) -> None:
         model = make_model()
         own = momentum(model)
-        _, optimizer = hvd.prepare(model, own, sync_every=EVERY)
+        _, optimizer = hvd.prepare(model, own, sync_every=DILOCO)
         train(hvd, model, optimizer, 0, EVERY + 2)
         common = {name: one.clone() for name, one in zip("abcd", optimizer.common.values(), strict=True)}
         momenta = [one.clone() for one in optimizer.state_dict()["outer"]["momentum"].values()]
@@ -339,7 +340,7 @@ class TestPrepareAgain:
         if hvd.rank() == 1:  # as a rank that was started again
             model = make_model(seed=9)
             own = momentum(model)
-        _, optimizer = hvd.prepare(model, own, sync_every=EVERY)
+        _, optimizer = hvd.prepare(model, own, sync_every=DILOCO)
         assert all(map(torch.equal, common.values(), model.parameters()))
         kept = optimizer.state_dict()["outer"]["momentum"].values()
         assert all(map(torch.equal, momenta, kept))
@@ -351,12 +352,12 @@ class TestPrepareAgain:
 @pytest.mark.sizes(3, slow=(2,))
 def test_a_rank_that_comes_late_to_an_elastic_job(hvd: ModuleType) -> None:
     model = make_model()
-    optimizer = make(hvd, model, EVERY)
+    optimizer = make(hvd, model, DILOCO)
     train(hvd, model, optimizer, 0, EVERY + 2)
     fail_and_begin_anew(hvd)  # all ranks of an elastic job do
     if hvd.rank() == 1:
         model = make_model(seed=9)
-        optimizer = make(hvd, model, EVERY)
+        optimizer = make(hvd, model, DILOCO)
     hvd.elastic.TorchState(model, optimizer).sync()
     train(hvd, model, optimizer, EVERY + 2, 2 * EVERY)
     assert optimizer.is_synced
