@@ -17,8 +17,9 @@ from typing import Any, Literal
 from ipyparallel.engine.datapub import publish_data
 from IPython.core.interactiveshell import InteractiveShell
 
-from ring_notebook.core import checkpoint_place, local_steps, metrics, other_waits, step_points, trace, world
+from ring_notebook.core import checkpoint_place, metrics, other_waits, step_points, trace, world
 from ring_notebook.core.steering import present, steering
+from ring_notebook.core.sync_every import of_run as local_steps
 from ring_notebook.core.time_spent import TimeSpent
 from ring_notebook.energy import LACKS
 from ring_notebook.engine import debuggers, dialogue, kept_variables, mpi_access, namespace, setup
@@ -74,7 +75,7 @@ def execute(
     """
     mpi_access.withdraw_from_survivors(lost)
     checkpoint_place.begin(checkpoints, resume)
-    local_steps.of_run.begin(sync_every)
+    local_steps.begin(sync_every)
     own = not only or setup.rank() in only
     execution = _Execution(run, epoch, engines, recorded, horovod, warmup, replay, branch)
     execution.execute(source if own else "", first_line)
@@ -192,9 +193,9 @@ class _Execution:
             self._say(f"The run ended before its next step: not taken are {', '.join([*sets, *others])}")
 
     def _tell_lost_options(self) -> None:
-        if local_steps.of_run.is_lost and self.error is None and self.rank == 0:
+        if local_steps.is_lost and self.error is None and self.rank == 0:
             self._say(
-                f"--sync-every {local_steps.of_run.every} had no effect: no optimizer of the cell was made by "
+                f"--sync-every {local_steps.every} had no effect: no optimizer of the cell was made by "
                 "ring.prepare or DistributedOptimizer of PyTorch, which alone know local steps"
             )
 
