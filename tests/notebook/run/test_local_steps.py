@@ -20,7 +20,8 @@ RECORDED = """
 rows = [row.values for row in run.metrics if row.rank == 1]
 assert [name for name in rows[1]] == ["loss"], rows[1]
 last = rows[-1]
-assert last["sync/distance"] > 0 and last["sync/MB_every_step"] == 3 * last["sync/MB"] == 6 * 40e-6, last
+assert last["sync/distance"] > 0, last
+assert abs(last["sync/MB_every_step"] - 6 * 40e-6) + abs(last["sync/MB"] - 2 * 40e-6) < 1e-9, last
 """
 UNEQUAL = """%%ringtrain
 assert len({*ring.allgather_object(model.weight.detach().numpy().tobytes())}) == 2
