@@ -30,7 +30,7 @@ from ring_notebook.api.local_steps import LocalSteps, plan_fragments
 from ring_notebook.api.objects import allreduce_numbers, gather_objects
 from ring_notebook.api.process_sets import ProcessSet, global_process_set
 from ring_notebook.core import metrics, world
-from ring_notebook.core.communicator import ReduceOp
+from ring_notebook.core.communicator import Communicator, ReduceOp
 from ring_notebook.core.step_guard import step_guard
 from ring_notebook.errors import CollectiveMismatch
 from ring_notebook.torch.collectives.broadcast import broadcast_
@@ -118,9 +118,6 @@ class LocalOptimizer(Wrapper):
 
     def _prepare(self, settings: LocalSteps, compression: Compressor, process_set: ProcessSet) -> None:
         self._settings, self._compression, self._process_set = settings, compression, process_set
-        taken = {one._label for one in _all if not one._superseded and one._wrapped is not self._wrapped}
-        labels = ("sync", *(f"sync {number}" for number in range(2, len(taken) + 2)))
-        self._label = next(label for label in labels if label not in taken)
         self._squares = {}
         self.__dict__.pop(OUTER, None)  # that of the wrapped optimizer counts
         _all.add(self)
@@ -239,10 +236,11 @@ class LocalOptimizer(Wrapper):
                 plan = plan_fragments([one.numel() for one in trained], self._settings.fragments)
                 self._fragments = tuple(tuple(trained[index] for index in part) for part in plan)
                 self._gradient_bytes = sum(one.numel() * one.element_size() for one in trained)
-        if self._is_alone():
+        communicator = (self._process_set if self._process_set.included() else global_process_set).communicator
+        if self._epoch is not None and self._epoch() is communicator and self._joins == joins():
             return outer
-        communicator = self._process_set.communicator
-        if self._epoch is None or self._epoch() is not communicator or self._joins != joins():
+        self._label = self._free_label(communicator)
+        if not self._is_alone():
             self._flight = None  # its fragment has its turn again
             if outer.seat != (seat := (self._process_set.rank(), self._process_set.size())):
                 outer.seat = seat
@@ -250,18 +248,24 @@ class LocalOptimizer(Wrapper):
             if isinstance(self._compression, Int8Compression):
                 self._groups = ByteGroups.of(communicator)
             self._level(outer)
-            self._epoch, self._joins = weakref.ref(communicator), joins()
+        self._epoch, self._joins = weakref.ref(communicator), joins()
         return outer
+
+    def _free_label(self, communicator: Communicator) -> str:
+        """A name for metrics that no other optimizer has taken in this epoch; cells may keep those of earlier ones."""
+        others = (one for one in _all if one is not self and one._epoch is not None and one._epoch() is communicator)
+        taken = {one._label for one in others}
+        numbered = (f"sync {number}" for number in range(2, len(taken) + 2))
+        return next(label for label in ("sync", *numbered) if label not in taken)
 
     def _level(self, outer: Outer) -> None:
         """Have all ranks go on from the same common weights, and from the same step of the round."""
-        here = steps_of(self._wrapped), outer.position, self._label, self._settings, repr(self._compression)
+        here = steps_of(self._wrapped), outer.position, self._settings, repr(self._compression)
         gathered = gather_objects(here, "local steps", self._process_set)
-        self._label = gathered[0][2]  # ranks may have kept different optimizers
-        for rank, (_, _, _, *how) in zip(self._process_set.ranks or [], gathered, strict=True):
-            if tuple(how) != gathered[0][3:]:
+        for rank, (_, _, *how) in zip(self._process_set.ranks or [], gathered, strict=True):
+            if tuple(how) != gathered[0][2:]:
                 raise CollectiveMismatch(
-                    f"rank {world.current().rank}: the ranks make different local steps: {gathered[0][3:]} on rank "
+                    f"rank {world.current().rank}: the ranks make different local steps: {gathered[0][2:]} on rank "
                     f"{(self._process_set.ranks or [])[0]}, {tuple(how)} on rank {rank}; make the optimizer with the "
                     "same sync_every and compression on every rank"
                 )
@@ -435,7 +439,8 @@ def _tell_unsynced() -> None:
     if world.is_aborted() or world.current().rank != 0:
         return
     for one in list(_all):
-        if one._superseded or one._epoch is None or one._epoch() is not world.current().communicator or one.is_synced:
+        is_here = one._epoch is not None and one._epoch() is world.current().communicator and not one._is_alone()
+        if one._superseded or not is_here or one.is_synced:
             continue
         sys.stderr.write(
             "The weights of the ranks differ, because each has stepped alone since the last sync; `optimizer.sync()` "

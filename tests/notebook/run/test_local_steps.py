@@ -36,6 +36,9 @@ assert not hasattr(optimizer, "sync")
 def test_a_line_of_the_magic_makes_ranks_step_alone(notebook: Notebook) -> None:
     assert "The weights of the ranks differ" in notebook.text(CELL)
     notebook.text(RECORDED)
+    notebook.text("%%ringtrain\nkept = optimizer")
+    notebook.text(CELL)
+    notebook.text(RECORDED)  # under the same name
     assert "weights" not in notebook.text(UNEQUAL)
 
 
