@@ -17,6 +17,7 @@ from typing import Any, Literal
 from ipyparallel.engine.datapub import publish_data
 from IPython.core.interactiveshell import InteractiveShell
 
+from ring_notebook.cell_request import CellRequest
 from ring_notebook.core import checkpoint_place, metrics, other_waits, step_points, trace, world
 from ring_notebook.core.steering import present, steering
 from ring_notebook.core.sync_every import of_run as local_steps
@@ -43,67 +44,26 @@ _LAST_WAIT = 5.0
 """Seconds to wait, when a run ends, for logged numbers on a device."""
 
 
-def execute(
-    run: str,
-    epoch: int,
-    engines: list[int],
-    source: str,
-    first_line: int,
-    recorded: bool,
-    horovod: bool,
-    only: list[int],
-    lost: list[int],
-    checkpoints: str,
-    resume: str,
-    warmup: int,
-    replay: list[dict[str, Any]],
-    branch: dict[str, Any],
-    sync_every: int,
-) -> None:
-    """Run a cell as this rank's part of ``run``, in a new epoch over ``engines``, which are its ranks in this order.
-
-    With ``recorded`` it sends a Trace of its collectives at the end; if it fails, one of the last of them. With
-    ``horovod`` the cell imports this package under Horovod's names. With ``only`` these engines execute the cell and
-    the others leave the epoch at once: rank and size are those of all, and a collective raises. ``lost`` are the
-    engines of the cluster that have died.
-    ``checkpoints`` is the folder for those of the run, ``resume`` the one that it resumes from, or empty.
-    After ``warmup`` steps the account of the rank's time begins. ``replay`` has the changes of knobs of another run, to
-    be made again at the same points. ``branch`` says where in the cell it begins, if it continues the run of a snapshot
-    that was restored. ``sync_every`` is for optimizers that are made without a number of local steps of their own.
+def execute(request: CellRequest) -> None:
+    """Run a cell as this rank's part of its run.
 
     Returns when the cell has ended and all records were sent; never raises the cell's exception.
     """
-    mpi_access.withdraw_from_survivors(lost)
-    checkpoint_place.begin(checkpoints, resume)
-    local_steps.begin(sync_every)
-    own = not only or setup.rank() in only
-    execution = _Execution(run, epoch, engines, recorded, horovod, warmup, replay, branch)
-    execution.execute(source if own else "", first_line)
+    mpi_access.withdraw_from_survivors(request.lost)
+    checkpoint_place.begin(request.checkpoints, request.resume)
+    local_steps.begin(request.sync_every)
+    own = not request.only or setup.rank() in request.only
+    _Execution(request).execute(request.source if own else "")
 
 
 class _Execution:
     """One rank's part of one run."""
 
-    def __init__(
-        self,
-        run: str,
-        epoch: int,
-        engines: list[int],
-        recorded: bool,
-        horovod: bool,
-        warmup: int,
-        replay: list[dict[str, Any]],
-        branch: dict[str, Any],
-    ) -> None:
-        self.run = run
-        self.epoch = epoch
-        self.engines = engines
-        self.rank = engines.index(setup.rank())
-        self.recorded = recorded
-        self.horovod = horovod
-        self.warmup = warmup
-        self.replay = replay
-        self.begin = Begin(**branch) if branch else None
+    def __init__(self, request: CellRequest) -> None:
+        self.request = request
+        self.run = request.run
+        self.rank = request.engines.index(setup.rank())
+        self.begin = Begin(**request.branch) if request.branch else None
         self.cell: Cell | None = None
         self.calls = 0  # number of collectives
         self.aborted = False  # another rank failed first
@@ -116,14 +76,14 @@ class _Execution:
         self.loops = LoopCalls(_calls, lambda: self.cell.current_lines() if self.cell else ())
         self.spent = TimeSpent(metrics.totals)
         self.machine = _machine()
-        self.capture = Capture(run, self.rank)
-        self.interruptible = Interruptible(run)
+        self.capture = Capture(self.run, self.rank)
+        self.interruptible = Interruptible(self.run)
 
-    def execute(self, source: str, first_line: int) -> None:
+    def execute(self, source: str) -> None:
         started = perf_counter()
         try:
             with self.interruptible:
-                self._carry_out(source, first_line)
+                self._carry_out(source)
                 self._report(perf_counter() - started)
         except BaseException as error:  # an error of this engine, not of the cell
             if self.reported:
@@ -134,20 +94,20 @@ class _Execution:
             self.error = None  # its frames refer to objects of the cell, such as the workers of a loader
         metrics.end()
 
-    def _carry_out(self, source: str, first_line: int) -> None:
+    def _carry_out(self, source: str) -> None:
         """Run the cell and clean up after it; sets `error` to the exception that has ended it."""
         children = active_children()
         debuggers.forget_frames()
         shell = InteractiveShell.instance()
-        metrics.begin(self.loops.begin, self._training_begins, self.warmup)
-        steering.begin(self.run, self.rank, self.replay, dialogue.pause, self._at_snapshot)
+        metrics.begin(self.loops.begin, self._training_begins, self.request.warmup)
+        steering.begin(self.run, self.rank, self.request.replay, dialogue.pause, self._at_snapshot)
         if self.begin is not None:
             metrics.continue_held()
         other_waits.begin()
         if setup.spool is not None:
             setup.spool.begin(self.run)
         with Publisher(self._collect, _send), self.capture.active(shell):
-            self.error = self.interruptible.call(lambda: self._run(shell, source, first_line))
+            self.error = self.interruptible.call(lambda: self._run(shell, source))
             step_points.forget()
             if self.error is not None:
                 self.error = namespace.original(self.error)
@@ -178,7 +138,7 @@ class _Execution:
         place = {**asdict(replace(cell.place(), behind=behind)), "functions": cell.functions()}
         try:
             whole = kept_variables.save(
-                asked["folder"], f"{self.run}-{number:08}", asked["about"], self.rank, len(self.engines), place
+                asked["folder"], f"{self.run}-{number:08}", asked["about"], self.rank, len(self.request.engines), place
             )
         except RingError as error:
             self._say(str(error))
@@ -206,23 +166,28 @@ class _Execution:
     def _say(self, line: str) -> None:
         self.capture.write("stderr", f"{line}\n")
 
-    def _run(self, shell: InteractiveShell, source: str, first_line: int) -> None:
-        self.cell = Cell(shell, source, self.run, first_line, self.begin)
+    def _run(self, shell: InteractiveShell, source: str) -> None:
+        self.cell = Cell(shell, source, self.run, self.request.first_line, self.begin)
         namespace.provide_ring(self.cell.names())
         namespace.prepare_calls(self.cell.tree)
         namespace.count_waits()
         if self.machine is not None:
             self.machine.threads = namespace.threads()
         self.state = ProcessState()
-        opened = world.open_run(self.run, self.epoch, self.engines)
+        opened = world.open_run(self.run, self.request.epoch, self.request.engines)
         here = (opened.rank, opened.size, opened.local_rank, opened.local_size)
         os.environ.update(rank_variables(*here, master()))
-        if self.recorded:
+        if self.request.recorded:
             trace.record()
-        if self.horovod:
+        if self.request.horovod:
             setup.wait_for_preload()
         try:
-            with as_horovod() if self.horovod else nullcontext(), dialogue.Listening(_ask), HeldBack(), EndingForks():
+            with (
+                as_horovod() if self.request.horovod else nullcontext(),
+                dialogue.Listening(_ask),
+                HeldBack(),
+                EndingForks(),
+            ):
                 self.cell.execute()
                 step_points.between_steps()
         except ModuleNotFoundError as error:
@@ -274,8 +239,8 @@ class _Execution:
     def _trace(self) -> list[Record]:
         try:
             events = trace.take()
-            if not events and self.error is not None and not _is_exit(self.error) and len(self.engines) > 1:
-                events = trace.last_operations(self.engines, self.epoch)
+            if not events and self.error is not None and not _is_exit(self.error) and len(self.request.engines) > 1:
+                events = trace.last_operations(self.request.engines, self.request.epoch)
             return [Trace(self.run, self.rank, json.dumps(events).encode())] if events else []
         except Exception as error:  # usually a lack of memory
             self._say(f"Left out of the record: the timeline of rank {self.rank} ({type(error).__name__}: {error})")

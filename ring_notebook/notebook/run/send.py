@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ring_notebook.cell_request import CellRequest
 from ring_notebook.files.checkpoint_names import CHECKPOINTS
 from ring_notebook.files.run_names import new_run_id
 from ring_notebook.hardware import cores
@@ -66,26 +67,26 @@ def send(
     )
     # From a clock that nobody sets, so that epochs also increase to the next kernel of this host that attaches.
     epoch = time.monotonic_ns() // 1_000_000
-    flags = bool(options.get("timeline")), bool(options.get("horovod"))
-    args = (
+    request = CellRequest(
         run,
         epoch,
         list(ranks),
         source,
         first_line,
-        *flags,
-        list(only),
-        sorted(engines.deaths()),
-        str(folder / run / CHECKPOINTS),
-        resume,
-        int(options.get("warmup", 1)),
-        replay,
-        {name: value for name, value in (options.get("branch") or {}).items() if name != "of"},
-        int(options.get("sync_every", 1)),
+        recorded=bool(options.get("timeline")),
+        horovod=bool(options.get("horovod")),
+        only=list(only),
+        lost=sorted(engines.deaths()),
+        checkpoints=str(folder / run / CHECKPOINTS),
+        resume=resume,
+        warmup=int(options.get("warmup", 1)),
+        replay=replay,
+        branch={name: value for name, value in (options.get("branch") or {}).items() if name != "of"},
+        sync_every=int(options.get("sync_every", 1)),
     )
     questions = Answering(chosen)
     with DeferredInterrupt() as interrupt:  # else ranks would execute a cell that no run of this kernel knows
-        futures = chosen.submit(_RANK_SIDE, args, range(len(ranks)), log.put, questions.put)
+        futures = chosen.submit(_RANK_SIDE, [request], range(len(ranks)), log.put, questions.put)
         sent = Run(chosen, log, futures, timeout=timeout, questions=questions)
     if interrupt.came:
         sent.interrupt()
