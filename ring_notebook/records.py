@@ -39,7 +39,16 @@ TRANSPORTS = {"host": "GPU tensors through CPU memory", "nccl": "GPU tensors by 
 
 
 @dataclass(frozen=True, slots=True)
-class MetricBatch:
+class _OfRank:
+    """Every record is of one rank in one run."""
+
+    kind: ClassVar[str]
+    run: str
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class MetricBatch(_OfRank):
     """Rows that one rank logged with the same metrics.
 
     ``values`` holds the rows one after another, ``width`` float64 each: time (seconds since the epoch), step, and the
@@ -47,9 +56,7 @@ class MetricBatch:
     that the rank has given to some of them since its last batch.
     """
 
-    kind: ClassVar[str] = "metrics"
-    run: str
-    rank: int
+    kind = "metrics"
     names: tuple[str, ...]
     values: array[float]
     units: dict[str, str] = field(default_factory=dict)
@@ -66,28 +73,24 @@ class MetricBatch:
 
 
 @dataclass(frozen=True, slots=True)
-class Output:
+class Output(_OfRank):
     """What a rank printed since its last Output. With ``block``: the lines of one call of print."""
 
-    kind: ClassVar[str] = "output"
-    run: str
-    rank: int
+    kind = "output"
     stream: Literal["stdout", "stderr"]
     text: str
     block: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Display:
+class Display(_OfRank):
     """A figure, a table or another object that a rank has displayed.
 
     ``data`` (by MIME type, pictures in base64) and ``metadata`` are those of a Jupyter message. With ``update`` it
     replaces the display of the rank with the same ``id``.
     """
 
-    kind: ClassVar[str] = "display"
-    run: str
-    rank: int
+    kind = "display"
     data: dict[str, Any]
     metadata: dict[str, Any] = field(default_factory=dict)
     id: str = ""
@@ -95,16 +98,14 @@ class Display:
 
 
 @dataclass(frozen=True, slots=True)
-class Cleared:
+class Cleared(_OfRank):
     """A rank has called ``clear_output``: what it printed and displayed before is no longer shown."""
 
-    kind: ClassVar[str] = "cleared"
-    run: str
-    rank: int
+    kind = "cleared"
 
 
 @dataclass(frozen=True, slots=True)
-class Status:
+class Status(_OfRank):
     """What a rank is doing, sent about once a second.
 
     ``line`` is the line of the cell (from 1) that its main thread executes, 0 when unknown. ``waiting`` describes the
@@ -112,9 +113,7 @@ class Status:
     ``(done, total)`` in steps, total 0 when unknown.
     """
 
-    kind: ClassVar[str] = "status"
-    run: str
-    rank: int
+    kind = "status"
     time: float
     line: int = 0
     waiting: dict[str, Any] | None = None
@@ -123,7 +122,7 @@ class Status:
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class Failure(_OfRank):
     """An exception that ended a rank's cell.
 
     ``ename`` and ``module`` name its type. ``pickled`` is the pickled exception in hex, or empty if it cannot be
@@ -131,9 +130,7 @@ class Failure:
     ``<cell>``. ``aborted``: this rank stopped because another one failed.
     """
 
-    kind: ClassVar[str] = "failure"
-    run: str
-    rank: int
+    kind = "failure"
     ename: str
     module: str
     message: str
@@ -144,19 +141,17 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class Ended(_OfRank):
     """The last record of a rank in a run; for a rank that has ``died`` the notebook writes it."""
 
-    kind: ClassVar[str] = "ended"
-    run: str
-    rank: int
+    kind = "ended"
     status: Literal["ok", "failed", "aborted", "interrupted", "died"]
     seconds: float
     summary: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class Load(_OfRank):
     """What a rank's process and machine did in the last second or two.
 
     ``values`` by name: ``cpu`` and ``gpu`` in percent (of one core, of the device), ``memory`` and ``gpu_memory`` in
@@ -164,46 +159,38 @@ class Load:
     ``threads`` that the rank computes with. Unknown values are left out.
     """
 
-    kind: ClassVar[str] = "load"
-    run: str
-    rank: int
+    kind = "load"
     time: float
     values: dict[str, float]
 
 
 @dataclass(frozen=True, slots=True)
-class Params:
+class Params(_OfRank):
     """All hyper-parameters of a rank so far: numbers, strings and booleans by name."""
 
-    kind: ClassVar[str] = "params"
-    run: str
-    rank: int
+    kind = "params"
     values: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class KnobRecord:
+class KnobRecord(_OfRank):
     """A knob that a rank has made, with its first value; ``range`` is what `knobs.encoded` makes of its range."""
 
-    kind: ClassVar[str] = "knob"
-    run: str
-    rank: int
+    kind = "knob"
     name: str
     value: Any
     range: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class Change(_OfRank):
     """A change of knobs, or a pause or its end (``action``), as one rank has taken it.
 
     ``number`` counts the changes of a run from 1; those of a replay count down from -1. ``who`` has made it. ``point``
     is the number of steps that all ranks had committed to then, and ``step`` that of the newest row of this rank.
     """
 
-    kind: ClassVar[str] = "change"
-    run: str
-    rank: int
+    kind = "change"
     time: float
     number: int
     action: Literal["set", "pause", "resume"]
@@ -214,15 +201,13 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Trace:
+class Trace(_OfRank):
     """What a rank did during a run with ``--timeline``; of one that has failed, its last operations.
 
     ``events`` is a JSON array of events in Chrome's trace format, as bytes; the kernel stores it without reading it.
     """
 
-    kind: ClassVar[str] = "trace"
-    run: str
-    rank: int
+    kind = "trace"
     events: bytes
 
 
