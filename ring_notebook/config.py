@@ -11,7 +11,7 @@ import os
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from math import inf
-from typing import Literal
+from typing import Literal, get_args, get_type_hints
 
 _MIB = 1 << 20
 
@@ -151,26 +151,15 @@ _ALIASES = {
     "start_timeout": "HOROVOD_START_TIMEOUT",
     "timeline": "HOROVOD_TIMELINE",
 }
-_CHOICES = {
-    "allocator": ("ring", "system"),
-    "algorithm": ("auto", "push", "ring"),
-    "device": ("auto", "nccl", "host"),
-    "isa": ("baseline", "avx2", "avx512"),
-    "overlap": ("auto", "inline", "thread"),
-    "repair": ("broadcast", "ask", "error"),
-    "staging": ("auto", "cache", "memory"),
-    "transport": ("auto", "tcp", "mpi"),
-    "wire": ("float16", "bfloat16"),
-}
 _LEAST = {"spin": -1, "start_timeout": -1, "min_np": 1}
 """Minima other than 0."""
 _MOST = {"inline": 1 << 30, "segment": 1 << 30, "memory": 1 << 62, "fusion_threshold": 1 << 62, "min_np": 1 << 30}
 _KINDS = {int: "an integer", float: "a number"}
 
 
-def _parse(name: str, variable: str, text: str, default: object) -> object:
-    if name in _CHOICES and text not in _CHOICES[name]:
-        raise ValueError(f"{variable}={text!r}: expected one of {', '.join(_CHOICES[name])}")
+def _parse(name: str, variable: str, text: str, default: object, choices: tuple[str, ...]) -> object:
+    if choices and text not in choices:
+        raise ValueError(f"{variable}={text!r}: expected one of {', '.join(filter(None, choices))}")
     if not isinstance(default, (int, float)):
         return text
     try:
@@ -189,11 +178,12 @@ def _parse(name: str, variable: str, text: str, default: object) -> object:
 def config() -> Config:
     """The settings of this process. Raises ValueError with the name of a variable that cannot be read."""
     values: dict[str, object] = {}
+    kinds = get_type_hints(Config)
     for field in fields(Config):
         variable = f"RING_{field.name.upper()}"
         if variable not in os.environ and field.name in _ALIASES:
             variable = _ALIASES[field.name]
         text = os.environ.get(variable)
         if text:
-            values[field.name] = _parse(field.name, variable, text, field.default)
+            values[field.name] = _parse(field.name, variable, text, field.default, get_args(kinds[field.name]))
     return Config(**values)  # type: ignore[arg-type]
