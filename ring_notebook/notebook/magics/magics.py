@@ -109,72 +109,58 @@ class RingMagics(Magics):
         if given is None:
             return None
         command = given.pop("command")
-        if own := getattr(self, f"_{command}", None):
-            return own(**given)
-        if message := getattr(self._session, command)(**given):  # what the session alone does, it says in a line
-            print(message)  # noqa: T201
+        answer = (getattr(self, f"_{command}", None) or getattr(self._session, command))(**given)
+        if not isinstance(answer, str):  # a table, say, which the notebook shows
+            return answer
+        if answer:
+            print(answer)  # noqa: T201
         return None
 
-    def _sync(self) -> None:
-        print(self._session.require().sync())  # noqa: T201
+    def _sync(self) -> str:
+        return str(self._session.require().sync())
 
-    def _default(self, state: str | None) -> None:
-        print(self._session.set_default(None if state is None else state == "on"))  # noqa: T201
+    def _default(self, state: str | None) -> str:
+        return self._session.set_default(None if state is None else state == "on")
 
-    def _doctor(self, hosts: str, json: bool) -> None:
+    def _doctor(self, hosts: str, json: bool) -> str:
         from ring_notebook.launch.doctor import as_json, diagnose_hosts, render
 
         checks = diagnose_hosts(self._session.hosts(hosts))
-        print(as_json(checks) if json else render(checks))  # noqa: T201
+        return as_json(checks) if json else render(checks)
 
     def _status(self, json: bool) -> Any:
-        if not json:
-            return self._session.status()
-        print(self._session.status_json())  # noqa: T201
-        return None
-
-    def _trace(self, name: str) -> Any:
-        return self._session.trace(name)
-
-    def _debug(self, rank: int | None, commands: list[str]) -> None:
-        self._session.debug(rank, commands)
+        return self._session.status_json() if json else self._session.status()
 
     def _set(self, words: list[str]) -> Any:
         given = dict(word.split("=", 1) for word in words if "=" in word)
         named = [word for word in words if "=" not in word]
         if len(named) > 1:
             raise UsageError(f"%ring set takes values such as lr=0.05, got {' '.join(named)}")
-        if not given:
-            return self._session.knobs(*named)
-        print(self._session.set(given, *named))  # noqa: T201
-        return None
+        return self._session.set(given, *named) if given else self._session.knobs(*named)
 
-    def _push(self, names: list[str]) -> None:
+    def _push(self, names: list[str]) -> str:
         missing = [name for name in names if name not in self.shell.user_ns]
         if missing:
             raise UsageError(f"no variable {', '.join(missing)} in this notebook")
         cluster = self._session.require()
         cluster.push({name: self.shell.user_ns[name] for name in names})
-        print(f"Pushed {', '.join(names)} to {plural(cluster.n, 'rank')}.")  # noqa: T201
+        return f"Pushed {', '.join(names)} to {plural(cluster.n, 'rank')}."
 
     def _pull(self, names: list[str], rank: int) -> Any:
         values, table = self._session.pull(names, rank)
         self.shell.user_ns.update(values)
         return table
 
-    def _notify(self, function: str, after: float | None) -> None:
+    def _notify(self, function: str, after: float | None) -> str:
         if function and function != "off" and not callable(self.shell.user_ns.get(function)):
             raise UsageError(f"no function {function} in this notebook")
         if function or after is not None:
             tell = None if function in ("", "off") else self.shell.user_ns[function]
             notices.notify(tell, after=notices.AFTER if after is None else after, lab=function != "off")
-        print(notices.described())  # noqa: T201
+        return notices.described()
 
     def _queue(self, action: str | None, cells: list[int]) -> Any:
-        if action is None:
-            return self._session.queue()
-        print(self._session.cancel(cells))  # noqa: T201
-        return None
+        return self._session.queue() if action is None else self._session.cancel(cells)
 
     def _branch(self, out: str, **given: Any) -> None:
         self._session.branch(**given, give=partial(self._assign, out))
@@ -184,8 +170,7 @@ class RingMagics(Magics):
             return snapshots.listing()
         if not names:
             raise UsageError("%ring snapshots remove needs the name of a snapshot")
-        print(snapshots.remove(names))  # noqa: T201
-        return None
+        return snapshots.remove(names)
 
     def _plot(self, metrics: list[str], runs: list[str], **look: Any) -> Any:
         last = [self._session.run.log] if self._session.run is not None else []
@@ -194,8 +179,8 @@ class RingMagics(Magics):
             raise RingError("no cell has run in this notebook; name runs, `%ring runs` lists them")
         return catalogue.plot(records, metrics, **look)
 
-    def _share(self, where: str, name: str) -> None:
-        print(self._session.sharing.begin(where, name))  # noqa: T201
+    def _share(self, where: str, name: str) -> str:
+        return self._session.sharing.begin(where, name)
 
     def _classroom(self, sources: list[str]) -> None:
         self._session.watch_classroom([] if sources == ["off"] else sources)
@@ -208,14 +193,11 @@ class RingMagics(Magics):
         if action == "compare":
             return catalogue.compare(names)
         if action == "output":
-            for name in names:
-                print(catalogue.write_output(name))  # noqa: T201
-        elif action == "delete":
-            print(catalogue.delete(names))  # noqa: T201
-        else:
-            run, *words = names
-            print(catalogue.tag(run, words) if action == "tag" else catalogue.annotate(run, " ".join(words)))  # noqa: T201
-        return None
+            return "\n".join(map(catalogue.write_output, names))
+        if action == "delete":
+            return catalogue.delete(names)
+        run, *words = names
+        return catalogue.tag(run, words) if action == "tag" else catalogue.annotate(run, " ".join(words))
 
 
 def register(shell: InteractiveShell) -> None:

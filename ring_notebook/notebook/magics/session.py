@@ -34,7 +34,7 @@ from ring_notebook.notebook.record.choices import CellOptions
 from ring_notebook.notebook.record.run_record import RunRecord
 from ring_notebook.notebook.run.catalogue import find, runs_directory
 from ring_notebook.notebook.run.classroom import Classroom
-from ring_notebook.notebook.run.export import Script, export, set_up_before, set_up_cells, set_up_runs
+from ring_notebook.notebook.run.export import export, set_up_before, set_up_cells, set_up_runs
 from ring_notebook.notebook.run.failures import brief, primary
 from ring_notebook.notebook.run.knob_changes import listing
 from ring_notebook.notebook.run.notices import show_in_lab
@@ -609,7 +609,7 @@ class Session:
             write_csv(points, csv)
         return ScalingReport(points, "\n".join(notes))
 
-    def export(self, path: str, name: str = "", job: str = "", nodes: int | None = None, **asked: Any) -> Script | str:
+    def export(self, path: str, name: str = "", job: str = "", nodes: int | None = None, **asked: Any) -> str:
         """Write the cell of the last run, or of the one whose name begins with ``name``, as a script for ``ringrun``.
 
         With ``job``, a site, also write a script beside it that runs it in a batch job. Raises RingError when there is
@@ -619,7 +619,7 @@ class Session:
         if not job:
             if nodes or any(asked.values()):
                 raise RingError("-N, --gpus, --time, --queue and --account belong to --job SITE")
-            return export(record, path)
+            return str(export(record, path))
         return export_with_job(record, path, job, nodes, **asked)
 
     def submit(self, site: str, name: str = "", n: int | None = None, nodes: int | None = None, **asked: Any) -> str:
