@@ -293,6 +293,12 @@ class Serving(threading.Thread):
         """Serve nobody any more. Does not wait."""
         self._loop.call_soon_threadsafe(self._serving.cancel)
 
+    def close(self) -> None:
+        """`stop`, and return when what was served has ended."""
+        with contextlib.suppress(RuntimeError):  # closed before
+            self.stop()
+        self.join()
+
     def run(self) -> None:
         """Serve until `stop`."""
         try:
@@ -348,12 +354,6 @@ class RendezvousServer(Serving):
     def variables(self) -> dict[str, str]:
         """The variables that make a process a rank: the address, and the secret, which belongs in no command line."""
         return {RENDEZVOUS: self._address, SECRET: self._secret}
-
-    def close(self) -> None:
-        """Listen no more; ranks that wait for others raise."""
-        with contextlib.suppress(RuntimeError):  # closed before
-            self.stop()
-        self.join()
 
     def __enter__(self) -> RendezvousServer:
         return self

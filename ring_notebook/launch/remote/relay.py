@@ -31,6 +31,7 @@ from ring_notebook.errors import RingError
 from ring_notebook.launch.launchers.hosts import Host, is_local
 from ring_notebook.own_python import module_command
 from ring_notebook.rank.rendezvous import this_host
+from ring_notebook.rank.rendezvous_server import Serving
 from ring_notebook.words import plural
 
 _PROOF = 32
@@ -38,7 +39,6 @@ _CAPACITY = 1 << 18
 _SECONDS_TO_PROVE = 10.0
 _SECONDS_TO_RETURN = 10.0  # for a place whose agent has ended
 _SECONDS_TO_LOOK = 0.2
-_SECONDS_TO_END = 10.0
 _SECONDS_TO_NAME = 0.5  # between two looks which places are there
 # An address of this machine that is none of its names: ranks there are to run in places too.
 _LOOPBACK = "127.0.1.1"
@@ -53,13 +53,12 @@ class Where(NamedTuple):
     secret: str
 
 
-class Relay(threading.Thread):
+class Relay(Serving):
     """Waits at ``address``, which the places reach, and at a socket file in ``folder``, a private one."""
 
     def __init__(self, address: str, folder: Path) -> None:
-        super().__init__(name="ring-relay", daemon=True)
-        self._listener = socket.create_server((address, 0))
-        self.where = Where(address, self._listener.getsockname()[1], secrets.token_hex(_PROOF))
+        listener = socket.create_server((address, 0))
+        self.where = Where(address, listener.getsockname()[1], secrets.token_hex(_PROOF))
         """What `serve` takes."""
         self._socket = str(folder / "relay")
         self._shells = socket.socket(socket.AF_UNIX)
@@ -71,10 +70,8 @@ class Relay(threading.Thread):
         self._hosts = folder / "hosts"
         self._named = ""  # what is in that file
         self._writers: weakref.WeakSet[asyncio.StreamWriter] = weakref.WeakSet()
-        self._loop = asyncio.new_event_loop()
         self._changed = asyncio.Condition()
-        self._serving = self._loop.create_task(self._serve())
-        self.start()
+        super().__init__("ring-relay", listener)
 
     @property
     def shell(self) -> str:
@@ -90,25 +87,9 @@ class Relay(threading.Thread):
         """The hosts with places that no agent uses, each with its number of them."""
         return [Host(name, len(places)) for name, places in list(self._free.items()) if places]
 
-    def close(self) -> None:
-        """Give the places back: `serve` returns there. Agents that still run end."""
-        with contextlib.suppress(RuntimeError):  # closed before
-            self._loop.call_soon_threadsafe(self._serving.cancel)
-        self.join()
-
     def run(self) -> None:
-        """Serve until `close`."""
-        with contextlib.suppress(asyncio.CancelledError):
-            self._loop.run_until_complete(self._serving)
-        for task in (left := asyncio.all_tasks(self._loop)):
-            task.cancel()
-        if left:
-            self._loop.run_until_complete(asyncio.wait(left, timeout=_SECONDS_TO_END))
-        for writer in self._writers:
-            writer.transport.abort()
-        self._loop.run_until_complete(asyncio.sleep(0))  # what is aborted is closed in the next turn
-        self._loop.close()
-        self._listener.close()  # also where it was closed before it had begun to serve
+        """Serve until `close`, which gives the places back: `serve` returns there, and agents that still run end."""
+        super().run()
         self._shells.close()
 
     async def _serve(self) -> None:
@@ -123,6 +104,8 @@ class Relay(threading.Thread):
         finally:
             places.close()
             shells.close()
+            for writer in self._writers:
+                writer.transport.abort()
 
     def _name_hosts(self) -> None:
         """Write the hosts, with their places that are still there, for `discovery`."""
