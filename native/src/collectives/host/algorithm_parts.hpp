@@ -121,6 +121,23 @@ class Reduction {
 // The header that decides the operation: that of the first member that has not joined.
 const Header& lead_header(const std::vector<Header>& headers);
 
+// An operation on one host.
+class OnOneHost : public GatedAlgorithm {
+   protected:
+    explicit OnOneHost(const Operation& operation)
+        : group_(operation.group),
+          request_(operation.request),
+          lead_(lead_header(operation.headers)),
+          item_(item_size(lead_.dtype)) {}
+
+    const std::byte* mailbox(int member) const { return group_.inline_slot(member, lead_.sequence); }
+
+    HostGroup& group_;
+    const Request& request_;
+    const Header lead_;
+    const std::size_t item_;
+};
+
 MakeAlgorithm make_nothing, make_join, make_push_step, make_adasum;
 // One tensor of a list, as its rank shows it to the others: the offset in its header points to an array of these.
 struct ListedPiece {

@@ -7,21 +7,19 @@ namespace {
 // Every rank has two copies of the fused tensor in ring memory, one after the other. In round k the ranks whose numbers
 // agree except in the lowest k bits hold the same vector; each combines it with that of the rank which differs in bit
 // k, the lower group's first, so that all of them get the same bits. It reads from one copy and writes to the other.
-class AdasumAllreduce : public GatedAlgorithm {
+class AdasumAllreduce : public OnOneHost {
    public:
-    AdasumAllreduce(HostGroup& group, const Request& request, const std::vector<Header>& headers)
-        : group_(group),
-          request_(request),
-          headers_(headers),
-          item_(item_size(headers[0].dtype)),
-          combine_(kernels().adasum[static_cast<int>(headers[0].dtype)]) {}
+    explicit AdasumAllreduce(const Operation& operation)
+        : OnOneHost(operation),
+          headers_(operation.headers),
+          combine_(kernels().adasum[static_cast<int>(lead_.dtype)]) {}
 
    protected:
     bool step(std::uint64_t k) override {
         const int distance = 1 << k;
         if (distance >= group_.size()) {
-            copy_out(request_.pieces, 0, headers_[0].count, copy(group_.index(), k), item_);
-            scale_outputs(request_, headers_[0]);
+            copy_out(request_.pieces, 0, lead_.count, copy(group_.index(), k), item_);
+            scale_outputs(request_, lead_);
             return true;
         }
         const int lower = group_.index() & ~distance;
@@ -39,21 +37,18 @@ class AdasumAllreduce : public GatedAlgorithm {
 
    private:
     std::byte* copy(int member, std::uint64_t round) const {
-        const std::uint64_t second = round % 2 * headers_[0].count * item_;
+        const std::uint64_t second = round % 2 * lead_.count * item_;
         return group_.domain().at<std::byte>(headers_[static_cast<std::size_t>(member)].input + second);
     }
 
-    HostGroup& group_;
-    const Request& request_;
     std::vector<Header> headers_;
-    std::size_t item_;
     AdasumFn combine_;
 };
 
 }  // namespace
 
 std::unique_ptr<Algorithm> make_adasum(const Operation& operation) {
-    return std::make_unique<AdasumAllreduce>(operation.group, operation.request, operation.headers);
+    return std::make_unique<AdasumAllreduce>(operation);
 }
 
 }  // namespace ring

@@ -5,47 +5,41 @@ namespace ring {
 namespace {
 
 // From the root's mailbox, or from its tensor where that lies in ring memory.
-class PullBroadcast : public GatedAlgorithm {
+class PullBroadcast : public OnOneHost {
    public:
-    PullBroadcast(HostGroup& group, const Request& request, const Header& root, bool is_inline)
-        : group_(group), request_(request), root_(root), inline_(is_inline) {}
+    PullBroadcast(const Operation& operation, bool is_inline)
+        : OnOneHost(operation),
+          input_(operation.headers[static_cast<std::size_t>(request_.root)].input),
+          inline_(is_inline) {}
 
     bool step(std::uint64_t k) override {
         if (k == 1) return true;
         const Piece& piece = request_.pieces[0];
         const bool is_root = request_.root == group_.index();
         const std::byte* from = is_root   ? piece.input
-                                : inline_ ? group_.inline_slot(request_.root, root_.sequence)
-                                          : group_.domain().at<std::byte>(root_.input);
-        if (piece.output != from && piece.count > 0)
-            std::memcpy(piece.output, from, piece.count * item_size(root_.dtype));
+                                : inline_ ? mailbox(request_.root)
+                                          : group_.domain().at<std::byte>(input_);
+        if (piece.output != from && piece.count > 0) std::memcpy(piece.output, from, piece.count * item_);
         return inline_;
     }
 
    private:
-    HostGroup& group_;
-    const Request& request_;
-    Header root_;
+    std::uint64_t input_;  // of the root
     bool inline_;
 };
 
 // The root fills segments, the others empty them.   step k:  consume(k-1)  fill(k)
-class StagedBroadcast : public GatedAlgorithm {
+class StagedBroadcast : public OnOneHost {
    public:
-    StagedBroadcast(HostGroup& group, const Request& request, const Header& root)
-        : group_(group),
-          request_(request),
-          count_(root.count),
-          item_(item_size(root.dtype)),
-          per_step_(group.segment_bytes() / item_),
-          steps_(steps_for(count_, per_step_)) {}
+    explicit StagedBroadcast(const Operation& operation)
+        : OnOneHost(operation), per_step_(group_.segment_bytes() / item_), steps_(steps_for(lead_.count, per_step_)) {}
 
     bool step(std::uint64_t k) override {
         const Piece& piece = request_.pieces[0];
         const bool is_root = request_.root == group_.index();
         if (is_root) {
             if (k < steps_) copy_in(request_.pieces, begin(k), end(k), group_.segment(request_.root, k), item_);
-            if (k == 0 && piece.output != piece.input) std::memcpy(piece.output, piece.input, count_ * item_);
+            if (k == 0 && piece.output != piece.input) std::memcpy(piece.output, piece.input, lead_.count * item_);
         } else if (k > 0) {
             copy_out(request_.pieces, begin(k - 1), end(k - 1), group_.segment(request_.root, k - 1), item_);
         }
@@ -54,20 +48,16 @@ class StagedBroadcast : public GatedAlgorithm {
 
    private:
     std::uint64_t begin(std::uint64_t k) const { return k * per_step_; }
-    std::uint64_t end(std::uint64_t k) const { return std::min(count_, begin(k + 1)); }
+    std::uint64_t end(std::uint64_t k) const { return std::min(lead_.count, begin(k + 1)); }
 
-    HostGroup& group_;
-    const Request& request_;
-    std::uint64_t count_;
-    std::size_t item_;
     std::uint64_t per_step_, steps_;
 };
 
 // An allgather or alltoall: each rank's part goes to its own place in the result.
-class Gathering : public GatedAlgorithm {
+class Gathering : public OnOneHost {
    protected:
     Gathering(const Operation& operation, std::vector<std::int64_t> counts)
-        : item_(item_size(lead_header(operation.headers).dtype)),
+        : OnOneHost(operation),
           places_(operation.result.place(operation.request, std::move(counts), item_)),
           counts_(operation.result.counts) {}
 
@@ -75,8 +65,6 @@ class Gathering : public GatedAlgorithm {
     std::uint64_t count(int member) const {
         return static_cast<std::uint64_t>(counts_[static_cast<std::size_t>(member)]);
     }
-
-    std::size_t item_;
 
    private:
     std::vector<std::byte*> places_;
@@ -94,7 +82,6 @@ class Pull : public Gathering {
    public:
     Pull(const Operation& operation, std::vector<std::int64_t> counts, std::vector<std::uint64_t> from, bool is_inline)
         : Gathering(operation, std::move(counts)),
-          group_(operation.group),
           headers_(operation.headers),
           from_(std::move(from)),
           inline_(is_inline) {}
@@ -104,8 +91,7 @@ class Pull : public Gathering {
         for (int member = 0; member < group_.size(); ++member) {
             if (count(member) == 0) continue;
             const auto i = static_cast<std::size_t>(member);
-            const std::byte* tensor = inline_ ? group_.inline_slot(member, headers_[i].sequence)
-                                              : group_.domain().at<std::byte>(headers_[i].input);
+            const std::byte* tensor = inline_ ? mailbox(member) : group_.domain().at<std::byte>(headers_[i].input);
             const std::byte* from = tensor + from_[i] * item_;
             // When FSDP gathers in place, a rank's own part is there already.
             if (from != part(member)) std::memcpy(part(member), from, count(member) * item_);
@@ -114,7 +100,6 @@ class Pull : public Gathering {
     }
 
    private:
-    HostGroup& group_;
     std::vector<Header> headers_;
     std::vector<std::uint64_t> from_;
     bool inline_;
@@ -124,10 +109,7 @@ class Pull : public Gathering {
 class StagedAllgather : public Gathering {
    public:
     explicit StagedAllgather(const Operation& operation)
-        : Gathering(operation, header_counts(operation.headers)),
-          group_(operation.group),
-          request_(operation.request),
-          per_step_(group_.segment_bytes() / item_) {
+        : Gathering(operation, header_counts(operation.headers)), per_step_(group_.segment_bytes() / item_) {
         for (const Header& header : operation.headers) steps_ = std::max(steps_, steps_for(header.count, per_step_));
     }
 
@@ -147,8 +129,6 @@ class StagedAllgather : public Gathering {
         return {std::min(count(member), k * per_step_), std::min(count(member), (k + 1) * per_step_)};
     }
 
-    HostGroup& group_;
-    const Request& request_;
     std::uint64_t per_step_;
     std::uint64_t steps_ = 0;
 };
@@ -191,8 +171,6 @@ class StagedAlltoall : public Gathering {
    public:
     StagedAlltoall(const Operation& operation, SplitTable splits)
         : Gathering(operation, splits.column(operation.group.index())),
-          group_(operation.group),
-          request_(operation.request),
           splits_(std::move(splits)),
           unit_(group_.segment_bytes() / item_ / static_cast<std::size_t>(group_.size())),
           steps_(steps_for(splits_.largest(), unit_)) {}
@@ -221,19 +199,9 @@ class StagedAlltoall : public Gathering {
         return group_.segment(from, k) + static_cast<std::size_t>(to) * unit_ * item_;
     }
 
-    HostGroup& group_;
-    const Request& request_;
     SplitTable splits_;
     std::uint64_t unit_, steps_;
 };
-
-const Header& root_header(const Operation& operation) {
-    return operation.headers[static_cast<std::size_t>(operation.request.root)];
-}
-
-std::unique_ptr<Algorithm> pull_broadcast(const Operation& operation, bool is_inline) {
-    return std::make_unique<PullBroadcast>(operation.group, operation.request, root_header(operation), is_inline);
-}
 
 std::unique_ptr<Algorithm> pull_allgather(const Operation& operation, bool is_inline) {
     return std::make_unique<Pull>(operation, header_counts(operation.headers),
@@ -253,13 +221,15 @@ std::unique_ptr<Algorithm> pull_alltoall(const Operation& operation, bool is_inl
 }  // namespace
 
 std::unique_ptr<Algorithm> make_one_shot_broadcast(const Operation& operation) {
-    return pull_broadcast(operation, true);
+    return std::make_unique<PullBroadcast>(operation, true);
 }
 
-std::unique_ptr<Algorithm> make_pull_broadcast(const Operation& operation) { return pull_broadcast(operation, false); }
+std::unique_ptr<Algorithm> make_pull_broadcast(const Operation& operation) {
+    return std::make_unique<PullBroadcast>(operation, false);
+}
 
 std::unique_ptr<Algorithm> make_staged_broadcast(const Operation& operation) {
-    return std::make_unique<StagedBroadcast>(operation.group, operation.request, root_header(operation));
+    return std::make_unique<StagedBroadcast>(operation);
 }
 
 std::unique_ptr<Algorithm> make_one_shot_allgather(const Operation& operation) {

@@ -4,11 +4,36 @@
 namespace ring {
 namespace {
 
-// A group of one rank only applies the scale factors.
-class LocalAllreduce : public GatedAlgorithm {
+class HostReduction : public OnOneHost {
    public:
-    LocalAllreduce(const Request& request, const std::vector<Header>& headers)
-        : request_(request), reduction_(headers, headers[0], headers.size()) {}
+    explicit HostReduction(const Operation& operation)
+        : OnOneHost(operation), reduction_(operation.headers, lead_, operation.headers.size()) {}
+
+   protected:
+    Range own_chunk() const { return chunk_range(lead_.count, group_.size(), group_.index(), item_); }
+
+    const Reduction reduction_;
+};
+
+// A reduction of tensors that lie in ring memory.
+class RingMemoryReduction : public HostReduction {
+   public:
+    explicit RingMemoryReduction(const Operation& operation) : HostReduction(operation), headers_(operation.headers) {}
+
+   protected:
+    // An element of what a member's header points to.
+    std::byte* place(int member, std::uint64_t Header::* where, std::uint64_t element) const {
+        return group_.domain().at<std::byte>(headers_[static_cast<std::size_t>(member)].*where) + element * item_;
+    }
+
+   private:
+    const std::vector<Header> headers_;
+};
+
+// A group of one rank only applies the scale factors.
+class LocalAllreduce : public HostReduction {
+   public:
+    using HostReduction::HostReduction;
 
     bool step(std::uint64_t) override {
         for (const Piece& piece : request_.pieces) {
@@ -17,82 +42,50 @@ class LocalAllreduce : public GatedAlgorithm {
         }
         return true;
     }
-
-   private:
-    const Request& request_;
-    Reduction reduction_;
 };
 
-class OneShotAllreduce : public GatedAlgorithm {
+class OneShotAllreduce : public HostReduction {
    public:
-    OneShotAllreduce(HostGroup& group, const Request& request, const std::vector<Header>& headers)
-        : group_(group), request_(request), lead_(lead_header(headers)), reduction_(headers, lead_, headers.size()) {}
+    using HostReduction::HostReduction;
 
     bool step(std::uint64_t) override {
-        const std::size_t item = item_size(lead_.dtype);
         for_range(request_.pieces, 0, lead_.count,
                   [&](const Piece& piece, std::uint64_t offset, std::uint64_t at, std::uint64_t n) {
-                      void* dst = piece.output + offset * item;
-                      reduction_.run(&dst, 1, n, [&](int member) {
-                          return group_.inline_slot(member, lead_.sequence) + at * item;
-                      });
+                      void* dst = piece.output + offset * item_;
+                      reduction_.run(&dst, 1, n, [&](int member) { return mailbox(member) + at * item_; });
                   });
         return true;
     }
-
-   private:
-    HostGroup& group_;
-    const Request& request_;
-    Header lead_;
-    Reduction reduction_;
 };
 
 // The owner of a chunk reads it from all inputs and writes the result to all outputs.
-class PushAllreduce : public GatedAlgorithm {
+class PushAllreduce : public RingMemoryReduction {
    public:
-    PushAllreduce(HostGroup& group, const std::vector<Header>& headers)
-        : group_(group), headers_(headers), lead_(lead_header(headers)), reduction_(headers, lead_, headers.size()) {}
+    using RingMemoryReduction::RingMemoryReduction;
 
     bool step(std::uint64_t k) override {
         if (k == 1) return true;
-        const std::size_t item = item_size(lead_.dtype);
-        const Range own = chunk_range(lead_.count, group_.size(), group_.index(), item);
         std::vector<void*> outputs;
-        in_parts(group_, own, item, [&](const Range& part) {
+        in_parts(group_, own_chunk(), item_, [&](const Range& part) {
             outputs.clear();
-            for (int member : reduction_.contributors())
-                outputs.push_back(place(member, &Header::output, part.begin * item));
+            for (int member : reduction_.contributors()) outputs.push_back(place(member, &Header::output, part.begin));
             reduction_.run(outputs.data(), static_cast<int>(outputs.size()), part.size(),
-                           [&](int member) { return place(member, &Header::input, part.begin * item); });
+                           [&](int member) { return place(member, &Header::input, part.begin); });
         });
         return false;
     }
-
-   private:
-    void* place(int member, std::uint64_t Header::* where, std::uint64_t bytes) const {
-        return group_.domain().at(headers_[static_cast<std::size_t>(member)].*where + bytes);
-    }
-
-    HostGroup& group_;
-    std::vector<Header> headers_;
-    Header lead_;
-    Reduction reduction_;
 };
 
 // Each rank reduces its chunk of every segment. It reads its own input in place, so that only the others' chunks pass
 // through ring memory: 4(p-1)/p + 1 + 2/p bytes per byte, all but two of them in the cache.
 //   step k:  spread(k-2)  reduce(k-1)  fill(k)
-class StagedAllreduce : public GatedAlgorithm {
+class StagedAllreduce : public HostReduction {
    public:
-    StagedAllreduce(HostGroup& group, const Request& request, const std::vector<Header>& headers)
-        : group_(group),
-          request_(request),
-          lead_(lead_header(headers)),
-          reduction_(headers, lead_, headers.size()),
-          item_(item_size(lead_.dtype)),
-          per_step_(group.segment_bytes() / item_),
+    explicit StagedAllreduce(const Operation& operation)
+        : HostReduction(operation),
+          per_step_(group_.segment_bytes() / item_),
           steps_(steps_for(lead_.count, per_step_)),
-          past_cache_(group.staging().past_cache(lead_.count * item_)) {}
+          past_cache_(group_.staging().past_cache(lead_.count * item_)) {}
 
     bool step(std::uint64_t k) override {
         if (k == 0) begin_ = monotonic_ns();
@@ -150,60 +143,37 @@ class StagedAllreduce : public GatedAlgorithm {
         }
     }
 
-    HostGroup& group_;
-    const Request& request_;
-    Header lead_;
-    Reduction reduction_;
-    std::size_t item_;
     std::uint64_t per_step_, steps_;
     bool past_cache_;
     std::int64_t begin_ = 0;
 };
 
 // Each rank reduces its rows from all inputs, which lie in ring memory or in the mailboxes.
-class PullReduceScatter : public GatedAlgorithm {
+class PullReduceScatter : public RingMemoryReduction {
    public:
-    PullReduceScatter(HostGroup& group, const Request& request, const std::vector<Header>& headers, bool is_inline)
-        : group_(group),
-          request_(request),
-          headers_(headers),
-          lead_(lead_header(headers)),
-          reduction_(headers, lead_, headers.size()),
-          inline_(is_inline) {}
+    PullReduceScatter(const Operation& operation, bool is_inline)
+        : RingMemoryReduction(operation), inline_(is_inline) {}
 
     bool step(std::uint64_t k) override {
         if (k == 1) return true;
-        const std::size_t item = item_size(lead_.dtype);
         const Range own = row_range(lead_.count, lead_.shape[0], group_.size(), group_.index());
         void* dst = request_.pieces[0].output;
         reduction_.run(&dst, 1, own.size(), [&](int member) {
-            const std::byte* base =
-                inline_ ? group_.inline_slot(member, lead_.sequence)
-                        : group_.domain().at<std::byte>(headers_[static_cast<std::size_t>(member)].input);
-            return base + own.begin * item;
+            return inline_ ? mailbox(member) + own.begin * item_ : place(member, &Header::input, own.begin);
         });
         return inline_;
     }
 
    private:
-    HostGroup& group_;
-    const Request& request_;
-    std::vector<Header> headers_;
-    Header lead_;
-    Reduction reduction_;
     bool inline_;
 };
 
 // A segment holds one sub-chunk for each rank.   step k:  reduce(k-1)  fill(k)
-class StagedReduceScatter : public GatedAlgorithm {
+class StagedReduceScatter : public HostReduction {
    public:
-    StagedReduceScatter(HostGroup& group, const Request& request, const std::vector<Header>& headers)
-        : group_(group),
-          request_(request),
-          lead_(lead_header(headers)),
-          reduction_(headers, lead_, headers.size()),
-          item_(item_size(lead_.dtype)),
-          unit_(group.segment_bytes() / item_ / static_cast<std::size_t>(group.size())),
+    explicit StagedReduceScatter(const Operation& operation)
+        : HostReduction(operation),
+          unit_(group_.segment_bytes() / item_ / static_cast<std::size_t>(group_.size())),
           steps_(steps_for(rows(0).size(), unit_)) {}
 
     bool step(std::uint64_t k) override {
@@ -236,62 +206,23 @@ class StagedReduceScatter : public GatedAlgorithm {
                        [&](int member) { return member == group_.index() ? own : slot(member, group_.index(), k); });
     }
 
-    HostGroup& group_;
-    const Request& request_;
-    Header lead_;
-    Reduction reduction_;
-    std::size_t item_;
     std::uint64_t unit_, steps_;
 };
 
-}  // namespace
-
-std::unique_ptr<Algorithm> make_local_allreduce(const Operation& operation) {
-    return std::make_unique<LocalAllreduce>(operation.request, operation.headers);
-}
-
-std::unique_ptr<Algorithm> make_one_shot_allreduce(const Operation& operation) {
-    return std::make_unique<OneShotAllreduce>(operation.group, operation.request, operation.headers);
-}
-
-std::unique_ptr<Algorithm> make_push_allreduce(const Operation& operation) {
-    return std::make_unique<PushAllreduce>(operation.group, operation.headers);
-}
-
-std::unique_ptr<Algorithm> make_staged_allreduce(const Operation& operation) {
-    return std::make_unique<StagedAllreduce>(operation.group, operation.request, operation.headers);
-}
-
-std::unique_ptr<Algorithm> make_one_shot_reducescatter(const Operation& operation) {
-    return std::make_unique<PullReduceScatter>(operation.group, operation.request, operation.headers, true);
-}
-
-std::unique_ptr<Algorithm> make_pull_reducescatter(const Operation& operation) {
-    return std::make_unique<PullReduceScatter>(operation.group, operation.request, operation.headers, false);
-}
-
-std::unique_ptr<Algorithm> make_staged_reducescatter(const Operation& operation) {
-    return std::make_unique<StagedReduceScatter>(operation.group, operation.request, operation.headers);
-}
-
-namespace {
-
 // Allreduce of a list of tensors that lie anywhere in ring memory: the owner of a part reads it from all inputs and
 // writes the result to all outputs, as for one tensor.
-class PushList : public GatedAlgorithm {
+class PushList : public RingMemoryReduction {
    public:
-    PushList(HostGroup& group, const std::vector<Header>& headers)
-        : group_(group), headers_(headers), lead_(lead_header(headers)), reduction_(headers, lead_, headers.size()) {}
+    using RingMemoryReduction::RingMemoryReduction;
 
     bool step(std::uint64_t k) override {
         if (k == 1) return true;
-        const std::size_t item = item_size(lead_.dtype);
-        const Range own = chunk_range(lead_.count, group_.size(), group_.index(), item);
+        const Range own = own_chunk();
         std::uint64_t start = 0;
         for (int piece = 0; piece < lead_.tensors && start < own.end; ++piece) {
             const std::uint64_t count = listed(reduction_.contributors().front(), piece).count;
             const std::uint64_t begin = std::max(own.begin, start), end = std::min(own.end, start + count);
-            if (begin < end) reduce(piece, {begin - start, end - start}, item);
+            if (begin < end) reduce(piece, {begin - start, end - start});
             start += count;
         }
         return false;
@@ -299,38 +230,26 @@ class PushList : public GatedAlgorithm {
 
    private:
     const ListedPiece& listed(int member, int piece) const {
-        return group_.domain().at<ListedPiece>(headers_[static_cast<std::size_t>(member)].input)[piece];
+        return reinterpret_cast<const ListedPiece*>(place(member, &Header::input, 0))[piece];
     }
 
-    void reduce(int piece, const Range& range, std::size_t item) {
+    void reduce(int piece, const Range& range) {
         if (group_.stops()) throw Aborted(group_.abort_reason());
-        in_parts(group_, range, item, [&](const Range& part) {
-            const auto place = [&](std::uint64_t offset) {
-                if (!group_.domain().contains(offset + part.begin * item, part.size() * item))
+        in_parts(group_, range, item_, [&](const Range& part) {
+            const auto at = [&](std::uint64_t offset) {
+                if (!group_.domain().contains(offset + part.begin * item_, part.size() * item_))
                     throw Error("a rank of this host lists a tensor beyond ring memory: its memory is damaged");
-                return group_.domain().at(offset + part.begin * item);
+                return group_.domain().at(offset + part.begin * item_);
             };
             outputs_.clear();
-            for (int member : reduction_.contributors()) outputs_.push_back(place(listed(member, piece).output));
+            for (int member : reduction_.contributors()) outputs_.push_back(at(listed(member, piece).output));
             reduction_.run(outputs_.data(), static_cast<int>(outputs_.size()), part.size(),
-                           [&](int member) { return place(listed(member, piece).input); });
+                           [&](int member) { return at(listed(member, piece).input); });
         });
     }
 
-    HostGroup& group_;
-    std::vector<Header> headers_;
-    Header lead_;
-    Reduction reduction_;
     std::vector<void*> outputs_;
 };
-
-}  // namespace
-
-std::unique_ptr<Algorithm> make_push_list(const Operation& operation) {
-    return std::make_unique<PushList>(operation.group, operation.headers);
-}
-
-namespace {
 
 constexpr std::uint64_t kBlock = 2048;  // elements: gradients, state and parameters of a block stay in the L1 cache
 
@@ -338,20 +257,15 @@ constexpr std::uint64_t kBlock = 2048;  // elements: gradients, state and parame
 // The owner of a chunk sums its gradients over all ranks block by block, updates its parameters with state that only it
 // has, and writes them to all ranks. For S bytes of parameters it reads p gradients, reads and writes its state, and
 // writes p parameters, each S/p: the summed gradient never goes to memory.
-class PushStep : public GatedAlgorithm {
+class PushStep : public RingMemoryReduction {
    public:
-    PushStep(HostGroup& group, const Request& request, const std::vector<Header>& headers)
-        : group_(group),
-          request_(request),
-          headers_(headers),
-          reduction_(headers, headers[0], headers.size()),
-          update_(kernels().update[static_cast<int>(request.update.rule)]) {}
+    explicit PushStep(const Operation& operation)
+        : RingMemoryReduction(operation), update_(kernels().update[static_cast<int>(request_.update.rule)]) {}
 
-   protected:
     bool step(std::uint64_t k) override {
         if (k == 1) return true;
-        const Range own = chunk_range(headers_[0].count, group_.size(), group_.index(), sizeof(float));
-        in_parts(group_, own, sizeof(float), [&](const Range& part) { update(own, part); });
+        const Range own = own_chunk();
+        in_parts(group_, own, item_, [&](const Range& part) { update(own, part); });
         return false;
     }
 
@@ -362,7 +276,7 @@ class PushStep : public GatedAlgorithm {
             const std::uint64_t n = std::min(kBlock, part.end - begin);
             void* sum = gradient;
             reduction_.run(&sum, 1, n, [&](int member) { return place(member, &Header::input, begin); });
-            float* parameter = place(group_.index(), &Header::output, begin);
+            auto* parameter = reinterpret_cast<float*>(place(group_.index(), &Header::output, begin));
             const std::uint64_t at = begin - own.begin;
             update_(parameter, gradient, request_.state[0] ? request_.state[0] + at : nullptr,
                     request_.state[1] ? request_.state[1] + at : nullptr, n, request_.update);
@@ -372,21 +286,33 @@ class PushStep : public GatedAlgorithm {
         }
     }
 
-    float* place(int member, std::uint64_t Header::* where, std::uint64_t element) const {
-        return group_.domain().at<float>(headers_[static_cast<std::size_t>(member)].*where) + element;
-    }
-
-    HostGroup& group_;
-    const Request& request_;
-    std::vector<Header> headers_;
-    Reduction reduction_;
     UpdateFn update_;
 };
 
 }  // namespace
 
-std::unique_ptr<Algorithm> make_push_step(const Operation& operation) {
-    return std::make_unique<PushStep>(operation.group, operation.request, operation.headers);
+std::unique_ptr<Algorithm> make_local_allreduce(const Operation& operation) {
+    return std::make_unique<LocalAllreduce>(operation);
 }
+std::unique_ptr<Algorithm> make_one_shot_allreduce(const Operation& operation) {
+    return std::make_unique<OneShotAllreduce>(operation);
+}
+std::unique_ptr<Algorithm> make_push_allreduce(const Operation& operation) {
+    return std::make_unique<PushAllreduce>(operation);
+}
+std::unique_ptr<Algorithm> make_staged_allreduce(const Operation& operation) {
+    return std::make_unique<StagedAllreduce>(operation);
+}
+std::unique_ptr<Algorithm> make_push_list(const Operation& operation) { return std::make_unique<PushList>(operation); }
+std::unique_ptr<Algorithm> make_one_shot_reducescatter(const Operation& operation) {
+    return std::make_unique<PullReduceScatter>(operation, true);
+}
+std::unique_ptr<Algorithm> make_pull_reducescatter(const Operation& operation) {
+    return std::make_unique<PullReduceScatter>(operation, false);
+}
+std::unique_ptr<Algorithm> make_staged_reducescatter(const Operation& operation) {
+    return std::make_unique<StagedReduceScatter>(operation);
+}
+std::unique_ptr<Algorithm> make_push_step(const Operation& operation) { return std::make_unique<PushStep>(operation); }
 
 }  // namespace ring

@@ -1,33 +1,26 @@
 // Allreduce by recursive doubling, for sums so small that the number of messages in a row counts, not their bytes.
 // Every lane reduces its chunk over the ranks of its host, exchanges the whole of it as `doubling_plan` says, and
 // writes the result to all ranks of its host.
-#include "collectives/host/algorithm_parts.hpp"
 #include "collectives/inter_host/fabric_parts.hpp"
 #include "ring/collectives/inter_host/plans.hpp"
 
 namespace ring {
 namespace {
 
-class DoublingAllreduce : public Algorithm {
+class DoublingAllreduce : public ReductionBetweenHosts {
    public:
-    DoublingAllreduce(HostGroup& group, Fabric& fabric, const std::vector<Header>& all)
-        : group_(group),
-          fabric_(fabric),
-          local_(local_headers(fabric, all)),
-          lead_(lead_header(all)),
-          reduction_(local_, lead_, all.size(), Share::OneHost),
-          item_(item_size(lead_.dtype)),
-          plan_(doubling_plan(fabric.hosts(), fabric.host())) {
-        if (group.index() >= fabric.lanes()) return;
-        chunk_ = chunk_range(lead_.count, fabric.lanes(), group.index(), item_);
-        sum_.emplace(group.shared_domain(), std::max<std::size_t>(bytes(), item_));
+    explicit DoublingAllreduce(const Operation& operation)
+        : ReductionBetweenHosts(operation), plan_(doubling_plan(fabric_.hosts(), fabric_.host())) {
+        if (!is_lane()) return;
+        chunk_ = lane_chunk();
+        sum_.emplace(group_.shared_domain(), std::max<std::size_t>(bytes(), item_));
         landing_ = std::make_shared<std::vector<std::byte>>(bytes());
     }
 
     Step advance(std::uint64_t gates) override {
         if (gates == 1) return Step::Done;
         if (!sum_) return Step::Gate;
-        if (!is_summed_) sum_host();
+        if (!is_summed_) sum_host(chunk_, sum());
         is_summed_ = true;
         for (; done_ < plan_.size(); ++done_) {
             const Exchange& exchange = plan_[done_];
@@ -36,26 +29,18 @@ class DoublingAllreduce : public Algorithm {
             transfers_.reset();
             take(exchange);
         }
-        spread();
+        if (bytes() > 0) {
+            reduction_.finish(sum(), chunk_.size());
+            spread(chunk_, sum());
+        }
         return Step::Gate;
     }
 
    private:
     using Kind = Exchange::Kind;
     std::size_t bytes() const { return chunk_.size() * item_; }
+    // In ring memory of its own: a link may still read it after an abort.
     std::byte* sum() const { return static_cast<std::byte*>(sum_->data()); }
-
-    // Leaves the sum over this host's ranks in ring memory of its own: a link may still read it after an abort.
-    void sum_host() {
-        void* place = sum();
-        if (reduction_.contributors().empty()) {
-            std::memset(place, 0, bytes());
-            return;
-        }
-        reduction_.run(&place, 1, chunk_.size(), [&](int member) {
-            return group_.domain().at<std::byte>(local_[static_cast<std::size_t>(member)].input) + chunk_.begin * item_;
-        });
-    }
 
     void begin(const Exchange& exchange) {
         transfers_.emplace(fabric_, Fabric::kData, landing_);
@@ -77,21 +62,6 @@ class DoublingAllreduce : public Algorithm {
         }
     }
 
-    void spread() {
-        if (bytes() == 0) return;
-        reduction_.finish(sum(), chunk_.size());
-        for (int member : reduction_.contributors())
-            std::memcpy(
-                group_.domain().at<std::byte>(local_[static_cast<std::size_t>(member)].output) + chunk_.begin * item_,
-                sum(), bytes());
-    }
-
-    HostGroup& group_;
-    const Fabric& fabric_;
-    std::vector<Header> local_;
-    Header lead_;
-    Reduction reduction_;
-    std::size_t item_;
     std::vector<Exchange> plan_;
     Range chunk_{0, 0};
     std::size_t done_ = 0;
@@ -104,7 +74,7 @@ class DoublingAllreduce : public Algorithm {
 }  // namespace
 
 std::unique_ptr<Algorithm> make_doubling_allreduce(const Operation& operation) {
-    return std::make_unique<DoublingAllreduce>(operation.group, *operation.fabric, operation.headers);
+    return std::make_unique<DoublingAllreduce>(operation);
 }
 
 }  // namespace ring

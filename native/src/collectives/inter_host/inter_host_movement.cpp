@@ -4,57 +4,24 @@
 #include <cstring>
 #include <deque>
 
-#include "collectives/host/algorithm_parts.hpp"
 #include "collectives/inter_host/fabric_parts.hpp"
 #include "collectives/inter_host/header_exchange.hpp"
 
 namespace ring {
 namespace {
 
-// Common to all: this rank's place in the group, and where tensors lie.
-class BetweenHosts : public Algorithm {
-   protected:
-    // `all` are the headers of the agreement, which outlives this object.
-    BetweenHosts(HostGroup& group, const Fabric& fabric, const std::vector<Header>& all)
-        : group_(group), fabric_(fabric), headers_(all), lead_(lead_header(all)), item_(item_size(lead_.dtype)) {
-        index_ = here()[static_cast<std::size_t>(group.index())];
-    }
-
-    const std::vector<int>& here() const { return fabric_.members(fabric_.host()); }
-    const Header& header(int index) const { return headers_[static_cast<std::size_t>(index)]; }
-    // The input of a rank of this host, in its mailbox where it is small: sizes may differ by rank.
-    std::byte* input(int index) const {
-        const Header& own = header(index);
-        return own.is_inline != 0 ? group_.inline_slot(fabric_.local_index(index), own.sequence)
-                                  : group_.domain().at<std::byte>(own.input);
-    }
-    std::byte* output(int index) const { return group_.domain().at<std::byte>(header(index).output); }
-    // The rank of `host` that handles the tensor of a rank of another host.
-    int agent(int host, int index) const {
-        const std::vector<int>& members = fabric_.members(host);
-        return members[static_cast<std::size_t>(fabric_.local_index(index)) % members.size()];
-    }
-    HostGroup& group_;
-    const Fabric& fabric_;
-    const std::vector<Header>& headers_;
-    Header lead_;
-    std::size_t item_;
-    int index_ = 0;
-};
-
 // A chain of hosts that begins at the root's. Every lane forwards its chunk segment by segment, so the last host gets
 // its first segment h-1 segments late and the whole tensor after S/link + (h-1) segments.
 class ChainBroadcast : public BetweenHosts {
    public:
-    ChainBroadcast(HostGroup& group, Fabric& fabric, const Request& request, const std::vector<Header>& all)
-        : BetweenHosts(group, fabric, all), root_(request.root) {
-        if (group.index() >= fabric.lanes()) return;
-        const int hosts = fabric.hosts();
-        const int position = (fabric.host() - fabric.host_of(root_) + hosts) % hosts;
+    explicit ChainBroadcast(const Operation& operation) : BetweenHosts(operation) {
+        if (!is_lane()) return;
+        const int hosts = fabric_.hosts();
+        const int position = (fabric_.host() - fabric_.host_of(request_.root) + hosts) % hosts;
         is_first_ = position == 0;
-        chunk_ = chunk_range(lead_.count, fabric.lanes(), group.index(), item_);
+        chunk_ = lane_chunk();
         segments_ = steps_for(chunk_.size(), Window::kMostBytes / item_);
-        window_.emplace(fabric, neighbour(fabric, group, -1), neighbour(fabric, group, 1), is_first_ ? 0 : segments_,
+        window_.emplace(fabric_, neighbour(-1), neighbour(1), is_first_ ? 0 : segments_,
                         position == hosts - 1 ? 0 : segments_);
     }
 
@@ -68,7 +35,7 @@ class ChainBroadcast : public BetweenHosts {
     }
 
    private:
-    std::byte* source() const { return is_first_ ? input(root_) : output(index_); }
+    std::byte* source() const { return is_first_ ? input(request_.root) : output(index_); }
     std::uint64_t here_so_far() const { return is_first_ ? segments_ : window_->taken(); }
     Range segment(std::uint64_t s) const {
         const std::uint64_t n = Window::kMostBytes / item_;
@@ -89,21 +56,13 @@ class ChainBroadcast : public BetweenHosts {
         }
         moved |= window_->look_at_sends();
         if (spread_ < here_so_far()) {
-            spread(segment(spread_++));
+            const Range range = segment(spread_++);
+            spread(range, source() + range.begin * item_);
             moved = true;
         }
         return moved;
     }
 
-    void spread(const Range& range) {
-        const std::byte* from = source() + range.begin * item_;
-        for (int member : here()) {
-            std::byte* to = output(member) + range.begin * item_;
-            if (to != from) std::memcpy(to, from, range.size() * item_);
-        }
-    }
-
-    int root_;
     bool is_first_ = false;  // of the chain
     Range chunk_{0, 0};
     std::uint64_t segments_ = 0, spread_ = 0;
@@ -111,13 +70,10 @@ class ChainBroadcast : public BetweenHosts {
 };
 
 // For every rank, one rank of each other host sums that rank's rows over its host and sends the sum.
-class PairwiseReduceScatter : public BetweenHosts {
+class PairwiseReduceScatter : public ReductionBetweenHosts {
    public:
-    PairwiseReduceScatter(HostGroup& group, Fabric& fabric, const Request& request, const std::vector<Header>& all)
-        : BetweenHosts(group, fabric, all),
-          request_(request),
-          host_sum_(local_headers(fabric, all), lead_, all.size(), Share::OneHost),
-          transfers_(fabric, Fabric::kData, sums_) {}
+    explicit PairwiseReduceScatter(const Operation& operation)
+        : ReductionBetweenHosts(operation), transfers_(fabric_, Fabric::kData, sums_) {}
 
     Step advance(std::uint64_t gates) override {
         if (gates == 1) return Step::Done;
@@ -130,14 +86,9 @@ class PairwiseReduceScatter : public BetweenHosts {
    private:
     Range rows(int index) const { return row_range(lead_.count, lead_.shape[0], fabric_.size(), index); }
 
-    std::byte* sum_host(const Range& range) {
+    std::byte* add_host_sum(const Range& range) {
         std::byte* sum = add_sum(range.size() * item_);
-        in_parts(group_, range, item_, [&](const Range& part) {
-            void* dst = sum + (part.begin - range.begin) * item_;
-            host_sum_.run(&dst, 1, part.size(), [&](int member) {
-                return input(here()[static_cast<std::size_t>(member)]) + part.begin * item_;
-            });
-        });
+        sum_host(range, sum);
         return sum;
     }
 
@@ -150,14 +101,14 @@ class PairwiseReduceScatter : public BetweenHosts {
         started_ = true;
         for (int host = 0; host < fabric_.hosts(); ++host) {
             if (host == fabric_.host()) {
-                partials_.push_back(sum_host(rows(index_)));
+                partials_.push_back(add_host_sum(rows(index_)));
                 continue;
             }
             partials_.push_back(add_sum(rows(index_).size() * item_));
             transfers_.receive(agent(host, index_), partials_.back(), rows(index_).size() * item_);
             for (int target : fabric_.members(host))
                 if (agent(fabric_.host(), target) == index_)
-                    transfers_.send(target, sum_host(rows(target)), rows(target).size() * item_);
+                    transfers_.send(target, add_host_sum(rows(target)), rows(target).size() * item_);
         }
     }
 
@@ -169,8 +120,6 @@ class PairwiseReduceScatter : public BetweenHosts {
                       [&](int host) { return partials_[static_cast<std::size_t>(host)]; });
     }
 
-    const Request& request_;
-    Reduction host_sum_;
     bool started_ = false;
     std::shared_ptr<std::deque<Region>> sums_ = std::make_shared<std::deque<Region>>();
     std::vector<std::byte*> partials_;
@@ -181,10 +130,7 @@ class PairwiseReduceScatter : public BetweenHosts {
 class LandingAllgather : public BetweenHosts {
    public:
     explicit LandingAllgather(const Operation& operation)
-        : BetweenHosts(operation.group, *operation.fabric, operation.headers),
-          request_(operation.request),
-          result_(operation.result),
-          transfers_(*operation.fabric, Fabric::kData, landed_) {}
+        : BetweenHosts(operation), transfers_(fabric_, Fabric::kData, landed_) {}
 
     Step advance(std::uint64_t gates) override {
         if (gates == 2) return Step::Done;
@@ -230,8 +176,6 @@ class LandingAllgather : public BetweenHosts {
         }
     }
 
-    const Request& request_;
-    Result& result_;
     bool started_ = false;
     std::shared_ptr<std::deque<Region>> landed_ = std::make_shared<std::deque<Region>>();
     Transfers transfers_;
@@ -240,11 +184,7 @@ class LandingAllgather : public BetweenHosts {
 // Every rank sends to every rank of the other hosts, and reads from those of its own.
 class PairwiseAlltoall : public BetweenHosts {
    public:
-    explicit PairwiseAlltoall(const Operation& operation)
-        : BetweenHosts(operation.group, *operation.fabric, operation.headers),
-          agreement_(*operation.agreement),
-          request_(operation.request),
-          result_(operation.result) {}
+    explicit PairwiseAlltoall(const Operation& operation) : BetweenHosts(operation), agreement_(*operation.agreement) {}
 
     Step advance(std::uint64_t gates) override {
         if (gates == 1) return Step::Done;
@@ -299,8 +239,6 @@ class PairwiseAlltoall : public BetweenHosts {
     }
 
     const Agreement& agreement_;
-    const Request& request_;
-    Result& result_;
     bool started_ = false;
     std::vector<std::byte*> places_;
     std::vector<Landed> landed_;  // on its way to the targets of the request
@@ -310,12 +248,11 @@ class PairwiseAlltoall : public BetweenHosts {
 }  // namespace
 
 std::unique_ptr<Algorithm> make_chain_broadcast(const Operation& operation) {
-    return std::make_unique<ChainBroadcast>(operation.group, *operation.fabric, operation.request, operation.headers);
+    return std::make_unique<ChainBroadcast>(operation);
 }
 
 std::unique_ptr<Algorithm> make_pairwise_reducescatter(const Operation& operation) {
-    return std::make_unique<PairwiseReduceScatter>(operation.group, *operation.fabric, operation.request,
-                                                   operation.headers);
+    return std::make_unique<PairwiseReduceScatter>(operation);
 }
 
 std::unique_ptr<Algorithm> make_landing_allgather(const Operation& operation) {

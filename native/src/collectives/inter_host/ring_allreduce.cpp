@@ -6,7 +6,6 @@
 //
 // Sums are rounded on the wire, but added in float32. The host that completes a piece rounds its own copy too, so that
 // all ranks end with the same bits.
-#include "collectives/host/algorithm_parts.hpp"
 #include "collectives/inter_host/fabric_parts.hpp"
 #include "collectives/inter_host/header_exchange.hpp"
 #include "ring/collectives/inter_host/plans.hpp"
@@ -14,32 +13,26 @@
 namespace ring {
 namespace {
 
-class RingAllreduce : public Algorithm {
+class RingAllreduce : public ReductionBetweenHosts {
    public:
-    RingAllreduce(HostGroup& group, Fabric& fabric, const std::vector<Header>& all)
-        : group_(group),
-          fabric_(fabric),
-          local_(local_headers(fabric, all)),
-          lead_(lead_header(all)),
-          reduction_(local_, lead_, all.size(), Share::OneHost),
-          item_(item_size(lead_.dtype)),
+    explicit RingAllreduce(const Operation& operation)
+        : ReductionBetweenHosts(operation),
           wire_item_(lead_.dtype == DType::Float32 ? item_size(lead_.wire) : item_),
-          plan_(ring_plan(fabric.hosts(), fabric.host())) {
-        if (group.index() >= fabric.lanes()) return;
-        const int hosts = fabric.hosts();
-        chunk_ = chunk_range(lead_.count, fabric.lanes(), group.index(), item_);
+          plan_(ring_plan(fabric_.hosts(), fabric_.host())) {
+        if (!is_lane()) return;
+        chunk_ = lane_chunk();
         per_segment_ = Window::kMostBytes / item_;
         std::uint64_t longest = 0;
-        for (int piece = 0; piece < hosts; ++piece) longest = std::max(longest, piece_range(piece).size());
+        for (int piece = 0; piece < fabric_.hosts(); ++piece) longest = std::max(longest, piece_range(piece).size());
         segments_ = std::max<std::uint64_t>(1, steps_for(longest, per_segment_));
         const std::uint64_t messages = plan_.size() * segments_;
-        window_.emplace(fabric, neighbour(fabric, group, -1), neighbour(fabric, group, 1), messages, messages);
+        window_.emplace(fabric_, neighbour(-1), neighbour(1), messages, messages);
         if (narrows()) {
-            outgoing_.emplace(group.shared_domain(), Window::kInFlight * Window::kMostBytes);
+            outgoing_.emplace(group_.shared_domain(), Window::kInFlight * Window::kMostBytes);
             widened_.resize(per_segment_);
         }
         // A joined rank has no tensor of its own, but reduces its chunk for the other ranks of its host.
-        if (own_header().output == kNowhere) scratch_.emplace(group.shared_domain(), lead_.count * item_);
+        if (header(index_).output == kNowhere) scratch_.emplace(group_.shared_domain(), lead_.count * item_);
     }
 
     Step advance(std::uint64_t gates) override {
@@ -52,11 +45,8 @@ class RingAllreduce : public Algorithm {
     }
 
    private:
-    const Header& own_header() const { return local_[static_cast<std::size_t>(group_.index())]; }
-    std::byte* own() const {
-        return scratch_ ? static_cast<std::byte*>(scratch_->data())
-                        : group_.domain().at<std::byte>(own_header().output);
-    }
+    std::byte* own() const { return scratch_ ? static_cast<std::byte*>(scratch_->data()) : output(index_); }
+    std::byte* own(const Range& range) const { return own() + range.begin * item_; }
 
     Range piece_range(int piece) const {
         const Range part = chunk_range(chunk_.size(), fabric_.hosts(), piece, item_);
@@ -77,7 +67,7 @@ class RingAllreduce : public Algorithm {
     void widen(const void* from, const Range& range, float* to) const {
         kernels().widen[static_cast<int>(lead_.wire)](to, from, range.size());
     }
-    float* floats(const Range& range) const { return reinterpret_cast<float*>(own() + range.begin * item_); }
+    float* floats(const Range& range) const { return reinterpret_cast<float*>(own(range)); }
 
     // Tries every possible action once; false when none was possible.
     bool round() {
@@ -111,8 +101,8 @@ class RingAllreduce : public Algorithm {
             const std::uint64_t hop = m / segments_;
             if (hop > 0 && window_->taken() <= m - segments_) break;  // the segment to forward has not arrived
             const Range range = sends(m);
-            if (hop == 0) sum_host(range);
-            std::byte* from = own() + range.begin * item_;
+            if (hop == 0) sum_host(range, own(range));
+            std::byte* from = own(range);
             if (narrows()) {
                 from = static_cast<std::byte*>(outgoing_->data()) + m % Window::kInFlight * Window::kMostBytes;
                 narrow(range, from);
@@ -127,8 +117,8 @@ class RingAllreduce : public Algorithm {
         const Range range = receives(m);
         if (range.size() == 0) return;
         if (plan_[hop].reduce) {
-            sum_host(range);
-            std::byte* place = own() + range.begin * item_;
+            std::byte* place = own(range);
+            sum_host(range, place);
             const void* theirs = window_->landing(m);
             if (narrows()) {
                 widen(theirs, range, widened_.data());
@@ -144,37 +134,11 @@ class RingAllreduce : public Algorithm {
         } else if (narrows()) {
             widen(window_->landing(m), range, floats(range));
         } else {
-            std::memcpy(own() + range.begin * item_, window_->landing(m), range.size() * item_);
+            std::memcpy(own(range), window_->landing(m), range.size() * item_);
         }
-        spread(range);
+        spread(range, own(range));
     }
 
-    // Leaves the sum over this host's ranks in this rank's output.
-    void sum_host(const Range& range) {
-        void* place = own() + range.begin * item_;
-        if (reduction_.contributors().empty()) {
-            std::memset(place, 0, range.size() * item_);
-            return;
-        }
-        reduction_.run(&place, 1, range.size(), [&](int member) {
-            return group_.domain().at<std::byte>(local_[static_cast<std::size_t>(member)].input) + range.begin * item_;
-        });
-    }
-
-    void spread(const Range& range) {
-        for (int member : reduction_.contributors())
-            if (member != group_.index())
-                std::memcpy(group_.domain().at<std::byte>(local_[static_cast<std::size_t>(member)].output) +
-                                range.begin * item_,
-                            own() + range.begin * item_, range.size() * item_);
-    }
-
-    HostGroup& group_;
-    const Fabric& fabric_;
-    std::vector<Header> local_;
-    Header lead_;
-    Reduction reduction_;
-    std::size_t item_;
     std::size_t wire_item_;
     std::vector<Hop> plan_;
     Range chunk_{0, 0};
@@ -189,7 +153,7 @@ class RingAllreduce : public Algorithm {
 }  // namespace
 
 std::unique_ptr<Algorithm> make_ring_allreduce(const Operation& operation) {
-    return std::make_unique<RingAllreduce>(operation.group, *operation.fabric, operation.headers);
+    return std::make_unique<RingAllreduce>(operation);
 }
 
 }  // namespace ring
