@@ -99,41 +99,24 @@ auto read_function(const py::handle& type) {
 }
 
 bool known_dtype(const dlpack::Tensor& tensor, ring::DType& dtype) {
-    if (tensor.lanes != 1) return false;
-    switch (tensor.code << 8 | tensor.bits) {
-        case dlpack::kUInt << 8 | 8:
-            dtype = ring::DType::UInt8;
-            return true;
-        case dlpack::kInt << 8 | 8:
-            dtype = ring::DType::Int8;
-            return true;
-        case dlpack::kInt << 8 | 16:
-            dtype = ring::DType::Int16;
-            return true;
-        case dlpack::kInt << 8 | 32:
-            dtype = ring::DType::Int32;
-            return true;
-        case dlpack::kInt << 8 | 64:
-            dtype = ring::DType::Int64;
-            return true;
-        case dlpack::kFloat << 8 | 16:
-            dtype = ring::DType::Float16;
-            return true;
-        case dlpack::kBfloat << 8 | 16:
-            dtype = ring::DType::BFloat16;
-            return true;
-        case dlpack::kFloat << 8 | 32:
-            dtype = ring::DType::Float32;
-            return true;
-        case dlpack::kFloat << 8 | 64:
-            dtype = ring::DType::Float64;
-            return true;
-        case dlpack::kBool << 8 | 8:
-            dtype = ring::DType::Bool;
-            return true;
-        default:
-            return false;
+    using ring::DType;
+    static constexpr struct {
+        dlpack::Code code;
+        std::uint8_t bits;
+        DType dtype;
+    } kKnown[] = {
+        {dlpack::kFloat, 32, DType::Float32}, {dlpack::kBfloat, 16, DType::BFloat16},
+        {dlpack::kFloat, 16, DType::Float16}, {dlpack::kFloat, 64, DType::Float64},
+        {dlpack::kInt, 64, DType::Int64},     {dlpack::kInt, 32, DType::Int32},
+        {dlpack::kInt, 16, DType::Int16},     {dlpack::kInt, 8, DType::Int8},
+        {dlpack::kUInt, 8, DType::UInt8},     {dlpack::kBool, 8, DType::Bool},
+    };
+    for (const auto& known : kKnown) {
+        if (tensor.code != known.code || tensor.bits != known.bits) continue;
+        dtype = known.dtype;
+        return tensor.lanes == 1;
     }
+    return false;
 }
 
 bool is_contiguous(const dlpack::Tensor& tensor, std::uint64_t count) {
