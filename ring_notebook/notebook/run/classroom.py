@@ -85,27 +85,24 @@ class Classroom:
 
     def _look(self, each: Callable[..., object] = map) -> list[Seen]:
         """All tiles, those first that need somebody."""
-        found: dict[str, Callable[[], bytes]] = {}
+        keys: list[str] = []
         for folder in self._folders:
             try:
-                names = sorted(one.path for one in os.scandir(folder) if one.name.endswith(SUFFIX))
-            except OSError as error:
-                found[str(folder)] = _raising(error)
-                continue
-            found.update({name: _reading(name) for name in names})
-        found.update({link: _fetching(link) for link in self._links})
-        chosen = list(found.items())[:MOST_TILES]
-        looked = list(each(lambda one: self._read(*one), chosen))  # type: ignore[call-overload]
-        self._seen = dict(zip((key for key, _ in chosen), looked, strict=True))
+                keys += sorted(one.path for one in os.scandir(folder) if one.name.endswith(SUFFIX))
+            except OSError:
+                keys.append(str(folder))  # to read it says why
+        keys = list(dict.fromkeys([*keys, *self._links]))[:MOST_TILES]
+        looked = list(each(self._read, keys))  # type: ignore[call-overload]
+        self._seen = dict(zip(keys, looked, strict=True))
         order = {state: at for at, state in enumerate(_ORDER)}
         return sorted(looked, key=lambda one: (order[one.tile.state] if one.tile else -1, one.name))
 
-    def _read(self, key: str, read: Callable[[], bytes]) -> Seen:
+    def _read(self, key: str) -> Seen:
         """What there is at ``key``, parsed only where it has changed."""
         now = time.monotonic()
         before = self._seen.get(key)
         try:
-            data = read()
+            data = _data_at(key)
             if before is not None and before.tile is not None and data == self._raw.get(key):
                 return replace(before, trouble=_silence(now - before.since))
             tile = read_tile(data)
@@ -127,30 +124,14 @@ class Classroom:
         return {"text/html": page, "text/plain": f"{line}\n{text}"}
 
 
-def _raising(error: OSError) -> Callable[[], bytes]:
-    def read() -> bytes:
-        raise error
-
-    return read
-
-
-def _reading(path: str) -> Callable[[], bytes]:
-    def read() -> bytes:
-        with open_regular(Path(path), os.O_NOFOLLOW) as file:
+def _data_at(key: str) -> bytes:
+    """What a file holds, or a link answers."""
+    if "://" not in key:
+        with open_regular(Path(key), os.O_NOFOLLOW) as file:
             return checked(file.read(2 * MOST_BYTES))
-
-    return read
-
-
-def _fetching(link: str) -> Callable[[], bytes]:
-    address = f"{link.rstrip('/')}/tile"
-
-    def fetch() -> bytes:
-        with urllib.request.urlopen(address, timeout=_SECONDS_OF_A_LINK) as answer:
-            data: bytes = answer.read(MOST_BYTES + 1)
-        return data
-
-    return fetch
+    with urllib.request.urlopen(f"{key.rstrip('/')}/tile", timeout=_SECONDS_OF_A_LINK) as answer:
+        data: bytes = answer.read(MOST_BYTES + 1)
+    return data
 
 
 def _name(key: str, tile: Tile) -> str:
