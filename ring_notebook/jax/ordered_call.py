@@ -22,34 +22,20 @@ from ring_notebook.core.buffers import DType
 from ring_notebook.core.foreign_interrupts import watch_interrupts
 from ring_notebook.core.native import core
 
-# XLA_FFI_DataType
-register_dtypes(
-    "xla",
-    {
-        1: DType.BOOL,
-        2: DType.INT8,
-        3: DType.INT16,
-        4: DType.INT32,
-        5: DType.INT64,
-        6: DType.UINT8,
-        10: DType.FLOAT16,
-        11: DType.FLOAT32,
-        12: DType.FLOAT64,
-        16: DType.BFLOAT16,
-    },
-)
-_NUMBERS = {
-    "bool": 1,
-    "int8": 2,
-    "int16": 3,
-    "int32": 4,
-    "int64": 5,
-    "uint8": 6,
-    "float16": 10,
-    "float32": 11,
-    "float64": 12,
-    "bfloat16": 16,
+_DTYPES = {  # by XLA_FFI_DataType
+    1: DType.BOOL,
+    2: DType.INT8,
+    3: DType.INT16,
+    4: DType.INT32,
+    5: DType.INT64,
+    6: DType.UINT8,
+    10: DType.FLOAT16,
+    11: DType.FLOAT32,
+    12: DType.FLOAT64,
+    16: DType.BFLOAT16,
 }
+register_dtypes("xla", _DTYPES)
+_NUMBERS = {dtype.name.lower(): number for number, dtype in _DTYPES.items()}  # by JAX's names
 _TARGET = "ring_notebook_collective"
 
 Result: TypeAlias = Any
