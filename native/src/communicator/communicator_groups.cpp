@@ -136,6 +136,24 @@ HostGroup::Members Communicator::members_here(const std::vector<int>& indices) c
     return members;
 }
 
+std::vector<int> Communicator::ranks_of(const std::vector<int>& members) const {
+    std::vector<int> all;
+    for (int member : members) all.push_back(ranks()[static_cast<std::size_t>(member)]);
+    return all;
+}
+
+std::size_t Communicator::first_here(const std::vector<int>& indices) const {
+    const auto is_here = [&](int member) { return !fabric_ || fabric_->host_of(member) == fabric_->host(); };
+    return static_cast<std::size_t>(std::find_if(indices.begin(), indices.end(), is_here) - indices.begin());
+}
+
+std::shared_ptr<Communicator> Communicator::make_part(const std::vector<int>& indices, std::shared_ptr<HostGroup> group,
+                                                      std::shared_ptr<Fabric> fabric) const {
+    const auto own = std::find(indices.begin(), indices.end(), index()) - indices.begin();
+    return std::shared_ptr<Communicator>(
+        new Communicator(ranks_of(indices), static_cast<int>(own), std::move(group), std::move(fabric), epoch_));
+}
+
 // The first of the new group's members on each host reserves the block for them.
 std::unique_ptr<BlockReservation> Communicator::reserve_part(const std::vector<int>& indices) const {
     const HostGroup::Members members = members_here(indices);
@@ -164,10 +182,7 @@ std::unique_ptr<Algorithm> Communicator::make_group(Work& work, const std::vecto
     const std::vector<int>& indices = work.request_.members;
     HostGroup::Members members = members_here(indices);
     if (members.index < 0) return std::make_unique<EnterGroup>(nullptr);
-    const auto first = std::find_if(indices.begin(), indices.end(), [&](int member) {
-        return !fabric_ || fabric_->host_of(member) == fabric_->host();
-    });
-    const std::uint64_t block = headers[static_cast<std::size_t>(*first)].input;
+    const std::uint64_t block = headers[static_cast<std::size_t>(indices[first_here(indices)])].input;
     if (work.number_)
         for (int member : indices)
             work.numbers_.push_back(static_cast<int>(headers[static_cast<std::size_t>(member)].output));
@@ -181,16 +196,12 @@ std::unique_ptr<Algorithm> Communicator::make_group(Work& work, const std::vecto
 std::shared_ptr<Communicator> Communicator::subgroup(Work& work) const {
     if (!work.result_.group) return nullptr;
     const std::vector<int>& indices = work.request_.members;
-    std::vector<int> ranks;
-    for (int member : indices) ranks.push_back(this->ranks()[static_cast<std::size_t>(member)]);
-    const auto own = std::find(indices.begin(), indices.end(), index()) - indices.begin();
     std::shared_ptr<Fabric> fabric;
     // All members count the same operations, so all have the same id.
     if (fabric_)
         fabric = fabric_->part(
             indices, {fabric_->part_id(work.header_.sequence), std::move(work.numbers_), std::move(work.number_)});
-    return std::shared_ptr<Communicator>(new Communicator(std::move(ranks), static_cast<int>(own),
-                                                          std::move(work.result_.group), std::move(fabric), epoch_));
+    return make_part(indices, std::move(work.result_.group), std::move(fabric));
 }
 
 namespace {
@@ -231,10 +242,7 @@ std::shared_ptr<Communicator> MemberGroup::enter(const std::vector<MemberCard>& 
     if (cards.size() != members_.size())
         throw parent_->invalid(request, "it has " + std::to_string(members_.size()) + " members, and " +
                                             std::to_string(cards.size()) + " cards were given");
-    const auto first = std::find_if(members_.begin(), members_.end(), [&](int member) {
-        return !parent_->fabric_ || parent_->fabric_->host_of(member) == parent_->fabric_->host();
-    });
-    const std::uint64_t block = cards[static_cast<std::size_t>(first - members_.begin())].block;
+    const std::uint64_t block = cards[parent_->first_here(members_)].block;
     if (block == kNowhere) throw Aborted("the first member of the group on this host has no memory for it");
     auto group = std::make_shared<HostGroup>(parent_->domain(), block, parent_->members_here(members_),
                                              std::move(reservation_), parent_->epoch_.group);
@@ -244,11 +252,7 @@ std::shared_ptr<Communicator> MemberGroup::enter(const std::vector<MemberCard>& 
         for (const MemberCard& card : cards) numbers.push_back(card.number);
         fabric = parent_->fabric_->part(members_, {cards.front().id, std::move(numbers), std::move(number_)});
     }
-    std::vector<int> ranks;
-    for (int member : members_) ranks.push_back(parent_->ranks()[static_cast<std::size_t>(member)]);
-    const auto own = std::find(members_.begin(), members_.end(), parent_->index()) - members_.begin();
-    return std::shared_ptr<Communicator>(new Communicator(std::move(ranks), static_cast<int>(own), std::move(group),
-                                                          std::move(fabric), parent_->epoch_));
+    return parent_->make_part(members_, std::move(group), std::move(fabric));
 }
 
 }  // namespace ring

@@ -39,12 +39,9 @@ void Communicator::check_waiting(Work& work, const Interruption& check) {
     group_->check_alive(work.gate_, true);
     if (work.device_ && work.device_->issued) group_->check_members();
     if (fabric_) {
-        const std::vector<int> gone = fabric_->notices().departed(work.header_.sequence);
+        const std::vector<int> gone = ranks_of(fabric_->notices().departed(work.header_.sequence));
         if (!gone.empty()) {
-            std::string text;
-            for (int member : gone)
-                text += (text.empty() ? "" : ", ") + std::to_string(ranks()[static_cast<std::size_t>(member)]);
-            group_->abort("ranks " + text + " have left (their cells or scripts ended) while others wait for them");
+            group_->abort(rank_list(gone) + " left (cells or scripts ended) while others wait for them");
             throw Aborted(group_->abort_reason());
         }
     }

@@ -3,17 +3,12 @@
 #include <cstring>
 #include <utility>
 
+#include "ring/base/hash.hpp"
 #include "ring/communicator/communicator.hpp"
 #include "ring/communicator/device_side.hpp"
 
 namespace ring {
 namespace {
-
-std::uint64_t hash_words(const std::vector<int>& values) {
-    std::uint64_t hash = 1469598103934665603ull;  // FNV-1a
-    for (int value : values) hash = (hash ^ static_cast<std::uint64_t>(value)) * 1099511628211ull;
-    return hash;
-}
 
 bool overlap(const std::byte* a, std::size_t a_bytes, const std::byte* b, std::size_t b_bytes) {
     return a < b + b_bytes && b < a + a_bytes;
@@ -144,7 +139,7 @@ std::shared_ptr<Work> Communicator::prepare(Request request, double timeout) con
     set_name(header, request.name);
     if (request.kind == OpKind::Group) {
         header.count = request.members.size();
-        header.layout = hash_words(request.members);
+        header.layout = hash_of(request.members);
         if (fabric_ && fabric_->spans(request.members) &&
             std::find(request.members.begin(), request.members.end(), index()) != request.members.end()) {
             work->number_ = std::make_shared<TagNumber>(fabric_->shared_link());

@@ -3,20 +3,12 @@
 #include <algorithm>
 #include <utility>
 
+#include "ring/base/hash.hpp"
 #include "ring/base/text.hpp"
 #include "ring/communicator/device_side.hpp"
 #include "ring/communicator/fusion.hpp"
 
 namespace ring {
-namespace {
-
-std::uint64_t hash_text(const std::string& text) {
-    std::uint64_t hash = 1469598103934665603ull;  // FNV-1a
-    for (char byte : text) hash = (hash ^ static_cast<unsigned char>(byte)) * 1099511628211ull;
-    return hash;
-}
-
-}  // namespace
 
 NamedLane::NamedLane(Communicator& owner)
     : owner_(owner),
@@ -33,7 +25,7 @@ NamedLane::~NamedLane() {
 
 void NamedLane::post(const std::shared_ptr<Work>& work) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    const NameKey key{work->header_.name, hash_text(work->request_.name), joins_ended_};
+    const NameKey key{work->header_.name, hash_of(work->request_.name), joins_ended_};
     if (own_.count(key) != 0)
         throw owner_.invalid(work->request_,
                              "an operation of that name is under way; wait for it first, or choose another name");
@@ -346,9 +338,7 @@ void NamedLane::check_members(bool in_round) const {
     }
     if (!fabric_) return;
     const std::uint64_t next = inner_ ? inner_->sequence_ + (in_round ? 0 : 1) : 1;
-    std::vector<int> gone;
-    for (int member : fabric_->notices().departed(next))
-        gone.push_back(owner_.ranks()[static_cast<std::size_t>(member)]);
+    const std::vector<int> gone = owner_.ranks_of(fabric_->notices().departed(next));
     if (!gone.empty()) blame(rank_list(gone) + " left (cells or scripts ended) while others wait for them");
 }
 
@@ -400,11 +390,7 @@ void NamedLane::note_waits(std::int64_t now) {
              missing_text(members));
     }
     std::optional<NamedWait> wait;
-    if (oldest) {
-        wait = NamedWait{oldest->header_, seconds(*oldest), {}};
-        for (int member : missing(oldest_key))
-            wait->missing.push_back(owner_.ranks()[static_cast<std::size_t>(member)]);
-    }
+    if (oldest) wait = NamedWait{oldest->header_, seconds(*oldest), owner_.ranks_of(missing(oldest_key))};
     const std::lock_guard<std::mutex> lock(mutex_);
     wait_ = std::move(wait);
 }
@@ -439,9 +425,7 @@ std::vector<int> NamedLane::missing(const NameKey& key) const {
 }
 
 std::string NamedLane::missing_text(const std::vector<int>& members) const {
-    std::vector<int> ranks;
-    for (int member : members) ranks.push_back(owner_.ranks()[static_cast<std::size_t>(member)]);
-    return rank_list(ranks) + " not started it";
+    return rank_list(owner_.ranks_of(members)) + " not started it";
 }
 
 // The rounds: what this rank sends in one, and what it learns from the other ranks.

@@ -4,6 +4,8 @@
 #include <cstdio>
 #include <sstream>
 
+#include "ring/base/hash.hpp"
+
 namespace ring {
 namespace {
 
@@ -177,8 +179,7 @@ void set_name(Header& header, std::string_view name) {
     if (name.empty()) return;
     std::string text(name.substr(0, name.find('\0')));
     if (text.size() != name.size() || text.size() >= kNameBytes) {
-        std::uint64_t hash = 1469598103934665603ull;  // FNV-1a
-        for (char byte : name) hash = (hash ^ static_cast<unsigned char>(byte)) * 1099511628211ull;
+        const std::uint64_t hash = hash_of(name);
         const std::string end = "~" + digits(hash ^ hash >> 32);
         std::size_t length = std::min(text.size(), kNameBytes - 1 - end.size());
         // A UTF-8 character is not cut in two: its bytes after the first are 10xxxxxx.

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "ring/base/errors.hpp"
+#include "ring/base/hash.hpp"
 
 namespace ring {
 
@@ -39,12 +40,9 @@ LogGroup Recorder::log_group(const std::vector<int>& ranks, std::uint64_t epoch,
     LogGroup group{0, static_cast<std::uint32_t>(ranks.size()), static_cast<std::uint32_t>(epoch)};
     if (log_ == nullptr) return group;
     std::string members;
-    std::uint64_t hash = 1469598103934665603ull;  // FNV-1a
-    for (int rank : ranks) {
-        hash = (hash ^ static_cast<std::uint64_t>(rank)) * 1099511628211ull;
-        members += (members.empty() ? "" : " ") + std::to_string(rank);
-    }
+    for (int rank : ranks) members += (members.empty() ? "" : " ") + std::to_string(rank);
     if (!whole) {
+        const std::uint64_t hash = hash_of(ranks);
         const std::lock_guard<std::mutex> lock(mutex_);
         group.id = (hash ^ ++same_ranks_[hash] << 1) | 1;
     }

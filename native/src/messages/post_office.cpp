@@ -68,9 +68,7 @@ std::shared_ptr<Message> PostOffice::send(int to, int tag, const void* data, std
     auto message = make(OpKind::Send, to, tag, const_cast<void*>(data), count, dtype, timeout, attended);
     {
         const std::lock_guard<std::mutex> lock(mutex_);
-        reap();
-        if (late_) std::rethrow_exception(std::exchange(late_, nullptr));
-        if (group_->aborted()) throw Aborted(describe(*message) + " stopped because " + group_->abort_reason());
+        check_open(*message);
         const bool is_remote = local(to) < 0;
         sending_.push_back(message);
         try {
@@ -101,14 +99,19 @@ std::shared_ptr<Message> PostOffice::receive(int from, int tag, void* data, std:
     auto message = make(OpKind::Receive, from, tag, data, count, dtype, timeout, attended);
     {
         const std::lock_guard<std::mutex> lock(mutex_);
-        reap();
-        if (late_) std::rethrow_exception(std::exchange(late_, nullptr));
-        if (group_->aborted()) throw Aborted(describe(*message) + " stopped because " + group_->abort_reason());
+        check_open(*message);
         wanted_.push_back(message);
         begin(*message);
     }
     advance();
     return message;
+}
+
+// Throws where an earlier message was refused, and after an abort.
+void PostOffice::check_open(const Message& message) {
+    reap();
+    if (late_) std::rethrow_exception(std::exchange(late_, nullptr));
+    if (group_->aborted()) throw Aborted(describe(message) + " stopped because " + group_->abort_reason());
 }
 
 void PostOffice::begin(const Message& message) {
@@ -161,41 +164,30 @@ bool PostOffice::advance_locked() {
     bool moved = link_ && link_->advance();
     take_arrivals();
     moved |= match();
-    for (std::size_t i = 0; i < receiving_.size();) {
-        const auto message = receiving_[i];
-        moved |= message->stream_ ? settle(*message) : empty(*message);
-        if (!message->done()) {
-            ++i;
-            continue;
-        }
-        receiving_.erase(receiving_.begin() + static_cast<std::ptrdiff_t>(i));
-    }
-    for (std::size_t i = 0; i < sending_.size();) {
-        const auto message = sending_[i];
-        if (message->stream_) {
-            moved |= settle(*message);
-            if (!message->done()) {
+    for (auto* queue : {&receiving_, &sending_})
+        for (std::size_t i = 0; i < queue->size();) {
+            const auto message = (*queue)[i];
+            moved |= message->stream_ ? settle(*message) : queue == &sending_ ? hand_over(*message) : empty(*message);
+            if (message->done()) {
+                queue->erase(queue->begin() + static_cast<std::ptrdiff_t>(i));
+            } else {
                 ++i;
-                continue;
             }
-            sending_.erase(sending_.begin() + static_cast<std::ptrdiff_t>(i));
-            continue;
         }
-        Letter& letter = *message->letter_;
-        moved |= fill(*message);
-        const LetterState state = letter.state.load(std::memory_order_seq_cst);
-        if (state == LetterState::Sent) {
-            ++i;
-            continue;
-        }
-        std::exception_ptr error;
-        if (state == LetterState::Refused) error = refused(*message, letter.wanted_count, letter.wanted_dtype);
-        group_->domain().release(message->offset_);
-        sending_.erase(sending_.begin() + static_cast<std::ptrdiff_t>(i));
-        finish(*message, error);
-        moved = true;
-    }
     return moved;
+}
+
+// Sender: writes what fits into the letter, and ends when its receiver has taken or refused it.
+bool PostOffice::hand_over(Message& message) {
+    Letter& letter = *message.letter_;
+    const bool moved = fill(message);
+    const LetterState state = letter.state.load(std::memory_order_seq_cst);
+    if (state == LetterState::Sent) return moved;
+    std::exception_ptr error;
+    if (state == LetterState::Refused) error = refused(message, letter.wanted_count, letter.wanted_dtype);
+    group_->domain().release(std::exchange(message.offset_, kNowhere));
+    finish(message, error);
+    return true;
 }
 
 // Completes a message between hosts whose stream has ended.

@@ -107,7 +107,7 @@ void closed_without_its_group(bool busy) {
                 said = error.what();
             }
             told = true;
-            expect(said.find("ranks 1 have left") != std::string::npos,
+            expect(said.find("rank 1 has left") != std::string::npos,
                    "a rank waits for a host that has closed its epoch: " + said);
             return;
         }

@@ -260,6 +260,11 @@ class Communicator {
     void validate(const Request& request) const;
     InvalidArgument invalid(const Request& request, const std::string& why) const;
     HostGroup::Members members_here(const std::vector<int>& indices) const;
+    // The place in `indices` of the first member on this host.
+    std::size_t first_here(const std::vector<int>& indices) const;
+    // The communicator of these members, with this rank among them. `fabric` is null where they share a host.
+    std::shared_ptr<Communicator> make_part(const std::vector<int>& indices, std::shared_ptr<HostGroup> group,
+                                            std::shared_ptr<Fabric> fabric) const;
     // Bytes in the block of a group for the agreement of its hosts.
     static std::size_t room_for_hosts(const Fabric& fabric);
     std::unique_ptr<BlockReservation> reserve_part(const std::vector<int>& indices) const;
@@ -317,6 +322,7 @@ class Communicator {
     // Makes `fused` wait on the device for the tensors of `part`.
     static void share_device(Work& fused, const Work& part);
     int rank() const { return ranks()[static_cast<std::size_t>(index_)]; }
+    std::vector<int> ranks_of(const std::vector<int>& members) const;
     std::string who() const { return "rank " + std::to_string(rank()); }
     std::string locate(const Work& work) const;
 

@@ -110,6 +110,7 @@ class PostOffice {
    private:
     std::shared_ptr<Message> make(OpKind kind, int peer, int tag, void* data, std::uint64_t count, DType dtype,
                                   double timeout, bool attended);
+    void check_open(const Message& message);
     void begin(const Message& message);
     // A message from this host or another that has arrived and is not matched yet.
     struct Arrival {
@@ -134,6 +135,7 @@ class PostOffice {
     int local(int member) const;
     bool is_gone(int member) const;
     void ring_bell_of(int member) const;
+    bool hand_over(Message& message);
     bool fill(Message& message);
     bool empty(Message& message);
     void finish(Message& message, std::exception_ptr error) noexcept;
