@@ -22,7 +22,7 @@ from ring_notebook.torch.optimizer.gradient_reducer import GradientReducer
 from ring_notebook.torch.optimizer.local_optimizer import LocalOptimizer
 from ring_notebook.torch.optimizer.reducing_optimizer import ReducingOptimizer
 from ring_notebook.torch.optimizer.wrapper import claim, original_of, wrap
-from ring_notebook.torch.steps.known import OUTER
+from ring_notebook.torch.steps.optimizer_notes import OUTER
 
 
 def _names_of(

@@ -35,7 +35,7 @@ from ring_notebook.torch.optimizer.fused_rules import (
 )
 from ring_notebook.torch.optimizer.wrapper import Wrapper, average_loss, once
 from ring_notebook.torch.steps.committed import committed
-from ring_notebook.torch.steps.known import count_step
+from ring_notebook.torch.steps.optimizer_notes import count_step
 from ring_notebook.torch.steps.repair import Shared
 from ring_notebook.torch.tensors import buffer_of, from_bytes
 

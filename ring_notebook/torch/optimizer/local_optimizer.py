@@ -45,8 +45,8 @@ from ring_notebook.torch.optimizer.average_difference import (
 )
 from ring_notebook.torch.optimizer.wrapper import Wrapper, once, owners_of, parameters_of
 from ring_notebook.torch.steps.committed import committed
-from ring_notebook.torch.steps.known import OUTER, count_step, set_steps, steps_of
 from ring_notebook.torch.steps.optimizer_knobs import add_knobs, has_knobs
+from ring_notebook.torch.steps.optimizer_notes import OUTER, count_step, set_steps, steps_of
 from ring_notebook.torch.steps.repair import Shared, give_rest, mend
 from ring_notebook.torch.tensors import dtype_of, multiply_each
 

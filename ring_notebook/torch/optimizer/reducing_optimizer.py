@@ -16,7 +16,7 @@ from ring_notebook.torch.optimizer.gradient_reducer import GradientReducer
 from ring_notebook.torch.optimizer.local_optimizer import LocalOptimizer
 from ring_notebook.torch.optimizer.wrapper import Wrapper, average_loss, once, owners_of
 from ring_notebook.torch.steps.committed import all_or_none, committed
-from ring_notebook.torch.steps.known import count_step
+from ring_notebook.torch.steps.optimizer_notes import count_step
 from ring_notebook.torch.steps.repair import Shared
 
 

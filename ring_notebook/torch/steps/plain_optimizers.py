@@ -24,8 +24,8 @@ from ring_notebook.core import world
 from ring_notebook.core.communicator import Communicator
 from ring_notebook.core.step_guard import step_guard
 from ring_notebook.torch.steps.committed import Undo
-from ring_notebook.torch.steps.known import count_step, note_models
 from ring_notebook.torch.steps.optimizer_knobs import has_knobs
+from ring_notebook.torch.steps.optimizer_notes import count_step, note_models
 from ring_notebook.torch.steps.repair import Shared, begin, may_have_parted, mend
 
 _TRAINING = "_ring_training"

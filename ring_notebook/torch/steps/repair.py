@@ -24,7 +24,7 @@ from ring_notebook.core import world
 from ring_notebook.core.communicator import ReduceOp
 from ring_notebook.errors import DriftError
 from ring_notebook.torch.collectives.broadcast import broadcast_
-from ring_notebook.torch.steps.known import schedulers_of, set_steps, steps_of, tensors_beside
+from ring_notebook.torch.steps.optimizer_notes import schedulers_of, set_steps, steps_of, tensors_beside
 from ring_notebook.torch.steps.state_digest import SHARES, digest, marks, options_of, state_of
 
 _SETTLED = "_ring_settled"  # the doubts until which an optimizer is compared, and the shares compared since

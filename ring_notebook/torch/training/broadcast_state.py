@@ -12,7 +12,7 @@ from ring_notebook.api.objects import broadcast_object
 from ring_notebook.api.process_sets import global_process_set
 from ring_notebook.torch.collectives.broadcast import broadcast_
 from ring_notebook.torch.collectives.tensor_arguments import check_optimizer
-from ring_notebook.torch.steps.known import note_tensors
+from ring_notebook.torch.steps.optimizer_notes import note_tensors
 
 Parameters = Mapping[str, Any] | Iterable[Any]
 

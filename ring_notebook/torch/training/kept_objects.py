@@ -15,7 +15,8 @@ from ring_notebook.torch.optimizer.flat_group import FlatGroup
 from ring_notebook.torch.optimizer.fused import FusedOptimizer
 from ring_notebook.torch.optimizer.gradient_reducer import GradientReducer
 from ring_notebook.torch.optimizer.wrapper import Wrapper, claim, original_of, wrap
-from ring_notebook.torch.steps.known import (
+from ring_notebook.torch.steps.optimizer_knobs import expect_knobs, has_knobs
+from ring_notebook.torch.steps.optimizer_notes import (
     OUTER,
     models_of,
     note_models,
@@ -24,7 +25,6 @@ from ring_notebook.torch.steps.known import (
     set_steps,
     steps_of,
 )
-from ring_notebook.torch.steps.optimizer_knobs import expect_knobs, has_knobs
 from ring_notebook.torch.training.checkpoint import Checkpoint
 from ring_notebook.torch.training.data import DistributedSampler
 

@@ -27,8 +27,8 @@ from ring_notebook.torch.optimizer.local_optimizer import LocalOptimizer, end_ro
 from ring_notebook.torch.optimizer.reducing_optimizer import ReducingOptimizer
 from ring_notebook.torch.optimizer.wrapper import original_of, owners_of, parameters_of
 from ring_notebook.torch.process_group.default_group import process_group
-from ring_notebook.torch.steps.known import note_models, note_schedulers
 from ring_notebook.torch.steps.optimizer_knobs import RATES, add_knobs, tell_schedulers
+from ring_notebook.torch.steps.optimizer_notes import note_models, note_schedulers
 from ring_notebook.torch.steps.repair import furthest
 from ring_notebook.torch.training.broadcast_state import broadcast_optimizer_state, broadcast_tensors
 from ring_notebook.torch.training.data import batch_size_of, shard

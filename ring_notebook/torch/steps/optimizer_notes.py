@@ -1,4 +1,4 @@
-"""What ranks share besides an optimizer's parameters and state: noted models, schedules and tensors."""
+"""What is noted of an optimizer beside its state: its steps, models and schedulers; and tensors that ranks share."""
 
 from __future__ import annotations
 
