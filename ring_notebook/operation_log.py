@@ -41,7 +41,7 @@ _MEMBERS = ("epoch of ", "group of ")
 """How the notes begin that list the members of a group, as far as they have room."""
 # The numbers of the core: ring/base/types.hpp.
 _KINDS = (
-    *("allreduce", "reducescatter", "allgather", "broadcast", "alltoall", "barrier", "join", "group", "step"),
+    *("allreduce", "reducescatter", "allgather", "broadcast", "alltoall", "barrier", "join", "step"),
     *("send", "receive", "commit"),
 )
 _DTYPES = ["uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64", "bool"]

@@ -263,11 +263,7 @@ void register_communicator(py::module_& module) {
              })
         .def("counts", [](const WorkHandle& self) { return self.result().counts; })
         .def("placed", [](const WorkHandle& self) { return self.result().placed; })
-        .def("last_joined", [](const WorkHandle& self) { return self.result().last_joined; })
-        .def("subgroup", [](const WorkHandle& self) {
-            const py::gil_scoped_release nogil;
-            return released_unlocked(self.communicator->subgroup(*self.work));
-        });
+        .def("last_joined", [](const WorkHandle& self) { return self.result().last_joined; });
 
     py::class_<Communicator, std::shared_ptr<Communicator>>(module, "Communicator",
                                                             "The collectives of one group in one epoch.")
@@ -426,14 +422,6 @@ void register_communicator(py::module_& module) {
                 return submit(self, make_request(ring::OpKind::Join, 0, kHost, {}, {}, ""), true, timeout);
             },
             py::arg("timeout"))
-        .def(
-            "group",
-            [](const std::shared_ptr<Communicator>& self, std::vector<int> members, double timeout) {
-                Request request = make_request(ring::OpKind::Group, 0, kHost, {}, {}, "");
-                request.members = std::move(members);
-                return submit(self, std::move(request), true, timeout);
-            },
-            py::arg("members"), py::arg("timeout"))
         .def("abort", &Communicator::abort, py::arg("reason"), py::call_guard<py::gil_scoped_release>())
         .def("close",
              [](Communicator& self) {

@@ -7,6 +7,8 @@
 #include <stdexcept>
 #include <thread>
 
+#include "made_group.hpp"
+
 namespace ring::test {
 namespace {
 
@@ -80,14 +82,8 @@ void Rank::run(const Plan& plan, std::uint64_t epoch) {
     std::vector<Open> open;
     try {
         groups_.push_back(Communicator::open(std::move(setup), kTimeout, nullptr));
-        for (std::size_t i = 1; i < plan.groups.size(); ++i) {
-            Request request;
-            request.kind = OpKind::Group;
-            request.members = plan.groups[i];
-            const auto work = groups_.front()->run(std::move(request), kTimeout, nullptr);
-            work->get();
-            groups_.push_back(groups_.front()->subgroup(*work));
-        }
+        for (std::size_t i = 1; i < plan.groups.size(); ++i)
+            groups_.push_back(make_group(groups_.front(), plan.groups[i], kTimeout));
         for (std::size_t i = 0; i < plan.actions.size(); ++i) {
             if (plan.trouble.kind != Trouble::Kind::None && plan.trouble.at == i) {
                 if (plan.trouble.rank == seat_.rank) {

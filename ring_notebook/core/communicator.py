@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import enum
 import os
+import struct
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 from weakref import ref
 
 from ring_notebook.config import config
 from ring_notebook.core import other_waits
-from ring_notebook.core.buffers import Buffer, Device, device_of, targets_of
+from ring_notebook.core.buffers import Buffer, Device, device_of, from_memoryview, targets_of
 from ring_notebook.core.native import core, knows_transport
 from ring_notebook.core.partition import layout_hash
 from ring_notebook.core.work import Call, HeldWorks, Work
+from ring_notebook.errors import CollectiveMismatch
 
 if TYPE_CHECKING:
     from ring_notebook import _core
+
+_CARD = struct.Struct("=QQqQ")  # what `MemberGroup.card` gives, and a hash of the members
 
 
 class ReduceOp(enum.IntEnum):
@@ -309,8 +313,18 @@ class Communicator:
         members = list(ranks)
         if not members or len(set(members)) != len(members) or not all(0 <= r < self.size for r in members):
             raise ValueError(f"a group needs distinct ranks between 0 and {self.size - 1}, got {members}")
-        native = self._native.group(members, self._timeout).subgroup()
-        return None if native is None else self._adopt(native)
+        offer = core.MemberGroup(self._native, members) if self.rank in members else None
+        layout = layout_hash((tuple(members),))
+        own = bytearray(_CARD.pack(*(offer.card() if offer else (0, 0, 0)), layout))
+        gathered = self.allgather(from_memoryview(memoryview(own)), name="group")
+        cards = list(_CARD.iter_unpack(bytes(gathered.output())))
+        for rank, (*_, theirs) in zip(self.ranks, cards, strict=True):
+            if theirs != layout:
+                raise CollectiveMismatch(
+                    f"rank {self.ranks[self.rank]}: expected a group of ranks {members}, and rank {rank} passed other "
+                    "ones; pass the same ranks in the same order on every rank"
+                )
+        return self._enter(offer, [cards[member][:3] for member in members]) if offer else None
 
     def group_of_members(
         self, ranks: Sequence[int], exchange: Callable[[tuple[int, int, int]], Sequence[tuple[int, int, int]]]
@@ -321,13 +335,12 @@ class Communicator:
         missing. Raises ValueError where this rank is not among ``ranks``.
         """
         offer = core.MemberGroup(self._native, list(ranks))
-        child = self._adopt(offer.enter(exchange(offer.card())))
+        return self._enter(offer, exchange(offer.card()))
+
+    def _enter(self, offer: _core.MemberGroup, cards: Sequence[tuple[int, int, int]]) -> Communicator:
+        child = Communicator(offer.enter(cards), self._domain)
         child.limit_time(self._timeout)
         child.barrier()  # no member may leave before all have entered
-        return child
-
-    def _adopt(self, native: _core.Communicator) -> Communicator:
-        child = Communicator(native, self._domain)
         # A new list each time: another thread may read the old one.
         self._children = [*(known for known in self._children if known() is not None), ref(child)]
         return child

@@ -35,8 +35,8 @@ const char* to_string(ReduceOp op) {
 
 const char* to_string(OpKind kind) {
     static constexpr const char* names[kOpKinds] = {"allreduce", "reducescatter", "allgather", "broadcast",
-                                                    "alltoall",  "barrier",       "join",      "group",
-                                                    "step",      "send",          "receive",   "commit"};
+                                                    "alltoall",  "barrier",       "join",      "step",
+                                                    "send",      "receive",       "commit"};
     return name_of(kind, names);
 }
 

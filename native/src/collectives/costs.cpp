@@ -74,7 +74,7 @@ std::uint64_t payload(OpKind kind, const Load& load) {
 enum class Alike { All, ButRoot, None };
 
 Traffic agreement(OpKind kind, const Load& load, std::uint64_t payload) {
-    const bool tells_each = kind == OpKind::Join || kind == OpKind::Group;
+    const bool tells_each = kind == OpKind::Join;
     const std::uint64_t headers = tells_each ? load.local : 1;  // where all ranks of a host call the same thing
     const std::uint64_t splits = kind == OpKind::Alltoall ? load.hosts * load.local * sizeof(std::int64_t) : 0;
     const std::uint64_t block = sizeof(MessageFront) + headers * sizeof(Header) + load.local * splits;

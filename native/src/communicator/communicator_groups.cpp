@@ -1,7 +1,6 @@
 // Creation of communicators: epochs, and groups within them.
 #include <algorithm>
 #include <atomic>
-#include <functional>
 #include <utility>
 
 #include "collectives/inter_host/header_exchange.hpp"
@@ -142,73 +141,7 @@ std::vector<int> Communicator::ranks_of(const std::vector<int>& members) const {
     return all;
 }
 
-std::size_t Communicator::first_here(const std::vector<int>& indices) const {
-    const auto is_here = [&](int member) { return !fabric_ || fabric_->host_of(member) == fabric_->host(); };
-    return static_cast<std::size_t>(std::find_if(indices.begin(), indices.end(), is_here) - indices.begin());
-}
-
-std::shared_ptr<Communicator> Communicator::make_part(const std::vector<int>& indices, std::shared_ptr<HostGroup> group,
-                                                      std::shared_ptr<Fabric> fabric) const {
-    const auto own = std::find(indices.begin(), indices.end(), index()) - indices.begin();
-    return std::shared_ptr<Communicator>(
-        new Communicator(ranks_of(indices), static_cast<int>(own), std::move(group), std::move(fabric), epoch_));
-}
-
-// The first of the new group's members on each host reserves the block for them.
-std::unique_ptr<BlockReservation> Communicator::reserve_part(const std::vector<int>& indices) const {
-    const HostGroup::Members members = members_here(indices);
-    if (members.index != 0) return nullptr;
-    const auto fabric = fabric_ ? fabric_->part(indices, {}) : nullptr;
-    return std::make_unique<BlockReservation>(domain(), members.local,
-                                              room_of(group_->options(), *domain(), fabric.get(), indices.size()));
-}
-
-std::unique_ptr<Algorithm> Communicator::make_group(Work& work, const std::vector<Header>& headers) const {
-    // All members take their references before one of them returns, so that the group exists for all or for none.
-    class EnterGroup : public GatedAlgorithm {
-       public:
-        explicit EnterGroup(std::function<void()> enter) : enter_(std::move(enter)) {}
-
-       protected:
-        bool step(std::uint64_t k) override {
-            if (k == 0 && enter_) enter_();
-            return k == 1;
-        }
-
-       private:
-        std::function<void()> enter_;
-    };
-
-    const std::vector<int>& indices = work.request_.members;
-    HostGroup::Members members = members_here(indices);
-    if (members.index < 0) return std::make_unique<EnterGroup>(nullptr);
-    const std::uint64_t block = headers[static_cast<std::size_t>(indices[first_here(indices)])].input;
-    if (work.number_)
-        for (int member : indices)
-            work.numbers_.push_back(static_cast<int>(headers[static_cast<std::size_t>(member)].output));
-    return std::make_unique<EnterGroup>([this, &work, block, members = std::move(members)] {
-        work.result_.group = std::make_shared<HostGroup>(domain(), block, members, nullptr, epoch_.group);
-        // Only now: if memory had been short, other members could have entered a block that was already free.
-        work.result_.group->keep(std::move(work.reservation_));
-    });
-}
-
-std::shared_ptr<Communicator> Communicator::subgroup(Work& work) const {
-    if (!work.result_.group) return nullptr;
-    const std::vector<int>& indices = work.request_.members;
-    std::shared_ptr<Fabric> fabric;
-    // All members count the same operations, so all have the same id.
-    if (fabric_)
-        fabric = fabric_->part(
-            indices, {fabric_->part_id(work.header_.sequence), std::move(work.numbers_), std::move(work.number_)});
-    return make_part(indices, std::move(work.result_.group), std::move(fabric));
-}
-
 namespace {
-
-// Distinguishes the ids of these groups from those of groups that all ranks make, which derive from a count of
-// operations.
-constexpr std::uint64_t kByMembers = std::uint64_t{1} << 63;
 
 std::uint64_t next_of_this_process() {
     static std::atomic<std::uint64_t> made{0};
@@ -220,16 +153,22 @@ std::uint64_t next_of_this_process() {
 MemberGroup::MemberGroup(std::shared_ptr<Communicator> parent, std::vector<int> members)
     : parent_(std::move(parent)), members_(std::move(members)) {
     Request request;
-    request.kind = OpKind::Group;
+    request.kind = OpKind::Allgather;  // of the cards
+    request.name = "group";
     if (std::find(members_.begin(), members_.end(), parent_->index()) == members_.end())
         throw parent_->invalid(request, "only its members make it, and this rank is not a member");
     parent_->validate(request);
     if (parent_->fabric_ && parent_->fabric_->spans(members_)) {
         number_ = std::make_shared<TagNumber>(parent_->fabric_->shared_link());
         const auto first = static_cast<std::uint64_t>(members_.front());
-        id_ = parent_->fabric_->part_id(kByMembers | first << 40 | next_of_this_process());
+        id_ = parent_->fabric_->part_id(first << 40 | next_of_this_process());
     }
-    reservation_ = parent_->reserve_part(members_);
+    const HostGroup::Members here = parent_->members_here(members_);
+    if (here.index != 0) return;  // the first of them on each host reserves the block
+    const auto fabric = parent_->fabric_ ? parent_->fabric_->part(members_, {}) : nullptr;
+    reservation_ = std::make_unique<BlockReservation>(
+        parent_->domain(), here.local,
+        room_of(parent_->group_->options(), *parent_->domain(), fabric.get(), members_.size()));
 }
 
 MemberCard MemberGroup::card() const {
@@ -237,12 +176,13 @@ MemberCard MemberGroup::card() const {
 }
 
 std::shared_ptr<Communicator> MemberGroup::enter(const std::vector<MemberCard>& cards) {
-    Request request;
-    request.kind = OpKind::Group;
     if (cards.size() != members_.size())
-        throw parent_->invalid(request, "it has " + std::to_string(members_.size()) + " members, and " +
-                                            std::to_string(cards.size()) + " cards were given");
-    const std::uint64_t block = cards[parent_->first_here(members_)].block;
+        throw InvalidArgument(parent_->who() + ": a group of " + std::to_string(members_.size()) + " members, and " +
+                              std::to_string(cards.size()) + " cards were given");
+    const auto first = std::find_if(members_.begin(), members_.end(), [&](int member) {
+        return !parent_->fabric_ || parent_->fabric_->host_of(member) == parent_->fabric_->host();
+    });
+    const std::uint64_t block = cards[static_cast<std::size_t>(first - members_.begin())].block;
     if (block == kNowhere) throw Aborted("the first member of the group on this host has no memory for it");
     auto group = std::make_shared<HostGroup>(parent_->domain(), block, parent_->members_here(members_),
                                              std::move(reservation_), parent_->epoch_.group);
@@ -252,7 +192,9 @@ std::shared_ptr<Communicator> MemberGroup::enter(const std::vector<MemberCard>& 
         for (const MemberCard& card : cards) numbers.push_back(card.number);
         fabric = parent_->fabric_->part(members_, {cards.front().id, std::move(numbers), std::move(number_)});
     }
-    return parent_->make_part(members_, std::move(group), std::move(fabric));
+    const auto own = std::find(members_.begin(), members_.end(), parent_->index()) - members_.begin();
+    return std::shared_ptr<Communicator>(new Communicator(parent_->ranks_of(members_), static_cast<int>(own),
+                                                          std::move(group), std::move(fabric), parent_->epoch_));
 }
 
 }  // namespace ring

@@ -134,7 +134,6 @@ void Communicator::fail(Work& work, std::exception_ptr error) noexcept {
         announce_abort();
         work.algorithm_.reset();  // cancels its transfers
         work.agreement_.reset();
-        work.result_.group.reset();
         keep_tensors_until_quiet(work);
     }
     group_->set_state(RankState::Idle);

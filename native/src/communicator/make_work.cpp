@@ -3,7 +3,6 @@
 #include <cstring>
 #include <utility>
 
-#include "ring/base/hash.hpp"
 #include "ring/communicator/communicator.hpp"
 #include "ring/communicator/device_side.hpp"
 
@@ -137,17 +136,6 @@ std::shared_ptr<Work> Communicator::prepare(Request request, double timeout) con
     header.dims = static_cast<std::uint8_t>(request.shape.size());
     std::copy(request.shape.begin(), request.shape.end(), header.shape);
     set_name(header, request.name);
-    if (request.kind == OpKind::Group) {
-        header.count = request.members.size();
-        header.layout = hash_of(request.members);
-        if (fabric_ && fabric_->spans(request.members) &&
-            std::find(request.members.begin(), request.members.end(), index()) != request.members.end()) {
-            work->number_ = std::make_shared<TagNumber>(fabric_->shared_link());
-            header.output = static_cast<std::uint64_t>(work->number_->value());
-        }
-        work->reservation_ = reserve_part(request.members);
-        header.input = work->reservation_ ? work->reservation_->offset() : kNowhere;
-    }
     set_digest(header);
     work->request_ = std::move(request);
     return work;

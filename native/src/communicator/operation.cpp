@@ -46,7 +46,6 @@ void Work::finish(std::exception_ptr error) noexcept {
     algorithm_.reset();
     agreement_.reset();
     bounce_.reset();
-    reservation_.reset();
     if (device_) device_->copies.reset();
     if (log_) log_->end(record_, monotonic_ns(), !error_);
     state_.store(error_ ? State::Failed : State::Done, std::memory_order_seq_cst);
@@ -162,7 +161,6 @@ std::unique_ptr<Algorithm> Communicator::make_algorithm(Work& work, const std::v
     const std::string mismatch = find_mismatch(headers, ranks(), index());
     if (!mismatch.empty() && joined) return take_no_part();
     if (!mismatch.empty()) throw Mismatch(who() + ": " + title(work.header_) + ": " + mismatch);
-    if (work.header_.kind == OpKind::Group) return make_group(work, headers);
     if (work.header_.kind == OpKind::Commit) work.result_.newest = newest_of_all(headers);
     if (device_) {
         if (!work.is_trial() && device_->must_agree(headers)) return nullptr;

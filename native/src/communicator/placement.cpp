@@ -58,7 +58,7 @@ void Communicator::check_posted(const std::vector<Header>& headers) const {
     for (std::size_t i = 0; i < headers.size(); ++i) {
         const Header& header = headers[i];
         const auto member = static_cast<int>(i);
-        if ((fabric_ && fabric_->host_of(member) != fabric_->host()) || header.kind == OpKind::Group) continue;
+        if (fabric_ && fabric_->host_of(member) != fabric_->host()) continue;
         for (std::uint64_t place : {header.input, header.output})
             if (place != kNowhere && !domain()->contains(place, placed_bytes(header, !fabric_)))
                 throw_damaged(ranks()[i], "a tensor beyond ring memory");

@@ -88,10 +88,6 @@ Difference difference(const Header& a, const Header& b) {
     if (a.name[0] != '\0' && b.name[0] != '\0' && std::strncmp(a.name, b.name, kNameBytes) != 0)
         return differ([](const Header& one) { return "the name" + quoted_name(one); }, "passed", kSameOrder);
     if (brings_nothing(a.kind)) return {};
-    if (a.kind == OpKind::Group) {
-        if (a.layout == b.layout) return {};
-        return {true, "its own list of ranks", "another one", "passed", same("ranks in the same order")};
-    }
     if (a.operations != b.operations) return differ(operations_text, "sent", operations_advice(a));
     if (a.device != b.device)
         return differ([](const Header& one) { return std::string(to_string(one.device)) + " tensors"; }, "sent",
@@ -202,7 +198,6 @@ std::string describe_fully(const Header& header) {
     if (reduces(header.kind)) text << ' ' << to_string(header.op);
     text << quoted_name(header);
     if (brings_nothing(header.kind)) return text.str();
-    if (header.kind == OpKind::Group) return text.str() + " of " + std::to_string(header.count) + " ranks";
     text << ' ' << tensor_text(header);
     if (header.operations != 1) text << ", one of " << int{header.operations};
     if (header.device != Device::Cpu) text << " on " << to_string(header.device);

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "faults/faults.hpp"
+#include "made_group.hpp"
 #include "support.hpp"
 
 namespace ring::test {
@@ -91,12 +92,7 @@ void closed_without_its_group(bool busy) {
     std::atomic<bool> told{false};
     as_ranks("closed without its group", 2, true, [&](Place place) {
         const auto ring = place.open();
-        Request request;
-        request.kind = OpKind::Group;
-        request.members = {0, 1};
-        const auto work = ring->run(std::move(request), kTimeout, nullptr);
-        work->get();
-        const auto group = ring->subgroup(*work);
+        const auto group = make_group(ring, {0, 1}, kTimeout);
         std::vector<float> tensor(busy ? 500'000 : 5, 1.0f);
         if (place.rank == 0) {
             carry_out(*group, sum(tensor), false);

@@ -6,6 +6,7 @@
 #include "fakes/fake_mpi.hpp"
 #include "fakes/intercepted.hpp"
 #include "faults/faults.hpp"
+#include "ring/communicator/member_group.hpp"
 #include "support.hpp"
 
 namespace ring::test {
@@ -90,9 +91,9 @@ void a_tensor_is_kept() {
     expect(first->allocated() == before - kPage, "a tensor that nobody writes to was not freed");
 }
 
-// The memory reserved for a group is released when the operation that makes it cannot be queued.
-void a_group_is_not_queued() {
-    as_ranks("a group is not queued without memory", 1, false, [](const Place& place) {
+// The memory reserved for a group is released when its member gives it up, or cannot make it.
+void a_group_is_not_made() {
+    as_ranks("a group is not made without memory", 1, false, [](const Place& place) {
         std::uint64_t epoch = 0;
         at_every_allocation([&](long after) {
             const auto ring = place.open(++epoch);  // its progress thread has not started yet
@@ -101,17 +102,12 @@ void a_group_is_not_queued() {
                 return place.domain->allocated();
             };
             const std::size_t before = allocated();
-            Request request;
-            request.kind = OpKind::Group;
-            request.members = {0};
-            std::shared_ptr<Work> work;
             try {
                 const NoMemory none(after);
-                work = ring->start(std::move(request), kTimeout);
+                const MemberGroup offer(ring, {0});
             } catch (const std::bad_alloc&) {
-                expect(allocated() == before, "ring memory of a group that was not made is lost");
             }
-            if (work) ring->wait(*work, 0, nullptr);
+            expect(allocated() == before, "ring memory of a group that was not made is lost");
             return NoMemory::has_failed();
         });
     });
@@ -203,7 +199,7 @@ void check_out_of_memory() {
         a_communicator_is_dropped(as_hosts);
     }
     a_tensor_is_kept();
-    a_group_is_not_queued();
+    a_group_is_not_made();
     a_host_leaves();
     a_receive_is_cancelled();
     a_region_goes();

@@ -111,6 +111,22 @@ def test_a_group_of_impossible_ranks(ranks: list[int]) -> None:
     as_threads(2, body)
 
 
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_group_of_ranks_that_differ(launcher: str) -> None:
+    """Every rank reads which rank differs, also one that is in no group; afterwards groups can be made."""
+
+    def body(seat: Seat) -> None:
+        ring = seat.open()
+        for _ in range(2):
+            with pytest.raises(CollectiveMismatch) as caught:
+                ring.group([1, 0] if ring.rank == 1 else [0, 1])
+            own, other = ([1, 0], 0) if ring.rank == 1 else ([0, 1], 1)
+            assert f"rank {ring.rank}: expected a group of ranks {own}, and rank {other} passed" in str(caught.value)
+            total(ring.group([2, 1, 0]) or ring)
+
+    LAUNCHERS[launcher](3, body)
+
+
 @also_on_devices
 @pytest.mark.parametrize("size", [2, 3, 4])
 @pytest.mark.parametrize("launcher", LAUNCHERS)

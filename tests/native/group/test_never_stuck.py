@@ -57,7 +57,7 @@ def when_all_wait(ring: Communicator, ranks: set[int]) -> None:
         return {
             entry["rank"]
             for entry in ring.snapshot()
-            if entry["state"] == "waiting" and entry["name"] not in ("begin", "setup") and entry["operation"] != "group"
+            if entry["state"] == "waiting" and entry["name"] not in ("begin", "setup", "group")
         }
 
     deadline = time.monotonic() + LATE

@@ -39,13 +39,12 @@ enum class OpKind : std::uint8_t {
     Alltoall = 4,
     Barrier = 5,
     Join = 6,
-    Group = 7,
-    Step = 8,
-    Send = 9,
-    Receive = 10,
-    Commit = 11,
+    Step = 7,
+    Send = 8,
+    Receive = 9,
+    Commit = 10,
 };
-constexpr int kOpKinds = 12;
+constexpr int kOpKinds = 11;
 
 std::size_t item_size(DType dtype);
 const char* to_string(DType dtype);

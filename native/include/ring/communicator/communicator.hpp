@@ -90,10 +90,7 @@ class Work : public std::enable_shared_from_this<Work> {
         std::byte* to;
         std::size_t bytes;
     };
-    std::vector<Guest> guests_;                      // tensors of a list that have copies in `bounce_`
-    std::unique_ptr<BlockReservation> reservation_;  // group: of the block that this rank reserved for it
-    std::shared_ptr<const TagNumber> number_;        // group between hosts: for messages to this rank
-    std::vector<int> numbers_;                       // and those of all its members
+    std::vector<Guest> guests_;  // tensors of a list that have copies in `bounce_`
     std::unique_ptr<Agreement> agreement_;
     std::unique_ptr<Algorithm> algorithm_;
     bool takes_one_gate_ = false;
@@ -201,9 +198,6 @@ class Communicator {
                                      bool attended);
     void wait(Message& message, double timeout, const Interruption& check);
 
-    // The communicator of a group that a Group operation has made.
-    std::shared_ptr<Communicator> subgroup(Work& work) const;
-
     void abort(std::string_view reason) noexcept;
     bool aborted() const { return group_->aborted(); }
     // Waits for the operations of this rank, on any thread, then leaves the group. Later operations throw. An
@@ -260,15 +254,8 @@ class Communicator {
     void validate(const Request& request) const;
     InvalidArgument invalid(const Request& request, const std::string& why) const;
     HostGroup::Members members_here(const std::vector<int>& indices) const;
-    // The place in `indices` of the first member on this host.
-    std::size_t first_here(const std::vector<int>& indices) const;
-    // The communicator of these members, with this rank among them. `fabric` is null where they share a host.
-    std::shared_ptr<Communicator> make_part(const std::vector<int>& indices, std::shared_ptr<HostGroup> group,
-                                            std::shared_ptr<Fabric> fabric) const;
     // Bytes in the block of a group for the agreement of its hosts.
     static std::size_t room_for_hosts(const Fabric& fabric);
-    std::unique_ptr<BlockReservation> reserve_part(const std::vector<int>& indices) const;
-    std::unique_ptr<Algorithm> make_group(Work& work, const std::vector<Header>& headers) const;
 
     // Ends this thread's turn. `drops_front`: removes the front of the queue, which has been carried out.
     // `front_has_arrived`: the queue has one operation, and no other rank waits for this one in it.

@@ -31,7 +31,7 @@ struct Header {
     std::int32_t root = -1;
     std::int32_t tensors = 1;
     std::uint64_t count = 0;   // elements
-    std::uint64_t layout = 0;  // hash of shapes that are fused, or of a new group's members; a commit's newest change
+    std::uint64_t layout = 0;  // hash of shapes that are fused; a commit's newest change
     double prescale = 1.0;
     double postscale = 1.0;
     std::uint64_t digest = 0;  // of shape and name

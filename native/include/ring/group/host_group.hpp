@@ -75,8 +75,6 @@ class HostGroup {
     HostGroup(const HostGroup&) = delete;
     HostGroup& operator=(const HostGroup&) = delete;
 
-    // Takes over the reservation of its block, where that was not handed over with it.
-    void keep(std::unique_ptr<BlockReservation> reservation) { reservation_ = std::move(reservation); }
     int size() const { return static_cast<int>(members_.local.size()); }
     int index() const { return members_.index; }
     const Options& options() const { return members_.options; }

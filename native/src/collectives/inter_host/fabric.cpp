@@ -55,7 +55,7 @@ Fabric::Identity Fabric::epoch_identity(const Link& link, std::uint64_t epoch, s
     return {mix(epoch), std::vector<int>(members, number)};
 }
 
-std::uint64_t Fabric::part_id(std::uint64_t sequence) const { return mix(id() ^ mix(sequence)); }
+std::uint64_t Fabric::part_id(std::uint64_t number) const { return mix(id() ^ mix(number)); }
 
 Fabric::Fabric(std::shared_ptr<Link> link, std::vector<int> host_of, std::vector<int> addresses, int index,
                Identity identity, const Options& options)

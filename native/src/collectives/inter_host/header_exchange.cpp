@@ -17,10 +17,10 @@ bool is_reduction(const Header& header) {
     return header.kind == OpKind::Allreduce || header.kind == OpKind::ReduceScatter;
 }
 
-// Whether one header is enough for another host. For a join and a new group each rank's header differs.
+// Whether one header is enough for another host. For a join each rank's header differs.
 bool are_alike(const std::vector<Header>& headers) {
     const Header& first = headers.front();
-    if (first.kind == OpKind::Join || first.kind == OpKind::Group) return false;
+    if (first.kind == OpKind::Join) return false;
     return std::all_of(headers.begin(), headers.end(), [&](const Header& one) {
         return std::memcmp(&one, &first, kHeaderLine) == 0;  // which holds a digest of shape and name
     });
@@ -193,8 +193,7 @@ void Agreement::write_own() {
     std::byte* out = message(fabric_.host()) + sizeof front;
     for (std::size_t i = 0; i < front.headers; ++i) {
         Header sent = headers[i];
-        // Offsets in ring memory mean nothing on another host; those of a new group's ranks are numbers.
-        if (sent.kind != OpKind::Group) sent.input = sent.output = kNowhere;
+        sent.input = sent.output = kNowhere;  // offsets in ring memory mean nothing on another host
         std::memcpy(out + i * sizeof sent, &sent, sizeof sent);
     }
     out += front.headers * sizeof(Header);

@@ -55,7 +55,6 @@ struct Request {
     std::vector<std::int64_t> shape;
     std::vector<std::int64_t> splits;  // alltoall: elements for each rank
     std::vector<Target> targets;       // allgather, alltoall: one for each rank; empty for memory of the result's own
-    std::vector<int> members;          // group: indices in this group
     Update update;                     // step: what to do with the summed gradients
     float* state[2] = {};              // step: this rank's shard of the optimizer's state
     std::uint64_t layout = 0;
@@ -74,8 +73,7 @@ struct Result {
     std::vector<std::int64_t> counts;         // elements from each rank
     bool placed = false;                      // they are in the request's targets, and `data` holds nothing
     int last_joined = -1;
-    std::uint64_t newest = 0;          // commit: the least of the ranks' numbers
-    std::shared_ptr<HostGroup> group;  // group: its part on this host, where this rank is in it
+    std::uint64_t newest = 0;  // commit: the least of the ranks' numbers
 
     void allocate(std::size_t size);
     // Where the elements from each rank go; `counts` says how many. The targets of the request are used where all have

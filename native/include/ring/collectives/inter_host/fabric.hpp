@@ -61,8 +61,8 @@ class Fabric {
     // The identity of an epoch's first group. Epochs have numbers that no other group has; only epochs that ended long
     // ago can have the same one.
     static Identity epoch_identity(const Link& link, std::uint64_t epoch, std::size_t members);
-    // Of the group that the operation with that sequence makes.
-    std::uint64_t part_id(std::uint64_t sequence) const;
+    // Of a part of this group; no other part has its number.
+    std::uint64_t part_id(std::uint64_t number) const;
 
     // `host_of[i]` is the host of group index i, `addresses[i]` its address on the link.
     Fabric(std::shared_ptr<Link> link, std::vector<int> host_of, std::vector<int> addresses, int index,
