@@ -351,20 +351,7 @@ class TensorCall {
         return true;
     }
     const ring::SmallAllreduce& call() const { return call_; }
-    // The same for an operation of any size.
-    ring::Request request() const {
-        ring::Request request;
-        request.kind = ring::OpKind::Allreduce;
-        request.dtype = call_.dtype;
-        request.op = call_.op;
-        request.prescale = call_.prescale;
-        request.postscale = call_.postscale;
-        request.pieces.assign(pieces_, pieces_ + call_.tensors);
-        request.shape.assign(call_.shape, call_.shape + call_.dims);
-        request.layout = call_.layout;
-        request.name = call_.name;
-        return request;
-    }
+    ring::Request request() const { return call_.request(call_.shape); }
     double timeout() const { return timeout_; }
 
    private:

@@ -153,16 +153,7 @@ std::shared_ptr<Work> Communicator::arrived_work(const SmallAllreduce& call, Arr
     try {
         auto work = std::make_shared<Work>();
         if (epoch_.devices) work->late_ = epoch_.devices->late_failure();
-        Request& request = work->request_;
-        request.kind = arrival.header.kind;
-        request.dtype = call.dtype;
-        request.op = call.op;
-        request.prescale = call.prescale;
-        request.postscale = call.postscale;
-        request.pieces.assign(call.pieces, call.pieces + call.tensors);
-        request.shape.assign(arrival.header.shape, arrival.header.shape + arrival.header.dims);
-        request.layout = call.layout;
-        request.name = call.name;
+        work->request_ = call.request(arrival.header.shape);
         work->header_ = arrival.header;
         work->deadline_ = deadline_after(timeout);
         work->gate_ = arrival.gate;

@@ -20,6 +20,21 @@ struct SmallAllreduce {
     const std::int64_t* shape = nullptr;  // of one; like `pieces` it need not outlive the first wait
     std::uint64_t layout = 0;
     std::string_view name;
+
+    // The same for an operation of any size; `dimensions` is `shape`, or a copy that outlives it.
+    Request request(const std::int64_t* dimensions) const {
+        Request request;
+        request.kind = OpKind::Allreduce;
+        request.dtype = dtype;
+        request.op = op;
+        request.prescale = prescale;
+        request.postscale = postscale;
+        request.pieces.assign(pieces, pieces + tensors);
+        request.shape.assign(dimensions, dimensions + dims);
+        request.layout = layout;
+        request.name = name;
+        return request;
+    }
 };
 
 }  // namespace ring
