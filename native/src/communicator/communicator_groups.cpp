@@ -135,12 +135,6 @@ HostGroup::Members Communicator::members_here(const std::vector<int>& indices) c
     return members;
 }
 
-std::vector<int> Communicator::ranks_of(const std::vector<int>& members) const {
-    std::vector<int> all;
-    for (int member : members) all.push_back(ranks()[static_cast<std::size_t>(member)]);
-    return all;
-}
-
 namespace {
 
 std::uint64_t next_of_this_process() {

@@ -32,6 +32,13 @@ inline std::string rank_list(const std::vector<int>& ranks) {
     return text + (ranks.size() == 1 ? " has" : " have");
 }
 
+// The ranks of these members of a group.
+inline std::vector<int> ranks_of(const std::vector<int>& ranks, const std::vector<int>& members) {
+    std::vector<int> own;
+    for (int member : members) own.push_back(ranks[static_cast<std::size_t>(member)]);
+    return own;
+}
+
 // A line on standard error.
 inline void warn(const std::string& text) noexcept { std::fprintf(stderr, "[ring] %s\n", text.c_str()); }
 

@@ -17,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "ring/base/text.hpp"
 #include "ring/collectives/device/device_work.hpp"
 #include "ring/collectives/host/algorithm.hpp"
 #include "ring/collectives/inter_host/fabric.hpp"
@@ -309,7 +310,7 @@ class Communicator {
     // Makes `fused` wait on the device for the tensors of `part`.
     static void share_device(Work& fused, const Work& part);
     int rank() const { return ranks()[static_cast<std::size_t>(index_)]; }
-    std::vector<int> ranks_of(const std::vector<int>& members) const;
+    std::vector<int> ranks_of(const std::vector<int>& members) const { return ring::ranks_of(ranks(), members); }
     std::string who() const { return "rank " + std::to_string(rank()); }
     std::string locate(const Work& work) const;
 

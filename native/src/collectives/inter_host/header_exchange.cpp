@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "collectives/host/algorithm_parts.hpp"
+#include "ring/base/text.hpp"
 #include "ring/collectives/inter_host/link_model.hpp"
 #include "ring/group/header_damage.hpp"
 
@@ -241,7 +242,7 @@ void Agreement::read_all() {
                                   "; set it to the same value on every host");
         const std::vector<int>& members = fabric_.members(host);
         if (front.headers != 1 && front.headers != members.size())
-            throw_damaged(ranks_of(members).front(),
+            throw_damaged(ranks_[static_cast<std::size_t>(members.front())],
                           std::to_string(front.headers) + " headers of " + std::to_string(members.size()) + " ranks");
         if (front.payload == kNoPayload) all_small_ = false;
         for (std::size_t i = 0; i < members.size(); ++i) {
@@ -262,26 +263,21 @@ void Agreement::check_message(int host, const MessageFront& front) const {
     const std::vector<int>& members = fabric_.members(host);
     std::vector<Header> headers;
     for (int member : members) headers.push_back(headers_[static_cast<std::size_t>(member)]);
-    check_headers(headers, ranks_of(members), group_.inline_bytes());
+    const std::vector<int> ranks = ranks_of(ranks_, members);
+    check_headers(headers, ranks, group_.inline_bytes());
     const Header& lead = lead_header(headers);
     std::uint64_t payload = is_reduction(lead) ? bytes_of(lead) : 0, splits = 0;
     for (std::size_t i = 0; i < headers.size(); ++i) {
-        const bool brings = lead.kind != OpKind::Broadcast || ranks_of(members)[i] == lead.root;
+        const bool brings = lead.kind != OpKind::Broadcast || ranks[i] == lead.root;
         if (!is_reduction(lead) && brings) payload += bytes_of(headers[i]);
         if (headers[i].kind == OpKind::Alltoall) splits = members.size() * row_bytes();
     }
     if (front.splits != splits || (front.payload != kNoPayload && front.payload != payload))
-        throw_damaged(ranks_of(members).front(), "a message of " + std::to_string(front.splits) + " and " +
-                                                     std::to_string(front.payload) + " bytes behind its headers");
+        throw_damaged(ranks.front(), "a message of " + std::to_string(front.splits) + " and " +
+                                         std::to_string(front.payload) + " bytes behind its headers");
     for (std::size_t i = 0; i < headers.size(); ++i)
         if (headers[i].kind == OpKind::Alltoall && !adds_up(this->splits(members[i]), fabric_.size(), headers[i].count))
-            throw_damaged(ranks_of(members)[i], "splits that are not those of its tensor");
-}
-
-std::vector<int> Agreement::ranks_of(const std::vector<int>& members) const {
-    std::vector<int> ranks;
-    for (int member : members) ranks.push_back(ranks_[static_cast<std::size_t>(member)]);
-    return ranks;
+            throw_damaged(ranks[i], "splits that are not those of its tensor");
 }
 
 const std::byte* Agreement::partial(int host) const {

@@ -69,7 +69,6 @@ class Agreement : public Algorithm {
     void read_all();
     // Throws Error for a message that no host writes.
     void check_message(int host, const MessageFront& front) const;
-    std::vector<int> ranks_of(const std::vector<int>& members) const;
     // Bytes of one rank's splits.
     std::size_t row_bytes() const { return static_cast<std::size_t>(fabric_.size()) * sizeof(std::int64_t); }
 

@@ -33,12 +33,9 @@ struct Notices::Outgoing {
     Outgoing* kept = nullptr;
 };
 
-Notices::Notices(const Fabric& fabric)
-    : fabric_(fabric),
-      abort_(std::make_unique<Outgoing>()),
-      departure_(std::make_unique<Outgoing>()),
-      leaving_(std::make_unique<Outgoing>()) {
-    sending_.reserve(3 * static_cast<std::size_t>(fabric.size()));
+Notices::Notices(const Fabric& fabric) : fabric_(fabric) {
+    for (auto& one : outgoing_) one = std::make_unique<Outgoing>();
+    sending_.reserve(outgoing_.size() * static_cast<std::size_t>(fabric.size()));
     left_.reserve(static_cast<std::size_t>(fabric.size()));
     left_at_.assign(static_cast<std::size_t>(fabric.hosts()), kAbort);
 }
@@ -46,24 +43,19 @@ Notices::Notices(const Fabric& fabric)
 Notices::~Notices() {
     if (fabric_.is_forked()) {
         // Another thread of the parent may have held the mutex, or that of the link, when this process was forked.
-        keep(std::move(abort_));
-        keep(std::move(departure_));
-        keep(std::move(leaving_));
+        for (auto& one : outgoing_) keep(std::move(one));
         return;
     }
-    const auto is_due = [&](const Outgoing& one) { return one.bytes != 0 && one.next < fabric_.size(); };
+    const auto is_due = [&](const auto& one) { return one->bytes != 0 && one->next < fabric_.size(); };
     const std::int64_t deadline = monotonic_ns() + kLinger;
     bool all_sent = false;
     do {
         send_due();
-        all_sent = sending_.empty() && !is_due(*abort_) && !is_due(*departure_) && !is_due(*leaving_);
+        all_sent = sending_.empty() && std::none_of(outgoing_.begin(), outgoing_.end(), is_due);
         if (!all_sent) cpu_yield();
     } while (!all_sent && monotonic_ns() < deadline);
-    if (!all_sent) {
-        keep(std::move(abort_));
-        keep(std::move(departure_));
-        keep(std::move(leaving_));
-    }
+    if (!all_sent)
+        for (auto& one : outgoing_) keep(std::move(one));
     for (Incoming& one : arriving_) fabric_.link().cancel(one.transfer, std::move(one.notice));
 }
 
@@ -76,16 +68,17 @@ void Notices::keep(std::unique_ptr<Outgoing> outgoing) noexcept {
     }
 }
 
-void Notices::announce_abort(std::string_view reason) noexcept { announce(*abort_, kAbort, reason); }
+void Notices::announce_abort(std::string_view reason) noexcept { announce(kAbortion, kAbort, reason); }
 
 void Notices::announce_departure(std::uint64_t last_sequence) noexcept {
-    announce(*departure_, static_cast<std::int64_t>(last_sequence), {});
+    announce(kDeparture, static_cast<std::int64_t>(last_sequence), {});
 }
 
-void Notices::announce_leaving() noexcept { announce(*leaving_, kLeaving, {}); }
+void Notices::announce_leaving() noexcept { announce(kLeave, kLeaving, {}); }
 
-void Notices::announce(Outgoing& outgoing, std::int64_t last_sequence, std::string_view reason) noexcept {
+void Notices::announce(Kind kind, std::int64_t last_sequence, std::string_view reason) noexcept {
     const std::lock_guard<std::mutex> lock(mutex_);
+    Outgoing& outgoing = *outgoing_[kind];
     if (outgoing.bytes != 0) return;
     Notice& notice = outgoing.notice;
     notice.id = fabric_.id();
@@ -99,9 +92,7 @@ void Notices::announce(Outgoing& outgoing, std::int64_t last_sequence, std::stri
 void Notices::send_due() noexcept {
     const std::lock_guard<std::mutex> lock(mutex_);
     forget_sent();
-    send(*abort_);
-    send(*departure_);
-    send(*leaving_);
+    for (auto& one : outgoing_) send(*one);
 }
 
 void Notices::send(Outgoing& outgoing) noexcept {

@@ -4,6 +4,7 @@
 // a notice.
 #pragma once
 
+#include <array>
 #include <memory>
 #include <mutex>
 #include <string_view>
@@ -42,6 +43,7 @@ class Notices {
 
    private:
     struct Notice;
+    enum Kind : std::size_t { kAbortion, kDeparture, kLeave };
     struct Outgoing;
     struct Incoming {
         std::shared_ptr<Notice> notice;
@@ -50,7 +52,7 @@ class Notices {
     };
     // Keeps the notice until the process ends, because the link may read it.
     static void keep(std::unique_ptr<Outgoing> outgoing) noexcept;
-    void announce(Outgoing& outgoing, std::int64_t last_sequence, std::string_view reason) noexcept;
+    void announce(Kind kind, std::int64_t last_sequence, std::string_view reason) noexcept;
     void send(Outgoing& outgoing) noexcept;
     void forget_sent() noexcept;
     void apply(const Notice& notice, int source, HostGroup& group);
@@ -58,7 +60,7 @@ class Notices {
     const Fabric& fabric_;
     mutable std::mutex mutex_;
     // Allocated in advance: a lack of memory may be the reason of an abort.
-    std::unique_ptr<Outgoing> abort_, departure_, leaving_;
+    std::array<std::unique_ptr<Outgoing>, 3> outgoing_;  // by Kind
     std::vector<Link::Transfer> sending_;
     std::vector<Incoming> arriving_;
     std::vector<int> left_;              // addresses
