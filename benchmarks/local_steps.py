@@ -33,7 +33,8 @@ from torch.nn.functional import cross_entropy
 
 import ring_notebook.torch as ring
 
-EVERY = 50
+EVERY, DELAY = 50, 5
+BETWEEN = DELAY + 2  # steps behind which nothing is being sent
 CONTEXT, WIDTH, HEADS, LAYERS = 64, 128, 4, 2
 PORTS = iter(range(29_600, 29_900))
 Batch = tuple[Tensor, Tensor]
@@ -225,14 +226,14 @@ def torchft(task: Digits) -> Iterator[Training]:
 
 def methods() -> dict[str, Callable[[Digits], Any]]:
     outer = {"lr": 0.7, "momentum": 0.9}  # as in the paper
-    stream = ring.LocalSteps(EVERY, **outer, fragments=5, delay=5)
+    stream = ring.LocalSteps(EVERY, **outer, fragments=5, delay=DELAY)
     found = {
         "every step": every_step,
         "Gloo": gloo,
         "local SGD": local(ring.LocalSteps(EVERY)),
         "local SGD int8": local(ring.LocalSteps(EVERY), ring.Compression.int8),
         "DiLoCo": local(ring.LocalSteps(EVERY, **outer)),
-        "DiLoCo, momentum 0.5": local(ring.LocalSteps(EVERY, lr=0.7, momentum=0.5)),
+        "DiLoCo 0.5": local(ring.LocalSteps(EVERY, lr=0.7, momentum=0.5)),
         "streaming": local(stream),
         "streaming int8": local(stream, ring.Compression.int8),
         "Gloo DiLoCo": gloo_diloco,
@@ -269,8 +270,8 @@ def speed(task: Digits, wanted: dict[str, Callable[[Digits], Any]], turns: int, 
         trainings = {name: opened.enter_context(made(task)) for name, made in wanted.items()}
         generators = {name: torch.Generator().manual_seed(ring.rank()) for name in wanted}
         counts = {name: most if is_every_step(name) else EVERY for name in wanted}
-        for name, training in trainings.items():  # a whole round, so that streams flow
-            train(task, training, generators[name], 2 if is_every_step(name) else EVERY)
+        for name, training in trainings.items():  # a whole round, and to where no fragment is under way
+            train(task, training, generators[name], 2 if is_every_step(name) else EVERY + BETWEEN)
         taken: dict[str, list[tuple[float, int]]] = {name: [] for name in wanted}
         for _ in range(turns):
             for name, training in trainings.items():
@@ -308,7 +309,9 @@ def rank_main(arguments: argparse.Namespace) -> None:
     ring.init()
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"tcp://10.77.0.1:{next(PORTS)}", rank=ring.rank(), world_size=2)
-    chosen = {name: made for name, made in methods().items() if not arguments.methods or name in arguments.methods}
+    chosen = {
+        name: made for name, made in methods().items() if not arguments.methods or name in arguments.methods.split(",")
+    }
     for name in arguments.tasks.split(","):
         task = TASKS[name]()
         if arguments.loss:

@@ -22,11 +22,16 @@ USUAL = {
 NOT_HERE = {
     "test_a_rank_that_had_joined_goes_on_with_the_others": "who joins before it has used its GPU sends all ranks "
     "through CPU memory, and a warning says so",
+    "test_rounding_to_bytes_does_not_add_up": "it makes its tensors in CPU memory, where bytes are made",
 }
 """By name, or by name and parameters: why a test is left out."""
 
 NOT_PRETENDED = {
     "test_second_backward_before_step_adds_up": "torch ends the process where a hook of a device in Python raises",
     "test_compiled_module": "torch's compiler goes into the class of its tensors, which is Python",
+    **dict.fromkeys(
+        ("test_a_state_dict_of_a_round_continues_bit_by_bit", "test_a_checkpoint_waits_for_the_sync"),
+        "torch swaps parameters of a class in Python when it loads them, and cannot where an optimizer knows them",
+    ),
 }
 """The same where there is no GPU."""

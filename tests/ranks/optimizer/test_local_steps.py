@@ -130,41 +130,42 @@ def train(hvd: ModuleType, model: nn.Module, optimizer: LocalOptimizer, first: i
         plain_step(model, optimizer, share(batch, hvd.rank()))
 
 
-class TestBetweenSyncs:
-    def test_weights_differ_and_are_equal_behind_a_sync(self, hvd: ModuleType) -> None:
-        model = make_model()
-        optimizer = make(hvd, model, DILOCO)
-        train(hvd, model, optimizer, 0, EVERY + 1)
-        assert not optimizer.is_synced
-        rows = hvd.allgather_object(next(model.parameters()).detach().clone())
-        assert hvd.size() == 1 or not torch.equal(rows[0], rows[1])
-        hvd.check(model, optimizer)  # compares what is to be equal
-        optimizer.sync()
-        assert optimizer.is_synced
-        assert_equal_on_ranks(hvd, list(model.parameters()))
+def test_weights_differ_between_syncs_and_are_equal_behind_one(hvd: ModuleType) -> None:
+    model = make_model()
+    optimizer = make(hvd, model, DILOCO)
+    train(hvd, model, optimizer, 0, EVERY + 1)
+    assert not optimizer.is_synced
+    rows = hvd.allgather_object(next(model.parameters()).detach().clone())
+    assert hvd.size() == 1 or not torch.equal(rows[0], rows[1])
+    hvd.check(model, optimizer)  # compares what is to be equal
+    optimizer.sync()
+    assert optimizer.is_synced
+    assert_equal_on_ranks(hvd, list(model.parameters()))
 
-    def test_nothing_is_sent(self, hvd: ModuleType) -> None:
-        model = make_model()
-        optimizer = make(hvd, model, DILOCO)
-        train(hvd, model, optimizer, 0, 1)
-        before = hvd.counts()
-        train(hvd, model, optimizer, 1, EVERY - 1)
-        assert hvd.counts().operations == before.operations
-        train(hvd, model, optimizer, EVERY - 1, EVERY)
-        assert hvd.size() == 1 or hvd.counts().operations == before.operations + 2  # an allreduce and the commit
 
-    def test_horovods_calls_change_nothing(self, hvd: ModuleType) -> None:
-        model, twin = make_model(), make_model()
-        optimizer, other = make(hvd, model, DILOCO), make(hvd, twin, DILOCO)
-        for batch in joint_batches(hvd.size(), EVERY):
-            plain_step(model, optimizer, share(batch, hvd.rank()))
-            other.zero_grad()
-            loss_of(twin, share(batch, hvd.rank())).backward()
-            other.synchronize()
-            hvd.clip_grad_norm_(twin.parameters(), 1e9)
-            with other.skip_synchronize():
-                other.step()
-        assert all(map(torch.equal, model.parameters(), twin.parameters()))
+def test_nothing_is_sent_between_syncs(hvd: ModuleType) -> None:
+    model = make_model()
+    optimizer = make(hvd, model, DILOCO)
+    train(hvd, model, optimizer, 0, EVERY)
+    before = hvd.counts()
+    train(hvd, model, optimizer, EVERY, 2 * EVERY - 1)
+    assert hvd.counts().operations == before.operations
+    train(hvd, model, optimizer, 2 * EVERY - 1, 2 * EVERY)
+    assert hvd.size() == 1 or hvd.counts().operations == before.operations + 2  # an allreduce and the commit
+
+
+def test_horovods_calls_change_nothing(hvd: ModuleType) -> None:
+    model, twin = make_model(), make_model()
+    optimizer, other = make(hvd, model, DILOCO), make(hvd, twin, DILOCO)
+    for batch in joint_batches(hvd.size(), EVERY):
+        plain_step(model, optimizer, share(batch, hvd.rank()))
+        other.zero_grad()
+        loss_of(twin, share(batch, hvd.rank())).backward()
+        other.synchronize()
+        hvd.clip_grad_norm_(twin.parameters(), 1e9)
+        with other.skip_synchronize():
+            other.step()
+    assert all(map(torch.equal, model.parameters(), twin.parameters()))
 
 
 def test_ranks_that_begin_differently_are_made_equal(hvd: ModuleType) -> None:
@@ -233,120 +234,121 @@ def test_several_optimizers_and_a_closure(hvd: ModuleType) -> None:
     assert_equal_on_ranks(hvd, list(model.parameters()))
 
 
-class TestBytes:
-    @pytest.mark.parametrize("name", ["DiLoCo", "streaming"])
-    def test_train_nearly_as_well(self, hvd: ModuleType, name: str) -> None:
-        model, exact = make_model(), make_model()
-        optimizer = make(hvd, model, SETTINGS[name], compression=hvd.Compression.int8)
-        other = make(hvd, exact, SETTINGS[name])
-        train(hvd, model, optimizer, 0, STEPS)
-        train(hvd, exact, other, 0, STEPS)
-        optimizer.sync()
-        other.sync()
+@pytest.mark.parametrize("name", ["DiLoCo", "streaming"])
+def test_bytes_train_nearly_as_well(hvd: ModuleType, name: str) -> None:
+    model, exact = make_model(), make_model()
+    optimizer = make(hvd, model, SETTINGS[name], compression=hvd.Compression.int8)
+    other = make(hvd, exact, SETTINGS[name])
+    train(hvd, model, optimizer, 0, STEPS)
+    train(hvd, exact, other, 0, STEPS)
+    optimizer.sync()
+    other.sync()
+    assert_equal_on_ranks(hvd, list(model.parameters()))
+    for one, expected in zip(model.parameters(), exact.parameters(), strict=True):
+        torch.testing.assert_close(one, expected, rtol=0.05, atol=0.01)
+
+
+def test_rounding_to_bytes_does_not_add_up(hvd: ModuleType) -> None:
+    """With error feedback all that was averaged is nearer to the truth than two roundings, after any number."""
+    size = hvd.size()
+    groups = ByteGroups.of(world.current().communicator)
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(20, size, 3001, generator=generator)
+    truth, got = torch.zeros(3001), torch.zeros(3001)
+    besides = Besides()
+    for row in rows:
+        given = [row[hvd.rank()][:1000].view(10, 100), row[hvd.rank()][1000:]]
+        steps = in_bytes(given, groups, hvd.Compression.int8, besides, "averages", blocking=True)
+        averages = Average(steps).finish()
+        assert besides.nbytes == 3 * 1028
+        assert [one.shape for one in averages] == [one.shape for one in given]
+        got += torch.cat([one.flatten() for one in averages])
+        truth += row.mean(0)
+        largest = float(row.abs().max()) * 1.1  # with what an earlier rounding has left
+        assert (got - truth).abs().max() <= 2 * largest / 254
+    assert_equal_on_ranks(hvd, [got])
+
+
+def test_other_compressors(hvd: ModuleType) -> None:
+    for compression in (hvd.Compression.fp16, hvd.Compression.bf16):
+        model = make_model()
+        optimizer = make(hvd, model, DILOCO, compression=compression)
+        train(hvd, model, optimizer, 0, 2 * EVERY)
         assert_equal_on_ranks(hvd, list(model.parameters()))
-        for one, expected in zip(model.parameters(), exact.parameters(), strict=True):
-            torch.testing.assert_close(one, expected, rtol=0.05, atol=0.01)
-
-    def test_rounding_does_not_add_up(self, hvd: ModuleType) -> None:
-        """With error feedback all that was averaged is nearer to the truth than two roundings, after any number."""
-        size = hvd.size()
-        groups = ByteGroups.of(world.current().communicator)
-        generator = torch.Generator().manual_seed(0)
-        rows = torch.randn(20, size, 3001, generator=generator)
-        truth, got = torch.zeros(3001), torch.zeros(3001)
-        besides = Besides()
-        for row in rows:
-            given = [row[hvd.rank()][:1000].view(10, 100), row[hvd.rank()][1000:]]
-            steps = in_bytes(given, groups, hvd.Compression.int8, besides, "averages", blocking=True)
-            averages = Average(steps).finish()
-            assert besides.nbytes == 3 * 1028
-            assert [one.shape for one in averages] == [one.shape for one in given]
-            got += torch.cat([one.flatten() for one in averages])
-            truth += row.mean(0)
-            largest = float(row.abs().max()) * 1.1  # with what an earlier rounding has left
-            assert (got - truth).abs().max() <= 2 * largest / 254
-        assert_equal_on_ranks(hvd, [got])
-
-    def test_every_compressor(self, hvd: ModuleType) -> None:
-        for compression in (hvd.Compression.fp16, hvd.Compression.bf16):
-            model = make_model()
-            optimizer = make(hvd, model, DILOCO, compression=compression)
-            train(hvd, model, optimizer, 0, 2 * EVERY)
-            assert_equal_on_ranks(hvd, list(model.parameters()))
 
 
-class TestKept:
-    @pytest.mark.parametrize("compression", ["none", "int8"])
-    def test_a_state_dict_continues_bit_by_bit(self, hvd: ModuleType, compression: str) -> None:
-        kind = getattr(hvd.Compression, compression)
-        model = make_model()
-        optimizer = make(hvd, model, DILOCO, compression=kind)
-        train(hvd, model, optimizer, 0, EVERY + 2)
-        weights, state = copy.deepcopy(model.state_dict()), copy.deepcopy(optimizer.state_dict())
-        train(hvd, model, optimizer, EVERY + 2, STEPS)
-        other = make_model(seed=7)
-        restored = make(hvd, other, DILOCO, compression=kind)
-        other.load_state_dict(weights)
-        restored.load_state_dict(state)
-        train(hvd, other, restored, EVERY + 2, STEPS)
-        assert all(map(torch.equal, model.parameters(), other.parameters()))
-        momentum(other).load_state_dict(state)  # torch's own ignores what is ours
-
-    def test_a_checkpoint_waits_for_the_sync(self, hvd: ModuleType, tmp_path_factory: Any) -> None:
-        folder = hvd.broadcast_object(str(tmp_path_factory.mktemp("checkpoints")))
-        model = make_model()
-        _, optimizer = hvd.prepare(model, momentum(model), sync_every=EVERY)
-        saved = hvd.checkpoint(model, optimizer, every="3 steps", folder=folder)
-        equal = []
-        for _ in saved.epochs(1):
-            for batch in joint_batches(hvd.size(), EVERY + 2):
-                plain_step(model, optimizer, share(batch, hvd.rank()))
-                saved.step()
-                equal.append(saved._written)
-        if hvd.rank() == 0:
-            assert equal == [-1, -1, -1, EVERY, EVERY, EVERY]  # due after 3 steps, written behind the sync
-        assert_equal_on_ranks(hvd, list(model.parameters()))
-        other = make_model(seed=3)
-        _, restored = hvd.prepare(other, momentum(other), sync_every=EVERY)
-        hvd.checkpoint(other, restored, folder=folder, resume=True)
-        assert all(map(torch.equal, model.parameters(), other.parameters()))
-        assert all(map(torch.equal, optimizer.common.values(), restored.common.values()))
+@pytest.mark.parametrize("compression", ["none", "int8"])
+def test_a_state_dict_of_a_round_continues_bit_by_bit(hvd: ModuleType, compression: str) -> None:
+    kind = getattr(hvd.Compression, compression)
+    model = make_model()
+    optimizer = make(hvd, model, DILOCO, compression=kind)
+    train(hvd, model, optimizer, 0, EVERY + 2)
+    weights, state = copy.deepcopy(model.state_dict()), copy.deepcopy(optimizer.state_dict())
+    train(hvd, model, optimizer, EVERY + 2, STEPS)
+    other = make_model(seed=7)
+    restored = make(hvd, other, DILOCO, compression=kind)
+    other.load_state_dict(weights)
+    restored.load_state_dict(state)
+    train(hvd, other, restored, EVERY + 2, STEPS)
+    assert all(map(torch.equal, model.parameters(), other.parameters()))
+    momentum(other).load_state_dict(state)  # torch's own ignores what is ours
 
 
-class TestPrepareAgain:
-    def test_ends_the_round(self, hvd: ModuleType) -> None:
-        model = make_model()
+def test_a_checkpoint_waits_for_the_sync(hvd: ModuleType, tmp_path_factory: Any) -> None:
+    folder = hvd.broadcast_object(str(tmp_path_factory.mktemp("checkpoints")))
+    model = make_model()
+    _, optimizer = hvd.prepare(model, momentum(model), sync_every=EVERY)
+    saved = hvd.checkpoint(model, optimizer, every="3 steps", folder=folder)
+    equal = []
+    for _ in saved.epochs(1):
+        for batch in joint_batches(hvd.size(), EVERY + 2):
+            plain_step(model, optimizer, share(batch, hvd.rank()))
+            saved.step()
+            equal.append(saved._written)
+    if hvd.rank() == 0:
+        assert equal == [-1, -1, -1, EVERY, EVERY, EVERY]  # due after 3 steps, written behind the sync
+    assert_equal_on_ranks(hvd, list(model.parameters()))
+    other = make_model(seed=3)
+    _, restored = hvd.prepare(other, momentum(other), sync_every=EVERY)
+    hvd.checkpoint(other, restored, folder=folder, resume=True)
+    assert all(map(torch.equal, model.parameters(), other.parameters()))
+    assert all(map(torch.equal, optimizer.common.values(), restored.common.values()))
+
+
+def test_prepare_ends_the_round(hvd: ModuleType) -> None:
+    model = make_model()
+    own = momentum(model)
+    _, optimizer = hvd.prepare(model, own, sync_every=LocalSteps(EVERY))
+    train(hvd, model, optimizer, 0, 2)
+    rows = hvd.allgather_object([one.detach().clone() for one in model.parameters()])
+    _, optimizer = hvd.prepare(model, own, sync_every=LocalSteps(EVERY))
+    for one, *of_ranks in zip(model.parameters(), *rows, strict=True):
+        torch.testing.assert_close(one.detach(), torch.stack(of_ranks).mean(0), rtol=1e-5, atol=1e-6)
+    train(hvd, model, optimizer, 2, 2 + EVERY)
+    assert optimizer.is_synced
+    _, every_step = hvd.prepare(model, own)
+    assert not isinstance(every_step, LocalOptimizer)
+
+
+@pytest.mark.sizes(3, slow=(2,))
+def test_a_rank_that_comes_late_takes_the_common_weights(hvd: ModuleType) -> None:
+    model = make_model()
+    own = momentum(model)
+    _, optimizer = hvd.prepare(model, own, sync_every=DILOCO)
+    train(hvd, model, optimizer, 0, EVERY + 2)
+    common = {name: one.clone() for name, one in zip("abcd", optimizer.common.values(), strict=True)}
+    momenta = [one.clone() for one in optimizer.state_dict()["outer"]["momentum"].values()]
+    fail_and_begin_anew(hvd)
+    if hvd.rank() == 1:  # as a rank that was started again
+        model = make_model(seed=9)
         own = momentum(model)
-        _, optimizer = hvd.prepare(model, own, sync_every=LocalSteps(EVERY))
-        train(hvd, model, optimizer, 0, 2)
-        rows = hvd.allgather_object([one.detach().clone() for one in model.parameters()])
-        _, optimizer = hvd.prepare(model, own, sync_every=LocalSteps(EVERY))
-        for one, *of_ranks in zip(model.parameters(), *rows, strict=True):
-            torch.testing.assert_close(one.detach(), torch.stack(of_ranks).mean(0), rtol=1e-5, atol=1e-6)
-        train(hvd, model, optimizer, 2, 2 + EVERY)
-        assert optimizer.is_synced
-        _, every_step = hvd.prepare(model, own)
-        assert not isinstance(every_step, LocalOptimizer)
-
-    @pytest.mark.sizes(3, slow=(2,))
-    def test_a_rank_that_comes_late_takes_the_common_weights(self, hvd: ModuleType) -> None:
-        model = make_model()
-        own = momentum(model)
-        _, optimizer = hvd.prepare(model, own, sync_every=DILOCO)
-        train(hvd, model, optimizer, 0, EVERY + 2)
-        common = {name: one.clone() for name, one in zip("abcd", optimizer.common.values(), strict=True)}
-        momenta = [one.clone() for one in optimizer.state_dict()["outer"]["momentum"].values()]
-        fail_and_begin_anew(hvd)
-        if hvd.rank() == 1:  # as a rank that was started again
-            model = make_model(seed=9)
-            own = momentum(model)
-        _, optimizer = hvd.prepare(model, own, sync_every=DILOCO)
-        assert all(map(torch.equal, common.values(), model.parameters()))
-        kept = optimizer.state_dict()["outer"]["momentum"].values()
-        assert all(map(torch.equal, momenta, kept))
-        train(hvd, model, optimizer, EVERY + 2, 2 * EVERY + 2)
-        assert optimizer.is_synced
-        assert_equal_on_ranks(hvd, list(model.parameters()))
+    _, optimizer = hvd.prepare(model, own, sync_every=DILOCO)
+    assert all(map(torch.equal, common.values(), model.parameters()))
+    kept = optimizer.state_dict()["outer"]["momentum"].values()
+    assert all(map(torch.equal, momenta, kept))
+    train(hvd, model, optimizer, EVERY + 2, 2 * EVERY + 2)
+    assert optimizer.is_synced
+    assert_equal_on_ranks(hvd, list(model.parameters()))
 
 
 @pytest.mark.sizes(3, slow=(2,))
