@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ranks.joint_training import joint_batches, loss_of, make_model, momentum, plain_step, share
 from ranks.optimizer.test_interrupts import interrupted
 from ring_notebook.api.local_steps import LocalSteps, plan_fragments
-from ring_notebook.core import world
+from ring_notebook.core import metrics, world
 from ring_notebook.errors import CollectiveAborted, CollectiveMismatch, RingError
 from ring_notebook.torch.optimizer.average_difference import Average, Besides, ByteGroups, in_bytes
 from ring_notebook.torch.optimizer.local_optimizer import LocalOptimizer
@@ -436,3 +436,26 @@ def test_an_interrupt_at_a_random_moment_leaves_the_common_weights_equal(
     some_rounds()
     optimizer.sync()
     assert_equal_on_ranks(hvd, list(model.parameters()))
+
+
+def test_rows_say_how_far_ranks_are_apart_and_what_was_sent(hvd: ModuleType) -> None:
+    model = make_model()
+    optimizer = make(hvd, model, LocalSteps(EVERY, fragments=2, by_layer=True))
+    metrics.begin()
+    try:
+        for batch in joint_batches(hvd.size(), EVERY):
+            plain_step(model, optimizer, share(batch, hvd.rank()))
+            hvd.log(loss=1.0)
+        rows = [dict(zip(one.names, row[2:], strict=True)) for one in metrics.drain("", 0) for row in one.rows()]
+    finally:
+        metrics.end()
+    layers = {name: value for name, value in rows[-1].items() if name.startswith("sync/distance of ")}
+    assert [*rows[0]] == ["loss"]
+    assert len(layers) == 4
+    assert "sync/distance of second.bias" not in rows[1]
+    assert rows[-1]["sync/distance"] == pytest.approx(sum(one * one for one in layers.values()) ** 0.5)
+    apart = hvd.allgather_object(rows[-1]["sync/distance"])
+    assert min(apart) > 0 or hvd.size() == 1
+    if hvd.size() > 1:
+        assert rows[-1]["sync/MB_every_step"] == pytest.approx(EVERY * 146 * 4e-6)
+        assert rows[-1]["sync/MB"] == pytest.approx(146 * 4e-6)
