@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 from operator import index
 from typing import Any, NamedTuple
 
@@ -45,6 +46,15 @@ def check_passes(value: int) -> int:
     if check_integer(value, "backward_passes_per_step") < 1:
         raise ValueError(f"backward_passes_per_step must be at least 1, got {value}")
     return value
+
+
+def check_predivide(factor: float, op: int) -> float:
+    """``factor`` as the part of Average's division before the sum. Raises ValueError for another ``op`` unless 1."""
+    if factor != 1.0 and op != ReduceOp.AVERAGE:
+        raise ValueError("gradient_predivide_factor is part of an average; leave it out or use op=Average")
+    if not 0 < check_scale(factor, "gradient_predivide_factor") < inf:
+        raise ValueError(f"gradient_predivide_factor must be positive and finite, got {factor}")
+    return float(factor)
 
 
 class Reduction(NamedTuple):

@@ -39,12 +39,16 @@ def is_optimizer(value: Any) -> bool:
 def DistributedOptimizer(  # noqa: N802 - the name of the other faces
     optimizer: Any, op: ReduceOp = ReduceOp.AVERAGE, process_set: ProcessSet = global_process_set
 ) -> GradientTransformation:
-    """An optax optimizer (``init`` and ``update``) that updates with the gradients of all ranks."""
+    """An optax optimizer (``init`` and ``update``) that updates with the gradients of all ranks.
+
+    On a rank outside of ``process_set`` it updates with its own.
+    """
     if not is_optimizer(optimizer):
         raise TypeError(f"DistributedOptimizer takes an optax optimizer, got {type(optimizer).__name__}")
 
     def update(updates: Any, state: Any, params: Any = None, **more: Any) -> Any:
-        return optimizer.update(average_gradients(updates, op, process_set), state, params, **more)
+        gradients = average_gradients(updates, op, process_set) if process_set.included() else updates
+        return optimizer.update(gradients, state, params, **more)
 
     return GradientTransformation(optimizer.init, update)
 

@@ -9,7 +9,13 @@ from ring_notebook.keras.gradient_compression import Compression
 from ring_notebook.keras.jax_steps import keep_weights
 from ring_notebook.keras.prepared_models import prepare
 from ring_notebook.keras.saved_models import load_model
-from ring_notebook.keras.values import allgather, allreduce, broadcast, reducescatter
+from ring_notebook.keras.values import (
+    allgather,
+    allreduce,
+    broadcast,
+    broadcast_global_variables,
+    reducescatter,
+)
 
 extend_fits()
 keep_weights()
@@ -21,6 +27,7 @@ __all__ = [
     "allgather",
     "allreduce",
     "broadcast",
+    "broadcast_global_variables",
     "callbacks",
     "elastic",
     "load_model",

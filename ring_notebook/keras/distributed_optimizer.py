@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from typing import Any
 
-from ring_notebook.api.arguments import check_passes, check_process_set
+from ring_notebook.api.arguments import check_passes, check_predivide, check_process_set
 from ring_notebook.api.process_sets import ProcessSet, global_process_set
 from ring_notebook.core.communicator import ReduceOp
 from ring_notebook.core.step_guard import step_guard
@@ -27,6 +28,7 @@ class _Options:
         process_set: ProcessSet,
         scale_local: bool,
         factor: float,
+        total: Any,
     ) -> None:
         self.compression = compression
         self.sparse_as_dense = sparse_as_dense
@@ -36,6 +38,8 @@ class _Options:
         self.process_set = process_set
         self.scale_local = scale_local
         self.factor = factor
+        self.total = total
+        """A `GradientSum` of tf_keras, which has none of its own."""
         self.prepared: int | None = None
         """The rank whose variables `prepare` has given to all; None where it has not been called."""
         self.scaled = 1
@@ -52,7 +56,7 @@ class _Options:
     def reduce(self, gradients: Sequence[Any]) -> list[Any]:
         """The gradients over all ranks, on whose success all ranks have agreed."""
         gradients = list(gradients)
-        if not gradients or (self.process_set.size() == 1 and backend() == "torch"):
+        if not gradients or not self.process_set.included() or (self.process_set.size() == 1 and backend() == "torch"):
             return gradients  # a program, which is traced once, may run with more ranks later
         local = {id(variable) for variable in self.local}
         known = self.variables if len(self.variables) == len(gradients) else [None] * len(gradients)
@@ -98,10 +102,26 @@ class DistributedMixin:
 
     _ring: _Options
     _trainable_variables: list[Any]  # of Keras
+    iterations: Any
 
     def register_local_var(self, variable: Any) -> None:
         """Keep the gradient of ``variable`` local to the rank (Horovod: ``register_local_var``)."""
         self._ring.local.append(variable)
+
+    def _ring_apply(self, grads_and_vars: Any, apply: Callable[[list[Any]], Any]) -> Any:
+        """Of tf_keras: a step, or with ``backward_passes_per_step`` one pass of it."""
+        pairs, total = list(grads_and_vars), self._ring.total
+        gradients, variables = [gradient for gradient, _ in pairs], [variable for _, variable in pairs]
+        self._ring.begin(gradients, variables)
+        if total is None:
+            return apply(pairs)
+        sums = total.add(gradients, variables, lambda sums: sums)
+
+        def step() -> Any:
+            apply(list(zip(sums, variables, strict=True)))
+            return self.iterations.read_value()
+
+        return total.when_complete(step, lambda: self.iterations.assign_add(1).read_value())
 
     def _ring_step(self, step: Callable[[], Any]) -> Any:
         """A step that Python makes begins on all ranks or on none, and is not interrupted."""
@@ -151,9 +171,8 @@ class _LegacyKeras(DistributedMixin):
     """Of tf_keras."""
 
     def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
-        pairs = list(grads_and_vars)
-        self._ring.begin([gradient for gradient, _ in pairs], [variable for _, variable in pairs])
-        return super().apply_gradients(pairs, *args, **kwargs)  # type: ignore[misc]
+        apply = super().apply_gradients  # type: ignore[misc]
+        return self._ring_apply(grads_and_vars, lambda pairs: apply(pairs, *args, **kwargs))
 
     def _clip_gradients(self, grads: Any) -> Any:
         return super()._clip_gradients(self._ring.reduce(grads))  # type: ignore[misc]
@@ -162,9 +181,12 @@ class _LegacyKeras(DistributedMixin):
 class _LegacyOptimizer(DistributedMixin):
     """Of tf_keras.optimizers.legacy."""
 
+    def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
+        apply = super().apply_gradients  # type: ignore[misc]
+        return self._ring_apply(grads_and_vars, lambda pairs: apply(pairs, *args, **kwargs))
+
     def _aggregate_gradients(self, grads_and_vars: Any) -> Any:
         pairs = list(grads_and_vars)
-        self._ring.begin([gradient for gradient, _ in pairs], [variable for _, variable in pairs])
         reduced = iter(self._ring.reduce([gradient for gradient, _ in pairs if gradient is not None]))
         return [(gradient if gradient is None else next(reduced), variable) for gradient, variable in pairs]
 
@@ -210,7 +232,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     sparse_as_dense, groups, num_groups: with TensorFlow only, as in `ring_notebook.tensorflow.DistributedGradientTape`.
     gradient_predivide_factor: the part of Average's division that is done before the sum.
     backward_passes_per_step: sets Keras 3's ``gradient_accumulation_steps``. Their sum is applied, or with
-        ``average_aggregated_gradients`` their mean, as with Keras' own argument.
+        ``average_aggregated_gradients`` their mean, as with Keras' own argument. With tf_keras the same, in variables
+        of ours, once for each update.
     process_set: the ranks that take part.
     name, device_dense, device_sparse: Horovod's arguments, without effect.
 
@@ -219,17 +242,23 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     TypeError for anything but an optimizer of Keras, ValueError for one that is distributed already.
     """
     check_process_set(process_set)
+    check_predivide(gradient_predivide_factor, op)
     passes = check_passes(backward_passes_per_step)
     if isinstance(optimizer, DistributedMixin):
         raise ValueError("this optimizer is distributed already; call DistributedOptimizer once")
     mixin = _mixin_of(optimizer)
     if not IS_LEGACY and mixin is _Keras and keras.config.dtype_policy().name == "mixed_float16":
         optimizer, mixin = keras.optimizers.LossScaleOptimizer(optimizer), _KerasLossScale
-    if passes > 1:
-        _accumulate(getattr(optimizer, "inner_optimizer", optimizer), passes)
     _check_strategy()
-    factor = float(passes) if passes > 1 and not average_aggregated_gradients else 1.0
-    grouping = groups if groups is not None else num_groups
+    total, factor = None, 1.0
+    if passes > 1 and IS_LEGACY:
+        total = import_module("ring_notebook.tensorflow.gradient_sum").GradientSum(passes, average_aggregated_gradients)
+    elif passes > 1:
+        _accumulate(getattr(optimizer, "inner_optimizer", optimizer), passes)
+        factor = 1.0 if average_aggregated_gradients else float(passes)
+    grouping = num_groups if groups is None else groups
+    if backend() == "tensorflow":
+        grouping = import_module("ring_notebook.tensorflow.gradients").grouping_of(num_groups, groups)
     kind = type(optimizer)
     optimizer.__class__ = type(kind.__name__, (mixin, kind), {"__module__": kind.__module__})
     optimizer._ring = _Options(
@@ -241,6 +270,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         process_set,
         scale_local_gradients,
         factor,
+        total,
     )
     return optimizer
 
@@ -260,11 +290,6 @@ def PartialDistributedOptimizer(optimizer: Any, *arguments: Any, local_layers: A
 
 
 def _accumulate(optimizer: Any, passes: int) -> None:
-    if not hasattr(optimizer, "gradient_accumulation_steps"):
-        raise NotImplementedError(
-            f"backward_passes_per_step={passes} needs an optimizer of Keras 3; {type(optimizer).__name__} of tf_keras "
-            "cannot add up gradients: use larger batches"
-        )
     if optimizer.built:
         raise ValueError("backward_passes_per_step needs an optimizer that has made no step; wrap it before")
     if optimizer.gradient_accumulation_steps not in (None, passes):

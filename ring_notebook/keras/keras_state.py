@@ -11,10 +11,15 @@ from ring_notebook.keras.chosen_keras import arrays_of, assign, keras
 class KerasState(ObjectState):
     """``model`` with its optimizer, or ``optimizer``, and whatever else is given, as attributes of those names.
 
-    The model is built and compiled. ``backend`` is Horovod's argument and has no effect. (Horovod: ``KerasState``.)
+    Raises ValueError for a model that is not built. ``backend`` is Horovod's argument and has no effect. (Horovod:
+    ``KerasState``.)
     """
 
     def __init__(self, model: Any, optimizer: Any = None, backend: Any = None, **kwargs: Any) -> None:
+        if not model.built:
+            raise ValueError(
+                "KerasState: the model has no weights yet; call model.build(input_shape), or fit one batch"
+            )
         self._model = model
         self._optimizer = optimizer if optimizer is not None else getattr(model, "optimizer", None)
         super().__init__(weights=None, **kwargs)

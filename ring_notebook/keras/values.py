@@ -11,7 +11,7 @@ from ring_notebook.api.foreign_calls import ForeignCall, execute
 from ring_notebook.api.process_sets import ProcessSet, global_process_set
 from ring_notebook.core.buffers import Buffer, DType, from_memoryview
 from ring_notebook.core.communicator import ReduceOp
-from ring_notebook.keras.chosen_keras import IS_LEGACY, keras
+from ring_notebook.keras.chosen_keras import IS_LEGACY, backend, face, keras
 
 
 def _collective(what: ForeignCall, value: Any) -> Any:
@@ -62,6 +62,19 @@ def broadcast(value: Any, root_rank: int, name: str | None = None, process_set: 
     """``root_rank``'s value, as an array (Horovod: ``horovod.keras.broadcast``)."""
     what = ForeignCall("broadcast", name or "", root=root_rank, process_set=number_of(process_set))
     return _collective(what, value)
+
+
+def broadcast_global_variables(root_rank: int) -> Any:
+    """`ring_notebook.tensorflow.broadcast_global_variables` (Horovod: ``horovod.keras.broadcast_global_variables``).
+
+    Raises RuntimeError with eager execution, and on other frameworks than TensorFlow.
+    """
+    if backend() != "tensorflow":
+        raise RuntimeError(
+            "broadcast_global_variables needs a graph of TensorFlow 1; pass "
+            "callbacks=[BroadcastGlobalVariablesCallback(0)] to fit"
+        )
+    return face().broadcast_global_variables(root_rank)
 
 
 def reducescatter(

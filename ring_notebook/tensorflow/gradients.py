@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
-from ring_notebook.api.arguments import number_of
+from ring_notebook.api.arguments import check_integer, check_predivide, check_process_set, number_of
 from ring_notebook.api.process_sets import ProcessSet, global_process_set
 from ring_notebook.core.communicator import ReduceOp
 from ring_notebook.tensorflow.graph_call import number_op
@@ -26,6 +26,14 @@ def refuse_strategies() -> None:
         )
 
 
+def grouping_of(num_groups: int, groups: Any) -> int | Sequence[Sequence[Any]]:
+    """Horovod's two arguments for groups as one. Raises TypeError or ValueError for anything but a number or lists."""
+    grouping: int | Sequence[Sequence[Any]] = num_groups if groups is None else groups
+    if not isinstance(grouping, (list, tuple)) and check_integer(grouping, "groups") < 0:
+        raise ValueError(f"groups must be a number of groups, or lists of variables, got {groups!r}")
+    return grouping
+
+
 @dataclass(frozen=True)
 class GradientReduction:
     """How gradients are reduced; the arguments of `DistributedGradientTape`."""
@@ -41,9 +49,12 @@ class GradientReduction:
     def reduce(self, gradients: Sequence[Any], variables: Sequence[Any], local: Sequence[Any] = ()) -> list[Any]:
         """The gradients of ``variables`` over all ranks; None stays None, and those of ``local`` stay this rank's own.
 
-        Dense ones are one operation for each of the groups. No rank gets the last before all have theirs.
+        Dense ones are one operation for each of the groups. No rank gets the last before all have theirs. On a rank
+        outside of the process set all stay.
         """
         refuse_strategies()
+        if not self.process_set.included():
+            return list(gradients)
         results, number = list(gradients), number_of(self.process_set)
         local_ids = {id(variable) for variable in local}
         shared = []
@@ -139,6 +150,8 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
     dense tensors instead of gathering their rows. ``gradient_predivide_factor`` is the part of Average's division that
     is done before the sum. ``device_dense`` and ``device_sparse`` have no effect.
     """
+    check_process_set(process_set)
+    check_predivide(gradient_predivide_factor, op)
     kind = type(gradtape)
     tape = copy.copy(gradtape)
     tape.__class__ = type(kind.__name__, (_DistributedTape, kind), {})
@@ -147,7 +160,7 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
         sparse_as_dense,
         op,
         gradient_predivide_factor,
-        groups if groups is not None else num_groups,
+        grouping_of(num_groups, groups),
         process_set,
         scale_local_gradients,
     )
@@ -170,8 +183,11 @@ def PartialDistributedGradientTape(  # noqa: N802 - Horovod's name
 
 
 def variables_of(layers: Any) -> list[Any]:
-    """The trainable variables of a layer, or of a list of layers."""
+    """The trainable variables of a layer, or of several. Raises ValueError for anything but layers."""
     if layers is None:
         return []
-    layers = layers if isinstance(layers, (list, tuple)) else [layers]
+    layers = [layers] if hasattr(layers, "trainable_variables") else list(layers)
+    for layer in layers:
+        if not hasattr(layer, "trainable_variables"):
+            raise ValueError(f"local_layers must be layers of Keras, got {type(layer).__name__}")
     return [variable for layer in layers for variable in layer.trainable_variables]

@@ -7,10 +7,11 @@ from importlib import import_module
 from typing import Any
 
 import tensorflow as tf
-from ring_notebook.api.arguments import check_passes
+from ring_notebook.api.arguments import check_passes, check_predivide, check_process_set
 from ring_notebook.api.process_sets import ProcessSet, global_process_set
 from ring_notebook.core.communicator import ReduceOp
-from ring_notebook.tensorflow.gradients import GradientReduction
+from ring_notebook.tensorflow.gradient_sum import GradientSum
+from ring_notebook.tensorflow.gradients import GradientReduction, grouping_of
 from ring_notebook.tensorflow.tensor_compression import Compression, Compressor
 
 _Optimizer: Any = tf.compat.v1.train.Optimizer
@@ -19,20 +20,48 @@ _Optimizer: Any = tf.compat.v1.train.Optimizer
 class SessionOptimizer(_Optimizer):  # type: ignore[misc]
     """An optimizer of TensorFlow 1 whose ``compute_gradients`` returns those of all ranks."""
 
-    def __init__(self, optimizer: Any, reduction: GradientReduction, name: str | None, use_locking: bool) -> None:
+    def __init__(
+        self,
+        optimizer: Any,
+        reduction: GradientReduction,
+        total: GradientSum | None,
+        name: str | None,
+        use_locking: bool,
+    ) -> None:
         super().__init__(name=name or f"Distributed{type(optimizer).__name__}", use_locking=use_locking)
         self._optimizer = optimizer
         self._reduction = reduction
+        self._total = total
+        self._local: list[Any] = []
+
+    def register_local_var(self, var: Any) -> None:
+        """Keep the gradient of ``var`` local to the rank (Horovod: ``register_local_var``)."""
+        self._local.append(var)
 
     def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
-        """As the optimizer's own, reduced."""
+        """As the optimizer's own, reduced; with ``backward_passes_per_step`` zeros until the last of these passes."""
         pairs = self._optimizer.compute_gradients(*args, **kwargs)
-        gradients = self._reduction.reduce([gradient for gradient, _ in pairs], [variable for _, variable in pairs])
-        return [(gradient, variable) for gradient, (_, variable) in zip(gradients, pairs, strict=True)]
+        gradients, variables = [gradient for gradient, _ in pairs], [variable for _, variable in pairs]
+        if self._total is None:
+            gradients = self._reduction.reduce(gradients, variables, self._local)
+        else:
+            known = [variable for gradient, variable in pairs if gradient is not None]
+            gradients = self._total.add(
+                gradients, variables, lambda sums: self._reduction.reduce(sums, known, self._local)
+            )
+        return list(zip(gradients, variables, strict=True))
 
-    def apply_gradients(self, *args: Any, **kwargs: Any) -> Any:
-        """As the optimizer's own."""
-        return self._optimizer.apply_gradients(*args, **kwargs)
+    def apply_gradients(self, grads_and_vars: Any, global_step: Any = None, name: str | None = None) -> Any:
+        """As the optimizer's own; before the last of ``backward_passes_per_step`` it counts ``global_step`` only."""
+        if self._total is None:
+            return self._optimizer.apply_gradients(grads_and_vars, global_step, name)
+
+        def count() -> Any:
+            return tf.no_op() if global_step is None else global_step.assign_add(1).op
+
+        return self._total.when_complete(
+            lambda: self._optimizer.apply_gradients(grads_and_vars, global_step, name), count
+        )
 
     def get_slot(self, *args: Any, **kwargs: Any) -> Any:
         """As the optimizer's own."""
@@ -67,20 +96,27 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     """An optimizer that steps on the gradients of all ranks (Horovod: ``DistributedOptimizer``).
 
     ``optimizer`` is a ``tf.compat.v1.train.Optimizer``, or one of Keras, for which see
-    `ring_notebook.keras.DistributedOptimizer`. The other arguments are those of `DistributedGradientTape`. Raises
-    NotImplementedError for ``backward_passes_per_step`` above 1 with an optimizer of TensorFlow 1.
+    `ring_notebook.keras.DistributedOptimizer`. The other arguments are those of `DistributedGradientTape`; of
+    ``backward_passes_per_step`` passes the gradients are added up, or averaged with ``average_aggregated_gradients``,
+    before they are reduced. Raises TypeError for any other optimizer, ValueError for several passes of an optimizer of
+    TensorFlow 1 with eager execution.
     """
-    grouping = groups if groups is not None else num_groups
+    grouping = grouping_of(num_groups, groups)
     if isinstance(optimizer, _Optimizer):
+        check_process_set(process_set)
+        check_predivide(gradient_predivide_factor, op)
+        total = None
         if check_passes(backward_passes_per_step) > 1:
-            raise NotImplementedError(
-                "backward_passes_per_step above 1 needs an optimizer of Keras; with one of TensorFlow 1 add up the "
-                "gradients of several batches in your graph"
-            )
+            if tf.executing_eagerly():
+                raise ValueError(
+                    f"backward_passes_per_step={backward_passes_per_step} of an optimizer of TensorFlow 1 needs a "
+                    "graph: make it in `with tf.Graph().as_default():`, or take one of Keras"
+                )
+            total = GradientSum(backward_passes_per_step, average_aggregated_gradients)
         reduction = GradientReduction(
             compression, sparse_as_dense, op, gradient_predivide_factor, grouping, process_set, scale_local_gradients
         )
-        return SessionOptimizer(optimizer, reduction, name, use_locking)
+        return SessionOptimizer(optimizer, reduction, total, name, use_locking)
     return import_module("ring_notebook.keras").DistributedOptimizer(
         optimizer,
         name=name,

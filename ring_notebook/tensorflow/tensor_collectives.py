@@ -49,7 +49,7 @@ def allreduce(
     Differentiable for Average and Sum.
     """
     return grouped_allreduce(
-        [tensor], average, "", "", compression, op, prescale_factor, postscale_factor, process_set, name
+        [tensor], average, "", "", compression, op, prescale_factor, postscale_factor, process_set, name=name
     )[0]
 
 
@@ -63,6 +63,7 @@ def grouped_allreduce(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
+    ignore_name_scope: bool = False,
     name: str | None = None,
     commits: bool = False,
 ) -> list[Any]:
@@ -112,11 +113,14 @@ def allgather(
     A tensor without dimensions counts as one row. Differentiable: each rank gets the average of all ranks' gradients of
     its own rows, as in Horovod.
     """
-    return grouped_allgather([tensor], name, process_set)[0]
+    return grouped_allgather([tensor], name, process_set=process_set)[0]
 
 
 def grouped_allgather(
-    tensors: Sequence[Values], name: str | None = None, process_set: ProcessSet = global_process_set
+    tensors: Sequence[Values],
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
 ) -> list[tf.Tensor]:
     """`allgather` of each of ``tensors`` (Horovod: ``grouped_allgather``)."""
     if not tensors:
@@ -187,12 +191,13 @@ def reducescatter(
     op: ReduceOp = ReduceOp.AVERAGE,
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
+    ignore_name_scope: bool = False,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> tf.Tensor:
     """This rank's rows of the reduction of ``tensor``; the first ranks get one more (Horovod: ``reducescatter``)."""
     return grouped_reducescatter(
-        [tensor], device_dense, compression, op, name, process_set, prescale_factor, postscale_factor
+        [tensor], device_dense, compression, op, process_set, prescale_factor, postscale_factor, name
     )[0]
 
 
@@ -201,10 +206,10 @@ def grouped_reducescatter(
     device_dense: str = "",
     compression: Compressor = Compression.none,
     op: ReduceOp = ReduceOp.AVERAGE,
-    name: str | None = None,
     process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
+    name: str | None = None,
 ) -> list[tf.Tensor]:
     """`reducescatter` of each of ``tensors`` (Horovod: ``grouped_reducescatter``)."""
     if not tensors:

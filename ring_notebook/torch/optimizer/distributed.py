@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
 
-from ring_notebook.api.arguments import Reduction, check_integer, check_passes, check_process_set, check_scale
+from ring_notebook.api.arguments import Reduction, check_integer, check_passes, check_predivide, check_process_set
 from ring_notebook.api.local_steps import LocalSteps, settings_of
 from ring_notebook.api.process_sets import ProcessSet, global_process_set
 from ring_notebook.core.communicator import ReduceOp
@@ -120,10 +119,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     """
     if op not in (ReduceOp.AVERAGE, ReduceOp.SUM, ReduceOp.ADASUM):
         raise ValueError(f"DistributedOptimizer: op must be Average, Sum or Adasum, got {op!r}")
-    if gradient_predivide_factor != 1.0 and op != ReduceOp.AVERAGE:
-        raise ValueError("gradient_predivide_factor is part of an average; leave it out or use op=Average")
-    if not 0 < check_scale(gradient_predivide_factor, "gradient_predivide_factor") < math.inf:
-        raise ValueError(f"gradient_predivide_factor must be positive and finite, got {gradient_predivide_factor}")
+    check_predivide(gradient_predivide_factor, op)
     check_optimizer(optimizer, "DistributedOptimizer")
     check_compression(compression)
     check_process_set(process_set)
