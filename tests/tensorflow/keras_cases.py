@@ -107,21 +107,16 @@ def case_options() -> None:
 
 
 def case_accumulated_gradients() -> None:
-    if IS_LEGACY:
-        with pytest.raises(NotImplementedError, match="backward_passes_per_step"):
-            hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), backward_passes_per_step=2)
-        return
-    rows = X[: 24 * hvd.size()].shape[0] // hvd.size()
-    mine = slice(hvd.rank() * rows, (hvd.rank() + 1) * rows)
-    optimizer = hvd.DistributedOptimizer(
-        keras.optimizers.SGD(0.05, momentum=0.9), backward_passes_per_step=2, average_aggregated_gradients=True
-    )
-    trained = model(5, optimizer)
-    fit(trained, (X[mine], Y[mine]), epochs=1, batch_size=rows // 2)
-    alone = model(5, keras.optimizers.SGD(0.05, momentum=0.9))
-    fit(alone, (X[: rows * hvd.size()], Y[: rows * hvd.size()]), epochs=1, batch_size=rows * hvd.size())
-    for ours, theirs in zip(check_equal(trained), weights(alone), strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=5e-4, atol=5e-6)
+    for module in (keras.optimizers, *([keras.optimizers.legacy] if IS_LEGACY else [])):
+        for average in (True, False):
+            rate = 0.05 if average else 0.025  # of sums
+            optimizer = hvd.DistributedOptimizer(
+                module.SGD(rate, momentum=0.9), backward_passes_per_step=2, average_aggregated_gradients=average
+            )
+            trained = model(5, optimizer)
+            fit(trained, epochs=1, batch_size=BATCH // 2)
+            assert int(optimizer.iterations) == 2 * len(own(X)) // BATCH
+            check_joined(trained, lambda: model(5, keras.optimizers.SGD(0.05, momentum=0.9)), epochs=1)
 
 
 def case_local_layers() -> None:
@@ -134,6 +129,67 @@ def case_local_layers() -> None:
     )
     assert all((a == b).all() for _, other in every for a, b in zip(other, every[0][1], strict=True))
     assert (every[0][0][0] != every[1][0][0]).any()
+
+
+def case_local_layers_of_another_scale_and_ranks_outside_of_a_set() -> None:
+    start_weights = [np.asarray(w) for w in model(7, keras.optimizers.SGD(0.05)).get_weights()]
+    moved = []
+    for scale in (True, False):
+        trained = model(7, keras.optimizers.SGD(0.05))
+        trained.optimizer = hvd.PartialDistributedOptimizer(
+            trained.optimizer, local_layers=trained.layers[0], scale_local_gradients=scale
+        )
+        trained.train_on_batch(own(X)[:BATCH], own(Y)[:BATCH])
+        moved.append(weights(trained)[0] - start_weights[0])
+    np.testing.assert_allclose(moved[0] * hvd.size(), moved[1], rtol=1e-3, atol=1e-6)
+    first = hvd.add_process_set([0])
+    outside = model(7, hvd.DistributedOptimizer(keras.optimizers.SGD(0.05), process_set=first))
+    alone = model(7, keras.optimizers.SGD(0.05))
+    for one in (outside, alone):
+        fit(one, epochs=1)
+    for ours, theirs in zip(weights(outside), weights(alone), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-7)
+
+
+def case_adasum_and_the_broadcast_of_a_graph() -> None:
+    if hvd.size() == 2:
+        trained = model(1, hvd.DistributedOptimizer(keras.optimizers.SGD(0.01), op=hvd.Adasum))
+        fit(trained, epochs=1)
+        check_equal(trained)
+    with pytest.raises(RuntimeError, match="broadcast"):
+        hvd.broadcast_global_variables(0)
+
+
+def case_synchronized_batch_normalization_within_fit() -> None:
+    if backend() != "tensorflow":
+        return
+    import ring_notebook.tensorflow as hvd_tf
+
+    def made(layer, optimizer):
+        keras.utils.set_random_seed(3)
+        one = keras.Sequential([keras.layers.InputLayer((8,)), layer, keras.layers.Dense(1)])
+        one.compile(optimizer=optimizer, loss="mse")
+        return one
+
+    trained = made(hvd_tf.SyncBatchNormalization(), hvd.DistributedOptimizer(keras.optimizers.SGD(0.05)))
+    fit(trained)
+    check_joined(trained, lambda: made(keras.layers.BatchNormalization(), keras.optimizers.SGD(0.05)))
+
+
+def case_momentum_is_corrected_while_the_rate_changes() -> None:
+    if not IS_LEGACY:
+        return
+    seen = []
+
+    class Watch(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            seen.append(float(self.model.optimizer.momentum.numpy()))
+
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.legacy.SGD(0.1, momentum=0.5))
+    schedule = hvd.callbacks.LearningRateScheduleCallback(0.1, lambda epoch: 0.5**epoch)
+    fit(model(1, optimizer), epochs=2, callbacks=[schedule, Watch()])
+    steps = len(seen) // 2
+    np.testing.assert_allclose(seen, [0.5] * steps + [0.25] + [0.5] * (steps - 1))
 
 
 def case_loss_scaling() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import random
 import sys
 import warnings
@@ -297,8 +298,173 @@ def case_global_variables_and_gradients_of_a_graph() -> None:
             session.run(tf1.global_variables_initializer())
             session.run(op)
             assert session.run([variable, gradient]) == [hvd.size() - 1, 2.0]
-    with pytest.raises(NotImplementedError, match="backward_passes_per_step"):
+    with pytest.raises(ValueError, match="needs a graph"):
         hvd.DistributedOptimizer(tf1.train.GradientDescentOptimizer(0.1), backward_passes_per_step=2)
+
+
+# In Horovod's order, as far as a script passes them by position.
+ARGUMENTS = {
+    "allreduce": "tensor average device_dense device_sparse compression op prescale_factor postscale_factor name "
+    "process_set ignore_name_scope",
+    "grouped_allreduce": "tensors average device_dense device_sparse compression op prescale_factor postscale_factor "
+    "process_set ignore_name_scope name",
+    "allgather": "tensor name ignore_name_scope process_set",
+    "grouped_allgather": "tensors name ignore_name_scope process_set",
+    "broadcast": "tensor root_rank name ignore_name_scope process_set",
+    "broadcast_": "variables root_rank name process_set",
+    "alltoall": "tensor splits name ignore_name_scope process_set",
+    "reducescatter": "tensor device_dense compression op name process_set ignore_name_scope prescale_factor "
+    "postscale_factor",
+    "grouped_reducescatter": "tensors device_dense compression op process_set prescale_factor postscale_factor",
+    "size_op": "process_set_id name",
+    "process_set_included_op": "process_set_id name",
+    "broadcast_variables": "variables root_rank process_set inplace",
+    "broadcast_object": "obj root_rank session name process_set",
+    "broadcast_object_fn": "root_rank session name process_set",
+    "allgather_object": "obj session name process_set",
+    "DistributedGradientTape": "gradtape device_dense device_sparse compression sparse_as_dense op "
+    "gradient_predivide_factor num_groups groups process_set scale_local_gradients",
+    "DistributedOptimizer": "optimizer name use_locking device_dense device_sparse compression sparse_as_dense "
+    "backward_passes_per_step op gradient_predivide_factor average_aggregated_gradients num_groups groups process_set "
+    "scale_local_gradients",
+    "BroadcastGlobalVariablesHook": "root_rank device",
+}
+
+
+def case_arguments_come_in_the_order_of_horovod() -> None:
+    for name, expected in ARGUMENTS.items():
+        names = list(inspect.signature(getattr(hvd, name)).parameters)
+        assert names[: len(expected.split())] == expected.split(), name
+
+
+def case_arguments_that_no_reduction_can_have() -> None:
+    make = [
+        hvd.DistributedGradientTape,
+        lambda _, **options: hvd.DistributedOptimizer(tf1.train.GradientDescentOptimizer(0.1), **options),
+        lambda _, **options: hvd.DistributedOptimizer(tf.keras.optimizers.SGD(0.1), **options),
+    ]
+    for wrap in make:
+        tape = tf.GradientTape()
+        with pytest.raises(ValueError, match="gradient_predivide_factor is part of an average"):
+            wrap(tape, gradient_predivide_factor=2.0, op=hvd.Sum)
+        with pytest.raises(ValueError, match="groups must be"):
+            wrap(tape, groups=-1)
+        with pytest.raises(TypeError, match="must be a ProcessSet"):
+            wrap(tape, process_set=[0])
+    with pytest.raises(ValueError, match="local_layers must be layers"):
+        hvd.PartialDistributedGradientTape(tf.GradientTape(), local_layers=["dense"])
+    with pytest.raises(TypeError, match="takes an optimizer of Keras"):
+        hvd.DistributedOptimizer("adam")
+
+
+def case_tapes_that_record_or_persist() -> None:
+    x, mean = tf.Variable(3.0), (hvd.size() + 1) / 2
+    with hvd.DistributedGradientTape(tf.GradientTape()) as tape:  # wrapped before it records
+        loss = (hvd.rank() + 1) * x
+    assert float(tape.gradient(loss, x)) == mean
+    with tf.GradientTape(persistent=True) as tape:
+        loss = (hvd.rank() + 1) * x
+    wrapped = hvd.DistributedGradientTape(tape)
+    unused = tf.Variable(1.0)
+    for _ in range(2):
+        gradient, nothing = wrapped.gradient(loss, [x, unused], use_generic_names=True)
+        assert (float(gradient), nothing) == (mean, None)
+    wrapped.register_local_source(x)
+    np.testing.assert_allclose(wrapped.gradient(loss, [x])[0], (hvd.rank() + 1) / hvd.size())
+
+
+def case_ranks_outside_of_a_process_set_step_alone() -> None:
+    if hvd.size() < 2:
+        return
+    first = hvd.add_process_set([0])
+    x = tf.Variable(3.0)
+    with tf.GradientTape() as tape:
+        loss = (hvd.rank() + 1) * x
+    assert float(hvd.DistributedGradientTape(tape, process_set=first).gradient(loss, x)) == hvd.rank() + 1
+    with tf.Graph().as_default(), tf1.Session() as session:
+        x = tf1.get_variable("x", initializer=0.0)
+        optimizer = hvd.DistributedOptimizer(tf1.train.GradientDescentOptimizer(1.0), process_set=first)
+        step = optimizer.minimize(-(hvd.rank() + 1.0) * x)
+        session.run(tf1.global_variables_initializer())
+        session.run(step)
+        assert session.run(x) == hvd.rank() + 1
+
+
+def case_gradients_of_groups_and_slices() -> None:
+    size, rank = hvd.size(), hvd.rank()
+    x = own()
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        reduced = hvd.grouped_allreduce([x, 2 * x], op=hvd.Sum)
+        gathered = hvd.grouped_allgather([x, x])
+        scattered = hvd.grouped_reducescatter([tf.repeat(x[:1], size), tf.repeat(x[1:2], size)], op=hvd.Sum)
+        loss = sum(tf.reduce_sum(one) for one in (*reduced, *gathered, *scattered))
+    expected = np.array([size * size, size * size, 0, 0]) + 3.0 * size + 2.0
+    np.testing.assert_allclose(tape.gradient(loss, x), expected)
+    table = tf.Variable(tf.ones((4, 2)))
+    with tf.GradientTape() as tape:
+        rows = tf.IndexedSlices(tf.gather(table, [rank]), [rank], [4, 2])
+        loss = tf.reduce_sum(hvd.allreduce(rows, op=hvd.Sum).values)
+    found = tf.convert_to_tensor(tape.gradient(loss, table)).numpy()
+    assert found[rank].tolist() == [1.0, 1.0]
+
+
+def case_an_optimizer_of_a_session_adds_up_passes() -> None:
+    size, rank = hvd.size(), hvd.rank()
+    for average in (False, True):
+        with tf.Graph().as_default():
+            x = tf1.get_variable("x", initializer=[0.0, 0.0], use_resource=True)
+            unused = tf1.get_variable("unused", initializer=1.0, use_resource=True)
+            local = tf1.get_variable("local", initializer=0.0, use_resource=True)
+            batch = tf1.placeholder(tf.float32, [])
+            optimizer = hvd.DistributedOptimizer(
+                tf1.train.MomentumOptimizer(1.0, 0.0),
+                backward_passes_per_step=3,
+                average_aggregated_gradients=average,
+                compression=hvd.Compression.fp16,
+            )
+            optimizer.register_local_var(local)
+            steps = tf1.train.get_or_create_global_step()
+            pairs = optimizer.compute_gradients(-batch * (tf.reduce_sum(x) + local), [x, unused, local])
+            assert pairs[1][0] is None
+            train = optimizer.apply_gradients(pairs, global_step=steps)
+            seen = []
+            with tf1.train.MonitoredTrainingSession(hooks=[hvd.BroadcastGlobalVariablesHook(0)]) as session:
+                for number in range(6):
+                    session.run(train, {batch: number + 10.0 * rank})
+                    values, alone, count = session.run([x, local, steps])
+                    seen.append([float(values[0]), float(alone), float(count)])
+        mean = 10 * (size - 1) / 2
+        divisor = 3 if average else 1
+        shared = [(3 + 3 * mean) / divisor, (15 + 6 * mean) / divisor]
+        alone = [(3 + 30 * rank) / divisor / size, (15 + 60 * rank) / divisor / size]
+        expected = [[0, 0, 1], [0, 0, 2], [shared[0], alone[0], 3]]
+        expected += [[shared[0], alone[0], 4], [shared[0], alone[0], 5], [shared[1], alone[1], 6]]
+        np.testing.assert_allclose(seen, expected, rtol=1e-6)
+        assert optimizer.get_slot_names() == ["momentum"]
+        assert optimizer.get_slot(x, "momentum") is not None
+        assert [one.name.split("/")[-1] for one in optimizer.variables()].count("Momentum:0") == 2
+
+
+def case_an_optimizer_of_a_session_takes_slices_and_adasum() -> None:
+    for options in ({"sparse_as_dense": True}, {}, {"groups": 1}):
+        with tf.Graph().as_default(), tf1.Session() as session:
+            table = tf1.get_variable("table", initializer=np.zeros((4, 1), np.float32), use_resource=True)
+            optimizer = hvd.DistributedOptimizer(tf1.train.GradientDescentOptimizer(1.0), **options)
+            step = optimizer.minimize(-tf.reduce_sum(tf.gather(table, [hvd.rank(), 3])))
+            session.run(tf1.global_variables_initializer())
+            session.run(step)
+            expected = [float(row < hvd.size()) / hvd.size() for row in range(3)] + [1.0]
+            np.testing.assert_allclose(session.run(table)[:, 0], expected)
+    if hvd.size() == 2:
+        with tf.Graph().as_default(), tf1.Session() as session:
+            x = tf1.get_variable("x", initializer=[0.0, 0.0], use_resource=True)
+            step = hvd.DistributedOptimizer(tf1.train.GradientDescentOptimizer(1.0), op=hvd.Adasum).minimize(
+                -x[hvd.rank()]
+            )
+            session.run(tf1.global_variables_initializer())
+            session.run(step)
+            assert session.run(x).tolist() == [1.0, 1.0]  # at right angles: they add up
 
 
 def case_batch_normalization_over_ranks() -> None:
@@ -340,6 +506,29 @@ def case_elastic_state() -> None:
 
     assert train(state) == 4.0
     assert tries == [0, 2]
+
+
+def case_elastic_state_of_a_session_and_of_a_model() -> None:
+    with tf.Graph().as_default(), tf1.Session() as session:
+        variable = tf1.get_variable("v", initializer=float(hvd.rank()), use_resource=True)
+        session.run(tf1.global_variables_initializer())
+        state = hvd.elastic.TensorFlowState(session=session, epoch=hvd.rank())
+        state.sync()
+        assert (session.run(variable), state.epoch) == (0.0, 0)
+        variable.load(5.0, session)
+        state.epoch = 7
+        state.restore()
+        assert (session.run(variable), state.epoch) == (0.0, 0)
+    model = tf.keras.Sequential([tf.keras.layers.Dense(1)])
+    model.compile(optimizer=tf.keras.optimizers.SGD(0.1), loss="mse")
+    with pytest.raises(ValueError, match="no weights yet"):
+        hvd.elastic.TensorFlowKerasState(model)
+    model.build((None, 2))
+    state = hvd.elastic.TensorFlowKerasState(model, batch=hvd.rank())
+    state.sync()
+    first = hvd.broadcast_object([np.asarray(one) for one in model.get_weights()])
+    assert all((a == b).all() for a, b in zip(model.get_weights(), first, strict=True))
+    assert state.batch == 0
 
 
 def _gone() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -14,7 +15,9 @@ from unit.horovod.horovod_names import WITH_TENSORFLOW
 
 if find_spec("keras") is None:
     pytest.skip("lives in an environment of its own: make test-tensorflow", allow_module_level=True)
-TENSORFLOW, KERAS = (Path(__file__).with_name(f"{name}_cases.py") for name in ("tensorflow", "keras"))
+TENSORFLOW, KERAS, SHARED = (
+    Path(__file__).with_name(f"{name}_cases.py") for name in ("tensorflow", "keras", "shared_names")
+)
 
 
 @pytest.mark.timeout(500)
@@ -22,6 +25,27 @@ TENSORFLOW, KERAS = (Path(__file__).with_name(f"{name}_cases.py") for name in ("
 @pytest.mark.parametrize("case", cases(TENSORFLOW))
 def test_tensorflow(case: str, size: int) -> None:
     check(TENSORFLOW, case, size)
+
+
+@pytest.mark.timeout(500)
+@pytest.mark.parametrize(("face", "size"), [("tensorflow", 2), ("keras", 3)])
+@pytest.mark.parametrize("case", cases(SHARED))
+def test_names_of_both(case: str, face: str, size: int) -> None:
+    check(SHARED, case, size, FACE=face)
+
+
+@pytest.mark.parametrize("module", WITH_TENSORFLOW)
+def test_every_name_of_horovod_is_used_by_a_case(module: str) -> None:
+    cases = [KERAS if "keras" in module else TENSORFLOW, SHARED]
+    used = {
+        ast.unparse(node).removeprefix("hvd.").removeprefix("module.")
+        for path in cases
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute)
+    }
+    last = module.rpartition(".")[2]
+    prefix = f"{last}." if last in ("callbacks", "elastic") else ""
+    assert [name for name in WITH_TENSORFLOW[module].split() if prefix + name not in used] == []
 
 
 @pytest.mark.timeout(500)

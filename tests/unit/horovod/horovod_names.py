@@ -62,7 +62,8 @@ _CALLBACKS = (
 )
 _STATES = "KerasState CommitStateCallback UpdateBatchStateCallback UpdateEpochStateCallback run"
 _KERAS = (
-    f"DistributedOptimizer PartialDistributedOptimizer load_model allreduce allgather broadcast reducescatter {_RANKS}"
+    "DistributedOptimizer PartialDistributedOptimizer load_model allreduce allgather broadcast reducescatter "
+    f"broadcast_global_variables {_RANKS}"
 )
 
 WITH_TENSORFLOW: dict[str, str] = {
