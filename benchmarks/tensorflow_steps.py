@@ -1,6 +1,6 @@
 """The time of a TensorFlow training step: ours, tf.distribute.MultiWorkerMirroredStrategy, and ranks on their own.
 
-    PYTHONPATH=.tensorflow/packages ringrun -np 2 python benchmarks/tensorflow_steps.py [--models dense,conv] [--seconds 40]
+    PYTHONPATH=.tensorflow/packages ringrun -np 2 python benchmarks/tensorflow_steps.py [--models conv] [--seconds 40]
 
 Every rank is also a worker of the strategy, over loopback. All variants train a model of their own that begins alike,
 in one run, and take turns step by step, with one thread for kernels of a rank. The figure is the median of a step's

@@ -94,6 +94,10 @@ class ProcessSet:
             )
         return ranks.index(rank)
 
+    def __reduce__(self) -> Any:
+        """As the set of these ranks, which is not registered; a copy of the global set is that itself."""
+        return _set_of, (None if self is global_process_set else self.ranks,)
+
     def __repr__(self) -> str:
         return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks})"
 
@@ -129,6 +133,10 @@ class _GlobalProcessSet(ProcessSet):
 
 
 global_process_set: ProcessSet = _GlobalProcessSet()
+
+
+def _set_of(ranks: list[int] | None) -> ProcessSet:
+    return global_process_set if ranks is None else ProcessSet(ranks)
 
 
 # Sets of earlier worlds stay here until the next change; `_registered` skips them.

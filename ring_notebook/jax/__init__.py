@@ -13,6 +13,7 @@ else:
 
 from ring_notebook.api import common
 from ring_notebook.api.common import *  # noqa: F403 - what all faces share
+from ring_notebook.core.kept_state import register_keeper
 from ring_notebook.jax.averaging import DistributedOptimizer, average_gradients, broadcast_parameters
 from ring_notebook.jax.collectives import (
     allgather,
@@ -22,7 +23,10 @@ from ring_notebook.jax.collectives import (
     grouped_allreduce,
     reducescatter,
 )
+from ring_notebook.jax.kept_arrays import JaxKeeper
 from ring_notebook.jax.prepared_trees import prepare
+
+register_keeper(JaxKeeper())
 
 __all__ = [
     "DistributedOptimizer",

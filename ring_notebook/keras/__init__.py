@@ -2,11 +2,13 @@
 
 from ring_notebook.api import common
 from ring_notebook.api.common import *  # noqa: F403 - what all faces share
+from ring_notebook.core.kept_state import register_keeper
 from ring_notebook.keras import callbacks, elastic
 from ring_notebook.keras.distributed_optimizer import DistributedOptimizer, PartialDistributedOptimizer
 from ring_notebook.keras.fit_rows import extend_fits
 from ring_notebook.keras.gradient_compression import Compression
 from ring_notebook.keras.jax_steps import keep_weights
+from ring_notebook.keras.kept_models import KerasKeeper
 from ring_notebook.keras.prepared_models import prepare
 from ring_notebook.keras.saved_models import load_model
 from ring_notebook.keras.values import (
@@ -17,6 +19,7 @@ from ring_notebook.keras.values import (
     reducescatter,
 )
 
+register_keeper(KerasKeeper())
 extend_fits()
 keep_weights()
 

@@ -42,6 +42,8 @@ class _Options:
         """A `GradientSum` of tf_keras, which has none of its own."""
         self.prepared: int | None = None
         """The rank whose variables `prepare` has given to all; None where it has not been called."""
+        self.made_with: dict[str, Any] = {}
+        """The arguments of `DistributedOptimizer`, for a snapshot."""
         self.scaled = 1
         """The factor of `prepare` in the learning rate."""
         self.local: list[Any] = []
@@ -272,6 +274,17 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         factor,
         total,
     )
+    optimizer._ring.made_with = {
+        "compression": compression,
+        "sparse_as_dense": sparse_as_dense,
+        "gradient_predivide_factor": gradient_predivide_factor,
+        "op": op,
+        "backward_passes_per_step": passes,
+        "average_aggregated_gradients": average_aggregated_gradients,
+        "num_groups": grouping if isinstance(grouping, int) else 0,
+        "process_set": process_set,
+        "scale_local_gradients": scale_local_gradients,
+    }
     return optimizer
 
 

@@ -11,6 +11,7 @@ import pytest
 
 import jax
 import ring_notebook.jax as hvd
+from harness.kept_again import kept_again
 from ring_notebook.api.foreign_calls import original
 
 RNG = np.random.default_rng(0)
@@ -165,6 +166,22 @@ def case_training_equals_that_of_the_joined_batch() -> None:
         for name in joined:
             assert all((other[name] == every[0][name]).all() for other in every)
             np.testing.assert_allclose(own_weights[name], joined[name], rtol=2e-5, atol=2e-6)
+
+
+def case_snapshots_keep_arrays_functions_and_states_of_optimizers() -> None:
+    tree = {"a": own(), "b": jnp.ones((200, 40), jnp.bfloat16), "key": jax.random.key(3), "old": jax.random.PRNGKey(3)}
+    optimizer = hvd.DistributedOptimizer(optax.adam(0.1))
+    step = jax.jit(lambda tree: hvd.average_gradients(tree["a"] * factor))
+    factor = 2.0
+    again = kept_again({"tree": tree, "state": optimizer.init({"a": own()}), "optimizer": optimizer, "step": step})
+    for name in ("a", "b", "old"):
+        assert again["tree"][name].dtype == tree[name].dtype
+        np.testing.assert_array_equal(np.asarray(again["tree"][name], np.float32), np.asarray(tree[name], np.float32))
+    same = [jax.random.normal(one["key"], (3,)) for one in (tree, again["tree"])]
+    np.testing.assert_array_equal(*same)
+    np.testing.assert_array_equal(again["step"](again["tree"]), step(tree))
+    updates, _ = again["optimizer"].update({"a": own()}, again["state"])
+    assert updates["a"].shape == (4,)
 
 
 def case_prepare_refuses_what_it_cannot_take() -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import ring_notebook.keras as hvd
+from harness.kept_again import kept_again
 from ring_notebook.core import metrics
 from ring_notebook.keras.chosen_keras import IS_LEGACY, backend, keras
 
@@ -281,6 +282,25 @@ def case_models_are_saved_and_loaded() -> None:
         np.testing.assert_array_equal(ours, theirs)
     fit(loaded, epochs=1)
     check_equal(loaded)
+
+
+def case_snapshots_keep_models_with_their_optimizers() -> None:
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.Adam(0.02), op=hvd.Sum)
+    trained = model(3 + hvd.rank(), optimizer)
+    fit(trained, callbacks=[start()])
+    values = {"model": trained, "again": [trained], "optimizer": optimizer, "plain": keras.optimizers.SGD(0.3)}
+    again = kept_again(values)
+    restored = again["model"]
+    assert restored is again["again"][0]
+    assert restored.optimizer is again["optimizer"]
+    assert not hasattr(again["plain"], "_ring")
+    assert restored.optimizer._ring.op == hvd.Sum
+    assert restored.optimizer._ring.process_set is hvd.global_process_set
+    for one in (trained, restored):
+        fit(one, epochs=1)
+    for ours, theirs in zip(check_equal(restored), weights(trained), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    assert int(restored.optimizer.iterations) == int(trained.optimizer.iterations)
 
 
 def case_values() -> None:

@@ -443,7 +443,7 @@ def case_an_optimizer_of_a_session_adds_up_passes() -> None:
         np.testing.assert_allclose(seen, expected, rtol=1e-6)
         assert optimizer.get_slot_names() == ["momentum"]
         assert optimizer.get_slot(x, "momentum") is not None
-        assert [one.name.split("/")[-1] for one in optimizer.variables()].count("Momentum:0") == 2
+        assert len(optimizer.variables()) == 2
 
 
 def case_an_optimizer_of_a_session_takes_slices_and_adasum() -> None:

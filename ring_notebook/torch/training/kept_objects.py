@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from ring_notebook.api.process_sets import ProcessSet, global_process_set
 from ring_notebook.core.kept_state import Memory, Shard
 from ring_notebook.torch.optimizer.flat_group import FlatGroup
 from ring_notebook.torch.optimizer.fused import FusedOptimizer
@@ -63,8 +62,6 @@ class TorchKeeper:
             return GradientReducer, value.made_with(), value.kept()
         if isinstance(value, DistributedSampler):
             return object.__new__, (type(value),), value.kept()
-        if isinstance(value, ProcessSet):
-            return _process_set, (None if value is global_process_set else value.ranks,)
         if isinstance(value, Checkpoint):
             return object.__new__, (type(value),), value.__dict__, None, None, _set_checkpoint
         if isinstance(value, nn.parallel.DistributedDataParallel):
@@ -148,10 +145,6 @@ def _tensor(
 
 def _set_attributes(obj: Any, attributes: dict[str, Any]) -> None:
     obj.__dict__.update(attributes)
-
-
-def _process_set(ranks: list[int] | None) -> ProcessSet:
-    return global_process_set if ranks is None else ProcessSet(ranks)
 
 
 def _itself(value: Any) -> Any:

@@ -1,0 +1,95 @@
+"""How snapshots keep Keras' models and optimizers: what Keras saves of them, and that they belong together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ring_notebook.core.kept_state import Memory
+from ring_notebook.keras.chosen_keras import IS_LEGACY, arrays_of, assign, keras
+from ring_notebook.keras.distributed_optimizer import DistributedMixin, DistributedOptimizer
+
+_OPTIMIZERS = (keras.optimizers.Optimizer, *([keras.optimizers.legacy.Optimizer] if IS_LEGACY else []))
+
+
+class KerasKeeper:
+    """Keras' objects for `ring_notebook.core.kept_state`: see `Keeper` there."""
+
+    name = "keras"
+
+    def memory_of(self, value: Any) -> Memory | None:
+        """None: Keras saves arrays."""
+        return None
+
+    def with_memory(self, size: int, fill: Callable[[memoryview], object], about: Any) -> Any:
+        """Never called."""
+        raise NotImplementedError
+
+    def reduced(self, value: Any) -> Any:
+        """A model with its optimizer, and an optimizer with what makes it distributed. The state is in the model."""
+        if isinstance(value, keras.Model):
+            if hasattr(value, "jax_state_sync"):
+                value.jax_state_sync()  # within `fit` JAX's trainer has the values
+            optimizer = getattr(value, "optimizer", None)
+            make, arguments = value.__reduce__()[:2]
+            local = _places_of_local(optimizer) if isinstance(optimizer, DistributedMixin) else []
+            return _model, (make, arguments, optimizer, local)
+        if isinstance(value, _OPTIMIZERS):
+            config = value.get_config()
+            if not isinstance(value, DistributedMixin):
+                return _optimizer, (type(value), config, None)
+            ring = value._ring
+            return _optimizer, (type(value).__bases__[1], config, (ring.made_with, ring.prepared, ring.scaled))
+        return NotImplemented
+
+    def unkeepable(self, value: Any) -> str:
+        """Nothing."""
+        return ""
+
+    def loses(self, value: Any) -> str:
+        """The state of an optimizer belongs to its model."""
+        if isinstance(value, _OPTIMIZERS):
+            return "its state, unless a model that is kept too was compiled with it"
+        return ""
+
+    def random_state(self) -> Any:
+        """None: seeds are in the layers that use them."""
+
+    def set_random_state(self, state: Any) -> None:
+        """Nothing to do."""
+
+    def seed(self, number: int) -> None:
+        """Nothing to do."""
+
+
+def _places_of_local(optimizer: Any) -> list[int]:
+    local = {id(variable) for variable in optimizer._ring.local}
+    return [place for place, variable in enumerate(optimizer._trainable_variables) if id(variable) in local]
+
+
+def _optimizer(kind: Any, config: Any, distributed: Any) -> Any:
+    optimizer = kind.from_config(config)
+    if distributed is not None:
+        made_with, prepared, scaled = distributed
+        optimizer = DistributedOptimizer(optimizer, **made_with)
+        optimizer._ring.prepared, optimizer._ring.scaled = prepared, scaled
+    return optimizer
+
+
+def _model(make: Callable[..., Any], arguments: tuple[Any, ...], optimizer: Any, local: list[int]) -> Any:
+    model = make(*arguments)
+    saved = getattr(model, "optimizer", None)
+    if optimizer is None or saved is None:
+        return model
+    values = arrays_of(_variables_of(saved))
+    model.optimizer = optimizer
+    if model.built:
+        optimizer.build(model.trainable_variables)
+        assign(_variables_of(optimizer), values)
+        for place in local:
+            optimizer.register_local_var(model.trainable_variables[place])
+    return model
+
+
+def _variables_of(optimizer: Any) -> list[Any]:
+    return list(optimizer.variables() if callable(optimizer.variables) else optimizer.variables)
