@@ -41,3 +41,12 @@ __all__ = [
     "reducescatter",
 ]
 __all__ += common.__all__
+
+_INSTEAD = (
+    "checkpoints of JAX are those of orbax, or numpy.savez, written by rank 0 alone; broadcast_parameters "
+    "gives all ranks what it has read, and `%ring snapshot` keeps arrays too"
+)
+
+
+def __getattr__(name: str) -> object:
+    raise common.absent(__name__, name, _INSTEAD)

@@ -74,7 +74,9 @@ def collective(what: ForeignCall, values: Sequence[Any], process_set: ProcessSet
     if not arrays:
         return []
     shapes = static_shapes(what, [array.shape for array in arrays], process_set)
-    results: list[Array] = _differentiable(what, tuple(shapes), arrays)
+    # Outside of `jit` and `grad` nothing asks for a gradient, whose rule JAX would trace at every call.
+    traced = any(isinstance(array, jax.core.Tracer) for array in arrays)
+    results: list[Array] = (_differentiable if traced else _plain)(what, tuple(shapes), arrays)
     return results
 
 

@@ -38,3 +38,12 @@ __all__ = [
     "reducescatter",
 ]
 __all__ += common.__all__
+
+_INSTEAD = (
+    "checkpoints of Keras are keras.callbacks.ModelCheckpoint, on rank 0 alone, and load_model of this "
+    "module; `%ring snapshot` keeps models too"
+)
+
+
+def __getattr__(name: str) -> object:
+    raise common.absent(__name__, name, _INSTEAD)

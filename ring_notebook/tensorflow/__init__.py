@@ -77,3 +77,12 @@ __all__ = [
     "size_op",
 ]
 __all__ += common.__all__
+
+_INSTEAD = (
+    "checkpoints of TensorFlow are tf.train.Checkpoint, written by rank 0 alone; broadcast_variables "
+    "gives all ranks what it has read"
+)
+
+
+def __getattr__(name: str) -> object:
+    raise common.absent(__name__, name, _INSTEAD)

@@ -132,6 +132,14 @@ def case_compressors_are_classes_of_their_module() -> None:
     assert {"none", "fp16"} <= set(dir(hvd.Compression))
 
 
+def case_what_only_pytorch_has_says_what_to_use() -> None:
+    for name in ("checkpoint", "save", "load"):
+        with pytest.raises(AttributeError, match="rank 0 alone"):
+            getattr(hvd, name)
+    with pytest.raises(AttributeError, match=r"no attribute 'nothing'$"):
+        _ = hvd.nothing
+
+
 def case_errors_are_those_of_horovod() -> None:
     with as_horovod():
         theirs = importlib.import_module("horovod.common.exceptions")

@@ -55,6 +55,24 @@ def test_fit_logs_by_itself(cluster: Cluster) -> None:
 
 
 @pytest.mark.timeout(300)
+def test_a_snapshot_brings_back_a_model_and_its_optimizer(cluster: Cluster) -> None:
+    import_keras = "import keras, numpy as np, tensorflow as tf\n"
+    cluster.run(training(64, 1) + "import tensorflow as tf\nrow = tf.constant([1.0, ring.rank()])\n").wait()
+    cluster.snapshot("trained")
+    again = (
+        "model.fit(x, x.sum(axis=1), batch_size=8, epochs=1, verbose=0, shuffle=False)\n"
+    )
+    result = "total = float(sum(abs(one).sum() for one in model.get_weights()))\n"
+    cluster.run(import_keras + again + result + "row = None").wait()
+    totals = [cluster.pull("total", rank) for rank in range(2)]
+    assert "model" in cluster.restore("trained")
+    cluster.run(import_keras + again + result + EQUAL + "value = row.numpy().tolist()").wait()
+    assert [cluster.pull("total", rank) for rank in range(2)] == totals
+    assert cluster.pull("equal") is True
+    assert [cluster.pull("value", rank) for rank in range(2)] == [[1.0, 0.0], [1.0, 1.0]]
+
+
+@pytest.mark.timeout(300)
 def test_a_mismatch_in_a_function_is_one(cluster: Cluster) -> None:
     cell = (
         "import tensorflow as tf\ntf.function(lambda x: ring.allreduce(x), autograph=False)(tf.ones(2 + ring.rank()))"
