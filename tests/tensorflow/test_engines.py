@@ -59,9 +59,7 @@ def test_a_snapshot_brings_back_a_model_and_its_optimizer(cluster: Cluster) -> N
     import_keras = "import keras, numpy as np, tensorflow as tf\n"
     cluster.run(training(64, 1) + "import tensorflow as tf\nrow = tf.constant([1.0, ring.rank()])\n").wait()
     cluster.snapshot("trained")
-    again = (
-        "model.fit(x, x.sum(axis=1), batch_size=8, epochs=1, verbose=0, shuffle=False)\n"
-    )
+    again = "model.fit(x, x.sum(axis=1), batch_size=8, epochs=1, verbose=0, shuffle=False)\n"
     result = "total = float(sum(abs(one).sum() for one in model.get_weights()))\n"
     cluster.run(import_keras + again + result + "row = None").wait()
     totals = [cluster.pull("total", rank) for rank in range(2)]
