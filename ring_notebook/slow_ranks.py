@@ -15,7 +15,7 @@ from ring_notebook.words import ranks
 
 SLOWER = 1.15  # times the work of the usual rank
 WAITS = 0.10  # the least share of time that the others wait
-LEAST_SECONDS, LEAST_STEPS = 4.0, 20  # before a rank is called slow
+LEAST_SECONDS, LEAST_STEPS = 4.0, 10  # before a rank is called slow
 
 _MUCH_SLOWER = 10  # times; more is not counted
 _LEAST_SHARE = 1 / 3
