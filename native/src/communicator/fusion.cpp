@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "collectives/host/algorithm_parts.hpp"
+#include "ring/group/mismatch.hpp"
 
 namespace ring {
 namespace {

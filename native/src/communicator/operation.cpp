@@ -7,6 +7,7 @@
 #include "ring/collectives/inter_host/link_model.hpp"
 #include "ring/communicator/communicator.hpp"
 #include "ring/communicator/device_side.hpp"
+#include "ring/group/mismatch.hpp"
 
 namespace ring {
 namespace {

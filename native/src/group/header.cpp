@@ -1,149 +1,11 @@
 #include "ring/group/header.hpp"
 
 #include <algorithm>
-#include <cstdio>
-#include <sstream>
 
 #include "ring/base/hash.hpp"
+#include "ring/base/text.hpp"
 
 namespace ring {
-namespace {
-
-std::string quoted_name(const Header& header) {
-    const std::string name(header.name, strnlen(header.name, kNameBytes));  // also of one that is damaged
-    return name.empty() ? "" : " '" + name + "'";
-}
-
-// Enough of a hash to see that two differ.
-std::string digits(std::uint64_t hash) {
-    char text[9];
-    std::snprintf(text, sizeof text, "%08x", static_cast<unsigned>(hash));
-    return text;
-}
-
-// Also where both are NaN, which compares unequal to itself.
-bool same_bits(double a, double b) { return std::memcmp(&a, &b, sizeof a) == 0; }
-
-std::string shape_text(const Header& header) {
-    if (header.tensors != 1)
-        return std::to_string(header.tensors) + " tensors, " + std::to_string(header.count) + " elements, shapes " +
-               digits(header.layout);
-    std::string text = "[";
-    for (int i = 0; i < std::min<int>(header.dims, kMaxDims); ++i)
-        text += (i ? ", " : "") + std::to_string(header.shape[i]);
-    return text + "]";
-}
-
-bool brings_nothing(OpKind kind) { return kind == OpKind::Barrier || kind == OpKind::Commit || kind == OpKind::Join; }
-
-bool reduces(OpKind kind) { return kind == OpKind::Allreduce || kind == OpKind::ReduceScatter || kind == OpKind::Step; }
-
-bool same_shape(const Header& a, const Header& b, int from) {
-    if (a.dims != b.dims) return false;
-    for (int i = from; i < a.dims; ++i)
-        if (a.shape[i] != b.shape[i]) return false;
-    return true;
-}
-
-// What two calls that should be alike differ in, as each of them has it, and what to do about it.
-struct Difference {
-    bool any = false;
-    std::string first, second;
-    const char* verb = "";
-    std::string advice;
-};
-
-constexpr const char* kSameOrder = "call the same operations in the same order on every rank";
-
-std::string same(const char* what) { return std::string("call it with the same ") + what + " on every rank"; }
-
-std::string tensor_text(const Header& header) {
-    return std::string(to_string(header.dtype)) + " " + shape_text(header);
-}
-
-std::string scale_text(const Header& header) {
-    std::ostringstream text;
-    text << "prescale " << header.prescale << " and postscale " << header.postscale;
-    return text.str();
-}
-
-// Sums of a list take an operation for each dtype and device, all others one for each tensor.
-std::string operations_text(const Header& header) {
-    const std::string number = std::to_string(header.operations);
-    if (header.kind != OpKind::Allreduce)
-        return "a list of " + number + (header.operations == 1 ? " tensor" : " tensors");
-    return "tensors of " + number + (header.operations == 1 ? " dtype and device" : " dtypes or devices");
-}
-
-std::string operations_advice(const Header& header) {
-    return same(header.kind == OpKind::Allreduce ? "dtypes, on the same devices," : "number of tensors");
-}
-
-Difference difference(const Header& a, const Header& b) {
-    const auto differ = [&](auto&& text, const char* verb, std::string advice) {
-        return Difference{true, text(a), text(b), verb, std::move(advice)};
-    };
-    if (a.kind != b.kind)
-        return differ([](const Header& one) { return std::string(to_string(one.kind)); }, "called", kSameOrder);
-    if (a.name[0] != '\0' && b.name[0] != '\0' && std::strncmp(a.name, b.name, kNameBytes) != 0)
-        return differ([](const Header& one) { return "the name" + quoted_name(one); }, "passed", kSameOrder);
-    if (brings_nothing(a.kind)) return {};
-    if (a.operations != b.operations) return differ(operations_text, "sent", operations_advice(a));
-    if (a.device != b.device)
-        return differ([](const Header& one) { return std::string(to_string(one.device)) + " tensors"; }, "sent",
-                      "move the tensors to the same kind of device on every rank");
-    if (a.dtype != b.dtype) return differ(tensor_text, "sent", same("dtype"));
-    if (reduces(a.kind)) {
-        if (a.op != b.op)
-            return differ([](const Header& one) { return std::string(to_string(one.op)); }, "passed",
-                          same("reduction"));
-        if (!same_bits(a.prescale, b.prescale) || !same_bits(a.postscale, b.postscale))
-            return differ(scale_text, "passed", same("scale factors"));
-        if (a.wire != b.wire)
-            return differ([](const Header& one) { return std::string(to_string(one.wire)) + " between hosts"; }, "uses",
-                          "set RING_WIRE to the same value on every rank");
-    }
-    if (a.root != b.root)
-        return differ([](const Header& one) { return "root rank " + std::to_string(one.root); }, "passed",
-                      same("root rank"));
-    if (a.kind == OpKind::Step && a.layout != b.layout)
-        return {true, "its own optimizer options", "others", "passed", same("learning rate and other options")};
-    if (a.tensors != b.tensors)
-        return differ([](const Header& one) { return std::to_string(one.tensors) + " tensors"; }, "sent",
-                      same("number of tensors"));
-    if (a.kind == OpKind::Allgather || a.kind == OpKind::Alltoall) {
-        if (same_shape(a, b, 1)) return {};
-        return differ(tensor_text, "sent", same("shape beyond the first dimension"));
-    }
-    if (a.count != b.count || a.layout != b.layout || !same_shape(a, b, 0))
-        return differ(tensor_text, "sent", same("shape"));
-    return {};
-}
-
-// What the first rank sent that differs from the one at index `reference`; ranks that have joined call nothing.
-std::string disagreement(const std::vector<Header>& headers, const std::vector<int>& ranks, std::size_t reference,
-                         bool is_own) {
-    const Header& wanted = headers[reference];
-    for (std::size_t i = 0; i < headers.size(); ++i) {
-        if (headers[i].kind == OpKind::Join && wanted.kind != OpKind::Join) continue;
-        const Difference found = difference(wanted, headers[i]);
-        if (!found.any) continue;
-        const std::string begin =
-            is_own ? "expected " : "rank " + std::to_string(ranks[reference]) + " " + found.verb + " ";
-        return begin + found.first + ", rank " + std::to_string(ranks[i]) + " " + found.verb + " " + found.second +
-               "; " + found.advice;
-    }
-    return "";
-}
-
-// Barriers and commits, and sums, to which a joined rank adds nothing.
-bool works_with_joined(const Header& header) {
-    return header.kind == OpKind::Barrier || header.kind == OpKind::Commit ||
-           (header.kind == OpKind::Allreduce && (header.op == ReduceOp::Sum || header.op == ReduceOp::Average));
-}
-
-}  // namespace
-
 namespace {
 
 // FNV-1a, of words; what it lacks is that a word changes bits below its own.
@@ -186,62 +48,15 @@ void set_name(Header& header, std::string_view name) {
     std::memcpy(header.name, text.c_str(), text.size() + 1);
 }
 
+std::string quoted_name(const Header& header) {
+    const std::string name(header.name, strnlen(header.name, kNameBytes));  // also of one that is damaged
+    return name.empty() ? "" : " '" + name + "'";
+}
+
 std::string title(const Header& header) { return to_string(header.kind) + quoted_name(header); }
 
 std::string describe(const Header& header) {
     return title(header) + " (sequence " + std::to_string(header.sequence) + ")";
-}
-
-std::string describe_fully(const Header& header) {
-    std::ostringstream text;
-    text << to_string(header.kind);
-    if (reduces(header.kind)) text << ' ' << to_string(header.op);
-    text << quoted_name(header);
-    if (brings_nothing(header.kind)) return text.str();
-    text << ' ' << tensor_text(header);
-    if (header.operations != 1) text << ", one of " << int{header.operations};
-    if (header.device != Device::Cpu) text << " on " << to_string(header.device);
-    if (header.kind == OpKind::Step) text << " options " << digits(header.layout);
-    if (header.root >= 0) text << (header.kind == OpKind::Broadcast ? " from rank " : ", root rank ") << header.root;
-    if (header.prescale != 1.0) text << " prescale " << header.prescale;
-    if (header.postscale != 1.0) text << " postscale " << header.postscale;
-    return text.str();
-}
-
-std::string find_mismatch(const std::vector<Header>& headers, const std::vector<int>& ranks, int own) {
-    // Joined ranks take part in whatever allreduce the others do, so the first rank that has not joined leads.
-    std::size_t lead = 0;
-    int joined = -1;
-    for (std::size_t i = headers.size(); i-- > 0;) {
-        if (headers[i].kind == OpKind::Join) {
-            joined = ranks[i];
-        } else {
-            lead = i;
-        }
-    }
-    const Header& first = headers[lead];
-    const auto own_index = static_cast<std::size_t>(own);
-    std::string why = disagreement(headers, ranks, lead, lead == own_index);
-    // A rank reads best how others differ from itself; one that has joined, or gave no name, may differ from nobody.
-    if (!why.empty() && lead != own_index && (headers[own_index].kind != OpKind::Join || first.kind == OpKind::Join)) {
-        const std::string from_own = disagreement(headers, ranks, own_index, true);
-        if (!from_own.empty()) why = from_own;
-    }
-    // A rank without a name agrees with every name, so ranks that agree with it may still differ from one another.
-    for (std::size_t i = lead + 1; why.empty() && first.name[0] == '\0' && i < headers.size(); ++i) {
-        if (headers[i].kind == OpKind::Join || headers[i].name[0] == '\0') continue;
-        why = disagreement(headers, ranks, i, i == own_index);
-        break;
-    }
-    if (why.empty() && joined >= 0 && first.kind != OpKind::Join && !works_with_joined(first))
-        why = "rank " + std::to_string(joined) + " has joined, and a joined rank takes part in barriers, sums and " +
-              "averages only; complete all other operations on every rank before one joins";
-    if (why.empty()) return "";
-    std::ostringstream text;
-    text << why << "\nThe calls at sequence " << first.sequence << ":";
-    for (std::size_t i = 0; i < headers.size(); ++i)
-        text << "\n  rank " << ranks[i] << ": " << describe_fully(headers[i]);
-    return text.str();
 }
 
 }  // namespace ring

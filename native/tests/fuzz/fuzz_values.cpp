@@ -8,6 +8,7 @@
 #include "ring/communicator/fusion.hpp"
 #include "ring/group/block.hpp"
 #include "ring/group/header_damage.hpp"
+#include "ring/group/mismatch.hpp"
 #include "ring/group/names.hpp"
 #include "ring/group/recorder.hpp"
 #include "support.hpp"

@@ -22,7 +22,7 @@ from ring_notebook.launch import batch_job
 from ring_notebook.launch.batch_systems import SLURM, JobState, clock
 from ring_notebook.launch.job_script import BatchRequest
 from ring_notebook.launch.launchers.hosts import Host
-from ring_notebook.notebook.cluster import discovery
+from ring_notebook.notebook.cluster import cluster_folders
 from ring_notebook.notebook.cluster.cluster import Cluster
 from ring_notebook.notebook.cluster.process_life import began, is_alive
 from ring_notebook.notebook.record.run_files import read_json, read_text, write_json
@@ -68,7 +68,7 @@ class BatchJob:
     @classmethod
     def submit(cls, request: BatchRequest, keep: bool, **times: float) -> BatchJob:
         """Submit a job. Raises ClusterError when the batch system rejects it."""
-        discovery.check_folder()
+        cluster_folders.check_folder()
         folder = _root() / f"{os.getpid()}-{uuid.uuid4().hex[:8]}"
         make_private_folder(folder)
         job = cls(folder, request, keep, {"times": times})
@@ -127,7 +127,7 @@ class BatchJob:
                         job.forget()
                     continue
                 job.number = read_text(folder / "job")
-                if job.number and about["notebook"] in ("", discovery.notebook()):
+                if job.number and about["notebook"] in ("", cluster_folders.notebook()):
                     found.append((float(about["submitted"]), job))
         for _, job in sorted(found, key=lambda one: -one[0]):
             state = job.state()
@@ -139,7 +139,7 @@ class BatchJob:
     def describe(self) -> None:
         """Write down what another kernel needs to follow this job; it is this kernel's from now on."""
         kernel = {"kernel": os.getpid(), "began": began(os.getpid()), "host": gethostname()}
-        kernel["notebook"] = discovery.notebook()
+        kernel["notebook"] = cluster_folders.notebook()
         submitted = read_json(self.folder / _ABOUT).get("submitted", time.time())
         own = {"request": asdict(self.request), "keep": self.keep, "times": self.times, "busy": self.busy}
         own["cluster"] = self.cluster

@@ -23,7 +23,7 @@ from ring_notebook.launch.batch_job import job_name, walltime
 from ring_notebook.launch.launchers.hosts import Host, check_slots, only_here, parse_hosts, slots_by_name
 from ring_notebook.launch.launchers.own_launchers import too_many_ranks
 from ring_notebook.launch.lent_places import LentPlaces, engine_at
-from ring_notebook.notebook.cluster import discovery, snapshots
+from ring_notebook.notebook.cluster import cluster_folders, snapshots
 from ring_notebook.notebook.cluster.death import Death
 from ring_notebook.notebook.cluster.default_size import choose_size
 from ring_notebook.notebook.cluster.engine_status import EngineStatus, engine_statuses
@@ -139,7 +139,7 @@ class Cluster:
             self._borrow(self._on)
         require_descriptors(self.n)
         self.foreign = False
-        self.directory = discovery.new_directory()
+        self.directory = cluster_folders.new_directory()
         atexit.register(self._leave_or_stop)
         try:
             lent = self._lent.environment if self._lent else {}
@@ -177,14 +177,14 @@ class Cluster:
         `runs` are its runs in progress. Raises ClusterError when there is no such cluster, when several could be meant
         (with a list), and when another user could change its files.
         """
-        discovery.check_folder()
-        for directory in discovery.to_attach_to(which):
-            about = discovery.read(directory)
+        cluster_folders.check_folder()
+        for directory in cluster_folders.to_attach_to(which):
+            about = cluster_folders.read(directory)
             if not about:  # removed meanwhile by the kernel that has ended it
                 continue
             cluster = cls(about["n"], about.get("hosts", ""), keep=about["keep"])
             cluster._why = about["why"]
-            cluster.foreign = discovery.has_kernel(about) and about["kernel"] != os.getpid()
+            cluster.foreign = cluster_folders.has_kernel(about) and about["kernel"] != os.getpid()
             cluster.directory = directory
             atexit.register(cluster._leave_or_stop)
             try:
@@ -574,7 +574,7 @@ class Cluster:
 
     def _describe(self, engines: Engines, processes: Processes) -> None:
         """Write down what another kernel needs to attach to this cluster."""
-        discovery.write(
+        cluster_folders.write(
             self.directory,
             {
                 "n": self.n,

@@ -19,7 +19,7 @@ from ring_notebook.errors import ClusterError, RingError
 from ring_notebook.launch.batch_job import job_name, walltime, who_ended_it
 from ring_notebook.launch.batch_systems import login_node_of
 from ring_notebook.launch.launchers.hosts import Host, parse_hosts
-from ring_notebook.notebook.cluster import discovery, snapshots
+from ring_notebook.notebook.cluster import cluster_folders, snapshots
 from ring_notebook.notebook.cluster.batch import BatchJob
 from ring_notebook.notebook.cluster.cluster import Cluster
 from ring_notebook.notebook.cluster.default_size import choose_size
@@ -114,7 +114,7 @@ class Session:
                 f"this host is a login node of {system.name}, which others work on: `%ring start --batch "
                 f"{system.name.lower()} -N 2` starts engines in a batch job, `%ring start --here` on this host"
             )
-        left = discovery.left_behind()
+        left = cluster_folders.left_behind()
         if left and keep and n in (None, left["n"]) and not hosts:
             return f"{self.attach(left['id'])} This notebook had kept it; `%ring restart` gives a fresh one."
         cluster = Cluster(n, hosts, keep=keep, on=on)
@@ -157,7 +157,7 @@ class Session:
         """One line on the cluster that this notebook's kernel before this one has left; empty without one."""
         if job := BatchJob.left_behind():
             return f"{job.name} for {plural(job.request.n, 'engine')} of this notebook was kept: `%ring attach`."
-        left = discovery.left_behind()
+        left = cluster_folders.left_behind()
         where = "this notebook" if left.get("notebook") else "this folder"
         return f"A cluster of {plural(left['n'], 'engine')} from {where} is running: `%ring attach`." if left else ""
 

@@ -15,7 +15,8 @@ import pytest
 from harness.waiting import until
 from ring_notebook.config import config
 from ring_notebook.errors import ClusterError
-from ring_notebook.notebook.cluster.cluster import Cluster, discovery
+from ring_notebook.notebook.cluster import cluster_folders
+from ring_notebook.notebook.cluster.cluster import Cluster
 from ring_notebook.notebook.cluster.process_life import began
 from ring_notebook.notebook.record.run_files import write_json
 
@@ -23,6 +24,7 @@ pytestmark = pytest.mark.usefixtures("without_torch")
 # The notebook that starts the cluster and a run, in a process of its own.
 FIRST = """
 import atexit, sys, time
+from ring_notebook.notebook.cluster import cluster_folders
 from ring_notebook.notebook.cluster.cluster import Cluster
 atexit.register(time.sleep, 0.5)  # a kernel has more to do when it exits, and its threads go on meanwhile
 cluster = Cluster(2, keep=sys.argv[1] == "keep").start()
@@ -150,7 +152,7 @@ def assert_nothing_to_attach_to() -> None:
 
 def only_id() -> str:
     """That of the cluster of the first notebook, which is open."""
-    (directory,) = discovery.running()
+    (directory,) = cluster_folders.running()
     return directory.name.split("-")[1]
 
 
@@ -163,7 +165,7 @@ def held() -> tuple[int, int]:
 def test_a_cluster_that_does_not_answer_costs_nothing(
     first: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    controller = psutil.Process(discovery.read(next(discovery.running()))["controller"])
+    controller = psutil.Process(cluster_folders.read(next(cluster_folders.running()))["controller"])
     before = (0, 0)
     for attempt in range(3):
         controller.suspend()
@@ -200,8 +202,8 @@ class Notebooks:
 
     def add(self, notebook: str, *, is_open: bool = False, keep: bool = True) -> str:
         """Returns the cluster's id."""
-        directory = discovery.new_directory()
-        discovery.write(
+        directory = cluster_folders.new_directory()
+        cluster_folders.write(
             directory,
             {
                 "n": 2,
@@ -214,7 +216,7 @@ class Notebooks:
             },
         )
         kernel = self._open.pid if is_open else self.ended.pid
-        about = {**discovery.read(directory), "notebook": notebook, "kernel": kernel, "began": began(kernel)}
+        about = {**cluster_folders.read(directory), "notebook": notebook, "kernel": kernel, "began": began(kernel)}
         write_json(directory / "cluster.json", about)
         return directory.name.split("-")[1]
 
@@ -235,7 +237,7 @@ def notebooks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Noteb
 
 
 def ids(which: str = "") -> list[str]:
-    return [directory.name.split("-")[1] for directory in discovery.to_attach_to(which)]
+    return [directory.name.split("-")[1] for directory in cluster_folders.to_attach_to(which)]
 
 
 def test_the_clusters_of_this_notebook_come_first(notebooks: Notebooks) -> None:
@@ -247,9 +249,9 @@ def test_the_clusters_of_this_notebook_come_first(notebooks: Notebooks) -> None:
 
 def test_one_that_has_a_kernel_is_not_offered(notebooks: Notebooks) -> None:
     notebooks.add("/home/ada/mine.ipynb", is_open=True)
-    assert discovery.left_behind() == {}
+    assert cluster_folders.left_behind() == {}
     kept = notebooks.add("/home/ada/mine.ipynb")
-    assert discovery.left_behind()["id"] == kept
+    assert cluster_folders.left_behind()["id"] == kept
 
 
 def test_of_others_only_one_that_is_kept_is_taken_unasked(notebooks: Notebooks) -> None:

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdarg>
+#include <cstdint>
 #include <cstdio>
 #include <string>
 #include <string_view>
@@ -37,6 +38,13 @@ inline std::vector<int> ranks_of(const std::vector<int>& ranks, const std::vecto
     std::vector<int> own;
     for (int member : members) own.push_back(ranks[static_cast<std::size_t>(member)]);
     return own;
+}
+
+// Enough of a hash to see that two differ.
+inline std::string digits(std::uint64_t hash) {
+    char text[9];
+    std::snprintf(text, sizeof text, "%08x", static_cast<unsigned>(hash));
+    return text;
 }
 
 // A line on standard error.

@@ -91,15 +91,11 @@ void set_digest(Header& header);
 // Cuts a name that is too long where a character ends; a hash of all of it takes the place of the rest.
 void set_name(Header& header, std::string_view name);
 
+// " 'grad'", or nothing where there is no name.
+std::string quoted_name(const Header& header);
 // "allreduce 'grad'"
 std::string title(const Header& header);
 // "allreduce 'grad' (sequence 7)"
 std::string describe(const Header& header);
-// One line of a mismatch table: "allreduce sum 'grad' float32 [3, 4]"
-std::string describe_fully(const Header& header);
-
-// Empty when the ranks agree; else what the rank at index `own` expected, what another one sent and what to do, with a
-// table of what each called. A joined rank agrees with any allreduce. `ranks` are the global ranks of the headers.
-std::string find_mismatch(const std::vector<Header>& headers, const std::vector<int>& ranks, int own = 0);
 
 }  // namespace ring

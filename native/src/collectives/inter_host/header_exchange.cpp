@@ -7,6 +7,7 @@
 #include "ring/base/text.hpp"
 #include "ring/collectives/inter_host/link_model.hpp"
 #include "ring/group/header_damage.hpp"
+#include "ring/group/mismatch.hpp"
 
 namespace ring {
 namespace {

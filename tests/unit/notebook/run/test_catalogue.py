@@ -15,7 +15,7 @@ import pytest
 
 from ring_notebook.config import config
 from ring_notebook.errors import RingError
-from ring_notebook.notebook.cluster import discovery
+from ring_notebook.notebook.cluster import cluster_folders
 from ring_notebook.notebook.record.constants import constants
 from ring_notebook.notebook.record.run_log import RunLog
 from ring_notebook.notebook.record.run_record import RunRecord
@@ -106,18 +106,18 @@ def test_lines_that_are_no_records_are_skipped_and_counted(runs: Path) -> None:
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir], ids=["a pipe", "a folder"])
 def test_a_cluster_whose_file_is_none_stops_no_start(runs: Path, make: Callable[[Path], None]) -> None:
-    make(discovery.new_directory() / "cluster.json")
-    assert [discovery.read(path) for path in discovery.running()] == [{}]
+    make(cluster_folders.new_directory() / "cluster.json")
+    assert [cluster_folders.read(path) for path in cluster_folders.running()] == [{}]
 
 
 @pytest.mark.parametrize("spoiled", SPOILED)
 def test_a_spoiled_cluster_is_not_found_and_stops_no_start(runs: Path, spoiled: str) -> None:
-    folder = discovery.new_directory()
+    folder = cluster_folders.new_directory()
     (folder / "cluster.json").write_text(SPOILED[spoiled])
     foreign = folder.parent / f"notes-of-{folder.name.partition('-')[2].partition('-')[2]}"
     foreign.mkdir()
-    assert all(not discovery.read(path) for path in discovery.running())
-    again = discovery.new_directory()
+    assert all(not cluster_folders.read(path) for path in cluster_folders.running())
+    again = cluster_folders.new_directory()
     assert again.is_dir()
     assert foreign.is_dir()
 
