@@ -26,7 +26,7 @@ PARTING = "parting"
 TRACE = "RING_TRACE_ON_ERROR"
 """Environment of a job: the file for a trace of the last operations, should it fail."""
 
-_MAGIC = 0x52494E474C4F4733
+_MAGIC = 0x52494E474C4F4734
 _SITES, _SITE_COUNT, _RECORD_COUNT = 4096, 256, 1024
 _HEAD = struct.Struct("<QqqQQ")
 _SITE = struct.Struct("<QQ40s72s")

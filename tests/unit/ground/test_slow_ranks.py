@@ -68,7 +68,7 @@ def test_a_rank_beside_which_the_others_do_nearly_nothing() -> None:
 
 
 def test_nobody_is_slow_in_the_first_steps_or_seconds() -> None:
-    assert find({0: USUAL, 1: SLOW}, 10) is None
+    assert find({0: USUAL, 1: SLOW}, 9) is None
     assert find({0: replace(USUAL, seconds=3.0), 1: replace(SLOW, seconds=3.0)}, 100) is None
     assert find({1: SLOW}, 100) is None
 

@@ -18,7 +18,7 @@
 
 namespace ring {
 
-constexpr std::uint64_t kLogMagic = 0x52494e474c4f4733;  // "RINGLOG3"
+constexpr std::uint64_t kLogMagic = 0x52494e474c4f4734;  // "RINGLOG4"
 constexpr std::size_t kLogSites = 4096;                  // where the sites begin
 constexpr std::uint64_t kSites = 256;
 constexpr std::uint64_t kLogRecords = 1024;
