@@ -16,7 +16,7 @@ from ring_notebook.config import config
 from ring_notebook.errors import ClusterError
 from ring_notebook.files.private_files import make_private_folder
 from ring_notebook.files.whole_file import whole_file
-from ring_notebook.notebook.cluster import discovery
+from ring_notebook.notebook.cluster import cluster_folders
 from ring_notebook.notebook.cluster.cluster import Cluster
 
 NOBODY = 65534
@@ -73,14 +73,14 @@ def test_a_cluster_that_root_has_left_stops_no_start_of_another_user(
     with tempfile.TemporaryDirectory() as name:
         monkeypatch.setenv("RING_RUNS_DIR", f"{name}/runs")
         config.cache_clear()
-        folder = discovery.new_directory()
+        folder = cluster_folders.new_directory()
         for shared in (Path(name), folder.parent):
             shared.chmod(0o777)
         child = os.fork()
         if child == 0:
             try:
                 os.setuid(NOBODY)
-                os._exit(len(list(discovery.running())) + bool(discovery.left_behind()))
+                os._exit(len(list(cluster_folders.running())) + bool(cluster_folders.left_behind()))
             finally:
                 os._exit(100)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
@@ -92,14 +92,14 @@ def test_a_planted_cluster_is_neither_joined_nor_removed(records: Path) -> None:
     """A cluster sends pickles: to attach to it is to run its owner's code."""
     planted = records / "clusters" / f"{os.getpid()}-0123abcd-{socket.gethostname()}"
     make_private_folder(planted)
-    discovery.write(planted, {"n": 2, "why": "", "keep": True, "controller": os.getpid(), "engines": []})
-    assert list(discovery.running()) == [planted]
+    cluster_folders.write(planted, {"n": 2, "why": "", "keep": True, "controller": os.getpid(), "engines": []})
+    assert list(cluster_folders.running()) == [planted]
     for path in (planted, *planted.iterdir()):
         os.chown(path, NOBODY, NOBODY)
-    assert list(discovery.running()) == []
+    assert list(cluster_folders.running()) == []
     with pytest.raises(ClusterError, match="no cluster of this folder is running"):
         Cluster.attach()
-    discovery.new_directory()
+    cluster_folders.new_directory()
     assert planted.is_dir()
 
 
@@ -113,7 +113,7 @@ def test_a_folder_that_others_could_change_is_refused(
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("RING_RUNS_DIR", raising=False)
     config.cache_clear()
-    discovery.new_directory()
+    cluster_folders.new_directory()
     opened = Path(".ring/clusters" if "clusters" in planted else ".ring")
     if planted == "another user's":
         os.chown(opened, NOBODY, NOBODY)
@@ -125,7 +125,7 @@ def test_a_folder_that_others_could_change_is_refused(
             start()
     opened.chmod(0o1777)  # as /tmp: nobody can move what is ours
     if planted != "another user's":
-        discovery.new_directory()
+        cluster_folders.new_directory()
     config.cache_clear()
 
 
@@ -189,5 +189,5 @@ def test_a_folder_of_commits_that_another_user_has_turned_into_a_link(tmp_path: 
 def test_hostile_names_of_cluster_folders(name: str, records: Path) -> None:
     folder = records / "clusters" / name.replace("HOST", socket.gethostname())
     make_private_folder(folder)
-    assert list(discovery.running()) == []
-    discovery.new_directory()
+    assert list(cluster_folders.running()) == []
+    cluster_folders.new_directory()
