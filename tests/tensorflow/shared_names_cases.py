@@ -122,6 +122,7 @@ def case_compressors_are_classes_of_their_module() -> None:
         module = importlib.import_module("horovod.tensorflow.compression")
     assert module.Compression.none is module.NoneCompressor
     assert module.Compression.fp16 is module.FP16Compressor
+    assert all(callable(getattr(module.Compressor, name)) for name in ("compress", "decompress"))
     tensor = importlib.import_module("tensorflow").constant([1.5, 2.5])
     for compressor, dtype in ((module.NoneCompressor, "float32"), (module.FP16Compressor, "float16")):
         small, context = compressor.compress(tensor)
