@@ -194,8 +194,10 @@ def test_a_script_at_several_sizes(tmp_path: Path) -> None:
     assert "Weak scaling: 10 samples a rank." in printed
     rows = [line.split(",") for line in (tmp_path / "scale.csv").read_text().splitlines()]
     assert [row[0] for row in rows] == ["ranks", "1", "2", "4"]
-    assert all(row[-1] == "" for row in rows[1:3])
-    assert float(rows[3][-2]) <= float(rows[3][6]) <= float(rows[3][-1])  # the interval has the efficiency in it
+    named = [dict(zip(rows[0], row, strict=True)) for row in rows[1:]]
+    assert [row["high"] for row in named[:2]] == ["", ""]
+    low, efficiency, high = (float(named[2][name]) for name in ("low", "efficiency", "high"))
+    assert low <= efficiency <= high
 
 
 LOGS = """

@@ -365,7 +365,7 @@ def test_noise_scale_needs_a_batch_size_and_leaves_out_overflows(hvd: ModuleType
         assert optimizer._reducer.batch_size == 4
     with pytest.raises(ValueError, match="noise_scale must be at least 1"):
         hvd.prepare(model, torch.optim.SGD([w], lr=0.0), loader, noise_scale=-1)
-    with pytest.raises(TypeError, match="without fused=True and op=Adasum"):
+    with pytest.raises(TypeError, match="without fused=True, op=Adasum and sync_every"):
         hvd.prepare(model, torch.optim.SGD([w], lr=0.0), loader, noise_scale=True, op=hvd.Adasum)
 
 
