@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from json import JSONDecodeError
 from typing import Any
 
 from ipyparallel.engine.app import IPEngine
+
+_SECONDS_TO_WRITE = 10.0  # for the controller, on a busy machine
 
 
 class Engine(IPEngine):  # type: ignore[misc]
@@ -22,6 +26,17 @@ class Engine(IPEngine):  # type: ignore[misc]
         """Find the controller and register there."""
         super().init_engine()
         _put_current_folder(sys.path)
+
+    def load_connection_file(self) -> None:
+        """Read how to reach the controller. It may be writing the file: ipyparallel waits only until there is one."""
+        ends = time.monotonic() + _SECONDS_TO_WRITE
+        while True:
+            try:
+                return super().load_connection_file()  # type: ignore[no-any-return]
+            except JSONDecodeError:
+                if time.monotonic() > ends:
+                    raise
+                time.sleep(0.05)
 
     def start_nanny(self, control_url: str) -> Any:
         """Start the process that relays signals on another host, where a launcher of the site has started this one."""
