@@ -15,7 +15,7 @@ from functools import partial
 from importlib import import_module
 from multiprocessing.process import BaseProcess
 from types import AsyncGeneratorType, CoroutineType, FrameType, GeneratorType, TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 import cloudpickle
 
@@ -32,7 +32,7 @@ _MOST_REASON = 200  # characters
 _OF_FRAMEWORK = "random numbers of "
 
 
-class Keeper(Protocol):
+class Keeper:
     """How the objects of one framework are kept. A face registers its keeper when it is imported."""
 
     name: str
@@ -40,21 +40,26 @@ class Keeper(Protocol):
 
     def memory_of(self, value: Any) -> Memory | None:
         """The memory that ``value`` is, which is kept once however many objects share it; None for other objects."""
+        return None
 
     def with_memory(self, size: int, fill: Callable[[memoryview], object], about: Any) -> Any:
         """The object for which `memory_of` gave ``about``, with ``size`` bytes that ``fill`` writes."""
+        raise NotImplementedError
 
     def reduced(self, value: Any) -> Any:
         """As ``__reduce__``, for objects that are kept in another way than pickled; else NotImplemented."""
+        return NotImplemented
 
     def unkeepable(self, value: Any) -> str:
         """What ``value`` is, in words, if it belongs to this process alone, such as a stream of a GPU; else empty."""
+        return ""
 
     def loses(self, value: Any) -> str:
         """What a variable with this value loses, in words, such as the graph of a tensor; else empty."""
+        return ""
 
     def random_state(self) -> Any:
-        """The state of the framework's random numbers."""
+        """The state of the framework's random numbers; None where the program's own objects have it."""
 
     def set_random_state(self, state: Any) -> None:
         """Continue with this state."""

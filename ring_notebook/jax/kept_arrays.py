@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
 import jax
-from ring_notebook.core.kept_state import Memory
+from ring_notebook.core.kept_state import Keeper
 
 
-class JaxKeeper:
+class JaxKeeper(Keeper):
     """JAX's objects for `ring_notebook.core.kept_state`: see `Keeper` there."""
 
     name = "jax"
-
-    def memory_of(self, value: Any) -> Memory | None:
-        """None: arrays never share memory that changes."""
-        return None
-
-    def with_memory(self, size: int, fill: Callable[[memoryview], object], about: Any) -> Any:
-        """Never called."""
-        raise NotImplementedError
 
     def reduced(self, value: Any) -> Any:
         """Arrays as numpy's, keys of random numbers as what they are made of."""
@@ -36,19 +27,6 @@ class JaxKeeper:
     def unkeepable(self, value: Any) -> str:
         """Values of a program that is being traced."""
         return "a value of a function while JAX traces it" if isinstance(value, jax.core.Tracer) else ""
-
-    def loses(self, value: Any) -> str:
-        """Nothing."""
-        return ""
-
-    def random_state(self) -> Any:
-        """None: JAX's random numbers have keys, which are arrays."""
-
-    def set_random_state(self, state: Any) -> None:
-        """Nothing to do."""
-
-    def seed(self, number: int) -> None:
-        """Nothing to do."""
 
 
 def _key(data: Any, kind: str) -> Any:

@@ -5,25 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ring_notebook.core.kept_state import Memory
+from ring_notebook.core.kept_state import Keeper
 from ring_notebook.keras.chosen_keras import IS_LEGACY, arrays_of, assign, keras
 from ring_notebook.keras.distributed_optimizer import DistributedMixin, DistributedOptimizer
 
 _OPTIMIZERS = (keras.optimizers.Optimizer, *([keras.optimizers.legacy.Optimizer] if IS_LEGACY else []))
 
 
-class KerasKeeper:
+class KerasKeeper(Keeper):
     """Keras' objects for `ring_notebook.core.kept_state`: see `Keeper` there."""
 
     name = "keras"
-
-    def memory_of(self, value: Any) -> Memory | None:
-        """None: Keras saves arrays."""
-        return None
-
-    def with_memory(self, size: int, fill: Callable[[memoryview], object], about: Any) -> Any:
-        """Never called."""
-        raise NotImplementedError
 
     def reduced(self, value: Any) -> Any:
         """A model with its optimizer, and an optimizer with what makes it distributed. The state is in the model."""
@@ -42,24 +34,11 @@ class KerasKeeper:
             return _optimizer, (type(value).__bases__[1], config, (ring.made_with, ring.prepared, ring.scaled))
         return NotImplemented
 
-    def unkeepable(self, value: Any) -> str:
-        """Nothing."""
-        return ""
-
     def loses(self, value: Any) -> str:
         """The state of an optimizer belongs to its model."""
         if isinstance(value, _OPTIMIZERS):
             return "its state, unless a model that is kept too was compiled with it"
         return ""
-
-    def random_state(self) -> Any:
-        """None: seeds are in the layers that use them."""
-
-    def set_random_state(self, state: Any) -> None:
-        """Nothing to do."""
-
-    def seed(self, number: int) -> None:
-        """Nothing to do."""
 
 
 def _places_of_local(optimizer: Any) -> list[int]:

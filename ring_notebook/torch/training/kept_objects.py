@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from ring_notebook.core.kept_state import Memory, Shard
+from ring_notebook.core.kept_state import Keeper, Memory, Shard
 from ring_notebook.torch.optimizer.flat_group import FlatGroup
 from ring_notebook.torch.optimizer.fused import FusedOptimizer
 from ring_notebook.torch.optimizer.gradient_reducer import GradientReducer
@@ -31,7 +31,7 @@ _PLAIN = (Tensor, nn.Parameter, nn.Buffer)
 _ITEMSIZE = 4  # bytes of a float32, which the state of a fused optimizer has
 
 
-class TorchKeeper:
+class TorchKeeper(Keeper):
     """torch's objects for `ring_notebook.core.kept_state`: see `Keeper`."""
 
     name = "torch"
