@@ -284,7 +284,7 @@ REGULARLY = """%%ringtrain --background --out run --name often --snapshot 0.4s
 import time
 
 def loop():
-    for step in range(1000):
+    for step in range(500):
         if stops:
             return
         sgd.zero_grad()
