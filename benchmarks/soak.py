@@ -162,9 +162,11 @@ class Rank:
         elif trouble == "interrupt":
             interrupt = threading.Timer(self.dice.random() * 0.02, os.kill, (os.getpid(), signal.SIGINT))
             interrupt.start()
-            with contextlib.suppress(CollectiveTimeout):
-                everybody.barrier(blocking=False).wait(10.0)
-            interrupt.join()  # or it would come in the next epoch
+            try:
+                with contextlib.suppress(CollectiveTimeout):
+                    everybody.barrier(blocking=False).wait(10.0)
+            finally:
+                interrupt.join()  # or it would come in the next epoch
             raise KeyboardInterrupt  # the others came first
         elif trouble == "lonely":
             everybody.barrier(name="nobody else does this", blocking=False).wait(0.3)
