@@ -230,10 +230,10 @@ def methods() -> dict[str, Callable[[Digits], Any]]:
     found = {
         "every step": every_step,
         "Gloo": gloo,
-        "local SGD": local(ring.LocalSteps(EVERY)),
-        "local SGD int8": local(ring.LocalSteps(EVERY), ring.Compression.int8),
+        "local SGD": local(ring.LocalSteps(EVERY, lr=1, momentum=0)),
+        "local SGD int8": local(ring.LocalSteps(EVERY, lr=1, momentum=0), ring.Compression.int8),
         "DiLoCo": local(ring.LocalSteps(EVERY, **outer)),
-        "DiLoCo 0.5": local(ring.LocalSteps(EVERY, lr=0.7, momentum=0.5)),
+        "DiLoCo 0.5": local(ring.LocalSteps(EVERY)),
         "streaming": local(stream),
         "streaming int8": local(stream, ring.Compression.int8),
         "Gloo DiLoCo": gloo_diloco,

@@ -88,7 +88,8 @@ class Reference:
 
 
 SETTINGS = {
-    "local SGD": LocalSteps(EVERY),
+    "local SGD": LocalSteps(EVERY, lr=1, momentum=0),
+    "default": LocalSteps(EVERY),
     "DiLoCo": DILOCO,
     "in turn": LocalSteps(EVERY, lr=0.7, momentum=0.9, fragments=2),
     "streaming": LocalSteps(6, lr=0.7, momentum=0.9, fragments=3, delay=1),
@@ -318,10 +319,10 @@ def test_a_checkpoint_waits_for_the_sync(hvd: ModuleType, tmp_path_factory: Any)
 def test_prepare_ends_the_round(hvd: ModuleType) -> None:
     model = make_model()
     own = momentum(model)
-    _, optimizer = hvd.prepare(model, own, sync_every=LocalSteps(EVERY))
+    _, optimizer = hvd.prepare(model, own, sync_every=LocalSteps(EVERY, lr=1, momentum=0))
     train(hvd, model, optimizer, 0, 2)
     rows = hvd.allgather_object([one.detach().clone() for one in model.parameters()])
-    _, optimizer = hvd.prepare(model, own, sync_every=LocalSteps(EVERY))
+    _, optimizer = hvd.prepare(model, own, sync_every=LocalSteps(EVERY, lr=1, momentum=0))
     for one, *of_ranks in zip(model.parameters(), *rows, strict=True):
         torch.testing.assert_close(one.detach(), torch.stack(of_ranks).mean(0), rtol=1e-5, atol=1e-6)
     train(hvd, model, optimizer, 2, 2 + EVERY)
