@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -32,11 +33,14 @@ MOST_CHANGES, MOST_LABELLED = 40, 6  # marks of changes, the newest; more of the
 _LABEL = 0.045  # of the x axis, between the labels of two changes
 MOST_BROKEN = 8  # steps at which ranks begin to lack a number
 _CHANGES = 0.02  # the least change between two fifths of a curve
+_SYNCS = re.compile(r"sync( \d+)?/distance")  # the metric of an optimizer that makes local steps
+_APART, _SURE = 0.05, 5  # the least distance of two ranks, of their mean and in standard errors
 
 
 @dataclass(frozen=True)
 class Mark:
-    """A place on the x axis with a word: where an epoch begins, a knob was changed, or a value is not finite."""
+    """A place on the x axis with a word: where an epoch begins, a knob was changed, ranks part, or a value is not
+    finite."""
 
     x: float
     label: str
@@ -45,7 +49,7 @@ class Mark:
 @dataclass(frozen=True)
 class Chart:
     """One chart. ``note`` is beside the title; ``best`` is the best point so far; ``broken`` marks NaN and infinity,
-    ``changes`` where a user has changed knobs.
+    ``changes`` where a user has changed knobs, and where ranks that make local steps part.
 
     ``values`` is the unit of the y axis, where the title does not say it. ``short`` is a shorter title.
     """
@@ -196,7 +200,7 @@ def _metric(view: RunView, name: str, look: Look, axis: str) -> Chart:
         best=best,
         epochs=_epochs(view, axis),
         broken=_broken({rank: (_at(view, axis, rank, step), kind) for rank, (step, kind) in firsts.items()}),
-        changes=_apart(_changes(view, axis), curves),
+        changes=_apart(sorted(_changes(view, axis) + _parting(view, name, axis), key=lambda mark: mark.x), curves),
         values="" if values == name else values,
     )
 
@@ -254,6 +258,42 @@ def _changes(view: RunView, axis: str) -> tuple[Mark, ...]:
     newest = list(made.items())[-MOST_CHANGES:]
     labelled = len(newest) <= MOST_LABELLED
     return tuple(Mark(x, ", ".join(what) if labelled else "") for x, what in newest)
+
+
+def _parting(view: RunView, name: str, axis: str) -> tuple[Mark, ...]:
+    """Where a metric of ranks that make local steps parts: from there on they train on as if alone."""
+    distances = [by_rank for metric, by_rank in view.curves.items() if _SYNCS.fullmatch(metric)]
+    if not distances or _SYNCS.fullmatch(name) or len(view.curves[name]) < 2:
+        return ()
+    syncs = np.asarray(next(iter(distances[0].values())).x)
+    step = parting(list(view.curves[name].values()), syncs)
+    return () if step is None else (Mark(_at(view, axis, min(view.curves[name]), step), "ranks part"),)
+
+
+def parting(lines: Sequence[Points], syncs: Any) -> float | None:
+    """The step at which the values of ranks part: in two rounds between ``syncs`` in a row two ranks are further apart
+    than by chance. None if they do not, or have too few values between two syncs."""
+    bounds = np.concatenate(([-np.inf], syncs))
+    means, errors = [], []  # by rank and round
+    for line in lines:
+        x, y = np.asarray(line.x), np.asarray(line.y)
+        if (np.diff(x) < 0).any():
+            return None
+        edges = np.searchsorted(x, bounds, side="right")
+        sums, squares = (np.concatenate(([0.0], np.cumsum(one))) for one in (y, y * y))
+        with np.errstate(invalid="ignore", divide="ignore"):
+            count = np.diff(edges)
+            mean = np.diff(sums[edges]) / count
+            variance = np.diff(squares[edges]) / count - mean * mean
+            means.append(np.where(count > 3, mean, np.nan))
+            errors.append(np.maximum(variance, 0) / (count - 1))
+    least, most = np.argmin(means, axis=0), np.argmax(means, axis=0)
+    each = np.arange(len(bounds) - 1)
+    low, high = np.stack(means)[least, each], np.stack(means)[most, each]
+    error = np.sqrt(np.stack(errors)[least, each] + np.stack(errors)[most, each])
+    apart = high - low > np.maximum(_SURE * error, _APART * np.abs(high + low) / 2)
+    found = np.flatnonzero(apart[:-1] & apart[1:])
+    return float(bounds[found[0]]) if len(found) and found[0] else float(lines[0].x[0]) if len(found) else None
 
 
 def _broken(firsts: Mapping[int, tuple[float, str]]) -> tuple[Mark, ...]:

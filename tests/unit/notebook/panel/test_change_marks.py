@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from array import array
 
+import numpy as np
 import pytest
 
 from ring_notebook.knobs import Range, encoded, made, unknown
-from ring_notebook.notebook.panel.charts.chart import MOST_CHANGES, charts
+from ring_notebook.notebook.panel.charts.chart import MOST_CHANGES, charts, parting
 from ring_notebook.notebook.panel.report import changes_text
 from ring_notebook.notebook.record.choices import Look
 from ring_notebook.notebook.record.run_view import RunState, RunView
+from ring_notebook.notebook.record.series import Points
 from ring_notebook.notebook.run.knob_changes import parted
 from ring_notebook.records import Change, KnobRecord, MetricBatch
 
@@ -85,3 +87,34 @@ def test_values_are_read_as_their_knob_takes_them() -> None:
         with pytest.raises(ValueError, match="takes numbers"):
             Range(0.1).read(wrong, "x")
     assert unknown("lrr", ["lr", "noise"]) == "there is no knob 'lrr'; did you mean lr?"
+
+
+def noisy_losses(ranks: int, seed: int, apart: float = 0.0) -> list[Points]:
+    """400 steps; from step 200 on the last rank stays behind by ``apart``."""
+    draw = np.random.default_rng(seed)
+    steps = np.arange(400.0)
+    rows = [2 * np.exp(-steps / 100) + draw.normal(1, 0.2, 400) for _ in range(ranks)]
+    rows[-1][200:] += apart
+    return [Points(array("d", steps), array("d", row)) for row in rows]
+
+
+@pytest.mark.parametrize("ranks", [2, 8])
+def test_where_the_losses_of_ranks_part(ranks: int) -> None:
+    syncs = np.arange(19.0, 400.0, 20.0)
+    assert [parting(noisy_losses(ranks, seed), syncs) for seed in range(50)] == [None] * 50
+    assert [parting(noisy_losses(ranks, seed, 0.6), syncs) for seed in range(50)] == [199.0] * 50
+    assert parting(noisy_losses(ranks, 0, 0.6), np.arange(2.0, 400.0, 3.0)) is None, "too few steps between syncs"
+
+
+def test_ranks_that_part_are_marked_where_they_make_local_steps() -> None:
+    state = RunState(2, 10.0)
+    for rank, (steps, losses) in enumerate(noisy_losses(2, 0, 0.6)):
+        rows = array("d", [one for step, loss in zip(steps, losses, strict=True) for one in (10 + step, step, loss)])
+        state.apply(MetricBatch("run", rank, ("loss",), rows), 410.0)
+    assert not charts(state.view(410.0), ["loss"], Look())[0].changes
+    for rank in range(2):
+        rows = array("d", [one for step in range(19, 400, 20) for one in (10 + step, step, 0.1)])
+        state.apply(MetricBatch("run", rank, ("sync/distance",), rows), 410.0)
+    of_loss, of_distance = charts(state.view(410.0), ["loss", "sync/distance"], Look())
+    assert [(mark.x, mark.label) for mark in of_loss.changes] == [(199.0, "ranks part")]
+    assert not of_distance.changes
