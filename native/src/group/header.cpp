@@ -56,6 +56,7 @@ std::string quoted_name(const Header& header) {
 std::string title(const Header& header) { return to_string(header.kind) + quoted_name(header); }
 
 std::string describe(const Header& header) {
+    if (header.sequence == 0) return title(header);  // it ended before it began
     return title(header) + " (sequence " + std::to_string(header.sequence) + ")";
 }
 

@@ -95,7 +95,7 @@ void set_name(Header& header, std::string_view name);
 std::string quoted_name(const Header& header);
 // "allreduce 'grad'"
 std::string title(const Header& header);
-// "allreduce 'grad' (sequence 7)"
+// "allreduce 'grad' (sequence 7)", without the number where the operation had none yet.
 std::string describe(const Header& header);
 
 }  // namespace ring
