@@ -281,6 +281,7 @@ def _candidates(group: Sequence[Operation], all_of_them: Sequence[Operation], en
         elif one.name:
             named[one.name][one.rank] = one  # its last one
     found = []
+    cut: dict[int, Operation] = {}  # of ranks that something behind it has ended in what others have completed
     oldest = {rank: min((n for n, calls in ordered.items() if rank in calls), default=0) for rank in members}
     for sequence in sorted(ordered):
         calls = ordered[sequence]
@@ -291,14 +292,23 @@ def _candidates(group: Sequence[Operation], all_of_them: Sequence[Operation], en
             alike = {one.full for one in calls.values()}
             late = {one.rank: one for one in group if not one.sequence and one.state == "failed" and one.full in alike}
             calls = {**late, **calls}
-            found.append(_describe(calls, members, all_of_them, ends))
+            if not cut and len(alike) == 1 and calls.keys() == set(members) and any(map(_is_done, calls.values())):
+                cut = {rank: one for rank, one in calls.items() if not _is_done(one)}
+                continue
+            found.append(_describe(calls, [rank for rank in members if rank not in cut], all_of_them, ends))
             break
+    if cut and not found:
+        found.append(_describe_cut(cut, members, all_of_them, ends))
     if not found:  # what matches by name ends with the epoch, so it says less
         for calls in named.values():
             open_calls = {rank: one for rank, one in calls.items() if one.state != "done"}
             if open_calls:
                 found.append(_describe(open_calls, members, all_of_them, ends))
     return found
+
+
+def _is_done(one: Operation) -> bool:
+    return one.state == "done"
 
 
 def _members(group: Sequence[Operation]) -> list[int]:
@@ -344,26 +354,48 @@ def _describe(
     return Parting(f"{named_ranks(list(failed))} {how} {first.full}{first.at}{which}", when, failed)
 
 
+def _describe_cut(
+    calls: Mapping[int, Operation], members: Sequence[int], everything: Sequence[Operation], ends: Mapping[int, str]
+) -> Parting:
+    """An operation that some ranks have completed, and then ended before the others had: by what these did."""
+    first = next(iter(calls.values()))
+    when = min(one.arrived or one.called for one in calls.values())
+    stories = {rank: _deed(rank, everything, ends) for rank in members if rank not in calls}
+    told = {rank: what for rank, what in stories.items() if what} or dict.fromkeys(stories, "went on")
+    text = "; ".join(f"rank {rank} {what}" for rank, what in told.items())
+    which = f" ({_group_of(members)})" if first.group else ""
+    return Parting(
+        f"{text} after {first.full}{first.at}, which {named_ranks(sorted(calls))} had not completed{which}",
+        when,
+        tuple(told),
+    )
+
+
 def _group_of(members: Sequence[int]) -> str:
     return f"group of {named_ranks(list(members))}"
+
+
+def _deed(rank: int, everything: Sequence[Operation], ends: Mapping[int, str]) -> str:
+    """How ``rank`` has ended, or what it said of itself after its last call; empty where nothing is known."""
+    if rank in ends:
+        return ends[rank]
+    own = [one for one in everything if one.rank == rank]
+    calls = [one for one in own if one.state != "note"]
+    notes = [one for one in own if one.state == "note" and not one.name.startswith(_MEMBERS)]
+    return next((one.name + one.at for one in notes if not calls or one.called >= calls[-1].called), "")
 
 
 def _story(rank: int, everything: Sequence[Operation], ends: Mapping[int, str], when: int) -> str:
     """Why ``rank`` never came, as far as its log tells."""
     own = [one for one in everything if one.rank == rank]
-    calls = [one for one in own if one.state != "note"]
-    notes = [one for one in own if one.state == "note" and not one.name.startswith(_MEMBERS)]
-    notes = [one for one in notes if not calls or one.called >= calls[-1].called]
     after = ""
-    if calls:
+    if calls := [one for one in own if one.state != "note"]:
         last = calls[-1]
         passed = (when - (last.ended or last.called)) / 1e9
         ago = f", {passed:.1f} s before" if passed >= 0.1 else ""
         after = f" after {last.title}{last.at}{ago}"
-    if rank in ends:
-        return f"rank {rank} never came: it {ends[rank]}{after}"
-    if notes:
-        return f"rank {rank} never came: it {notes[0].name}{notes[0].at}{after}"
+    if what := _deed(rank, everything, ends):
+        return f"rank {rank} never came: it {what}{after}"
     if not own:
         return f"rank {rank} never came, and its log is not known"
     return f"rank {rank} never came: its program has called nothing{after}"

@@ -107,6 +107,27 @@ def test_a_rank_that_fails_ends_the_job_while_the_others_call_nothing(hosts: Two
     assert "ringrun: rank 3 on ring-b failed first: exit code 7\ncode 7\n" in said
 
 
+@pytest.mark.parametrize("how", ["raise", "kill"])
+def test_a_trace_has_the_last_operations_of_ranks_on_both_hosts(hosts: TwoHosts, tmp_path: Path, how: str) -> None:
+    """Also of a rank on the other host that was killed: its agent sends its log."""
+    trace = tmp_path / "trace.json"
+    code = (
+        "import os, signal; from ring_notebook.core import world\n"
+        "world.init(); ring = world.current().communicator; ring.barrier(name='first')\n"
+        f"if world.current().rank == 3 and {how!r} == 'kill': os.kill(os.getpid(), signal.SIGKILL)\n"
+        "if world.current().rank == 3: raise ValueError('a bad sample')\n"
+        "ring.barrier(name='second')"
+    )
+    said = ringrun(hosts, *BOTH, "--trace-on-error", str(trace), "python", "-c", code)
+    what = "raised ValueError: a bad sample" if how == "raise" else "ended (killed by SIGKILL"
+    # The second barrier, or the end of the first one where others were still in it.
+    assert f"ringrun: rank 3 never came: it {what}" in said or f"ringrun: rank 3 {what}" in said
+    assert "called barrier 'second'" in said or "had not completed" in said
+    events = json.loads(trace.read_text())["traceEvents"]
+    assert {one["pid"] for one in events if one["name"] == "barrier 'first'"} == {0, 1, 2, 3}
+    assert [one["pid"] for one in events if one["cat"] == "parting"] == [3]
+
+
 def test_a_program_that_the_other_host_lacks(hosts: TwoHosts) -> None:
     """The hosts share the disk, and each has a /dev/shm of its own."""
     shell = 'ln -s /bin/sleep /dev/shm/only-here; "$@"'

@@ -8,7 +8,8 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import replace
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -251,3 +252,28 @@ def test_what_is_no_log() -> None:
             complete(as_events(operations))
     with pytest.raises(ValueError, match="makes no sense"):
         unpack("AAAA")
+
+
+def barrier(rank: int, sequence: int, state: Literal["done", "failed", "pending", "note"], name: str = "") -> Operation:
+    """A call of one of four ranks."""
+    when = 1000 * sequence + rank
+    ended = 0 if state == "pending" else when + 100
+    return Operation(
+        rank, "barrier", name or f"step {sequence}", "", 0, 0, 4, 1, sequence, when, when + 1, ended, state, "a.py:1"
+    )
+
+
+def test_a_rank_that_fails_behind_what_others_were_still_in() -> None:
+    """Over hosts an abort may reach a rank in an operation that others have completed: it is not where they part."""
+    passed = [barrier(rank, 1, "failed" if rank == 2 else "done") for rank in range(4)]
+    raised = barrier(3, 0, "note", "raised ValueError: a bad sample")
+    raised = replace(raised, called=5000, line="a.py:2")
+    part = found([*passed, raised])
+    assert part.text == (
+        "rank 3 raised ValueError: a bad sample at a.py:2 after barrier 'step 1' at a.py:1, "
+        "which rank 2 had not completed"
+    )
+    part = found([*passed, raised, *(barrier(rank, 2, "failed") for rank in (0, 1))])
+    assert part.missing == (3,)
+    assert part.text.startswith("rank 3 never came: it raised ValueError: a bad sample at a.py:2 after barrier")
+    assert part.text.endswith("ranks 0-1 called barrier 'step 2' at a.py:1")
