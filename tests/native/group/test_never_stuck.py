@@ -84,7 +84,11 @@ def test_abort_while_others_wait(call: str, blocking: bool, aborter: int) -> Non
                 f"rank {seat.rank}: .*(sequence 2).* stopped because the cell of rank X",
             )
         assert ring.aborted
-        ends(ring.barrier, CollectiveAborted, r"barrier( \(sequence [1-9]\d*\))? stopped because the cell of rank X raised ValueError")
+        ends(
+            ring.barrier,
+            CollectiveAborted,
+            r"barrier( \(sequence [1-9]\d*\))? stopped because the cell of rank X raised ValueError",
+        )
         works(seat.open(2))
 
     as_threads(3, body)
