@@ -4,8 +4,9 @@
     python benchmarks/slow_ranks.py --traceml VENV/bin/python
 
 Trains on two ranks with `ringrun` and makes one of them slow in eleven ways, one at a time; each seed has another rank
-and another severity. Then it trains without a fault. It compares what ringrun says at the end with what was done. Two
-of the faults need root and control groups (cgroup v1).
+and another severity. Then it trains without a fault; and on two hosts, network namespaces of this machine, with a slow
+link in one direction and without. It compares what ringrun says at the end with what was done. Two of the faults need
+root and control groups (cgroup v1), and so do the hosts: there PYTHONPATH=tests is needed too.
 
 With ``--traceml`` the same training runs under TraceML instead, as DistributedDataParallel on Gloo, in an environment
 with traceml-ai, torch and this package. Its verdicts name a rank and the input or the computing, and no further cause:
@@ -40,6 +41,7 @@ from ring_notebook.slow_ranks import CAUSES
 
 ROWS, WIDTH = 256, 1024
 _SAID = re.compile(r"rank (\d) is (?:over )?[\d.]+x slower (.+?); the others wait")
+_LINK_SAID = re.compile(r"the link from the host of rank (\d) to that of rank \d is (?:over )?[\d.]+x slower.*")
 _TRACEML_VERDICT = re.compile(r"Verdict: (\w*) ?STRAGGLER")
 _TRACEML_RANK = re.compile(r"Why: R(\d)")
 _GROUPS = Path("/sys/fs/cgroup")
@@ -155,7 +157,9 @@ def memory(_seconds: float) -> Callable[[], None]:
 
 
 STEP = (asleep, compute, garbage, disk, threads, queued, throttled, memory)
-FAULTS = (*(one.__name__ for one in STEP), "backward", "data", "samples", "none")
+HOSTS = ("link", "hosts")
+"""On two hosts, with a link that is slow in one direction, and without a fault."""
+FAULTS = (*(one.__name__ for one in STEP), "backward", "data", "samples", "none", *HOSTS)
 """The names of `slow_ranks.CAUSES`; ``backward`` sleeps inside of backward."""
 
 
@@ -224,7 +228,10 @@ def judge(fault: str, seed: int, seconds: float, traceml: str) -> tuple[str, str
     Before the cause stands ``wrong rank: `` where another rank is named.
     """
     what = ["--rank", fault, str(seed), str(seconds)]
-    command = [str(Path(sys.executable).with_name("ringrun")), "-np", "2", sys.executable, __file__, *what]
+    ringrun = [str(Path(sys.executable).with_name("ringrun")), "-np", "2"]
+    if fault in HOSTS:
+        return judge_hosts([*ringrun, "-H", "ring-a:1,ring-b:1", sys.executable, __file__, *what], fault, seed)
+    command = [*ringrun, sys.executable, __file__, *what]
     with tempfile.TemporaryDirectory() as logs:
         if traceml:
             command = [str(Path(traceml).with_name("traceml")), "run", "--nproc-per-node", "2", "--logs-dir", logs]
@@ -251,6 +258,19 @@ def judge(fault: str, seed: int, seconds: float, traceml: str) -> tuple[str, str
     return f"{'wrong rank: ' * wrong}{cause}", sentence
 
 
+def judge_hosts(command: list[str], fault: str, seed: int) -> tuple[str, str]:
+    """The same for a training on two hosts, of which one sends at 40 to 250 Mbit/s where the link is slow."""
+    two_hosts = importlib.import_module("harness.two_hosts").two_hosts
+    draw = random.Random(seed)
+    slow, rate = draw.randrange(2), draw.uniform(40, 250)
+    with two_hosts("1gbit") as hosts, hosts.limited(slow, f"{rate:.0f}mbit") if fault == "link" else nullcontext():
+        said = hosts.on_first(command, 120.0)
+    if match := _LINK_SAID.search(said):
+        return f"{'wrong rank: ' * (fault == 'hosts' or int(match[1]) != slow)}link", match[0]
+    match = _SAID.search(said)
+    return ("none", "") if match is None else (f"wrong rank: {match[2]}", match[0])
+
+
 def main() -> None:
     """Print a line for each fault: how often its rank and cause were named, and what else was said."""
     parser = argparse.ArgumentParser()
@@ -272,7 +292,7 @@ def main() -> None:
             counted[found] += 1
             print(f"  seed {seed}, {fault}: {found}: {sentence}", file=sys.stderr, flush=True)
     for fault, counted in said.items():
-        cause = "asleep" if fault == "backward" else fault
+        cause = {"backward": "asleep", "hosts": "none"}.get(fault, fault)
         named = sum(one[cause] for one in said.values())
         right = sum(one[cause] for of, one in said.items() if cause in (of, "asleep" if of == "backward" else of))
         precision = f"{right / named:.0%}" if named else "-"

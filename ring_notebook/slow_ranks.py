@@ -1,4 +1,4 @@
-"""Which ranks the others wait for, and why; noise never counts.
+"""Which ranks the others wait for, and why, or which link between hosts; noise never counts.
 
 Each process measures what its time went to. A slow rank takes some seconds longer than the usual rank, and each cause
 explains a part of them. The cause of the largest part is named, if that is more than a third.
@@ -17,6 +17,8 @@ SLOWER = 1.15  # times the work of the usual rank
 WAITS = 0.10  # the least share of time that the others wait
 LEAST_SECONDS, LEAST_STEPS = 4.0, 10  # before a rank is called slow
 
+_SLOWER_LINK = 1.6  # times as much the others carry
+_LEAST_SENT = 4e6  # bytes, before the rate of a link counts
 _MUCH_SLOWER = 10  # times; more is not counted
 _LEAST_SHARE = 1 / 3
 _MANY_FAULTS = 20.0  # pages a second read from the disk
@@ -82,6 +84,54 @@ def find(spent: Mapping[int, Spent], steps: int) -> SlowRanks | None:
     slowest = max(slow.values(), key=lambda one: one.busy)
     like = min(others, key=lambda one: abs(one.busy - usual))
     return SlowRanks(tuple(slow), median(one.busy for one in slow.values()) / usual, cause(slowest, like), waits)
+
+
+@dataclass(frozen=True)
+class SlowLink:
+    """A link between hosts that is slower than the others, from a rank to one of another host.
+
+    ``rate``: bytes a second while data is on its way; ``factor``: how many times as much the others carry;
+    ``moving``: the share of time that the ranks move data.
+    """
+
+    source: int
+    to: int
+    rate: float
+    factor: float
+    moving: float
+
+    @property
+    def sentence(self) -> str:
+        """Which link, how slow, what it costs, and what to do."""
+        times = f"{self.factor:.1f}x" if self.factor < _MUCH_SLOWER else f"over {_MUCH_SLOWER}x"
+        return (
+            f"the link from the host of rank {self.source} to that of rank {self.to} is {times} slower than the others "
+            f"({self.rate / 1e6:.3g} MB/s); the ranks move data {self.moving:.0%} of the time. See what else uses "
+            "it, and at which rate its network card runs; `sync_every` is for slow links"
+        )
+
+
+def find_link(spent: Mapping[int, Spent], steps: int) -> SlowLink | None:
+    """The slowest link between the hosts of a run that has made ``steps``, if the ranks wait for it.
+
+    None over one host, where no link stands out, over other links than TCP, or too early. A rank sends to several.
+    """
+    if len(spent) < 2 or min(one.seconds for one in spent.values()) < LEAST_SECONDS or steps < LEAST_STEPS:
+        return None
+    moving = median(one.share(one.moving) for one in spent.values())
+    rates = {
+        (rank, to): sent.bytes / sent.seconds
+        for rank, one in spent.items()
+        for to, sent in one.links.items()
+        if sent.bytes > _LEAST_SENT and sent.seconds > 0
+    }
+    if len(rates) < 2 or moving < WAITS:
+        return None
+    (source, to), rate = min(rates.items(), key=lambda link: link[1])
+    factor = median(other for link, other in rates.items() if link != (source, to)) / rate
+    if factor < _SLOWER_LINK or spent[source].share(spent[source].links[to].seconds) < WAITS:
+        return None
+    return SlowLink(source, to, rate, factor, moving)
 
 
 def cause(slow: Spent, usual: Spent) -> str:

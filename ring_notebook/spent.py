@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, NamedTuple
 
+SENDING, SENT = "sending to ", "sent to "
+"""Before a rank of another host: seconds in which data was on its way to it, and bytes."""
 SHARES = {"compute": "compute", "loading": "data", "moving": "moving", "waiting": "waiting", "bubble": "bubble"}
 """The words for the parts of a rank's time, which make up all of it, and the attributes of `Spent`."""
 
@@ -32,13 +34,21 @@ class OwnTime:
 NOTHING_COUNTED = OwnTime()
 
 
+class Sent(NamedTuple):
+    """What went to a rank of another host: ``seconds`` in which data was on its way, and ``bytes``."""
+
+    seconds: float
+    bytes: float
+
+
 @dataclass(frozen=True, slots=True)
 class Spent:
     """Seconds of one rank. ``seconds`` is all of them: since its first step, or since the beginning of its cell.
 
     ``moving``: in collectives and messages, while data was packed, moved and reduced. ``waiting``: until other ranks
     called the operation. ``bubble``: until a message came, as between the stages of a pipeline. ``data``: until `track`
-    had a batch. An operation in the background counts only while the rank waited for it.
+    had a batch. An operation in the background counts only while the rank waited for it. ``links``: what
+    went to ranks of other hosts over TCP, by rank.
     """
 
     seconds: float
@@ -47,6 +57,7 @@ class Spent:
     bubble: float
     data: float
     own: OwnTime = NOTHING_COUNTED
+    links: Mapping[int, Sent] = field(default_factory=dict)
 
     @property
     def idle(self) -> float:
@@ -77,7 +88,12 @@ def spent(facts: Mapping[str, Any], elapsed: float) -> Spent:
     idle = min(waiting, communication)
     bubble = min(bubble, idle)
     own = OwnTime(*(_number(facts, one.name) for one in fields(OwnTime)))
-    return Spent(seconds or elapsed, communication - idle, idle - bubble, bubble, data, own)
+    links = {
+        int(name.removeprefix(SENDING)): Sent(_number(facts, name), _number(facts, name.replace(SENDING, SENT)))
+        for name in facts
+        if name.startswith(SENDING)
+    }
+    return Spent(seconds or elapsed, communication - idle, idle - bubble, bubble, data, own, links)
 
 
 def _number(facts: Mapping[str, Any], name: str) -> float:

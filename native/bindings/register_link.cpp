@@ -1,5 +1,8 @@
 #include <pybind11/stl.h>
 
+#include <tuple>
+#include <vector>
+
 #include "register.hpp"
 #include "ring/transport/link.hpp"
 #include "ring/transport/tcp_link.hpp"
@@ -61,5 +64,14 @@ void register_link(py::module_& module) {
                 return std::pair{found->first, py::bytes(found->second)};
             },
             py::arg("tag"), "The source and the data of a posted message that has arrived; None when there is none.")
+        .def(
+            "sent",
+            [](ring::TcpLink& link) {
+                std::vector<std::tuple<int, double, std::uint64_t>> all;
+                for (const auto& one : link.sent()) all.emplace_back(one.rank, one.seconds, one.bytes);
+                return all;
+            },
+            Released(),
+            "Ranks that this one has a connection to; seconds in which data to them was on its way; bytes they have.")
         .def_property_readonly_static("first_free_tag", [](const py::object&) { return ring::TcpLink::kFirstFree; });
 }

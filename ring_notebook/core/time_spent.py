@@ -17,6 +17,7 @@ from ring_notebook.core import other_waits, world
 from ring_notebook.core.energy_of_rank import EnergyOfRank
 from ring_notebook.hardware import cores, throttled
 from ring_notebook.rank.rank_status import report_to_job
+from ring_notebook.spent import SENDING, SENT
 
 _PERIOD = 0.2  # seconds for which what Linux has counted is not read again
 _PAUSE = 0.01  # the same for all counters, while a script logs
@@ -89,6 +90,7 @@ class TimeSpent:
 
         ``bubble`` is the wait for messages in that part, ``posted`` the bytes of the tensors in collectives. The values
         of `spent.OwnTime` are among them, and the joules of `energy`.
+        `spent.SENDING` and `spent.SENT` count what went to ranks of other hosts.
         ``training`` is the whole time; without a row it is left out, and the others count from the beginning of the
         cell.
         """
@@ -107,7 +109,15 @@ class TimeSpent:
             **self._totals(),
             **_linux.read(),
             **self.energy.joules(),
+            **_links(),
         }
+
+
+def _links() -> dict[str, float]:
+    found: dict[str, float] = {}
+    for rank, (seconds, count) in world.sent().items():
+        found |= {f"{SENDING}{rank}": seconds, f"{SENT}{rank}": float(count)}
+    return found
 
 
 class ScriptMeter:

@@ -412,6 +412,17 @@ def waiting() -> float:
     return _state.waited + (0.0 if world is None else world.communicator.seconds_spent()[1])
 
 
+def sent() -> dict[int, tuple[float, int]]:
+    """Seconds in which data was on its way to a rank of another host, and the bytes that it has, by rank of `current`.
+
+    As the kernel counts them for connections of TCP since they were made; empty over other links.
+    """
+    if _state.place is None or _state.world is None or not isinstance(_state.place.link, core.TcpLink):
+        return {}
+    number = {rank: index for index, rank in enumerate(_state.world.ranks)}
+    return {number[rank]: (seconds, done) for rank, seconds, done in _state.place.link.sent() if rank in number}
+
+
 def posted() -> int:
     """Bytes of the tensors in collectives that this rank has called since its run began."""
     world = _state.world

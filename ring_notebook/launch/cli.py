@@ -32,7 +32,7 @@ from ring_notebook.prediction import compare
 from ring_notebook.rank.launch_check import started_several
 from ring_notebook.rank.rank_threads import threads_started
 from ring_notebook.scaling import Measured, measured, table, write_csv
-from ring_notebook.slow_ranks import SlowRanks, find
+from ring_notebook.slow_ranks import SlowLink, SlowRanks, find, find_link
 from ring_notebook.spent import RankTimes, spent
 from ring_notebook.words import aligned
 
@@ -188,7 +188,7 @@ def _run(
         code = job.wait()
     if times is not None:
         times.update(job.times)
-    elif slow := _slow_ranks(job.times):
+    elif slow := _what_is_slow(job.times):
         print_message(slow.sentence)
     error = ""
     if code:  # a batch system that has ended the job comes before its ranks: they have failed because of it
@@ -205,10 +205,11 @@ def _run(
     return code
 
 
-def _slow_ranks(times: Mapping[int, RankTimes]) -> SlowRanks | None:
-    """The ranks that the others wait for, in steps of a script that has logged them."""
+def _what_is_slow(times: Mapping[int, RankTimes]) -> SlowRanks | SlowLink | None:
+    """The ranks that the others wait for, or the link, in steps of a script that has logged them."""
     accounts = {rank: spent(one.spent, one.seconds) for rank, one in times.items()}
-    return find(accounts, max((one.steps for one in times.values()), default=0))
+    steps = max((one.steps for one in times.values()), default=0)
+    return find(accounts, steps) or find_link(accounts, steps)
 
 
 def _reserve_standard_streams() -> None:

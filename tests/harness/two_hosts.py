@@ -174,6 +174,16 @@ class TwoHosts:
             while not subprocess.run(connects, capture_output=True, check=False).stdout:
                 assert time.monotonic() < deadline, f"{other} does not reach {name} again"
 
+    @contextlib.contextmanager
+    def limited(self, host: int, rate: str) -> Iterator[None]:
+        """What ``host`` (0 or 1) sends has another rate within."""
+        space = f"{self.prefix}-{'ab'[host]}"
+        _limit(space, rate)
+        try:
+            yield
+        finally:
+            _limit(space, "1gbit")
+
     def bytes_sent(self, host: int) -> int:
         """Bytes that have left ``host`` (0 or 1) over the link so far."""
         return int(_link(f"{self.prefix}-{'ab'[host]}")["stats64"]["tx"]["bytes"])
@@ -233,8 +243,7 @@ def two_hosts(rate: str = "1gbit", count: int = 2) -> Iterator[TwoHosts]:
             _ip("-n", space, "addr", "add", f"{address}/24", "dev", "link0")
             _ip("-n", space, "link", "set", "link0", "up")
             _ip("-n", space, "link", "set", "lo", "up")
-            limit = ["tbf", "rate", rate, "burst", "256k", "latency", "50ms"]
-            subprocess.run(["tc", "-n", space, "qdisc", "add", "dev", "link0", "root", *limit], check=True)
+            _limit(space, rate)
         _write_ssh_files(folder, names)
         for name in names:
             _boot(folder, name)
@@ -248,6 +257,11 @@ def two_hosts(rate: str = "1gbit", count: int = 2) -> Iterator[TwoHosts]:
             _end_all(space)  # processes left behind after a time limit
             subprocess.run(["ip", "netns", "del", space], stderr=subprocess.DEVNULL, check=False)
         shutil.rmtree(folder)
+
+
+def _limit(space: str, rate: str) -> None:
+    limit = ["tbf", "rate", rate, "burst", "256k", "latency", "50ms"]
+    subprocess.run(["tc", "-n", space, "qdisc", "replace", "dev", "link0", "root", *limit], check=True)
 
 
 def _boot(folder: Path, name: str) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import subprocess
+import sys
+from pathlib import Path
 
-from harness.two_hosts import TwoHosts, two_hosts
+from harness.two_hosts import NAMES, TwoHosts, two_hosts
 
 HELLO = """
 import os, socket
@@ -42,3 +44,23 @@ def test_the_link_has_its_rate_and_goes_away(hosts: TwoHosts) -> None:
 
 def namespaces() -> str:
     return subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
+
+
+def test_a_slow_link_is_named(hosts: TwoHosts, tmp_path: Path) -> None:
+    """The link of the second host carries a tenth of the other's, and both ranks wait for it."""
+    program = tmp_path / "train.py"
+    program.write_text(
+        "import time, torch, ring_notebook.torch as ring\n"
+        "ring.init()\n"
+        "gradients, ends = torch.ones(500_000), time.monotonic() + 6\n"
+        "for step in range(1000):\n"
+        "    ring.allreduce_(gradients)\n"
+        "    ring.log(step, loss=1.0)\n"
+        "    if ring.broadcast_object(time.monotonic() > ends): break\n"
+    )
+    where = ["-np", "2", "-H", f"{NAMES[0]}:1,{NAMES[1]}:1"]
+    with hosts.limited(1, "100mbit"):
+        said = hosts.on_first(
+            ["sh", "-c", '"$@"', "sh", sys.executable, "-m", "ring_notebook.launch.cli", *where, str(program)], 90.0
+        )
+    assert "ringrun: the link from the host of rank 1 to that of rank 0 is " in said

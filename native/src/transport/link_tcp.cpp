@@ -1,5 +1,7 @@
 #include <errno.h>
 #include <linux/sockios.h>
+#include <linux/tcp.h>
+#include <netinet/in.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/ioctl.h>
@@ -223,6 +225,22 @@ void TcpLink::drain() {
         if (std::none_of(peers_.begin(), peers_.end(), is_left)) return;
         cpu_yield();
     } while (monotonic_ns() < deadline);
+}
+
+std::vector<TcpLink::Sent> TcpLink::sent() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    std::vector<Sent> all;
+    for (std::size_t rank = 0; rank < peers_.size(); ++rank) {
+        if (!peers_[rank] || peers_[rank]->socket < 0) continue;
+        tcp_info info{};
+        socklen_t size = sizeof info;
+        if (::getsockopt(peers_[rank]->socket, IPPROTO_TCP, TCP_INFO, &info, &size) != 0) continue;
+        // A kernel that does not count leaves zeros.
+        const auto busy =
+            static_cast<double>(info.tcpi_busy_time - std::min(info.tcpi_busy_time, info.tcpi_rwnd_limited));
+        all.push_back({static_cast<int>(rank), busy * 1e-6, info.tcpi_bytes_acked});
+    }
+    return all;
 }
 
 std::vector<int> TcpLink::take_wanted() {

@@ -58,7 +58,7 @@ def headline(log: RunRecord, view: RunView, stuck: Sequence[RankView] = ()) -> H
     else:
         alarms = [left_out(view, log.source, log.first_line) if running else ""]
     alarms = [*filter(None, [*alarms, left_out_in_loop(view) if running else ""])]
-    slow = None if stuck else view.slow
+    slow = None if stuck else view.slow or view.slow_link
     waits = any(rank.status and rank.status.waiting for rank in stuck)
     done = progress(view, log.source) if running else Progress(None, None)
     return Headline(

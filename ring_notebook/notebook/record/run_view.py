@@ -29,7 +29,7 @@ from ring_notebook.records import (
     Record,
     Status,
 )
-from ring_notebook.slow_ranks import SlowRanks, find
+from ring_notebook.slow_ranks import SlowLink, SlowRanks, find, find_link
 from ring_notebook.spent import NOTHING_SPENT, Spent, spent
 
 SAMPLES = "samples"  # the metric that is shown as throughput
@@ -139,6 +139,11 @@ class RunView:
     def slow(self) -> SlowRanks | None:
         """The ranks that the others wait for."""
         return find({one.rank: one.spent for one in self.ranks}, max(one.step for one in self.ranks))
+
+    @property
+    def slow_link(self) -> SlowLink | None:
+        """The link between hosts that all wait for."""
+        return find_link({one.rank: one.spent for one in self.ranks}, max(one.step for one in self.ranks))
 
     @property
     def died(self) -> bool:

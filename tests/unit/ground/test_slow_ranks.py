@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from ring_notebook.slow_ranks import CAUSES, cause, find
-from ring_notebook.spent import OwnTime, Spent, spent
+from ring_notebook.slow_ranks import CAUSES, cause, find, find_link
+from ring_notebook.spent import OwnTime, Sent, Spent, spent
 
 # Ten seconds of two ranks: the slow one works for nine, the other for four and waits for five.
 SLOW = Spent(10.0, 1.0, 0.0, 0.0, 0.0, OwnTime(on_cpu=10.0, samples=100))
@@ -76,3 +76,41 @@ def test_nobody_is_slow_in_the_first_steps_or_seconds() -> None:
 def test_a_rank_reports_numbers_only() -> None:
     account = spent({"training": 9.0, "queued": 2.0, "on_cpu": "many", "samples": 5}, 1.0)
     assert account.own == OwnTime(queued=2.0, samples=5.0)
+
+
+def moving(**links: tuple[float, float]) -> Spent:
+    """Ten seconds of a rank, of which it moves data for six; seconds and bytes by rank that it sends to."""
+    return Spent(10.0, 6.0, 0.0, 0.0, 0.0, links={int(to[1:]): Sent(*sent) for to, sent in links.items()})
+
+
+def test_the_slow_link_between_hosts_is_named() -> None:
+    """By the rate while data is on its way. What agrees on operations is too little to say anything."""
+    ranks = {0: moving(_1=(4.7, 8e7), _2=(0.7, 14e3)), 1: moving(_2=(8.4, 8e7)), 2: moving(_0=(0.9, 8e7))}
+    found = find_link(ranks, 20)
+    assert found is not None
+    assert (found.source, found.to) == (1, 2)
+    assert found.sentence.startswith(
+        "the link from the host of rank 1 to that of rank 2 is 5.6x slower than the others (9.52 MB/s); the ranks move "
+        "data 60% of the time. See what else uses it"
+    )
+    assert find_link(ranks, 5) is None
+    assert find_link({0: ranks[0]}, 20) is None
+
+
+@pytest.mark.parametrize(
+    "ranks",
+    [
+        {0: moving(_1=(7.2, 3e8)), 1: moving(_0=(6.0, 3e8))},  # alike
+        {0: moving(_1=(7.2, 1e6)), 1: moving(_0=(0.1, 1e6))},  # hardly anything
+        {0: moving(_1=(0.5, 1e8)), 1: moving(_0=(0.1, 1e8))},  # seldom used
+        {rank: replace(moving(), links={}) for rank in range(2)},  # one host
+        {0: replace(moving(_1=(8.0, 8e7)), moving=0.5), 1: replace(moving(_0=(0.9, 8e7)), moving=0.5)},  # overlapped
+    ],
+)
+def test_a_link_that_costs_nothing_or_does_not_stand_out(ranks: dict[int, Spent]) -> None:
+    assert find_link(ranks, 20) is None
+
+
+def test_what_went_to_other_hosts_is_among_the_facts() -> None:
+    facts = {"training": 10.0, "communication": 6.0, "sending to 12": 4.5, "sent to 12": 9e6}
+    assert spent(facts, 20.0).links == {12: Sent(4.5, 9e6)}

@@ -52,6 +52,15 @@ class TcpLink : public Link {
     // No connection to that rank can be made.
     void unreachable(int rank, std::string_view why);
 
+    // What the kernel has counted of the connection to a rank: bytes that it has acknowledged, and the seconds in which
+    // some were on their way, without those in which the rank read none.
+    struct Sent {
+        int rank;
+        double seconds;
+        std::uint64_t bytes;
+    };
+    std::vector<Sent> sent();
+
     // Sends a message that the link keeps until it is sent; and takes one of such a tag that has arrived.
     void post(int to, int tag, std::string_view data);
     std::optional<std::pair<int, std::string>> take(int tag);
