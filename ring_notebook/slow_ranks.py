@@ -119,19 +119,19 @@ def find_link(spent: Mapping[int, Spent], steps: int) -> SlowLink | None:
     if len(spent) < 2 or min(one.seconds for one in spent.values()) < LEAST_SECONDS or steps < LEAST_STEPS:
         return None
     moving = median(one.share(one.moving) for one in spent.values())
-    rates = {
-        (rank, to): sent.bytes / sent.seconds
+    links = [
+        (sent.bytes / sent.seconds, rank, sent)
         for rank, one in spent.items()
-        for to, sent in one.links.items()
+        for sent in one.links
         if sent.bytes > _LEAST_SENT and sent.seconds > 0
-    }
-    if len(rates) < 2 or moving < WAITS:
+    ]
+    if len(links) < 2 or moving < WAITS:
         return None
-    (source, to), rate = min(rates.items(), key=lambda link: link[1])
-    factor = median(other for link, other in rates.items() if link != (source, to)) / rate
-    if factor < _SLOWER_LINK or spent[source].share(spent[source].links[to].seconds) < WAITS:
+    (rate, source, slowest), *others = sorted(links)
+    factor = median(other for other, _, _ in others) / rate
+    if factor < _SLOWER_LINK or spent[source].share(slowest.seconds) < WAITS:
         return None
-    return SlowLink(source, to, rate, factor, moving)
+    return SlowLink(source, slowest.to, rate, factor, moving)
 
 
 def cause(slow: Spent, usual: Spent) -> str:

@@ -35,8 +35,9 @@ NOTHING_COUNTED = OwnTime()
 
 
 class Sent(NamedTuple):
-    """What went to a rank of another host: ``seconds`` in which data was on its way, and ``bytes``."""
+    """What went to the rank ``to`` of another host: ``seconds`` in which data was on its way, and ``bytes``."""
 
+    to: int
     seconds: float
     bytes: float
 
@@ -48,7 +49,7 @@ class Spent:
     ``moving``: in collectives and messages, while data was packed, moved and reduced. ``waiting``: until other ranks
     called the operation. ``bubble``: until a message came, as between the stages of a pipeline. ``data``: until `track`
     had a batch. An operation in the background counts only while the rank waited for it. ``links``: what
-    went to ranks of other hosts over TCP, by rank.
+    went to ranks of other hosts over TCP.
     """
 
     seconds: float
@@ -57,7 +58,7 @@ class Spent:
     bubble: float
     data: float
     own: OwnTime = NOTHING_COUNTED
-    links: Mapping[int, Sent] = field(default_factory=dict)
+    links: tuple[Sent, ...] = ()
 
     @property
     def idle(self) -> float:
@@ -88,11 +89,8 @@ def spent(facts: Mapping[str, Any], elapsed: float) -> Spent:
     idle = min(waiting, communication)
     bubble = min(bubble, idle)
     own = OwnTime(*(_number(facts, one.name) for one in fields(OwnTime)))
-    links = {
-        int(name.removeprefix(SENDING)): Sent(_number(facts, name), _number(facts, name.replace(SENDING, SENT)))
-        for name in facts
-        if name.startswith(SENDING)
-    }
+    to = [name.removeprefix(SENDING) for name in facts if name.startswith(SENDING)]
+    links = tuple(Sent(int(one), _number(facts, SENDING + one), _number(facts, SENT + one)) for one in to)
     return Spent(seconds or elapsed, communication - idle, idle - bubble, bubble, data, own, links)
 
 

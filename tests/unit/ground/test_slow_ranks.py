@@ -80,7 +80,7 @@ def test_a_rank_reports_numbers_only() -> None:
 
 def moving(**links: tuple[float, float]) -> Spent:
     """Ten seconds of a rank, of which it moves data for six; seconds and bytes by rank that it sends to."""
-    return Spent(10.0, 6.0, 0.0, 0.0, 0.0, links={int(to[1:]): Sent(*sent) for to, sent in links.items()})
+    return Spent(10.0, 6.0, 0.0, 0.0, 0.0, links=tuple(Sent(int(to[1:]), *sent) for to, sent in links.items()))
 
 
 def test_the_slow_link_between_hosts_is_named() -> None:
@@ -103,7 +103,7 @@ def test_the_slow_link_between_hosts_is_named() -> None:
         {0: moving(_1=(7.2, 3e8)), 1: moving(_0=(6.0, 3e8))},  # alike
         {0: moving(_1=(7.2, 1e6)), 1: moving(_0=(0.1, 1e6))},  # hardly anything
         {0: moving(_1=(0.5, 1e8)), 1: moving(_0=(0.1, 1e8))},  # seldom used
-        {rank: replace(moving(), links={}) for rank in range(2)},  # one host
+        {rank: moving() for rank in range(2)},  # one host
         {0: replace(moving(_1=(8.0, 8e7)), moving=0.5), 1: replace(moving(_0=(0.9, 8e7)), moving=0.5)},  # overlapped
     ],
 )
@@ -113,4 +113,4 @@ def test_a_link_that_costs_nothing_or_does_not_stand_out(ranks: dict[int, Spent]
 
 def test_what_went_to_other_hosts_is_among_the_facts() -> None:
     facts = {"training": 10.0, "communication": 6.0, "sending to 12": 4.5, "sent to 12": 9e6}
-    assert spent(facts, 20.0).links == {12: Sent(4.5, 9e6)}
+    assert spent(facts, 20.0).links == (Sent(12, 4.5, 9e6),)
