@@ -1,4 +1,4 @@
-"""Ten ways to desynchronise three ranks: who names the rank that parted, and what it did?
+"""Ten ways to desynchronise three ranks, and who names the rank that parted and what it did.
 
 Ours is the sentence of ``ringrun --trace-on-error``. Beside it PyTorch's Flight Recorder: the same program on Gloo,
 where each rank that lives dumps its recorder when its collective fails or has waited for 4 s, and ``torchfrtrace``
