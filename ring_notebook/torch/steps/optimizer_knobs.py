@@ -60,6 +60,7 @@ class _Option:
 
     def __init__(self, optimizer: torch.optim.Optimizer, key: str) -> None:
         self._optimizer = weakref.ref(optimizer)
+        self._last = 0.0
         self.key = key
 
     def name(self, number: int) -> str:
@@ -79,7 +80,10 @@ class _Option:
         return float(next(filter(None, map(self._of, self._groups())), 0.0))
 
     def read(self) -> float:
-        return self.value if self._optimizer() is not None else 0.0
+        """Its value; where the optimizer is gone, the last one that was read."""
+        if self._optimizer() is not None:
+            self._last = self.value
+        return self._last
 
     def apply(self, value: Any) -> None:
         """Set it to ``value`` where it is as in `value`, in proportion elsewhere; to ``value`` where it is 0 in all."""

@@ -118,6 +118,31 @@ def test_a_run_that_is_paused_waits_and_is_not_stuck(cluster: Cluster) -> None:
     assert cluster.run(LOOP + "\nraise SystemExit").stop()
 
 
+def test_knobs_of_an_optimizer_that_is_gone_keep_their_values(cluster: Cluster) -> None:
+    """The function that trains has returned, and the run still says what it was set to."""
+    run = cluster.run(
+        """
+def train():
+    model = torch.nn.Linear(4, 1)
+    model, optimizer = ring.prepare(model, torch.optim.SGD(model.parameters(), lr=30.0))
+    while float(optimizer.param_groups[0]["lr"]) == 30.0:
+        optimizer.zero_grad()
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+    time.sleep(1.5)  # a status, while there is the optimizer
+import time, torch
+train()
+import gc; gc.collect()
+time.sleep(1.5)
+""",
+        timeout=60,
+    )
+    until(lambda: "lr" in run.knobs)
+    run.set(lr=0.5)
+    run.wait()
+    assert run.knobs["lr"] == 0.5
+
+
 def test_a_rank_that_dies_ends_a_pause(cluster: Cluster) -> None:
     run = cluster.run(LOOP)
     knobs_of(run, "end")
