@@ -272,6 +272,7 @@ class _Execution:
 
     def _collect(self, rows: bool, status: bool, limit: float = 0.0) -> list[Record]:
         records: list[Record] = list(self.capture.drain())
+        paused = steering.is_paused  # before the rows are taken, so that whoever sees the pause has all of them
         if rows:
             batches = metrics.drain(self.run, self.rank, limit)
             records += [*batches, *metrics.drain_shown(self.run, self.rank)]
@@ -281,7 +282,7 @@ class _Execution:
         line = self.cell.current_line() if self.cell else 0
         if status or (line and not self.entered) or self.interruptible.unheard is not None:
             self.entered = line > 0
-            records += [self._now(line), *self._load()]
+            records += [self._now(line, paused), *self._load()]
         return records
 
     def _training_begins(self) -> None:
@@ -300,7 +301,7 @@ class _Execution:
                 self._say(f"Left out of the record: the load of this machine ({type(error).__name__}: {error})")
             return []
 
-    def _now(self, line: int) -> Status:
+    def _now(self, line: int, paused: bool) -> Status:
         """The status of this rank, at this line of the cell."""
         self.transport = _transport() or self.transport
         return Status(
@@ -321,7 +322,7 @@ class _Execution:
                 "importing": self.cell.importing() if self.cell else "",
                 "unheard": self.interruptible.unheard,
                 "knobs": present(),
-                "paused": steering.is_paused,
+                "paused": paused,
                 "points": steering.points,
             },
         )
