@@ -10,6 +10,8 @@ import numpy as np
 from ring_notebook.notebook.panel.charts.curves import Curves, Floats
 from ring_notebook.notebook.style import number, whole
 
+_SAME = 1e-6  # of a value: ranks may differ in the last bit of it
+_DIGITS = 1e4  # in which `number` shows a value
 _CHARACTER, _GAP, _LEAST = 7.0, 6, 30  # pixels: per character, from label to axis, for a short name of the x axis
 
 
@@ -57,9 +59,10 @@ class Scale:
         found = [10.0**power * factor for power in range(first, last + 1, every) for factor in factors]
         return tuple(tick for tick in found if self.low <= tick <= self.high)
 
-    @staticmethod
-    def label(tick: float) -> str:
-        """The text at a tick."""
+    def label(self, tick: float) -> str:
+        """The text at a tick, with the digits that tell it from the next one."""
+        if not self.log and max(abs(self.low), abs(self.high)) >= _DIGITS * self.step:
+            return f"{tick:,.{max(0, -math.floor(math.log10(self.step) + 1e-9))}f}"
         return whole(tick) if abs(tick) >= 1000 else number(tick)
 
 
@@ -114,6 +117,6 @@ def _scale(arrays: list[Floats], from_zero: bool) -> Scale:
     low, high = float(finite.min()), float(finite.max())
     if from_zero:
         low = min(low, 0.0)
-    if low == high:
+    if high - low <= _SAME * max(abs(low), abs(high)):  # ranks may differ in the last bit
         low, high = low - (abs(low) / 2 or 0.5), high + (abs(high) / 2 or 0.5)
     return Scale(low, high)

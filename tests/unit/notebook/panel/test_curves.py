@@ -173,3 +173,15 @@ def test_a_rate_starts_at_zero() -> None:
     assert x.low == 1
     assert y.low == 0
     assert y.high >= 1000
+
+
+def test_ticks_that_lie_close_differ_in_their_labels() -> None:
+    """Of values that ranks compute alike but for the last bit, and of those that hardly change."""
+    _, alike = scales(per_rank({0: points([600], [0.18052566]), 1: points([600], [0.18052567])}), from_zero=False)
+    _, near = scales(per_rank({0: points([0, 1], [100.0011, 100.0094])}), from_zero=False)
+    far = Scale(1_000_000.0, 1_000_010.0)
+    for scale in (alike, near, far):
+        labels = [scale.label(tick) for tick in scale.ticks]
+        assert len(set(labels)) == len(labels), labels
+    assert near.label(100.002) == "100.002"
+    assert far.label(1_000_002.0) == "1,000,002"
