@@ -57,7 +57,9 @@ def _hints(cell: CellCalls) -> Iterator[Hint]:
             "every rank reads the whole data set: pass `sampler=torch.utils.data.distributed.DistributedSampler("
             "dataset, ring.size(), ring.rank())`, or use `ring.prepare`",
         )
-    if wrapped and optimizer and optimizer.name == "SGD" and isinstance(rate := optimizer.keyword("lr"), ast.Constant):
+    # Ranks that step alone keep the rate of one process.
+    scales = wrapped is not None and not wrapped.keyword("sync_every")
+    if scales and optimizer and optimizer.name == "SGD" and isinstance(rate := optimizer.keyword("lr"), ast.Constant):
         lr = ast.unparse(rate)
         yield Hint(
             optimizer.line,

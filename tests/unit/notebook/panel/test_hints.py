@@ -75,6 +75,9 @@ def test_no_broadcast_and_a_rate_for_one_process() -> None:
     hints = found(WRAPPED)
     assert "broadcast_parameters" in hints[4]
     assert "lr=0.1 * ring.size()" in hints[3]
+    assert 3 not in found(
+        WRAPPED.replace("DistributedOptimizer(optimizer", "DistributedOptimizer(optimizer, sync_every=50")
+    )
 
 
 @pytest.mark.parametrize("start", ["ring.broadcast_parameters(model.state_dict(), 0)", "torch.manual_seed(1)"])
