@@ -164,6 +164,7 @@ def out_of_time() -> None:
     tell("cell", notebook.error("run.wait()")[1])
     tell("checkpoints", notebook.text("print(*(run.log.directory / 'checkpoints').glob('step*'))"))
     tell("status", status(notebook, until="time limit;"))
+    tell("snapshots", notebook.text("%ring snapshots"))
     notebook.close()
 
 
@@ -202,8 +203,15 @@ def requeued() -> None:
 
 def idle() -> None:
     notebook = opened(f"{JOB} --idle 2s")
-    notebook.text("%%ringtrain --out queued\n1")
+    notebook.text("%%ringtrain --out queued\nvalue = 5 + ring.rank()")
     tell("released", status(notebook, until="Released"))
+    wait_for_no_jobs()
+    tell("snapshots", notebook.text("%ring snapshots"))
+    notebook.text(f"%ring start {JOB}")
+    status(notebook, until="4 engines:")
+    tell("restored", notebook.text("%ring restore idle"))
+    notebook.text("%%ringtrain\nassert value == 5 + ring.rank()")
+    tell("stopped", notebook.text("%ring stop"))
     wait_for_no_jobs()
     notebook.close()
 

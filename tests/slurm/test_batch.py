@@ -81,6 +81,7 @@ def test_a_checkpoint_is_written_before_the_time_limit(system: Slurm, tmp_path: 
     find("^cell: ClusterError: Slurm job [0-9]+ reached its time limit; ask for more", output)
     find("^checkpoints: /.*step", output)
     find("^status: ClusterError: Slurm job [0-9]+ reached its time limit", output)
+    find("^snapshots: .*^walltime ", output)
 
 
 def test_a_job_that_is_put_back_resumes(system: Slurm, tmp_path: Path) -> None:
@@ -112,8 +113,12 @@ def test_a_host_that_is_lost_is_named(system: Slurm, tmp_path: Path) -> None:
         time.sleep(0.3)
 
 
-def test_an_idle_job_is_given_back(system: Slurm, tmp_path: Path) -> None:
-    find("^released: ClusterError: Released the hosts of Slurm job [0-9]+", said(system, "idle", tmp_path))
+def test_an_idle_job_is_given_back_and_its_variables_are_kept(system: Slurm, tmp_path: Path) -> None:
+    output = said(system, "idle", tmp_path)
+    find("^released: ClusterError: Released the hosts of Slurm job [0-9]+.* Kept 1 variable of 4 ranks as idle", output)
+    find("^snapshots: .*^idle ", output)
+    find("^restored: .*idle", output)
+    find("^stopped: Stopped 4 engines", output)
 
 
 def test_a_cell_is_submitted_and_exported_as_a_job(system: Slurm, tmp_path: Path) -> None:
