@@ -39,7 +39,7 @@ STATUS_COLORS = {
     "failed": "#ef4444",
     "lost": "#ef4444",
     "died": "#ef4444",
-    "ended with it": "#f59e0b",
+    "stopped": "#f59e0b",
     "aborted": "#f59e0b",
     "interrupted": "#f59e0b",
 }
@@ -51,8 +51,8 @@ def rank_color(index: int) -> str:
 
 
 def number(value: float) -> str:
-    """A metric in four significant digits."""
-    return f"{value:.4g}"
+    """A metric in four significant digits; a large one without decimals, with commas."""
+    return f"{value:,.0f}" if 1e4 <= abs(value) < 1e12 else f"{value:.4g}"
 
 
 def shown(value: object) -> str:

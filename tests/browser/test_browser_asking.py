@@ -137,7 +137,7 @@ def test_a_death_is_told_and_healed_in_the_page(
     assert "`%ring heal` starts this one again" in told
     assert "CurveZMQ" not in told
     rows = notebook.output(1).locator(".ring-report .ring-table tbody tr")
-    assert "ended with it" in rows.nth(0).inner_text()
+    assert "stopped" in rows.nth(0).inner_text()
     assert "died" in rows.nth(1).inner_text()
     expect(notebook.output(2), "a cell that needs the dead rank says what to do").to_contain_text(
         "`%ring heal`", use_inner_text=True

@@ -116,15 +116,17 @@ def _complete(shell: InteractiveShell, session: Session) -> None:
             words += [f"{name}=" for name in session.knob_names() if name.startswith(token)]
         pull = _PULL.match(line) is not None
         on_ranks = _in_cell(context) or (session.default and runs_on_ranks(context.full_text))
-        ranks = (pull and not token) or (_NAME.match(token) and (pull or on_ranks))
+        of_ring = token.startswith("ring.") and isinstance(shell.user_ns.get("ring"), _Ring)
+        ranks = (pull and not token) or (_NAME.match(token) and (pull or on_ranks or of_ring))
         names = _names(session, token) if ranks else []
         return {
             "completions": [
                 *(SimpleCompletion(word, type="option") for word in words),
                 *(SimpleCompletion(name, type="rank") for name in names),
             ],
-            # A name of this notebook makes no sense there.
-            "suppress": bool(words) or pull,
+            # A name of this notebook makes no sense there. Behind a dot it is the same name once more, and the first
+            # one of `ring` would import its framework, for longer than a front end waits.
+            "suppress": bool(words) or pull or (bool(names) and "." in token),
         }
 
     complete_ring.matcher_api_version = 2  # type: ignore[attr-defined]

@@ -114,9 +114,9 @@ def _bar(spent: Spent) -> str:
 def status_of(rank: RankView, still: bool = False, died: bool = False) -> str:
     """What a rank is doing, or how it ended, in a few words; ``died``: a rank of the run has died."""
     if rank.ended:
-        return "ended with it" if died and rank.ended.status == "aborted" else rank.ended.status
+        return "stopped" if died and rank.ended.status == "aborted" else rank.ended.status
     if still:
-        return "ended with it" if died else "lost"
+        return "stopped" if died else "lost"
     return "waiting" if rank.status and rank.status.waiting else "running"
 
 

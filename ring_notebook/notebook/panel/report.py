@@ -21,7 +21,7 @@ from ring_notebook.notebook.panel.charts.metric_names import Section, expanded, 
 from ring_notebook.notebook.record.choices import Look
 from ring_notebook.notebook.record.run_record import RunRecord
 from ring_notebook.notebook.record.run_view import Printed, RunView
-from ring_notebook.notebook.style import CSS, number
+from ring_notebook.notebook.style import CSS, shown
 from ring_notebook.notebook.table import Listing
 from ring_notebook.words import first_names, plural, rank_list
 
@@ -161,7 +161,7 @@ def compare(logs: Sequence[RunRecord]) -> HTML:
     known = tuple(dict.fromkeys(name for view in views.values() for name in view.charted))
     made = compared(views, titles(known), logs[0].look)
     if rates := {label: view.throughput for label, view in views.items() if view.throughput}:
-        made.append(Chart("samples/s per rank", "mean", "seconds", many(rates), from_zero=True))
+        made.append(Chart("samples/s per rank", "mean", "seconds", many(rates, order=labels), from_zero=True))
     beside = "".join(
         f"<div style='min-width:0'>{headline.html(headline.headline(log, view))}{display_area.row(view.media)}</div>"
         for log, view in zip(logs, views.values(), strict=True)
@@ -189,7 +189,7 @@ def differences(logs: Sequence[RunRecord], labels: Sequence[str]) -> Listing:
 
 
 def _value_text(value: Any) -> str:
-    return "" if value is None else number(value) if isinstance(value, float) else str(value)
+    return "" if value is None else shown(value)
 
 
 def _labels(logs: Sequence[RunRecord]) -> list[str]:

@@ -27,7 +27,7 @@ from ring_notebook.notebook.record.constants import constants
 from ring_notebook.notebook.record.run_files import OUTPUT_TEXT
 from ring_notebook.notebook.record.run_record import UNREADABLE, RunRecord, first_line, read_about, read_summary
 from ring_notebook.notebook.record.run_view import SAMPLES
-from ring_notebook.notebook.style import sparkline
+from ring_notebook.notebook.style import shown, sparkline
 from ring_notebook.notebook.table import Listing, sort_key
 from ring_notebook.words import plural
 
@@ -92,7 +92,7 @@ def _listing(entries: Sequence[_Entry], note: str) -> Listing:
     optional = [name for name in (_BRANCH, "tags", "note") if any(one.value(name) for one in entries)]
     facts = [name for name in _FACTS[1:] if any(one.value(name) is not None for one in entries)]
     curve = [_CURVE] if any(one.curve for one in entries) else []
-    columns = ["name", *curve, *values[:_SHOWN], *facts, *optional, *folded]
+    columns = ["name", *curve, *optional, *values[:_SHOWN], *facts, *folded]
     rows = [[one.cell(name) for name in columns] for one in entries]
     pictures = {"name": [one.named() for one in entries], _CURVE: [sparkline(one.curve) for one in entries]}
     keys = {name: [one.value(name) for one in entries] for name in columns if name not in (_CURVE, *optional)}
@@ -100,17 +100,23 @@ def _listing(entries: Sequence[_Entry], note: str) -> Listing:
 
 
 def find(name: str) -> RunRecord:
-    """The run whose id or name begins with ``name``, the newest when there are several; unreadable ones are skipped.
+    """The run with this id or name, else one whose id or name begins so, the newest when there are several.
 
-    One without a name has the first line of its cell for one, as in the list.
+    Unreadable ones are skipped. One without a name has the first line of its cell for one, as in the list.
 
     Raises RingError that lists the newest runs when there is none.
     """
     directories = _directories()
+    begins = None
     for directory in reversed(directories):
         with suppress(*UNREADABLE):
-            if directory.name.startswith(name) or _name(read_about(directory)).startswith(name):
+            texts = (directory.name, _name(read_about(directory)))
+            if name in texts:
                 return RunRecord.load(directory)
+            if begins is None and any(text.startswith(name) for text in texts):
+                begins = RunRecord.load(directory)
+    if begins is not None:
+        return begins
     known = ", ".join(directory.name for directory in directories[-5:]) or "none"
     raise RingError(f"no run {name!r} in {runs_directory()}; the newest are: {known}")
 
@@ -284,7 +290,7 @@ class _Entry:
             return f"{value:.0f}"
         if name == "seconds" and value is not None:
             return f"{value:.1f}"
-        return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+        return "" if value is None else shown(value)
 
     def named(self) -> str:
         """The name behind a dot in the color of the status, as HTML."""

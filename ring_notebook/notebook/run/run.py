@@ -321,7 +321,7 @@ class Run:
         and where ranks part. Raises FileNotFoundError when nothing is known.
         """
         if self.done:
-            return Timeline(self.log.directory)
+            return Timeline(self.log.directory, {one.rank: one.spent.own for one in self.log.view().ranks})
         told = self._engines.call_beside("ring_notebook.core.trace:tell_operations", self.log.run)
         return Timeline.of([event for events in told if events for event in events])
 

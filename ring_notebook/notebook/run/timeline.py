@@ -6,7 +6,7 @@ import json
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from operator import attrgetter
 from pathlib import Path
@@ -21,12 +21,14 @@ from ring_notebook.notebook.table import Listing
 from ring_notebook.operation_log import OPERATION, PARTING, complete
 from ring_notebook.records import PROGRAM, TRAINING
 from ring_notebook.slow_ranks import CAUSES, cause
-from ring_notebook.spent import SHARES, Spent
+from ring_notebook.spent import NOTHING_COUNTED, SHARES, OwnTime, Spent
 from ring_notebook.words import plural, rank_list
 
 # Below this share of the time nothing is worth a sentence.
 NOTABLE = 0.05
 MIME = "application/vnd.vegalite.v5+json"
+WORDS = {part: word for word, part in SHARES.items()}
+"""The words of phases, where they are not the phases themselves: those of the table."""
 MOST_BARS = 3000  # of some 100 bytes each in the saved notebook
 _NEWEST = 12  # operations in a table
 HELD = ("held", "held up")
@@ -48,10 +50,14 @@ class Timeline:
     Of a run that failed without ``--timeline`` it has the last operations of all ranks, and where ranks part.
 
     ``path`` is the whole trace, which Perfetto (ui.perfetto.dev) and chrome://tracing open; ``labels`` is what ranks
-    say of the whole run: how their GPU tensors went.
+    say of the whole run: how their GPU tensors went. ``own`` is what ranks have counted of themselves, by which a slow
+    one has the same cause as in the report.
     """
 
-    def __init__(self, directory: Path) -> None:
+    _own: Mapping[int, OwnTime] = {}
+
+    def __init__(self, directory: Path, own: Mapping[int, OwnTime] = {}) -> None:
+        self._own = own
         self.path: Path | None = directory / TIMELINE
         if not self.path.exists():
             raise FileNotFoundError(f"{directory.name} has no timeline; record one with `%%ringtrain --timeline`")
@@ -101,7 +107,7 @@ class Timeline:
     @property
     def accounts(self) -> list[Account]:
         """Where the time of each rank went, from its first row to the end of its cell."""
-        return account(self.spans, self._training)
+        return account(self.spans, self._training, self._own)
 
     @property
     def why(self) -> str:
@@ -162,10 +168,12 @@ class Timeline:
 
     def _ipython_display_(self) -> None:
         display(HTML(f"<p><b>{escape(self.why)}</b></p>{self.table._repr_html_()}"))
-        display({MIME: vega_lite(self.spans), "text/plain": repr(self)}, raw=True)
+        display({MIME: vega_lite(self.spans, self._training), "text/plain": repr(self)}, raw=True)
 
 
-def account(spans: Sequence[Span], training: Mapping[int, tuple[float, float]]) -> list[Account]:
+def account(
+    spans: Sequence[Span], training: Mapping[int, tuple[float, float]], counted: Mapping[int, OwnTime] = {}
+) -> list[Account]:
     """Sum up what held each rank while it trained, from and to the moments of ``training``."""
     waits: dict[int, dict[int, float]] = defaultdict(lambda: defaultdict(float))  # for a rank, of each of the others
     own: dict[int, list[Span]] = {rank: [] for rank in sorted(training)}
@@ -177,7 +185,11 @@ def account(spans: Sequence[Span], training: Mapping[int, tuple[float, float]]) 
         if span.phase == "held up" and span.last not in (-1, span.rank):
             waits[span.last][span.rank] += max(0.0, min(span.end, end) - max(span.begin, begin))
     return [
-        Account(rank, spent_in(own[rank], *training[rank]), median(waits[rank].values()) if waits[rank] else 0.0)
+        Account(
+            rank,
+            replace(spent_in(own[rank], *training[rank]), own=counted.get(rank, NOTHING_COUNTED)),
+            median(waits[rank].values()) if waits[rank] else 0.0,
+        )
         for rank in own
     ]
 
@@ -191,9 +203,11 @@ def explain(accounts: Sequence[Account], spans: Sequence[Span]) -> str:
     waiting, bubble, data, moving = (
         fmean(getattr(one.spent, part) for one in accounts) for part in ("waiting", "bubble", "data", "moving")
     )
-    if len(accounts) > 1 and slowest.waited_for > NOTABLE * seconds:
-        if slowest.waited_for < 0.6 * sum(one.waited_for for one in accounts):
-            return f"The ranks take turns in being late: each waits {_of(waiting, seconds)}, for no rank in particular."
+    late = len(accounts) > 1 and slowest.waited_for > NOTABLE * seconds
+    turns = slowest.waited_for < 0.6 * sum(one.waited_for for one in accounts)
+    if late and turns and waiting >= max(bubble, data, moving):
+        return f"The ranks take turns in being late: each waits {_of(waiting, seconds)}, for no rank in particular."
+    if late and not turns:
         return f"Rank {slowest.rank} {_how(slowest, accounts)}; others wait for it {_of(slowest.waited_for, seconds)}."
     if bubble > NOTABLE * seconds and bubble >= max(waiting, data, moving):
         most = max(accounts, key=lambda one: one.spent.bubble)
@@ -329,14 +343,17 @@ def _covered(spans: Iterable[Span], begin: float, end: float) -> float:
     return total
 
 
-def vega_lite(spans: Sequence[Span]) -> dict[str, Any]:
+def vega_lite(spans: Sequence[Span], training: Mapping[int, tuple[float, float]] = {}) -> dict[str, Any]:
     """A Vega-Lite chart of the spans; dragging and the wheel move and zoom the time axis.
 
-    Neighbours that are too close to be told apart are drawn as one bar when there are more than MOST_BARS.
+    Neighbours that are too close to be told apart are drawn as one bar when there are more than MOST_BARS. The chart
+    shows all the seconds that the table counts, those of ``training``.
     """
     spans = [span for span in spans if span.phase not in HELD]  # what the program waited for is drawn already
-    ranks = sorted({span.rank for span in spans})
-    begin, end = min((s.begin for s in spans), default=0.0), max((s.end for s in spans), default=0.0)
+    ends = {rank: end for rank, (_, end) in training.items()}
+    for span in spans:
+        ends[span.rank] = max(ends.get(span.rank, 0.0), span.end)
+    begin = min([span.begin for span in spans] + [begin for begin, _ in training.values()], default=0.0)
     bars = [
         {
             "rank": rank,
@@ -345,18 +362,20 @@ def vega_lite(spans: Sequence[Span]) -> dict[str, Any]:
             "end": round(end, 6),
             "what": "outside collectives",
         }
-        for rank in ranks
+        for rank, end in sorted(ends.items())
     ]
-    bars += [_bar(group) for group in _joined(spans, end - begin)]
-    used = [phase for phase in PHASE_COLORS if any(bar["phase"] == phase for bar in bars)]
+    bars += [_bar(group) for group in _joined(spans, max(ends.values(), default=0.0) - begin)]
+    colors = {WORDS.get(phase, phase): color for phase, color in PHASE_COLORS.items()}
+    used = {word: color for word, color in colors.items() if any(bar["phase"] == word for bar in bars)}
     return {
         "$schema": "https://vega.github.io/schema/vega-lite/v5.json",
-        "width": 720,
-        "height": {"step": max(6, min(26, 400 // max(1, len(ranks))))},
+        "width": 720,  # "container" hangs JupyterLab's page
+        "height": {"step": max(6, min(26, 400 // max(1, len(ends))))},
         "background": "transparent",
         "config": {
             "axis": {"labelColor": GREY, "titleColor": GREY, "gridOpacity": 0.3},
-            "legend": {"labelColor": GREY, "titleColor": GREY},
+            # At the right a narrow page cuts it off.
+            "legend": {"labelColor": GREY, "titleColor": GREY, "orient": "top"},
             "view": {"stroke": None},
         },
         "data": {"values": bars},
@@ -377,7 +396,7 @@ def vega_lite(spans: Sequence[Span]) -> dict[str, Any]:
                 "field": "phase",
                 "type": "nominal",
                 "title": None,
-                "scale": {"domain": used, "range": [PHASE_COLORS[phase] for phase in used]},
+                "scale": {"domain": list(used), "range": list(used.values())},
             },
             "tooltip": [
                 {"field": "rank"},
@@ -414,7 +433,7 @@ def _bar(group: Sequence[Span]) -> dict[str, Any]:
     first, end = group[0], max(span.end for span in group)
     bar: dict[str, Any] = {
         "rank": first.rank,
-        "phase": first.phase,
+        "phase": WORDS.get(first.phase, first.phase),
         "begin": round(first.begin, 6),
         "end": round(end, 6),
         "ms": round((end - first.begin) * 1000, 3),

@@ -384,7 +384,7 @@ def test_ring_is_explained_in_every_cell_and_runs_on_the_ranks_alone(notebook: N
     shown = notebook.inspect("ring.prepare")
     assert "ring.prepare(" in shown
     assert "Make a single-process training loop data parallel" in shown
-    assert "broadcast_object" in notebook.complete("ring.broadcast_o")
+    assert "ring.broadcast_object" in notebook.complete("ring.broadcast_o")
     name, text = notebook.error("ring.rank()")
     assert name == "RingError"
     assert "ring.rank() runs on the ranks, and this cell runs in the notebook; put %%ringtrain on its" in text
@@ -407,6 +407,9 @@ def test_names_of_the_ranks_complete_in_their_cells_only(notebook: Notebook) -> 
     assert "momentum_of_ranks.imag" in notebook.complete("%%ringtrain\nx = f(momentum_of_ranks.im")
     assert "ring.allreduce" in notebook.complete("%%ringtrain\nring.allr")
     assert "ring.elastic.TorchState" in notebook.complete("%%ringtrain\nring.elastic.")
+    for cell in ("ring.allr", "%%ringtrain\nring.allr", "%%ringtrain\nrin"):
+        names = notebook.complete(cell)
+        assert len(names) == len(set(names)), "each name once"
 
 
 def test_commands_and_options_complete(notebook: Notebook) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -17,11 +17,12 @@ _CHARACTER, _GAP, _LEAST = 7.0, 6, 30  # pixels: per character, from label to ax
 
 @dataclass(frozen=True)
 class Scale:
-    """One axis from ``low`` to ``high``; ``log``: a logarithmic one."""
+    """One axis from ``low`` to ``high``; ``log``: a logarithmic one; ``least``: between two ticks, at least."""
 
     low: float
     high: float
     log: bool = False
+    least: float = 0.0
 
     def place(self, value: float) -> float:
         """The position of a value on the axis: 0 at its beginning, 1 at its end."""
@@ -42,7 +43,7 @@ class Scale:
         """Round numbers between the ticks of a linear axis, for a wide picture: four or five times as many in total."""
         if self.log:
             return ()
-        step = _step(self.step)
+        step = max(self.least, _step(self.step))
         first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
         every = (float(f"{index * step:.12g}") for index in range(first, last + 1))
         return tuple(tick for tick in every if tick not in self.ticks)
@@ -50,7 +51,7 @@ class Scale:
     @property
     def step(self) -> float:
         """The distance of two ticks on a linear axis."""
-        return _step(self.high - self.low)
+        return max(self.least, _step(self.high - self.low))
 
     def _powers(self) -> tuple[float, ...]:
         first, last = math.floor(math.log10(self.low)), math.ceil(math.log10(self.high))
@@ -68,13 +69,13 @@ class Scale:
 
 def margin(y: Scale, *units: str) -> int:
     """Pixels that the labels of the y axis, and the units of both axes, need at the left of a chart."""
-    ticks = [_plain(tick) for tick in (y.low, *y.ticks, y.high)] if y.log else [y.label(tick) for tick in y.ticks]
+    ticks = [_plain(tick, y.log) for tick in ((y.low, *y.ticks, y.high) if y.log else y.ticks)]
     return max(_LEAST, _GAP + round(_CHARACTER * max(map(len, [*units, *ticks]))))
 
 
-def _plain(tick: float) -> str:
-    """A tick as a live chart writes it on a logarithmic axis, where it chooses the ticks."""
-    return f"{tick:.0e}" if tick < 1e-6 else f"{tick:,.6f}".rstrip("0").rstrip(".")
+def _plain(tick: float, log: bool) -> str:
+    """A tick as a live chart writes it, which has exponents on a logarithmic axis only."""
+    return f"{tick:.0e}" if log and tick < 1e-6 else f"{tick:,.12f}".rstrip("0").rstrip(".")
 
 
 def scales(curves: Curves, from_zero: bool, log: bool = False) -> tuple[Scale, Scale]:
@@ -84,6 +85,8 @@ def scales(curves: Curves, from_zero: bool, log: bool = False) -> tuple[Scale, S
     if curves.band is not None and drawn:
         rows += [curves.band.low, curves.band.high]
     x, y = _scale([line.x for line in drawn], False), _scale(rows, from_zero)
+    if all((line.x == np.round(line.x)).all() for line in drawn):  # steps and ranks: there is no step 0.5
+        x = replace(x, least=1.0)
     if log and y.low > 0:
         return x, _rounded_log(y)
     return x, _rounded(y)

@@ -225,7 +225,7 @@ def compared(views: Mapping[str, RunView], names: Sequence[str], look: Look) -> 
             for label, view in views.items()
             for one in parts(name, view.curves)
         ]
-        curves = many({label: points for label, _, points in found}, look.smooth)
+        curves = many({label: points for label, _, points in found}, look.smooth, list(views))
         units = {unit(one, view.units) for view in views.values() for one in parts(name, view.curves)}
         values = units.pop() if len(units) == 1 else ""
         xlabel = "seconds" if axis == TIME else axis

@@ -17,6 +17,7 @@ GRID = 256  # points of a chart whose ranks logged at different steps
 BAND = "range"  # its label
 DIFFERS = 4.0  # times the typical distance of a rank from the others
 _NEAR = 0.75  # the share of the steps that a rank has made which keeps up with the others
+_MOST_MARKS = 60  # points of a validation that have marks; more would lie over each other
 _LEAST_POINTS = 12  # with fewer points a difference may be noise
 Floats = npt.NDArray[np.float64]
 
@@ -25,8 +26,8 @@ Floats = npt.NDArray[np.float64]
 class Line:
     """One line. A NaN in ``y`` is a gap. A click on the label draws a line that is not ``shown``.
 
-    ``sparse``: values of a validation, with a mark for each point and a dashed line. ``raw``: the values that ``y`` is
-    an average of, drawn faintly behind it.
+    ``sparse``: values of a validation, drawn as a dashed line, with a mark for each point where these are few.
+    ``raw``: the values that ``y`` is an average of, drawn faintly behind it.
     """
 
     label: str
@@ -36,6 +37,11 @@ class Line:
     shown: bool = True
     sparse: bool = False
     raw: Floats | None = None
+
+    @property
+    def marked(self) -> bool:
+        """Whether each point has a mark."""
+        return self.sparse and len(self.x) <= _MOST_MARKS
 
 
 @dataclass(frozen=True)
@@ -49,10 +55,11 @@ class Band:
 
 @dataclass(frozen=True)
 class Curves:
-    """Lines and the band behind them."""
+    """Lines and the band behind them. ``named``: even a single line needs its label."""
 
     lines: tuple[Line, ...]
     band: Band | None = None
+    named: bool = False
 
     @property
     def drawn(self) -> tuple[Line, ...]:
@@ -91,9 +98,14 @@ def per_rank(points: Mapping[int, Points], smooth: float = 0.0, chosen: Collecti
     return Curves(tuple(lines), Band(x, np.fmin.reduce(even), np.fmax.reduce(even)))
 
 
-def many(lines: Mapping[str, Mapping[int, Points]], smooth: float = 0.0) -> Curves:
-    """A line per run or metric, the mean of its ranks, to compare them in one chart."""
-    return Curves(tuple(mean_line(label, one, rank_color(at), smooth) for at, (label, one) in enumerate(lines.items())))
+def many(lines: Mapping[str, Mapping[int, Points]], smooth: float = 0.0, order: Sequence[str] = ()) -> Curves:
+    """A line per run or metric, the mean of its ranks, to compare them in one chart.
+
+    ``order``: the runs of all charts of a page, so that each has one color in all of them.
+    """
+    places = order if set(lines) <= set(order) else list(lines)
+    made = (mean_line(label, one, rank_color(places.index(label)), smooth) for label, one in lines.items())
+    return Curves(tuple(made), named=len(order) > 1)
 
 
 def mean_line(label: str, points: Mapping[int, Points], color: str, smooth: float = 0.0, sparse: bool = False) -> Line:

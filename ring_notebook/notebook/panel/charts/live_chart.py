@@ -66,7 +66,7 @@ class LiveChart:
         # The page merges a new option into the old one: a series that is left out would stay.
         gone = {name: {**old, "data": []} for name, old in self._series.items() if name not in series}
         self._series = series | gone
-        _, y = scales(chart.curves, chart.from_zero, chart.log)
+        x, y = scales(chart.curves, chart.from_zero, chart.log)
         left = margin(y, chart.values, chart.unit)
         small = {"fontSize": 11, "color": GREY}
         faint = {"lineStyle": {"color": GREY, "opacity": 0.22}}
@@ -131,6 +131,7 @@ class LiveChart:
                 "nameTextStyle": {**small, "align": "right", "verticalAlign": "top", "padding": [9, 0, 0, 0]},
                 "min": "dataMin",
                 "max": "dataMax",
+                "minInterval": x.least,
                 "splitLine": {"show": False},
                 "axisLine": {"show": False, "onZero": False},
                 "axisTick": {"show": False},
@@ -177,7 +178,7 @@ def _line(line: Line) -> dict[str, Any]:
         "type": "line",
         "data": _pairs(line.x, line.y),
         "color": line.color,
-        "showSymbol": line.sparse,
+        "showSymbol": line.marked,
         "symbol": "circle",
         "symbolSize": 6,
         "lineStyle": {"width": 1.8, "type": "dashed" if line.sparse else "solid"},

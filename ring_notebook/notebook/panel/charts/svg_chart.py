@@ -47,8 +47,7 @@ def svg(chart: Chart) -> str:
     parts = [
         f"<svg xmlns='http://www.w3.org/2000/svg' width='100%' height='{HEIGHT}' {_FONT} font-size='11' fill='{GREY}'>"
         f"<style>@media(max-width:{_WIDE}px){{.w{{display:none}}}}</style>",
-        f"<text x='1' y='15'><tspan font-size='13' font-weight='600'>{escape(chart.heading)}</tspan>"
-        f"<tspan dx='8'>{escape(chart.note)}</tspan></text>",
+        _title(chart),
         *(f"<text class='w' x='{at}%' y='15' font-weight='600'>{escape(chart.heading)}</text>" for at in _AGAIN),
         *legend,
         f"<svg y='{top}' width='{100 - RIGHT}%' height='{height}' overflow='visible'>",
@@ -66,6 +65,18 @@ def svg(chart: Chart) -> str:
     parts.append(f"<svg {inner} overflow='visible'>")
     parts += [*_lines(chart.curves, x, y), "</svg>", *_points(chart, x, y), "</svg></svg>"]
     return "".join(parts)
+
+
+def _title(chart: Chart) -> str:
+    """The title and the note beside it; a part of the note without room is left out, not cut."""
+    texts, narrow, width = [], "", round(7.8 * len(chart.heading)) + 9
+    for index, part in enumerate(chart.note.split(" · ")):
+        text = f" · {part}" if index else part
+        width += round(5.9 * len(text))
+        narrow += f"@media(max-width:{width}px){{.n{index}{{display:none}}}}" if index else ""
+        texts.append(f"<tspan class='n{index}' dx='{0 if index else 8}'>{escape(text)}</tspan>")
+    title = f"<tspan font-size='13' font-weight='600'>{escape(chart.heading)}</tspan>"
+    return f"<style>{narrow}</style><text x='1' y='15' xml:space='preserve'>{title}{''.join(texts)}</text>"
 
 
 def labels(chart: Chart) -> tuple[str, int]:
@@ -115,7 +126,7 @@ def _path(xs: Floats, ys: Floats, x: Scale, y: Scale) -> str:
 def _points(chart: Chart, x: Scale, y: Scale) -> list[str]:
     parts = []
     for line in chart.curves.drawn:
-        if line.sparse:
+        if line.marked:
             parts += [
                 f"<circle cx='{100 * x.place(a):.2f}%' cy='{100 - 100 * y.place(b):.2f}%' r='3' fill='{line.color}'/>"
                 for a, b in zip(line.x, line.y, strict=True)
@@ -159,7 +170,7 @@ def _epochs(chart: Chart, x: Scale, height: int) -> list[str]:
 def _legend(curves: Curves) -> tuple[list[str], int]:
     """The labels of the drawn lines, in as many rows as needed, and the height of all rows but the first."""
     entries = [(line.label, line.color, line.sparse) for line in curves.drawn[:MOST_LABELS]]
-    if len(entries) < 2 and curves.band is None:
+    if len(entries) < 2 and curves.band is None and not curves.named:
         return [], 0
     parts: list[str] = []
     x, y = 1, 29

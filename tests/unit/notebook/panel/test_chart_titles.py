@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
 from array import array
 
 import pytest
 
-from ring_notebook.notebook.panel.charts.chart import axes, charts, compared, grouped
+from ring_notebook.notebook.panel.charts.chart import Chart, axes, charts, compared, grouped
+from ring_notebook.notebook.panel.charts.curves import Curves
+from ring_notebook.notebook.panel.charts.svg_chart import svg
 from ring_notebook.notebook.record.choices import Look
 from ring_notebook.notebook.record.run_view import RunState
 from ring_notebook.records import MetricBatch
@@ -53,6 +56,13 @@ def test_a_metric_that_has_numbers_again_has_its_trend() -> None:
     (chart,) = charts(state.view(40.0), ["loss"], Look())
     assert chart.note == "0.025 · falling · best 0.025"
     assert [mark.label for mark in chart.broken] == ["NaN, rank 0"]
+
+
+def test_a_large_value_is_written_as_on_the_axis() -> None:
+    state = RunState(1, 0.0)
+    state.apply(MetricBatch("run", 0, ("tokens_per_s",), array("d", (1, 0, 72201.25, 2, 1, 72201.25))), 2.0)
+    (chart,) = charts(state.view(2.0), ["tokens_per_s"], Look())
+    assert chart.note.startswith("72,201 ")
 
 
 def test_the_newest_value_is_that_of_the_table_of_ranks() -> None:
@@ -137,3 +147,31 @@ def test_metrics_and_runs_in_one_chart() -> None:
     one, both = compared({"a": view, "b": view}, ["loss", "loss+val_loss"], Look())
     assert [line.label for line in one.curves.lines] == ["a", "b"]
     assert [line.label for line in both.curves.lines] == ["a loss", "a val_loss", "b loss", "b val_loss"]
+
+
+def test_a_run_has_one_color_and_its_name_in_all_charts() -> None:
+    """Also in those of metrics that the other run lacks."""
+    first, second = RunState(1, 0.0), RunState(1, 0.0)
+    first.apply(MetricBatch("run", 0, ("loss",), array("d", (1, 0, 1.0, 2, 1, 0.5))), 2.0)
+    second.apply(MetricBatch("run", 0, ("loss", "acc"), rows((1, 0, 1.0, 0.1), (2, 1, 0.5, 0.2))), 2.0)
+    both, alone = compared({"a": first.view(2.0), "b": second.view(2.0)}, ["loss", "acc"], Look())
+    assert alone.curves.lines[0].color == both.curves.lines[1].color != both.curves.lines[0].color
+    assert ">b</text>" in svg(alone)
+
+
+def test_a_validation_of_every_step_has_no_marks() -> None:
+    """They would lie over each other as a thick band."""
+    for steps, marked in ((10, True), (200, False)):
+        state = RunState(1, 0.0)
+        state.apply(MetricBatch("run", 0, ("loss", "val_loss"), rows(*((s, s, 1.0, 2.0) for s in range(steps)))), 2.0)
+        (chart,) = charts(state.view(2.0), ["loss"], Look())
+        assert [line.marked for line in chart.curves.lines] == [False, marked]
+        assert svg(chart).count("r='3'") == steps * marked
+
+
+def test_a_part_of_the_note_without_room_is_left_out() -> None:
+    chart = Chart("loss", "0.006851 · falling · best val 0.08607", "step", Curves(()))
+    text = svg(chart)
+    assert "".join(re.findall("<tspan[^>]*>([^<]*)</tspan>", text)) == "loss0.006851 · falling · best val 0.08607"
+    widths = [int(width) for width in re.findall(r"max-width:(\d+)px\){\.n", text)]
+    assert 100 < widths[0] < widths[1] < 300

@@ -164,6 +164,21 @@ def test_no_label_of_a_logarithmic_axis_is_cut(values: list[float], low: float, 
     assert margin(y) >= 7 * len(longest)
 
 
+def test_no_label_of_a_linear_axis_is_cut() -> None:
+    """A live chart writes small numbers without an exponent."""
+    _, y = scales(per_rank({0: points([0, 1], [0, 2.2e-7])}), from_zero=False)
+    assert margin(y) >= 7 * len("0.00000025")
+
+
+@pytest.mark.parametrize(
+    ("x", "ticks"), [([1, 2], (1, 2)), ([0, 1, 3], (0, 1, 2, 3)), ([0.5, 1], (0.5, 0.6, 0.7, 0.8, 0.9, 1))]
+)
+def test_there_is_no_half_step_or_rank(x: list[float], ticks: tuple[float, ...]) -> None:
+    scale, _ = scales(per_rank({0: points(x, x)}), from_zero=False)
+    assert scale.ticks == ticks
+    assert not scale.finer_ticks or x[0] == 0.5
+
+
 def test_a_value_of_zero_makes_an_axis_linear() -> None:
     assert not scales(per_rank({0: points([0, 1], [0, 1])}), from_zero=False, log=True)[1].log
 

@@ -340,7 +340,7 @@ def test_a_run_without_a_name_is_called_by_its_cell(tmp_path: Path) -> None:
     assert first_line("\n%%time\n") == ""
 
 
-def test_a_rank_that_died_is_marked_and_the_others_ended_with_it(tmp_path: Path) -> None:
+def test_a_rank_that_died_is_marked_and_the_others_are_stopped(tmp_path: Path) -> None:
     log = run(
         tmp_path / "r1",
         3,
@@ -349,8 +349,8 @@ def test_a_rank_that_died_is_marked_and_the_others_ended_with_it(tmp_path: Path)
     )
     bundle = report.mime_bundle(log)
     rows = [line.split()[:3] for line in bundle["text/plain"].splitlines() if line.lstrip()[:1].isdigit()]
-    assert [row[1] for row in rows] == ["ended", "died", "failed"]
-    assert "<td style='color:#f59e0b'>ended with it</td>" in bundle["text/html"]
+    assert [row[1] for row in rows] == ["stopped", "died", "failed"]
+    assert "<td style='color:#f59e0b'>stopped</td>" in bundle["text/html"]
     assert "<td style='color:#ef4444'>died</td>" in bundle["text/html"]
 
 

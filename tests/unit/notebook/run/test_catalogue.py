@@ -156,9 +156,18 @@ def test_tags_and_notes_stay_with_a_run(runs: Path) -> None:
     assert catalogue.tag("small", ["baseline", "paper"]) == "small: baseline paper"
     catalogue.tag("small", ["paper", "final"])
     catalogue.annotate("small", "the seed of the paper")
-    assert list(catalogue.listing().rows[0][-2:]) == ["baseline paper final", "the seed of the paper"]
+    found = catalogue.listing()
+    beside = found.columns.index("name") + 2  # behind the curve, where no page cuts them off
+    assert list(found.columns[beside : beside + 2]) == ["tags", "note"]
+    assert list(found.rows[0][beside : beside + 2]) == ["baseline paper final", "the seed of the paper"]
     assert listed(where=["final"]) == ["1-small"]
     assert catalogue.tag("small", []) == "small: no tags"
+
+
+def test_a_whole_name_is_not_the_beginning_of_another(runs: Path) -> None:
+    for number, name in enumerate(("small", "smaller", "small2")):
+        trained(runs, f"{number}-{name}", 0.01, 0.3)
+    assert [catalogue.find(name).run for name in ("small", "smaller", "smal")] == ["0-small", "1-smaller", "2-small2"]
 
 
 def test_runs_are_deleted_when_they_have_ended(runs: Path) -> None:

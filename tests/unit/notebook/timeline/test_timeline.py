@@ -11,6 +11,7 @@ import pytest
 from ring_notebook.notebook.record.run_files import RunFiles
 from ring_notebook.notebook.run.timeline import HELD, MOST_BARS, Span, Timeline, account, explain, vega_lite
 from ring_notebook.records import PROGRAM, TRAINING
+from ring_notebook.spent import OwnTime
 
 
 def event(rank: int, begin: float, seconds: float, phase: str, last: int = -1, sequence: int = 1) -> dict[str, Any]:
@@ -86,6 +87,20 @@ def test_ranks_that_take_turns_are_not_blamed(tmp_path: Path) -> None:
         *(event(1, 1.5, 0.5, phase, 0, 2) for phase in HELD),
     ]
     assert timeline(tmp_path, *turns).why.startswith("The ranks take turns in being late: each waits 25% of the time")
+
+
+def test_data_that_takes_longer_than_the_turns_is_named(tmp_path: Path) -> None:
+    turns = [event(rank, 0.8 + rank, 0.2, phase, 1 - rank, rank + 1) for rank in range(2) for phase in HELD]
+    slow_data = [event(rank, step, 0.6, "data") for rank in range(2) for step in range(2)]
+    assert timeline(tmp_path, *trained(0, 2), *turns, *slow_data).why.startswith("Every rank waits for data 60% of")
+
+
+def test_the_cause_is_that_of_the_report(tmp_path: Path) -> None:
+    """Which knows what the ranks have counted: here a rank that slept."""
+    recorded = timeline(tmp_path, event(0, 0, 0, "data"), *steps(3, {0: 0.4, 1: 0.3}, last=2))
+    assert "in compute" in recorded.why
+    own = {rank: OwnTime(on_cpu=1.5) for rank in range(3)}
+    assert "in sleeping or waiting outside of collectives" in Timeline(tmp_path, own).why
 
 
 def test_communication_that_takes_long_is_named(tmp_path: Path) -> None:
@@ -170,6 +185,16 @@ def test_the_chart_holds_every_span_and_stays_small_when_there_are_many() -> Non
         (1, "waiting", 0.1, 1.0),
     ]
     assert bars[2]["for"] == 1
+    assert vega_lite(few)["config"]["legend"]["orient"] == "top", "at the right a narrow page cuts it off"
+
+    # All seconds of the table and all ranks, also those that have waited for nothing, in the words of the table.
+    chart = vega_lite([Span(1, 0.1, 0.2, "data", "batch", PROGRAM, 1, 0, -1)], {0: (0.0, 0.4), 1: (0.0, 0.8)})
+    assert [(bar["rank"], bar["phase"], bar["begin"], bar["end"]) for bar in chart["data"]["values"]] == [
+        (0, "compute", 0.0, 0.4),
+        (1, "compute", 0.0, 0.8),
+        (1, "loading", 0.1, 0.2),
+    ]
+    assert chart["encoding"]["color"]["scale"]["domain"] == ["compute", "loading"]
 
     many = [Span(0, i * 1e-3, i * 1e-3 + 5e-4, "moving", "allreduce", 0, i, 64, -1) for i in range(50_000)]
     bars = vega_lite(many)["data"]["values"]
