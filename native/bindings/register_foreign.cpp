@@ -1,12 +1,26 @@
 // Collectives that the runtimes of other frameworks call: Python's `carry_out`, as a C function and as a handler of
-// XLA.
+// XLA. An allreduce that Python has carried out once needs no Python from then on: a thread of the runtime would have
+// to wait for the interpreter while the program computes there.
 #include <pybind11/pybind11.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
+#include <array>
+#include <atomic>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
+#include "call_site.hpp"
 #include "register.hpp"
+#include "ring/communicator/communicator.hpp"
+#include "ring/communicator/small_allreduce.hpp"
 #include "ring/foreign/call.hpp"
 #include "ring/foreign/xla_ffi.hpp"
 
@@ -14,10 +28,42 @@ namespace py = pybind11;
 namespace foreign = ring::foreign;
 namespace xla = ring::foreign::xla;
 
+using ring::Communicator;
+
 namespace {
+
+// An allreduce without names to match: what its text says, and where it is carried out.
+struct AllreduceOfText {
+    std::weak_ptr<Communicator> communicator;
+    ring::ReduceOp op;
+    double prescale, postscale;
+    std::string name;
+    bool commits;  // an optimizer step follows
+    double timeout;
+};
+
+constexpr std::size_t kMostKnown = 4096;
+constexpr int kDTypeNumbers = 32;
+
+// What Python has told. It is never freed: threads of a runtime outlive the interpreter.
+struct Told {
+    std::mutex mutex;
+    std::map<std::string, std::shared_ptr<const AllreduceOfText>, std::less<>> calls;   // by their texts
+    std::map<std::string, std::array<std::int8_t, kDTypeNumbers>, std::less<>> dtypes;  // by framework and its number
+    std::atomic<int> in_flight{0};  // calls in threads to which Python delivers no signals
+    std::atomic<std::uint64_t> steps{0};
+};
+
+Told& told() {
+    static auto* const all = new Told();
+    return *all;
+}
+
+bool in_main_thread() { return static_cast<pid_t>(syscall(SYS_gettid)) == getpid(); }
 
 constexpr const char* kModule = "ring_notebook.api.foreign_calls";
 constexpr const char* kInterrupted = "KeyboardInterrupt";
+constexpr const char* kCommit = "optimizer step";  // as in core/step_guard.py
 constexpr const char* kEnded = "Python has ended in this process";
 
 py::tuple tuple_of(int dims, const std::int64_t* shape) {
@@ -54,8 +100,135 @@ std::string carried_out(const foreign::Call& call) {
     }
 }
 
+// A known allreduce of tensors of one dtype. Its text and the tensors are those of a call.
+class DirectAllreduce {
+   public:
+    py::object interrupt;  // the exception of a signal's handler that has ended it
+
+    // False for what Python has to carry out.
+    bool read(const foreign::Call& call) {
+        std::array<std::int8_t, kDTypeNumbers> dtypes;
+        {
+            const std::lock_guard lock(told().mutex);
+            const auto found = told().calls.find(std::string_view(call.spec, call.spec_length));
+            const auto numbers = told().dtypes.find(std::string_view(call.framework));
+            if (found == told().calls.end() || numbers == told().dtypes.end()) return false;
+            known_ = found->second;
+            dtypes = numbers->second;
+        }
+        communicator_ = known_->communicator.lock();
+        if (!communicator_ || communicator_->closed()) return false;
+        if (call.input_count == 0 || (known_->commits && in_main_thread())) return false;  // signals may come
+        for (int i = 0; i < call.input_count; ++i) {
+            const int number = call.inputs[i].dtype;
+            const int dtype = number >= 0 && number < kDTypeNumbers ? dtypes[static_cast<std::size_t>(number)] : -1;
+            if (dtype < 0 || (i > 0 && dtype != static_cast<int>(small_.dtype))) return false;
+            small_.dtype = static_cast<ring::DType>(dtype);
+        }
+        return read_tensors(call);
+    }
+
+    void carry_out() {
+        std::optional<py::gil_scoped_release> nogil;
+        if (PyGILState_Check() != 0) nogil.emplace();
+        const InFlight in_flight;
+        const ring::Interruption check = [this, look = signal_check()] {
+            try {
+                look();
+            } catch (...) {
+                const py::gil_scoped_acquire gil;
+                interrupt = py::error_already_set().value();
+                throw;
+            }
+        };
+        if (!communicator_->allreduce_small(small_, known_->timeout, check, [&] { return site(); })) {
+            ring::Request request = small_.request(small_.shape);
+            request.site = site();
+            const ring::Spending spending(communicator_->recorder());
+            const auto work = communicator_->run(std::move(request), known_->timeout, check);
+            communicator_->note_caller(*work, spending.begin());
+            work->get();
+        }
+        if (interrupt) throw PythonSignal{};  // it came when all ranks had done their part
+        if (!known_->commits) return;
+        if (communicator_->size() > 1) communicator_->commit(kCommit, 0, known_->timeout, check);
+        ++told().steps;
+    }
+
+   private:
+    struct InFlight {
+        const bool counts = !in_main_thread();
+        InFlight() { told().in_flight += counts; }
+        ~InFlight() { told().in_flight -= counts; }
+    };
+
+    bool read_tensors(const foreign::Call& call) {
+        small_.op = known_->op;
+        small_.prescale = known_->prescale;
+        small_.postscale = known_->postscale;
+        small_.name = known_->name;
+        small_.tensors = call.input_count;
+        if (call.input_count == 1) {
+            small_.dims = call.inputs[0].dims;
+            small_.shape = call.inputs[0].shape;
+        } else {
+            small_.layout = ring::kNoShapes;
+        }
+        pieces_.resize(static_cast<std::size_t>(call.input_count));
+        for (int i = 0; i < call.input_count; ++i) {
+            const foreign::Tensor& input = call.inputs[i];
+            std::uint64_t count = 1;
+            for (int d = 0; d < input.dims; ++d) count *= static_cast<std::uint64_t>(input.shape[d]);
+            void* const output = call.allocate(call.context, i, input.dims, input.shape);
+            if (output == nullptr && count > 0) return false;
+            pieces_[static_cast<std::size_t>(i)] = {static_cast<const std::byte*>(input.data),
+                                                    static_cast<std::byte*>(output), count};
+            if (call.input_count > 1) small_.layout = ring::add_shape(small_.layout, input.shape, input.dims);
+            small_.count += count;
+        }
+        small_.pieces = pieces_.data();
+        return true;
+    }
+
+    // That of the program's thread; threads of the runtime have no line of Python.
+    std::uint32_t site() const {
+        if (PyGILState_GetThisThreadState() == nullptr || !communicator_->recorder().log()) return 0;
+        const py::gil_scoped_acquire gil;
+        return call_site(*communicator_);
+    }
+
+    std::shared_ptr<const AllreduceOfText> known_;
+    std::shared_ptr<Communicator> communicator_;
+    ring::SmallAllreduce small_;
+    std::vector<ring::Piece> pieces_;
+};
+
+// The text of the exception that is being handled, which Python notes. `interrupt` is that of a signal's handler.
+std::string noted_error(py::object interrupt) {
+    try {
+        if (!interrupt) {
+            guarded([]() -> PyObject* { throw; });
+            interrupt = py::error_already_set().value();
+        }
+        return py::module_::import(kModule).attr("noted")(interrupt).cast<std::string>();
+    } catch (const std::exception& error) {
+        return error.what();
+    }
+}
+
 // A `foreign::CarryOut`.
 void carry_out(const foreign::Call* call) {
+    DirectAllreduce direct;
+    if (Py_IsInitialized() && direct.read(*call)) {
+        try {
+            direct.carry_out();
+        } catch (...) {
+            const py::gil_scoped_acquire gil;
+            const std::string error = noted_error(std::move(direct.interrupt));
+            call->fail(call->context, error.c_str());
+        }
+        return;
+    }
     const std::string error = Py_IsInitialized() ? carried_out(*call) : kEnded;
     if (!error.empty()) call->fail(call->context, error.c_str());
 }
@@ -124,6 +297,36 @@ xla::Error* xla_handler(xla::CallFrame* frame) {
 }  // namespace
 
 void register_foreign(py::module_& module) {
+    module.def(
+        "know_dtypes",
+        [](const std::string& framework, const py::dict& dtypes) {
+            std::array<std::int8_t, kDTypeNumbers> numbers;
+            numbers.fill(-1);
+            for (const auto& [number, dtype] : dtypes)
+                numbers.at(number.cast<std::size_t>()) = static_cast<std::int8_t>(dtype_argument(dtype.cast<int>()));
+            const std::lock_guard lock(told().mutex);
+            told().dtypes[framework] = numbers;
+        },
+        py::arg("framework"), py::arg("dtypes"), "The element types of a framework, by its numbers below 32.");
+    module.def(
+        "know_allreduce",
+        [](const std::string& spec, const std::shared_ptr<Communicator>& communicator, int op, double prescale,
+           double postscale, std::string name, bool commits, double timeout) {
+            auto known = std::make_shared<const AllreduceOfText>(
+                AllreduceOfText{communicator, enum_argument<ring::ReduceOp>("op", op, ring::kReduceOps), prescale,
+                                postscale, std::move(name), commits, timeout});
+            const std::lock_guard lock(told().mutex);
+            if (told().calls.size() >= kMostKnown) told().calls.clear();
+            told().calls[spec] = std::move(known);
+        },
+        py::arg("spec"), py::arg("communicator"), py::arg("op"), py::arg("prescale"), py::arg("postscale"),
+        py::arg("name"), py::arg("commits"), py::arg("timeout"),
+        "Carry out allreduces of this text without Python while the communicator is open.");
+    module.def(
+        "foreign_calls_in_flight", [] { return told().in_flight.load(); },
+        "How many calls of allreduces wait without Python, in threads other than the main thread.");
+    module.def(
+        "foreign_steps", [] { return told().steps.load(); }, "How many of them have committed to an optimizer step.");
     module.def(
         "carry_out_address", [] { return reinterpret_cast<std::uintptr_t>(&carry_out); },
         "Address of the C function (foreign/call.hpp) with which a plugin calls a collective.");

@@ -23,6 +23,7 @@ from ring_notebook.api.process_sets import ProcessSet, process_set_of
 from ring_notebook.core import foreign_interrupts, world
 from ring_notebook.core.buffers import Buffer, DType, copy_bytes, from_memoryview, integers_of
 from ring_notebook.core.communicator import Communicator, ReduceOp
+from ring_notebook.core.native import core
 from ring_notebook.core.partition import row_split
 from ring_notebook.core.step_guard import COMMIT
 from ring_notebook.core.work import Call, Work
@@ -108,6 +109,7 @@ _errors: deque[tuple[str, BaseException]] = deque(maxlen=_REMEMBERED)
 def register_dtypes(runtime: str, dtypes: dict[int, DType]) -> None:
     """The element types of a runtime, by its numbers."""
     _dtypes[runtime] = dtypes
+    core.know_dtypes(runtime, dtypes)
 
 
 def carry_out(runtime: str, spec: str, tensors: Sequence[tuple[int, Shape, int]], allocate: Allocate) -> str:
@@ -120,10 +122,19 @@ def carry_out(runtime: str, spec: str, tensors: Sequence[tuple[int, Shape, int]]
         inputs = [Buffer(address, shape, dtypes[number]) for address, shape, number in tensors]
         execute(call, inputs, allocate)
     except BaseException as error:
-        text = f"{type(error).__name__}: {error}"
-        _errors.append((text, error))
-        return text
+        return noted(error)
+    if call.kind == "allreduce" and not call.by_name and len({tensor.dtype for tensor in inputs}) == 1:
+        process_set_of(call.process_set).communicator.know_allreduce(
+            spec, ReduceOp(call.op), call.prescale, call.postscale, call.name, call.commits
+        )
     return ""
+
+
+def noted(error: BaseException) -> str:
+    """The text of an error in a collective, by which `original` finds it."""
+    text = f"{type(error).__name__}: {error}"
+    _errors.append((text, error))
+    return text
 
 
 def original(error: BaseException) -> BaseException | None:
@@ -146,7 +157,7 @@ def execute(call: ForeignCall, inputs: Sequence[Buffer], allocate: Allocate) -> 
 
 def steps_made() -> int:
     """How many optimizer steps this process has committed to."""
-    return _steps_made[0]
+    return _steps_made[0] + core.foreign_steps()
 
 
 def static_shapes(call: ForeignCall, shapes: Sequence[Shape], process_set: ProcessSet) -> list[Shape]:

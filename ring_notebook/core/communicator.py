@@ -145,6 +145,12 @@ class Communicator:
             self._bind(reader)
         return self._allreduce_tensors(tensors, outputs, op, prescale, postscale, name, self._timeout)
 
+    def know_allreduce(
+        self, spec: str, op: ReduceOp, prescale: float, postscale: float, name: str, commits: bool
+    ) -> None:
+        """Have the native core carry out allreduces of foreign runtimes that have this text, without Python."""
+        core.know_allreduce(spec, self._native, op, prescale, postscale, name, commits, self._timeout)
+
     def start_tensors(
         self, reader: _core.TensorReader, tensors: Any, op: ReduceOp, prescale: float, postscale: float, name: str
     ) -> _core.TensorWork | None:

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from threading import Thread, current_thread, get_ident, main_thread
 
 from ring_notebook.core import world
+from ring_notebook.core.native import core
 
 _in_flight: set[int] = set()
 """The threads that wait."""
@@ -34,7 +35,7 @@ def in_flight() -> Iterator[None]:
 
 def interrupt() -> None:
     """SIGINT has come: end what other threads wait for, on all ranks. Any thread may call it."""
-    if _in_flight:
+    if _in_flight or core.foreign_calls_in_flight():
         world.fail(KeyboardInterrupt())
 
 

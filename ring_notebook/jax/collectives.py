@@ -68,7 +68,8 @@ _differentiable.defvjp(_forward, _backward)
 
 
 def collective(what: ForeignCall, values: Sequence[Any], process_set: ProcessSet) -> list[Array]:
-    arrays = [jnp.asarray(value) for value in values]
+    # `asarray` takes longer than a small collective, also where there is nothing to do.
+    arrays = [value if isinstance(value, jax.Array) and not value.weak_type else jnp.asarray(value) for value in values]
     for array in arrays:
         check_array(array, what.kind)
     if not arrays:

@@ -7,10 +7,10 @@ on GPUs, whose memory the core is not called with.
 
 from __future__ import annotations
 
-import atexit
 import warnings
 from _thread import interrupt_main
 from collections.abc import Callable, Sequence
+from copy import copy
 from functools import lru_cache
 from typing import Any, TypeAlias
 
@@ -56,7 +56,6 @@ def call(what: ForeignCall, arrays: Sequence[Any], results: Sequence[Result]) ->
 @lru_cache(maxsize=1)
 def _caller() -> Callable[[str, tuple[Any, ...], tuple[Result, ...]], Sequence[Any]]:
     watch_interrupts()
-    _forget_failures()
     if jax.default_backend() != "cpu":
         return _called_back
     try:
@@ -69,36 +68,6 @@ def _caller() -> Callable[[str, tuple[Any, ...], tuple[Result, ...]], Sequence[A
             stacklevel=4,
         )
         return _called_back
-
-
-def _forget_failures() -> None:
-    """Have collectives work again after one that has failed.
-
-    JAX keeps the token of the last program with ordered effects, and gives it to the next one, also where that program
-    has failed: then all later ones would fail with the same error, and the end of the process would print it.
-    """
-    try:
-        from jax._src.dispatch import RuntimeTokenSet, runtime_tokens
-
-        given = RuntimeTokenSet.get_token_input
-    except (ImportError, AttributeError):  # another JAX: its errors stay
-        return
-
-    def drop_failed(tokens: Any) -> None:
-        for effect, token in list(tokens.current_tokens.items()):
-            try:
-                token.block_until_ready()
-            except Exception as error:
-                if original(error) is None:
-                    raise
-                tokens.current_tokens.pop(effect, None)
-
-    def get_token_input(self: Any, *arguments: Any) -> Any:
-        drop_failed(self)  # waits no longer than JAX, which waits for the token that it gives
-        return given(self, *arguments)
-
-    RuntimeTokenSet.get_token_input = get_token_input
-    atexit.register(lambda: drop_failed(runtime_tokens))  # before JAX waits for them
 
 
 def _primitive() -> Callable[[str, tuple[Any, ...], tuple[Result, ...]], Sequence[Any]]:
@@ -149,6 +118,7 @@ def _primitive() -> Callable[[str, tuple[Any, ...], tuple[Result, ...]], Sequenc
         ctx.set_tokens_out(ctx.tokens_in.update_tokens(mlir.TokenSet({effect: token})))
         return values
 
+    _shorten_dispatch(effect)
     jax.ffi.register_ffi_target(_TARGET, core.xla_handler(), platform="cpu")
     mlir.register_lowering(primitive, lower, platform="cpu")
 
@@ -159,6 +129,90 @@ def _primitive() -> Callable[[str, tuple[Any, ...], tuple[Result, ...]], Sequenc
         return made
 
     return bind
+
+
+def _shorten_dispatch(effect: Any) -> None:
+    """Have JAX start programs with collectives as fast as those without effects.
+
+    JAX passes the token of each program to the next one, in Python code that takes 100 µs. Programs that one thread
+    starts on a CPU run one after another anyway. So all get one and the same token here, and a program that has failed
+    does not make all later ones fail.
+    """
+    from jax._src import core as jax_core
+    from jax._src import dispatch, pjit, tree_util
+
+    tokens = dispatch.RuntimeTokenSet
+    get, put, wait = tokens.get_token_input, tokens.set_token_result, tokens.block_until_ready
+    device = jax.local_devices(backend="cpu")[0]
+    with jax.ensure_compile_time_eval():  # also where the first collective is in a function that is being traced
+        token = jax_core.Token(jax.device_put(np.zeros(0, np.bool_), device))
+
+    def get_token_input(self: Any, of: Any, devices: Any) -> Any:
+        return token if of is effect and list(devices) == [device] else get(self, of, devices)
+
+    def set_token_result(self: Any, of: Any, given: Any) -> None:
+        if of is not effect:
+            put(self, of, given)
+
+    def block_until_ready(self: Any) -> None:
+        """Of `jax.effects_barrier`, and at the end of the process."""
+        jax.block_until_ready(jax.jit(lambda: 0)())  # it runs when all earlier ones have ended
+        try:
+            wait(self)
+        except Exception as error:
+            if original(error) is None:
+                raise
+            self.clear()
+
+    tokens.get_token_input, tokens.set_token_result = get_token_input, set_token_result
+    tokens.block_until_ready = block_until_ready
+    if "const_args" in pjit.pxla.MeshExecutableFastpathData._fields:  # JAX 0.7; others have no room for a token there
+        tree_util.register_pytree_node(_Returned, _Returned.flatten, lambda _, parts: parts[1])
+        _short_way.update(plain=pjit._get_fastpath_data, effect=effect, token=token._buf, device=device)
+        pjit._get_fastpath_data = _fastpath_data
+
+
+_short_way: dict[str, Any] = {}
+
+
+def _fastpath_data(executable: Any, *arguments: Any, **more: Any) -> Any:
+    """What JAX needs to call a program from C++: of one with collectives the token is a constant.
+
+    A function of this module without values of its own: functions of JAX refer to it, and are pickled.
+    """
+    from jax._src import tree_util
+
+    plain, effect, token, device = _short_way.values()
+    call = getattr(executable, "unsafe_call", None)
+    if getattr(call, "ordered_effects", None) != [effect] or executable.xla_executable.local_devices() != [device]:
+        return plain(executable, *arguments, **more)
+    without = copy(executable)
+    without._unsafe_call = copy(call)
+    without._unsafe_call.ordered_effects = []
+    data = plain(without, *arguments, **more)
+    if data is None:
+        return None
+    results = data.out_pytree_def.unflatten(range(data.out_pytree_def.num_leaves))
+    return data._replace(
+        out_pytree_def=tree_util.dispatch_registry.flatten(_Returned(-1, results), None)[1],
+        in_shardings=[token.sharding, *data.in_shardings],
+        out_shardings=[token.sharding, *data.out_shardings],
+        out_avals=[token.aval, *data.out_avals],
+        out_committed=[False, *data.out_committed],
+        kept_var_bitvec=[True, *data.kept_var_bitvec],
+        in_device_local_layouts=[None, *data.in_device_local_layouts],
+        const_args=[token, *data.const_args],
+    )
+
+
+class _Returned:
+    """What a program returns: a token, which is dropped, and the results of its function."""
+
+    def __init__(self, token: Any, results: Any) -> None:
+        self.token, self.results = token, results
+
+    def flatten(self) -> tuple[tuple[Any, Any], None]:
+        return (self.token, self.results), None
 
 
 def _called_back(spec: str, arrays: tuple[Any, ...], results: tuple[Result, ...]) -> Sequence[Any]:

@@ -59,3 +59,42 @@ def test_where_xla_cannot_call_the_core_a_callback_does_it(replaced: str, warned
     ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=200)
     assert done.stdout == f"{warned} [0.5, 0.5, 0.5]\n" * 2, done.stderr
+
+
+INTERRUPTED = """
+import os, signal, threading
+import jax
+import jax.numpy as jnp
+import ring_notebook.jax as hvd
+hvd.init()
+long = jax.jit(lambda x: hvd.allreduce(jax.lax.fori_loop(0, 20, lambda _, y: y @ y * 0, x)))
+short = jax.jit(hvd.allreduce)
+programs = {
+    "at once": lambda: short(jnp.ones(3)).block_until_ready(),
+    "at once, large": lambda: short(jnp.ones(300000)).block_until_ready(),
+    "in a thread of the runtime": lambda: long(jnp.ones((300, 300))).block_until_ready(),
+    "step": lambda: hvd.average_gradients({"a": jnp.ones(3)})["a"].block_until_ready(),
+}
+for _ in range(2):
+    programs[PROGRAM]()  # Python carries out the first one
+if hvd.rank() == 1:
+    threading.Event().wait()  # until rank 0 has ended
+threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+try:
+    try:
+        programs[PROGRAM]()
+    except Exception:  # JAX's
+        threading.Event().wait(10)  # Python handles the signal
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+os._exit(3)
+"""
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("program", ["at once", "at once, large", "in a thread of the runtime", "step"])
+def test_ctrl_c_in_a_program_that_waits_is_an_interrupt(program: str) -> None:
+    command = [sys.executable, "-m", "ring_notebook.launch.cli", "--no-prefix", "-np", "2"]
+    script = INTERRUPTED.replace("PROGRAM", repr(program))
+    done = subprocess.run([*command, sys.executable, "-c", script], capture_output=True, text=True, timeout=180)
+    assert "interrupted" in done.stdout, done.stderr

@@ -428,6 +428,9 @@ def case_an_optimizer_of_a_session_adds_up_passes() -> None:
             pairs = optimizer.compute_gradients(-batch * (tf.reduce_sum(x) + local), [x, unused, local])
             assert pairs[1][0] is None
             train = optimizer.apply_gradients(pairs, global_step=steps)
+            assert optimizer.get_slot_names() == ["momentum"]
+            assert optimizer.get_slot(x, "momentum") is not None
+            assert len(optimizer.variables()) == 2  # of this graph
             seen = []
             with tf1.train.MonitoredTrainingSession(hooks=[hvd.BroadcastGlobalVariablesHook(0)]) as session:
                 for number in range(6):
@@ -441,9 +444,6 @@ def case_an_optimizer_of_a_session_adds_up_passes() -> None:
         expected = [[0, 0, 1], [0, 0, 2], [shared[0], alone[0], 3]]
         expected += [[shared[0], alone[0], 4], [shared[0], alone[0], 5], [shared[1], alone[1], 6]]
         np.testing.assert_allclose(seen, expected, rtol=1e-6)
-        assert optimizer.get_slot_names() == ["momentum"]
-        assert optimizer.get_slot(x, "momentum") is not None
-        assert len(optimizer.variables()) == 2
 
 
 def case_an_optimizer_of_a_session_takes_slices_and_adasum() -> None:

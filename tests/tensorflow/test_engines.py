@@ -63,7 +63,7 @@ def test_a_snapshot_brings_back_a_model_and_its_optimizer(cluster: Cluster) -> N
     result = "total = float(sum(abs(one).sum() for one in model.get_weights()))\n"
     cluster.run(import_keras + again + result + "row = None").wait()
     totals = [cluster.pull("total", rank) for rank in range(2)]
-    assert "Restored 4 variables" in cluster.restore("trained")  # x, model, start, row
+    assert "variables of trained" in cluster.restore("trained")
     cluster.run(import_keras + again + result + EQUAL + "value = row.numpy().tolist()").wait()
     assert [cluster.pull("total", rank) for rank in range(2)] == totals
     assert cluster.pull("equal") is True
