@@ -265,7 +265,8 @@ def _parting(view: RunView, name: str, axis: str) -> tuple[Mark, ...]:
     distances = [by_rank for metric, by_rank in view.curves.items() if _SYNCS.fullmatch(metric)]
     if not distances or _SYNCS.fullmatch(name) or len(view.curves[name]) < 2:
         return ()
-    syncs = np.asarray(next(iter(distances[0].values())).x)
+    steps, values = map(np.asarray, next(iter(distances[0].values())))
+    syncs = steps[:-1][np.diff(values) != 0]  # each row has the distance at the last one
     step = parting(list(view.curves[name].values()), syncs)
     return () if step is None else (Mark(_at(view, axis, min(view.curves[name]), step), "ranks part"),)
 

@@ -113,7 +113,7 @@ def test_ranks_that_part_are_marked_where_they_make_local_steps() -> None:
         state.apply(MetricBatch("run", rank, ("loss",), rows), 410.0)
     assert not charts(state.view(410.0), ["loss"], Look())[0].changes
     for rank in range(2):
-        rows = array("d", [one for step in range(19, 400, 20) for one in (10 + step, step, 0.1)])
+        rows = array("d", [one for step in range(20, 400) for one in (10 + step, step, 1 / (step // 20))])
         state.apply(MetricBatch("run", rank, ("sync/distance",), rows), 410.0)
     of_loss, of_distance = charts(state.view(410.0), ["loss", "sync/distance"], Look())
     assert [(mark.x, mark.label) for mark in of_loss.changes] == [(199.0, "ranks part")]
