@@ -41,7 +41,7 @@ from ring_notebook.slow_ranks import CAUSES
 
 ROWS, WIDTH = 256, 1024
 _SAID = re.compile(r"rank (\d) is (?:over )?[\d.]+x slower (.+?); the others wait")
-_LINK_SAID = re.compile(r"the link from the host of rank (\d) to that of rank \d is (?:over )?[\d.]+x slower.*")
+_LINK_SAID = re.compile(r"the link from the host of rank (\d) to that of rank \d carries .*")
 _TRACEML_VERDICT = re.compile(r"Verdict: (\w*) ?STRAGGLER")
 _TRACEML_RANK = re.compile(r"Why: R(\d)")
 _GROUPS = Path("/sys/fs/cgroup")

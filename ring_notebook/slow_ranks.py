@@ -17,7 +17,7 @@ SLOWER = 1.15  # times the work of the usual rank
 WAITS = 0.10  # the least share of time that the others wait
 LEAST_SECONDS, LEAST_STEPS = 4.0, 10  # before a rank is called slow
 
-_SLOWER_LINK = 1.6  # times as much the others carry
+_SLOWER_LINK = 1.35  # times as much the others carry; equal ones measured up to 1.07
 _LEAST_SENT = 4e6  # bytes, before the rate of a link counts
 _MUCH_SLOWER = 10  # times; more is not counted
 _LEAST_SHARE = 1 / 3
@@ -90,8 +90,9 @@ def find(spent: Mapping[int, Spent], steps: int) -> SlowRanks | None:
 class SlowLink:
     """A link between hosts that is slower than the others, from a rank to one of another host.
 
-    ``rate``: bytes a second while data is on its way; ``factor``: how many times as much the others carry;
-    ``moving``: the share of time that the ranks move data.
+    ``rate``: bytes a second while data is on its way; ``factor``: how many times as much the others carry, at least:
+    what acknowledges data on the way back goes through the slow link and waits there. ``moving``: the share of time
+    that the ranks move data.
     """
 
     source: int
@@ -103,11 +104,10 @@ class SlowLink:
     @property
     def sentence(self) -> str:
         """Which link, how slow, what it costs, and what to do."""
-        times = f"{self.factor:.1f}x" if self.factor < _MUCH_SLOWER else f"over {_MUCH_SLOWER}x"
         return (
-            f"the link from the host of rank {self.source} to that of rank {self.to} is {times} slower than the others "
-            f"({self.rate / 1e6:.3g} MB/s); the ranks move data {self.moving:.0%} of the time. See what else uses "
-            "it, and at which rate its network card runs; `sync_every` is for slow links"
+            f"the link from the host of rank {self.source} to that of rank {self.to} carries {self.rate / 1e6:.3g} "
+            f"MB/s, the others at least {self.factor:.1f}x that; the ranks move data {self.moving:.0%} of the time. "
+            "See what else uses it, and at which rate its network card runs; `sync_every` is for slow links"
         )
 
 

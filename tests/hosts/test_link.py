@@ -63,4 +63,4 @@ def test_a_slow_link_is_named(hosts: TwoHosts, tmp_path: Path) -> None:
         said = hosts.on_first(
             ["sh", "-c", '"$@"', "sh", sys.executable, "-m", "ring_notebook.launch.cli", *where, str(program)], 90.0
         )
-    assert "ringrun: the link from the host of rank 1 to that of rank 0 is " in said
+    assert "ringrun: the link from the host of rank 1 to that of rank 0 carries " in said

@@ -90,8 +90,8 @@ def test_the_slow_link_between_hosts_is_named() -> None:
     assert found is not None
     assert (found.source, found.to) == (1, 2)
     assert found.sentence.startswith(
-        "the link from the host of rank 1 to that of rank 2 is 5.6x slower than the others (9.52 MB/s); the ranks move "
-        "data 60% of the time. See what else uses it"
+        "the link from the host of rank 1 to that of rank 2 carries 9.52 MB/s, the others at least 5.6x that; the "
+        "ranks move data 60% of the time. See what else uses it"
     )
     assert find_link(ranks, 5) is None
     assert find_link({0: ranks[0]}, 20) is None
