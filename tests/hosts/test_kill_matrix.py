@@ -18,7 +18,9 @@ from harness.numpy_framework import numpy_framework
 from harness.two_hosts import TwoHosts, hosts_or_skip
 from hosts.test_over_ssh import assert_nothing_is_left
 
-SCRIPT, NOTEBOOK = (str(Path(__file__).with_name(name)) for name in ("killed.py", "killed_cells.py"))
+SCRIPT, NOTEBOOK, TRAINING = (
+    str(Path(__file__).with_name(name)) for name in ("killed.py", "killed_cells.py", "killed_trainings.py")
+)
 LIMIT = 150.0
 """Seconds until a job counts as stuck."""
 SILENCE = 6
@@ -89,7 +91,7 @@ def impatient(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder)
 
 
-def execute(hosts: TwoHosts, folder: str, *command: str) -> subprocess.CompletedProcess[str]:
+def execute(hosts: TwoHosts, folder: str, *command: str, limit: float = LIMIT) -> subprocess.CompletedProcess[str]:
     paths = filter(None, [folder, str(Path(SCRIPT).parents[1]), os.environ.get("PYTHONPATH")])
     try:
         return subprocess.run(
@@ -98,7 +100,7 @@ def execute(hosts: TwoHosts, folder: str, *command: str) -> subprocess.Completed
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=LIMIT,
+            timeout=limit,
             check=False,
         )
     finally:
@@ -169,3 +171,36 @@ def test_a_notebook(
             else:
                 assert done.returncode == 0, done.stdout + done.stderr
                 assert done.stdout.splitlines() == [f"survived {when}" for when in whens], done.stderr
+
+
+RANKS = [f"rank {rank}" for rank in range(4)]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1300)
+@pytest.mark.parametrize(
+    ("where", "joins", "cells"),
+    [
+        # The kernel is on ring-a, rank 0 also elsewhere.
+        ("ring-a:2,ring-b:2", "", [*RANKS, "agent 2", "host 3", "cut 2"]),
+        ("ring-b:2,ring-a:2", "", [*RANKS, "agent 1", "host 0", "cut 1"]),
+        ("ring-b:1,ring-a:2,ring-c:1", "", [*RANKS, "agent 3", "host 0", "host 3", "cut 3", "cut 0"]),
+        ("ring-a:2,ring-b:2", "ring-a:1,ring-b:1", ["rank 3", "rank 0", "host 1"]),
+        ("ring-a:1,ring-b:2,ring-c:1", "ring-a:1,ring-b:2", ["rank 3", "host 3", "cut 1"]),
+    ],
+    ids=["a b", "b a", "b a c", "slots join", "a host joins"],
+)
+def test_a_training_in_a_notebook(
+    hosts: TwoHosts, three_hosts: TwoHosts, impatient: str, where: str, joins: str, cells: list[str]
+) -> None:
+    """The living train on, the dead are healed and those who join take part: weights of one process."""
+    there = three_hosts if "ring-c" in where else hosts
+    ranks = joins or where
+    places = "".join(host[len("ring-")] * int(host.partition(":")[2]) for host in ranks.split(","))
+    if joins:  # who joins gets the next numbers
+        free = {host[len("ring-")]: int(host.partition(":")[2]) for host in where.split(",")}
+        places += "".join(letter * (slots - places.count(letter)) for letter, slots in free.items())
+    network = [there.prefix, str(there.folder), ",".join(there.names)]
+    done = execute(there, impatient, TRAINING, where, places, *network, joins, *cells, limit=1200)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines() == [f"survived {cell}" for cell in (["joins"] if joins else []) + cells]

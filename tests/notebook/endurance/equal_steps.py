@@ -1,13 +1,14 @@
 """One training that is interrupted, fails and loses ranks again and again: all ranks have made the same steps.
 
-Each step takes the batch whose number is the count of steps made before it, so what a single process does with the same
-batches in the same order is known.
+Each step takes the batch whose number is the count of steps made before it, a part for each rank that makes it, so what
+a single process does with the same batches in the same order is known.
 """
 
 from __future__ import annotations
 
 import random
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from harness.waiting import until
 from notebook.endurance.endure import SECONDS_TO_END
 from ring_notebook.errors import ClusterError, CollectiveAborted, CollectiveMismatch
 from ring_notebook.notebook.cluster.cluster import Cluster
+from ring_notebook.notebook.run.run import Run
 
 __all__ = ["ENDS", "MODEL", "TRAININGS", "Training"]
 
@@ -41,7 +43,7 @@ def loss_of(number, rank):
     return nn.functional.mse_loss(model(x), y)
 
 def note(optimizer):
-    optimizer.register_step_post_hook(lambda *_: made.append(len(made)))
+    optimizer.register_step_post_hook(lambda *_: made.append(ring.size()))
 
 def disagree():
     given = torch.distributed.is_initialized()
@@ -173,10 +175,10 @@ found = {
 ENDS: dict[str, tuple[str, tuple[type[BaseException], ...]]] = {
     "is interrupted": ("False", (KeyboardInterrupt,)),
     "raises": ("places > when", (ValueError,)),
-    "is killed": ("False", (ClusterError,)),
+    "is killed": ("", ()),
     "disagrees": ("places > when and disagree()", (CollectiveMismatch, CollectiveAborted)),
 }
-"""The condition on which a rank raises, and what the run ends with."""
+"""The condition on which a rank raises, and what the run ends with; what kills a rank is in `Training.lose`."""
 
 
 class Training:
@@ -184,49 +186,67 @@ class Training:
 
     def __init__(self, cluster: Cluster, name: str, seed: int = 0) -> None:
         self.cluster, self.name = cluster, name
-        self.size = 2 if name == "adasum" else cluster.n  # it takes a power of two
+        self.ranks: Sequence[int] = range(2 if name == "adasum" else cluster.n)  # it takes a power of two
+        """Those that train."""
         self.random = random.Random(seed)
         self.prepare()
 
     def prepare(self) -> None:
         """Make what a rank lacks, on all ranks."""
-        self.cluster.run(MODEL + TRAININGS[self.name][0], n=self.size).wait()
+        self.cluster.run(MODEL + TRAININGS[self.name][0], ranks=self.ranks).wait()
 
     def run(self, end: str = "", steps: int = 10**9) -> str:
-        """Train until ``end`` happens at a moment drawn by the seed, or for so many steps; what the ranks printed."""
-        condition, errors = ENDS[end] if end else ("False", ())
-        if self.name == "fsdp":
+        """Train until ``end`` happens at a moment drawn by the seed, or for so many steps; what the ranks printed.
+
+        A rank that is killed is healed.
+        """
+        if end == "is killed":
+            self.lose(self.random.choice(self.ranks))
+            self.cluster.heal()
             self.prepare()
-        loop = _LOOP.replace("END", condition).replace("SEED", str(self.random.random())).replace("STEPS", str(steps))
-        body = TRAININGS[self.name][1].replace("HERE", "here()")
-        moment = self.random.random() * 0.1
-        kills = f"if rank == {self.random.randrange(self.size)}: " + (
-            f"threading.Timer({moment}, os.kill, (os.getpid(), 9)).start()" if end == "is killed" else "pass"
-        )
-        run = self.cluster.run(f"{body}\n{kills}\n{loop}", n=self.size)
+            return ""
+        condition, errors = ENDS[end] if end else ("False", ())
+        run = self._begin(condition, steps)
         if end == "is interrupted":
-            begun = [True] * self.size
+            begun = [True] * len(self.ranks)
             until(lambda: run.done or [status.line > 0 for status in run.log.statuses().values()] == begun)
-            time.sleep(moment)
+            time.sleep(self.random.random() * 0.1)
             run.stop()
-        deadline = time.monotonic() + SECONDS_TO_END
-        while not run.done:
-            assert time.monotonic() < deadline, run.describe()
-            time.sleep(0.005)
+        self._end(run, SECONDS_TO_END)
         if errors:
             assert isinstance(run.error, errors), run.error
         else:
             assert run.status == "ok", run.error
-        if end == "is killed":
-            until(lambda: len(self.cluster.living) < self.cluster.n)
-            self.cluster.heal()
-            self.prepare()
         return "".join(piece.text for piece in run.log.view().output)
+
+    def lose(self, rank: int, kills: str = "os.kill(os.getpid(), 9)", limit: float = SECONDS_TO_END) -> None:
+        """Train until this rank executes ``kills``, which the cluster notices within ``limit`` seconds."""
+        moment = self.random.random() * 0.1
+        before = f"if rank == {self.ranks.index(rank)}: threading.Timer({moment}, lambda: {kills}).start()"
+        living = len(self.cluster.living)
+        run = self._begin("False", 10**9, before)
+        self._end(run, limit)
+        assert isinstance(run.error, ClusterError), run.error
+        until(lambda: len(self.cluster.living) < living)
+
+    def _begin(self, condition: str, steps: int, before: str = "") -> Run:
+        if self.name == "fsdp":
+            self.prepare()
+        loop = _LOOP.replace("END", condition).replace("SEED", str(self.random.random())).replace("STEPS", str(steps))
+        body = TRAININGS[self.name][1].replace("HERE", "here()")
+        return self.cluster.run(f"{body}\n{before}\n{loop}", ranks=self.ranks)
+
+    @staticmethod
+    def _end(run: Run, limit: float) -> None:
+        deadline = time.monotonic() + limit
+        while not run.done:
+            assert time.monotonic() < deadline, run.describe()
+            time.sleep(0.005)
 
     def states(self) -> list[dict[str, Any]]:
         """Of each rank: the steps it has made, its weights and the state of its optimizer."""
-        self.cluster.run(_FIND, n=self.size).wait()
-        return [self.cluster.pull("found", rank) for rank in range(self.size)]
+        self.cluster.run(_FIND, ranks=self.ranks).wait()
+        return [self.cluster.pull("found", rank) for rank in self.ranks]
 
     def check(self) -> int:
         """All ranks have made the same steps, and end where one process ends with the same batches; how many steps."""
@@ -249,7 +269,7 @@ class Training:
         if self.name in ("adasum", "fsdp"):  # no process does the same alone; weights in shards
             return
         states = self.states()
-        steps = len(states[0]["made"])
+        sizes = states[0]["made"]
         alone: dict[str, Any] = {}
 
         class Ring:
@@ -260,10 +280,9 @@ class Training:
 
         alone["ring"] = Ring
         exec(MODEL + TRAININGS[self.name][0], alone)
-        size = self.size
 
         def loss_of(number: int, _: int) -> Any:
-            pairs = [alone["batch"](number, rank) for rank in range(size)]
+            pairs = [alone["batch"](number, rank) for rank in range(sizes[number])]
             x, y = (torch.cat(part) for part in zip(*pairs, strict=True))
             return torch.nn.functional.mse_loss(alone["model"](x), y)
 
@@ -271,7 +290,7 @@ class Training:
         step = TRAININGS["sgd"][1] if self.name in ("accumulate", "synchronize", "scaler") else TRAININGS[self.name][1]
         exec(step.replace("HERE", "pass"), alone)
         threads = torch.get_num_threads()
-        for _ in range(steps):
+        for _ in sizes:
             alone["step"]()
         torch.set_num_threads(threads)
         for mine, theirs in zip(alone["model"].parameters(), states[0]["weights"], strict=True):
