@@ -210,11 +210,11 @@ def hosts_or_skip(count: int = 2) -> Iterator[TwoHosts]:
 def two_hosts(rate: str = "1gbit", count: int = 2) -> Iterator[TwoHosts]:
     """Make the hosts with links of ``rate`` (in the notation of ``tc``), and remove them in any case.
 
-    With a ``count`` there are as many, up to 9.
+    With a ``count`` there are as many, up to 16.
     """
     prefix = f"ring-{uuid.uuid4().hex[:8]}"
     folder = Path(tempfile.mkdtemp(prefix="two-hosts-"))
-    letters = "abcdefghi"[:count]
+    letters = "abcdefghijklmnop"[:count]
     names = tuple(f"ring-{letter}" for letter in letters)
     addresses = [f"10.77.0.{number}" for number in range(1, count + 1)]
     spaces = [f"{prefix}-{letter}" for letter in letters]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.two_hosts import TwoHosts
+from harness.two_hosts import TwoHosts, missing, two_hosts
 from ring_notebook.launch.launchers.find_launcher import find_launcher
 from ring_notebook.launch.launchers.site_launchers import Hydra
 
@@ -48,6 +48,20 @@ ring.shutdown()
 def test_over_the_link(hosts: TwoHosts, per_host: int) -> None:
     said = hosts.run([str(PROGRAM), "over the link"], per_host=per_host)
     assert said.count("on 2 hosts: all is well") == 2 * per_host
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1000)
+@pytest.mark.parametrize("count", [13, 16])
+def test_so_many_hosts_that_they_pass_headers_on(count: int) -> None:
+    """Two ranks on the first host, one on each other; every collective, mismatches and aborts over TCP."""
+    if reason := missing():
+        pytest.skip(f"NOT TESTED on {count} hosts: {reason}")
+    with two_hosts("1gbit", count) as many:
+        where = ",".join(f"{name}:{1 + (name == many.names[0])}" for name in many.names)
+        ringrun = [sys.executable, "-m", "ring_notebook.launch.cli", "--no-prefix", "-H", where]
+        said = many.on_first([*ringrun, sys.executable, str(PROGRAM)], 900)
+        assert said.count(f"on {count} hosts: all is well") == count + 1, said
 
 
 @pytest.mark.parametrize(("wire", "mib"), [("", 16), ("bfloat16", 8)])
