@@ -84,8 +84,8 @@ class Chart:
 
     @property
     def some_epochs(self) -> tuple[Mark, ...]:
-        """At most a dozen epochs, without the first one, which begins with the chart."""
-        return self.epochs[1 :: 1 + len(self.epochs) // 12]
+        """A few epochs, as many as a narrow chart has room for, without the first one, which begins with the chart."""
+        return self.epochs[1 :: 1 + len(self.epochs) // 6]
 
 
 def _apart(marks: Sequence[Mark], curves: Curves) -> tuple[Mark, ...]:

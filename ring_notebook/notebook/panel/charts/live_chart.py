@@ -132,6 +132,7 @@ class LiveChart:
                 "min": "dataMin",
                 "max": "dataMax",
                 "minInterval": x.least,
+                "splitNumber": 4,  # of more, labels touch each other in a narrow page
                 "splitLine": {"show": False},
                 "axisLine": {"show": False, "onZero": False},
                 "axisTick": {"show": False},

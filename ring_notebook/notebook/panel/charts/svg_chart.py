@@ -25,7 +25,7 @@ from ring_notebook.notebook.style import CHANGED, GREY, RED, number
 
 HEIGHT = 250  # pixels
 TOP, BOTTOM = 48, 32  # margins
-RIGHT = 1  # percent, so that a mark at the end is not cut
+RIGHT = 2  # percent, so that a mark at the end of a narrow chart is not cut
 _BEGIN, _END = 0.02, 0.97  # of the x axis; a label outside begins or ends with the axis
 RAW = 0.3  # the opacity of what a smooth line is an average of
 TIPS = 60  # places of a chart with values to hover over

@@ -8,7 +8,7 @@ from array import array
 
 import pytest
 
-from ring_notebook.notebook.panel.charts.chart import Chart, axes, charts, compared, grouped
+from ring_notebook.notebook.panel.charts.chart import Chart, Mark, axes, charts, compared, grouped
 from ring_notebook.notebook.panel.charts.curves import Curves
 from ring_notebook.notebook.panel.charts.svg_chart import svg
 from ring_notebook.notebook.record.choices import Look
@@ -167,6 +167,15 @@ def test_a_validation_of_every_step_has_no_marks() -> None:
         (chart,) = charts(state.view(2.0), ["loss"], Look())
         assert [line.marked for line in chart.curves.lines] == [False, marked]
         assert svg(chart).count("r='3'") == steps * marked
+
+
+def test_marks_have_room_in_a_narrow_chart() -> None:
+    """Labels of epochs beside each other, and a mark at the end."""
+    marks = tuple(Mark(float(at), f"{at}") for at in range(20))
+    chart = Chart("loss", "", "step", Curves(()), epochs=marks)
+    assert len(chart.some_epochs) <= 6, "epoch 1 and 3 would read as 13"
+    (width,) = re.findall(r"<svg y='\d+' width='(\d+)%'", svg(chart))
+    assert 300 * (100 - int(width)) / 100 > 5.5
 
 
 def test_a_part_of_the_note_without_room_is_left_out() -> None:
