@@ -97,9 +97,8 @@ def first_cell() -> None:
 
 def refused() -> None:
     for options in ([], ["--here"]):
-        done = subprocess.run(
-            ["ringrun", *options, "-np", "1", "echo", "ran"], capture_output=True, text=True, check=False
-        )
+        command = [str(Path(sys.executable).with_name("ringrun")), *options, "-np", "1", "echo", "ran"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
         tell("ringrun", (done.returncode, done.stdout, done.stderr))
     notebook = opened()
     tell("queue", notebook.error(f"%ring start {JOB} --queue none")[1])

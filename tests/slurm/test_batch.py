@@ -42,6 +42,7 @@ def test_a_cell_waits_for_the_job_and_runs_when_that_does(system: Slurm, tmp_pat
     find("waits: .*Slurm job [0-9]+ waits: (no hosts are free|jobs with a higher priority)", output)
     find("queue: .*0-3 .*Slurm job [0-9]+$", output)
     printed = find("printed: .*seconds", output)
+    print(find("^seconds to the first cell: [0-9.]+", output))  # noqa: T201 - pytest -rP shows it
     assert printed.count("4.0 ring-a") == printed.count("4.0 ring-b") == 2
     find("status: .*Slurm job [0-9]+: 4 slots on ring-a, ring-b.*reaches its time limit in", output)
     find(r"stopped: Stopped 4 engines\. Cancelled Slurm job .* CPU hours, .* idle\.", output)
