@@ -40,8 +40,8 @@ class Line:
 
     @property
     def marked(self) -> bool:
-        """Whether each point has a mark."""
-        return self.sparse and len(self.x) <= _MOST_MARKS
+        """Whether each point has a mark. Of a single point nothing else could be seen."""
+        return len(self.x) == 1 or (self.sparse and len(self.x) <= _MOST_MARKS)
 
 
 @dataclass(frozen=True)

@@ -131,3 +131,15 @@ def test_a_logarithmic_scale_needs_positive_values() -> None:
     flat = per_rank({0: Points(STEPS, array("d", (0.0 for _ in STEPS)))})
     live.draw(Chart("loss", "", "step", flat, log=True))
     assert live.widget.option["yAxis"]["type"] == "value"
+
+
+def test_a_single_point_has_a_mark_and_lies_between_steps() -> None:
+    """A line through it could not be seen, and ECharts would write -0.4 and 0.2 below it."""
+    live = LiveChart()
+    live.draw(chart(2))
+    assert not any(one.get("showSymbol") for one in series(live).values())
+    one = per_rank({rank: Points(array("d", [116]), array("d", [0.9])) for rank in range(2)})
+    live.draw(Chart("test", "0.9", "step", one))
+    assert [series(live)[f"rank {rank}"]["showSymbol"] for rank in range(2)] == [True, True]
+    axis = live.widget.option["xAxis"]
+    assert (axis["min"], axis["max"]) == (115, 117)
