@@ -40,8 +40,8 @@ __all__ = [
 __all__ += common.__all__
 
 _INSTEAD = (
-    "checkpoints of Keras are keras.callbacks.ModelCheckpoint, on rank 0 alone, and load_model of this "
-    "module; `%ring snapshot` keeps models too"
+    "to continue a training use keras.callbacks.BackupAndRestore with a folder for each rank, and to keep a model "
+    "ModelCheckpoint on rank 0 alone and load_model of this module; `%ring snapshot` keeps models too"
 )
 
 

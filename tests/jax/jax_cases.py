@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+import tempfile
 from functools import partial
+from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
@@ -239,6 +241,26 @@ def case_snapshots_keep_arrays_functions_and_states_of_optimizers() -> None:
     np.testing.assert_array_equal(again["step"](again["tree"]), step(tree))
     updates, _ = again["optimizer"].update({"a": own()}, again["state"])
     assert updates["a"].shape == (4,)
+
+
+def case_a_tree_is_saved_by_rank_0_and_read_for_all() -> None:
+    optimizer = optax.adam(0.1)
+    tree = {"a": jnp.arange(3.0), "b": jnp.ones((2, 2), jnp.float16)}
+    file = Path(hvd.broadcast_object(tempfile.mkdtemp()), "last.npz")
+    leaves, structure = jax.tree.flatten((tree, optimizer.init(tree)))
+    if hvd.rank() == 0:
+        np.savez(file, *leaves)
+    other = jax.tree.map(jnp.zeros_like, tree)
+    leaves, structure = jax.tree.flatten((other, optimizer.init(other)))
+    if hvd.rank() == 0:
+        leaves = list(np.load(file).values())
+    read, state = hvd.broadcast_parameters(jax.tree.unflatten(structure, leaves))
+    for name in tree:
+        assert read[name].dtype == tree[name].dtype
+        np.testing.assert_array_equal(read[name], tree[name])
+    optimizer.update(read, state)
+    with pytest.raises(AttributeError, match=r"checkpoints of JAX are those of orbax, or numpy\.savez"):
+        _ = hvd.checkpoint
 
 
 def case_prepare_refuses_what_it_cannot_take() -> None:

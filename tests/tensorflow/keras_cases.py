@@ -285,6 +285,30 @@ def case_models_are_saved_and_loaded() -> None:
     check_equal(loaded)
 
 
+def case_a_training_continues_from_its_backup() -> None:
+    """Each rank has a backup of its own, for all of them begin in the epoch after the last one."""
+    folder = hvd.broadcast_object(tempfile.mkdtemp())
+    seen: list[int] = []
+
+    class Watch(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            seen.append(epoch)
+            if seen == [0, 1]:
+                raise OSError("the job has reached its time limit")
+
+    def train():
+        trained = model(1 + hvd.rank(), hvd.DistributedOptimizer(keras.optimizers.Adam(0.02)))
+        backup = keras.callbacks.BackupAndRestore(f"{folder}/{hvd.rank()}", delete_checkpoint=False)
+        fit(trained, epochs=3, callbacks=[backup, start(), Watch()])
+        return trained
+
+    with pytest.raises(OSError, match="time limit"):
+        train()
+    trained = train()
+    assert seen == [0, 1, 1, 2]
+    check_joined(trained, lambda: model(1, keras.optimizers.Adam(0.02)), epochs=3)
+
+
 def case_snapshots_keep_models_with_their_optimizers() -> None:
     optimizer = hvd.DistributedOptimizer(keras.optimizers.Adam(0.02), op=hvd.Sum)
     trained = model(3 + hvd.rank(), optimizer)
