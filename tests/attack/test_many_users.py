@@ -39,8 +39,10 @@ def left_by(user: int) -> list[str]:
         if os.path.isdir(shared):
             with os.scandir(shared) as entries:
                 own = [entry.path for entry in entries if entry.stat(follow_symlinks=False).st_uid == user]
-            # Not ours: Jupyter's file with the sockets of a kernel that took long to close, and torch's cache folder.
-            found += [path for path in own if not path.endswith(".json") and "torchinductor_" not in path]
+            # Not ours: Jupyter's file with the sockets of a kernel that took long to close, the folder of the sockets
+            # themselves, which this test's own kernels have, and torch's cache folder.
+            others = ("/tmp/kernel-", "/tmp/torchinductor_")
+            found += [path for path in own if not path.endswith(".json") and not path.startswith(others)]
     return found
 
 
