@@ -315,7 +315,9 @@ def read_training(events: Iterable[dict[str, Any]]) -> dict[int, tuple[float, fl
 
 
 def _first(events: Iterable[dict[str, Any]]) -> float:
-    return min((event["ts"] * 1e-6 for event in events if event["ph"] == "X"), default=0.0)
+    """When the first thing was done, or the first rank began to train."""
+    timed = (event["ts"] * 1e-6 for event in events if event["ph"] == "X" or event.get("cat") == TRAINING)
+    return min(timed, default=0.0)
 
 
 def spent_in(spans: Iterable[Span], begin: float, end: float) -> Spent:

@@ -191,6 +191,10 @@ def _metric(view: RunView, name: str, look: Look, axis: str) -> Chart:
     best = _best(judged, direction(name)) if judged is not None else None
     values, firsts = unit(name, view.units), view.broken.get(name, {})
     newest = {rank.rank: rank.last[name] for rank in view.ranks if name in rank.last}
+    if judged is not None and best is not None and not (extra or look.smooth) and len(newest) == len(view.curves[name]):
+        # A point of a long curve is the mean of many steps: the newest value may be better than all of them.
+        now = math.fsum(newest.values()) / len(newest)
+        best = (float(judged.x[-1]), now) if (now - best[1]) * direction(name) > 0 else best
     return Chart(
         name,
         _note(name, curves, judged, best, newest, values),

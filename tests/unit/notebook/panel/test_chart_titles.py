@@ -75,6 +75,15 @@ def test_the_newest_value_is_that_of_the_table_of_ranks() -> None:
     assert chart.note == "1000"
 
 
+def test_the_newest_value_is_not_better_than_the_best() -> None:
+    state = RunState(2, 0.0)
+    for rank in range(2):
+        values = array("d", (value for step in range(1000) for value in (step, step, 2000 - step)))
+        state.apply(MetricBatch("run", rank, ("loss",), values), 1000.0)
+    (chart,) = charts(state.view(1000.0), ["loss"], Look())
+    assert chart.note == "1001 · falling · best 1001"
+
+
 def rows(*values: tuple[float, ...]) -> array[float]:
     return array("d", (number for row in values for number in row))
 
