@@ -43,7 +43,7 @@ for step in ring.track(range({SHOWN * FRAMES})):
     optimizer.step()
     ring.log(loss=loss, accuracy=(scores.argmax(1) == labels).float().mean(), samples=64)
 """
-HEIGHT = 545  # of the panel that is shown
+HEIGHT = 612  # of the panel that is shown: all of its ranks
 
 
 def main(folder: Path, chromium: str = "/usr/bin/chromium") -> None:

@@ -140,13 +140,14 @@ class NotebookPage:
         width, height, scale = self.page.evaluate("[innerWidth, innerHeight, devicePixelRatio]")
         output = self.output(index)
         needed = output.evaluate("element => Math.ceil(element.getBoundingClientRect().height)") + 300
-        if needed > height:
-            self.size(width, needed, scale)
+        resized = needed > height or scale > 1  # the screen of this session draws at a scale that it was given itself
+        if resized:
+            self.size(width, max(needed, height), scale)
         output.evaluate("element => element.scrollIntoView({block: 'start'})")
         self.page.wait_for_timeout(100)
         shown = {"format": "png", "clip": {**output.bounding_box(), "scale": 1}}  # type: ignore[dict-item]
         path.write_bytes(base64.b64decode(self._screen.send("Page.captureScreenshot", shown)["data"]))
-        if needed > height:
+        if resized:
             self.size(width, height, scale)
 
     def run(self, index: int) -> None:
