@@ -24,7 +24,7 @@ class KerasKeeper(Keeper):
                 value.jax_state_sync()  # within `fit` JAX's trainer has the values
             optimizer = getattr(value, "optimizer", None)
             make, arguments = value.__reduce__()[:2]
-            local = _places_of_local(optimizer) if isinstance(optimizer, DistributedMixin) else []
+            local = _places_of_local(value, optimizer) if isinstance(optimizer, DistributedMixin) else []
             return _model, (make, arguments, optimizer, local)
         if isinstance(value, _OPTIMIZERS):
             config = value.get_config()
@@ -41,9 +41,10 @@ class KerasKeeper(Keeper):
         return ""
 
 
-def _places_of_local(optimizer: Any) -> list[int]:
+def _places_of_local(model: Any, optimizer: Any) -> list[int]:
     local = {id(variable) for variable in optimizer._ring.local}
-    return [place for place, variable in enumerate(optimizer._trainable_variables) if id(variable) in local]
+    known = model.trainable_variables if model.built else []
+    return [place for place, variable in enumerate(known) if id(variable) in local]
 
 
 def _optimizer(kind: Any, config: Any, distributed: Any) -> Any:

@@ -326,6 +326,12 @@ def case_snapshots_keep_models_with_their_optimizers() -> None:
     for ours, theirs in zip(check_equal(restored), weights(trained), strict=True):
         np.testing.assert_array_equal(ours, theirs)
     assert int(restored.optimizer.iterations) == int(trained.optimizer.iterations)
+    partial = model(7, keras.optimizers.SGD(0.05))
+    partial.optimizer = hvd.PartialDistributedOptimizer(partial.optimizer, local_layers=[partial.layers[0]])
+    fit(partial, epochs=1)
+    restored = kept_again({"partial": partial})["partial"]
+    expected = [id(one) for one in restored.layers[0].trainable_variables]
+    assert [id(one) for one in restored.optimizer._ring.local] == expected
 
 
 def case_values() -> None:
