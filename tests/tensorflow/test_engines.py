@@ -164,6 +164,29 @@ def test_an_interrupt_ends_a_session_that_waits(cluster: Cluster) -> None:
 
 
 @pytest.mark.timeout(300)
+def test_programs_of_jax_end_with_interrupts_mismatches_and_exceptions(cluster: Cluster) -> None:
+    """Also those that JAX has called before, whose allreduce needs no Python."""
+    begin = "import jax, jax.numpy as jnp, time\n"
+    run = cluster.run(
+        f"{begin}step = jax.jit(lambda x: ring.allreduce(x, op=ring.Sum))\n"
+        "for _ in range(3): step(jnp.ones(3)).block_until_ready()\n"
+        "if ring.rank() == 0: step(jnp.ones(3)).block_until_ready()\n"
+        "else: time.sleep(100)\n"
+    )
+    until(lambda: [status.line for _, status in sorted(run.log.statuses().items())] == [4, 5], 60)
+    time.sleep(1)
+    assert run.stop(10) is True
+    with pytest.raises(KeyboardInterrupt):
+        run.wait()
+    with pytest.raises(CollectiveMismatch, match=r"expected float32 \[\d\], rank \d sent"):
+        cluster.run(f"{begin}step(jnp.ones(3 + ring.rank())).block_until_ready()").wait()
+    with pytest.raises(OSError, match="no more data"):
+        cluster.run(f"{begin}if ring.rank() == 1: raise OSError('no more data')\nstep(jnp.ones(3))").wait()
+    cluster.run(f"{begin}total = float(step(jnp.ones(3))[0])").wait()
+    assert cluster.pull("total") == 2.0
+
+
+@pytest.mark.timeout(300)
 def test_a_rank_that_is_killed_in_fit_is_healed_and_takes_the_weights_of_the_other(cluster: Cluster) -> None:
     prepared = (
         "import keras, numpy as np\n"
