@@ -384,7 +384,8 @@ def test_ring_is_explained_in_every_cell_and_runs_on_the_ranks_alone(notebook: N
     shown = notebook.inspect("ring.prepare")
     assert "ring.prepare(" in shown
     assert "Make a single-process training loop data parallel" in shown
-    assert "ring.broadcast_object" in notebook.complete("ring.broadcast_o")
+    # Of the ranks, or of the notebook itself where these are too busy to answer.
+    assert any(name.endswith("broadcast_object") for name in notebook.complete("ring.broadcast_o"))
     name, text = notebook.error("ring.rank()")
     assert name == "RingError"
     assert "ring.rank() runs on the ranks, and this cell runs in the notebook; put %%ringtrain on its" in text
