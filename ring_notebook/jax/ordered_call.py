@@ -180,18 +180,23 @@ def _fastpath_data(executable: Any, *arguments: Any, **more: Any) -> Any:
 
     A function of this module without values of its own: functions of JAX refer to it, and are pickled.
     """
-    from jax._src import tree_util
-
     plain, effect, token, device = _short_way.values()
     call = getattr(executable, "unsafe_call", None)
     if getattr(call, "ordered_effects", None) != [effect] or executable.xla_executable.local_devices() != [device]:
         return plain(executable, *arguments, **more)
-    without = copy(executable)
-    without._unsafe_call = copy(call)
-    without._unsafe_call.ordered_effects = []
-    data = plain(without, *arguments, **more)
-    if data is None:
-        return None
+    try:
+        without = copy(executable)
+        without._unsafe_call = copy(call)
+        without._unsafe_call.ordered_effects = []
+        data = plain(without, *arguments, **more)
+        return None if data is None else _with_token(data, token)
+    except (AttributeError, TypeError):  # of a JAX that is not known yet: it starts the program from Python
+        return plain(executable, *arguments, **more)
+
+
+def _with_token(data: Any, token: Any) -> Any:
+    from jax._src import tree_util
+
     results = data.out_pytree_def.unflatten(range(data.out_pytree_def.num_leaves))
     return data._replace(
         out_pytree_def=tree_util.dispatch_registry.flatten(_Returned(-1, results), None)[1],
