@@ -27,6 +27,7 @@ from ring_notebook.launch.supervisor.growth import NOT_ELASTIC, Elastic
 from ring_notebook.own_python import code_command
 from ring_notebook.rank.function_rank import ADDRESS, KEY, Outcome
 from ring_notebook.rank.known_callers import Caller, KnownCallers
+from ring_notebook.verdict import first_failure
 
 
 def run(
@@ -131,7 +132,9 @@ def run_on_ranks(
 def _results(outcomes: Mapping[int, Outcome], size: int, code: int, job: Job) -> list[Any]:
     when = {failure.rank: failure.time for failure in job.verdict.failures}
     failed = sorted((o for o in outcomes.values() if o.traceback), key=lambda o: (o.aborted, when.get(o.rank, inf)))
-    if failed:
+    cause_of_job = first_failure(job.verdict.failures, size)
+    died = cause_of_job is not None and not cause_of_job.aborted and cause_of_job.rank not in outcomes
+    if failed and not (died and failed[0].aborted):  # ranks that only stopped because of one that died tell less
         first = failed[0]
         cause = RunFailed(f"rank {first.rank} of {size} raised:\n{first.traceback}")
         try:
@@ -140,7 +143,7 @@ def _results(outcomes: Mapping[int, Outcome], size: int, code: int, job: Job) ->
             raise cause from None
         raise error from cause
     if code or len(outcomes) < size:
-        missing = sorted(set(range(size)) - set(outcomes))
+        missing = sorted(set(range(size)) - {rank for rank, outcome in outcomes.items() if not outcome.traceback})
         raise RunFailed(f"{job.describe_failure()}; no result from ranks {missing}")
     return [pickle.loads(outcomes[rank].value) for rank in range(size)]
 

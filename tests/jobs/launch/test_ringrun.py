@@ -476,6 +476,24 @@ def test_run_says_which_rank_died() -> None:
     assert time.monotonic() - began < 60
 
 
+def test_run_says_which_rank_died_where_another_one_is_faster() -> None:
+    """What has started the ranks is held up, while rank 0 says what it knows of the death, and ends."""
+
+    def die() -> None:
+        from ring_notebook.core import world
+
+        world.init()
+        if rank_of_process() == 1:
+            starter = os.getppid()
+            os.kill(starter, signal.SIGSTOP)
+            subprocess.Popen(["sh", "-c", f"sleep 1; kill -CONT {starter}"], start_new_session=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+        world.current().communicator.barrier()
+
+    with pytest.raises(RunFailed, match=r"rank 1 on .* failed first: killed by SIGKILL.*no result from ranks \[0, 1\]"):
+        run(die, n=2)
+
+
 def test_run_moves_large_results() -> None:
     sizes = [len(part) for part in run(lambda: bytes(30 << 20), n=2)]
     assert sizes == [30 << 20] * 2
