@@ -7,17 +7,21 @@ ring_notebook at the same path.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import ray
 from ray.exceptions import GetTimeoutError
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from ring_notebook.api import basics
 from ring_notebook.launch.lent_places import LentPlaces
 from ring_notebook.launch.remote.relay import Where, serve
+from ring_notebook.rank.function_rank import report
 
-__all__ = ["ElasticRayExecutor", "RayExecutor", "run"]
+__all__ = ["ElasticRayExecutor", "RayExecutor", "ray_logger", "run"]
+
+Callbacks: TypeAlias = "Sequence[Callable[[Any], object]] | None"
 
 
 def run(
@@ -78,10 +82,16 @@ class RayExecutor:
         fn: Callable[..., Any],
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
+        callbacks: Callbacks = None,
+        *,
         env: Mapping[str, str] | None = None,
     ) -> list[Any]:
-        """Call ``fn`` on a rank in each place, results by rank."""
-        return self._lent.run(fn, args, kwargs, {**(self._env or {}), **(env or {})})
+        """Call ``fn`` on a rank in each place, results by rank.
+
+        ``callbacks`` are called here with what ranks give to `ray_logger.log`; when one raises, so does this, at the
+        end.
+        """
+        return self._lent.run(fn, args, kwargs, {**(self._env or {}), **(env or {})}, take=_all_of(callbacks))
 
     def shutdown(self) -> None:
         """Give the places back."""
@@ -137,13 +147,31 @@ class ElasticRayExecutor:
         """Connect to the cluster."""
         self._places = RayPlaces(*self._resources)
 
-    def run(self, worker_fn: Callable[..., Any]) -> list[Any]:
-        """Call ``worker_fn`` on all ranks; the results of those that returned, by rank."""
+    def run(self, worker_fn: Callable[..., Any], callbacks: Callbacks = None) -> list[Any]:
+        """Call ``worker_fn`` on all ranks; the results of those that returned, by rank. See `RayExecutor.run`."""
         if self._places is None:
             raise RuntimeError("the executor has not been started; call start() first")
         fewest, most = self._settings
         with LentPlaces(self._places, fewest, most or max(fewest, self._places.most)) as lent:
-            return lent.run(worker_fn, env=self._env, min_np=fewest)
+            return lent.run(worker_fn, env=self._env, min_np=fewest, take=_all_of(callbacks))
+
+
+class ray_logger:  # noqa: N801 - Horovod's name, a module there
+    """What ranks tell the callbacks of an executor's `run` (Horovod: ``horovod.ray.ray_logger``)."""
+
+    @staticmethod
+    def log(info_dict: Mapping[str, Any], chief_only: bool = True) -> None:
+        """Call the callbacks with ``info_dict``, from rank 0 only, or with ``chief_only=False`` from every rank."""
+        if not chief_only or basics.rank() == 0:
+            report(info_dict)
+
+
+def _all_of(callbacks: Callbacks) -> Callable[[Any], None]:
+    def take(value: Any) -> None:
+        for callback in callbacks or ():
+            callback(value)
+
+    return take
 
 
 def places_at(address: str) -> RayPlaces:

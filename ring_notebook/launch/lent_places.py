@@ -94,16 +94,18 @@ class LentPlaces:
         kwargs: Mapping[str, Any] | None = None,
         env: Mapping[str, str] | None = None,
         min_np: int | None = None,
+        take: Callable[[Any], None] | None = None,
     ) -> list[Any]:
         """Call ``fn`` on a rank in each place, a fresh process; see `ring_notebook.run`.
 
         A job that may grow begins with the ``size`` of the places, and is elastic from ``min_np`` ranks, or as many.
+        ``take`` is called with what ranks report.
         """
         given = {**self.environment, **(env or {})}
         elastic = elastic_of(self._size if min_np is None and self._script else min_np, self._most or None)
         if self._script:
             elastic = replace(elastic, script=self._script)
-        return run_on_ranks(fn, args, kwargs or {}, self._size, self.hosts, None, given, (), elastic)
+        return run_on_ranks(fn, args, kwargs or {}, self._size, self.hosts, None, given, (), elastic, take=take)
 
 
 def engine_at(address: str) -> Engine:

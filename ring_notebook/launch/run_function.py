@@ -6,6 +6,7 @@ import pickle
 import secrets
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import inf
@@ -82,8 +83,13 @@ def run_on_ranks(
     elastic: Elastic,
     python: str = sys.executable,
     output: Path | None = None,
+    take: Callable[[Any], None] | None = None,
 ) -> list[Any]:
-    """What `run` does, in ranks of the interpreter ``python``; what they print also goes to files in ``output``."""
+    """What `run` does, in ranks of the interpreter ``python``; what they print also goes to files in ``output``.
+
+    ``take`` is called with each value that ranks report, one after the other; what it raises is raised when the job
+    has ended.
+    """
     named = named_hosts(hosts, hostfile)
     allocation = None if named else find_allocation()
     where = allocation.hosts if allocation else named
@@ -100,11 +106,19 @@ def run_on_ranks(
     key = secrets.token_hex(32)  # text, because an environment variable carries it to the ranks
     files = RankFiles(output, size) if output else None
     outcomes: dict[int, Outcome] = {}
+    taking, troubles = threading.Lock(), list[BaseException]()
 
     def serve(caller: Caller) -> None:
         rank = caller.recv()
         caller.send(work)
-        outcomes[rank] = caller.recv()
+        while isinstance(message := caller.recv(), bytes):
+            with taking:
+                try:
+                    if take is not None and not troubles:
+                        take(pickle.loads(message))
+                except BaseException as error:
+                    troubles.append(error)
+        outcomes[rank] = message
 
     with claimed_folder("run") as folder:
         callers = KnownCallers(_address(where, folder), key.encode(), serve)
@@ -124,6 +138,8 @@ def run_on_ranks(
             callers.close()
             if files:
                 files.close()
+    if troubles:
+        raise troubles[0]
     if elastic.min_np and code == 0:
         return [pickle.loads(outcome.value) for _, outcome in sorted(outcomes.items()) if not outcome.traceback]
     return _results(outcomes, size, code, job)

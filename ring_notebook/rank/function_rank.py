@@ -1,18 +1,21 @@
-"""One rank of ``run``: fetches the function, calls it, and sends back its result or its exception."""
+"""One rank of ``run``: fetches the function, calls it, and sends back what it reports, and its result or exception."""
 
 from __future__ import annotations
 
 import os
 import pickle
 import sys
+import threading
 import traceback
 from dataclasses import dataclass
 from multiprocessing.connection import Client
+from typing import Any
 
 import cloudpickle
 
 from ring_notebook.errors import CollectiveAborted
 from ring_notebook.rank import exit_watch
+from ring_notebook.rank.known_callers import Caller
 from ring_notebook.rank.rank_status import rank_of_process
 
 ADDRESS = "RING_RUN_ADDRESS"
@@ -33,16 +36,36 @@ class Outcome:
     aborted: bool = False
 
 
+_launcher: Caller | None = None
+_sends = threading.Lock()
+
+
+def report(value: Any) -> None:
+    """Send ``value`` to the process that called `run`, by cloudpickle, in the middle of the function.
+
+    Raises RuntimeError in a process that is no rank of one.
+    """
+    if _launcher is None:
+        raise RuntimeError("only a function that runs on ranks can report; this process is no rank of one")
+    data = cloudpickle.dumps(value)
+    with _sends:
+        _launcher.send(data)
+
+
 def main() -> int:
     """Entry point in each rank. Returns the exit code."""
     address, key = os.environ.pop(ADDRESS), os.environ.pop(KEY)
+    global _launcher
     host, colon, port = address.rpartition(":")
     with Client((host, int(port)) if colon else address, authkey=key.encode()) as launcher:
         launcher.send(rank_of_process())
         path, function = launcher.recv()
         _import_as(path)
+        _launcher = launcher
         outcome = _call(function)
-        launcher.send(outcome)
+        with _sends:
+            _launcher = None
+            launcher.send(outcome)
     return 1 if outcome.traceback else 0
 
 

@@ -63,3 +63,13 @@ def grow(flag: str, wanted: int) -> tuple[int, int]:
         return basics.rank(), basics.size()
 
     return elastic_training.run(wait_for_others)(object_state.ObjectState(step=0))
+
+
+def grow_and_log(flag: str, wanted: int) -> tuple[int, int]:
+    """The same; then rank 0, and every rank, tell the callbacks of an executor on Ray."""
+    from ring_notebook.ray import ray_logger
+
+    found = grow(flag, wanted)
+    ray_logger.log({"rank": found[0]})
+    ray_logger.log({"any rank": found[0]}, chief_only=False)
+    return found

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -19,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from engines.programs import die, fail, grow, train
+from engines.programs import die, fail, grow_and_log, train
 from harness.two_hosts import TwoHosts, hosts_or_skip, pids_in
 from harness.waiting import until
 from ring_notebook import RunFailed
@@ -31,6 +32,7 @@ for package in ("distributed", "pyspark", "ray"):
 # Libraries that we do not keep have warnings of their own.
 pytestmark = pytest.mark.filterwarnings("default")
 Run = Callable[..., list[Any]]
+os.environ.setdefault("RAY_raylet_start_wait_time_s", "120")  # Ray gives itself 30 s, too few on a busy machine
 
 
 @contextlib.contextmanager
@@ -126,9 +128,11 @@ def test_jobs_on_ray_grow(tmp_path: Path) -> None:
         waits.start()
         executor = ElasticRayExecutor(ElasticRayExecutor.create_settings(min_num_proc=1, max_num_proc=3))
         executor.start()
-        found = executor.run(functools.partial(grow, str(flag), 3))
+        said: list[dict[str, int]] = []
+        found = executor.run(functools.partial(grow_and_log, str(flag), 3), callbacks=[said.append])
         waits.join()
         assert sorted(found) == [(0, 3), (1, 3), (2, 3)]
+        assert sorted(map(str, said)) == ["{'any rank': 0}", "{'any rank': 1}", "{'any rank': 2}", "{'rank': 0}"]
     finally:
         ray.shutdown()
 
@@ -149,6 +153,10 @@ def test_places_of_ray_serve_job_after_job() -> None:
         try:
             assert executor.run(os.getenv, ["COLOUR"]) == ["red", "red"]
             assert executor.run(os.getenv, ["COLOUR"], env={"COLOUR": "blue"}) == ["blue", "blue"]
+            said: list[dict[str, int]] = []
+            assert executor.run(grow_and_log, [os.devnull, 2], callbacks=[said.append]) == [(0, 2), (1, 2)]
+            assert said.count({"rank": 0}) == 1
+            assert len(said) == 3
         finally:
             executor.shutdown()
 
@@ -158,10 +166,28 @@ def hosts() -> Iterator[TwoHosts]:
     yield from hosts_or_skip()
 
 
+RAY = ["-m", "ray.scripts.scripts", "start", "--block", "--num-cpus=1", "--object-store-memory=100000000"]
+DASK = ["-m", "distributed.cli.dask_worker", "tcp://10.77.0.1:8786", "--nworkers=1", "--nthreads=1", "--no-dashboard"]
+SPARK = ["org.apache.spark.deploy.worker.Worker", "-c", "1", "-m", "1g", "spark://10.77.0.1:7077", "--host"]
 OVER_HOSTS = {
+    "ray": (
+        [
+            ("a", [*RAY, "--head", "--node-ip-address=10.77.0.1", "--port=6379", "--include-dashboard=false"]),
+            ("b", [*RAY, "--address=10.77.0.1:6379", "--node-ip-address=10.77.0.2"]),
+        ],
+        """
+        import time, ray
+        from ring_notebook.ray import run
+        ray.init(address="10.77.0.1:6379", log_to_driver=False)
+        while ray.cluster_resources().get("CPU", 0) < 2: time.sleep(0.5)
+        """,
+    ),
     "dask": (
-        ["-m", "distributed.cli.dask_scheduler", "--host", "10.77.0.1", "--port", "8786", "--no-dashboard"],
-        ["-m", "distributed.cli.dask_worker", "tcp://10.77.0.1:8786", "--nworkers=1", "--nthreads=1", "--no-dashboard"],
+        [
+            ("a", ["-m", "distributed.cli.dask_scheduler", "--host", "10.77.0.1", "--port", "8786", "--no-dashboard"]),
+            ("a", DASK),
+            ("b", DASK),
+        ],
         """
         from distributed import Client
         from ring_notebook import dask
@@ -170,25 +196,65 @@ OVER_HOSTS = {
         run = lambda fn: dask.run(client, fn)
         """,
     ),
+    "spark": (
+        [
+            ("a", ["org.apache.spark.deploy.master.Master", "--host", "10.77.0.1", "--port", "7077"]),
+            ("a", [*SPARK, "10.77.0.1"]),
+            ("b", [*SPARK, "10.77.0.2"]),
+        ],
+        """
+        from pyspark.sql import SparkSession
+        from ring_notebook.spark import run as run_on_spark
+        def run(fn):
+            builder = SparkSession.builder.master("spark://10.77.0.1:7077").config("spark.ui.enabled", "false")
+            here = builder.config("spark.driver.host", "10.77.0.1").config("spark.driver.bindAddress", "10.77.0.1")
+            session = here.config("spark.executor.memory", "512m").getOrCreate()
+            try:
+                return run_on_spark(fn, num_proc=2)
+            finally:
+                session.stop()
+        """,
+    ),
 }
+"""What runs on the hosts, and what connects to it."""
+
+
+def program(engine: str) -> str:
+    if engine != "spark":
+        return sys.executable
+    if not shutil.which("java"):
+        pytest.skip("NOT TESTED on Spark: no Java here")
+    import pyspark
+
+    return str(Path(pyspark.__file__).parent / "bin" / "spark-class")
 
 
 @pytest.mark.parametrize("engine", list(OVER_HOSTS))
 def test_over_two_hosts(engine: str, hosts: TwoHosts, tmp_path: Path) -> None:
-    head, worker, connect = OVER_HOSTS[engine]
+    commands, connect = OVER_HOSTS[engine]
     script = tmp_path / "script.py"
     script.write_text(
         f"import json, sys\nsys.path.insert(0, {str(Path(__file__).parents[1])!r})\n{textwrap.dedent(connect)}\n"
         "from engines.programs import train\n"
         "if __name__ == '__main__':\n    print(json.dumps(run(train)))\n"
     )
-    started = [
-        subprocess.Popen(["ip", "netns", "exec", f"{hosts.prefix}-{where}", sys.executable, *what])
-        for where, what in (("a", head), ("a", worker), ("b", worker))
-    ]
+    variables = {
+        "RAY_TMPDIR": str(hosts.folder),  # a short path, for its sockets
+        "PYSPARK_PYTHON": sys.executable,
+    }
+    start, log = program(engine), tmp_path / "log"
+    started = []
     try:
+        for where, what in commands:
+            with log.open("ab") as file:
+                command = [str(hosts.folder / "launcher"), f"ring-{where}", f"exec {shlex.join([start, *what])}"]
+                environment = {**os.environ, **variables}
+                started.append(subprocess.Popen(command, env=environment, stdout=file, stderr=subprocess.STDOUT))
+            if engine == "ray":  # the others wait for their head
+                until(lambda: "Ray runtime started" in log.read_text(), 120)
         sent = hosts.bytes_sent(1)
-        found = json.loads(hosts.on_first([sys.executable, str(script)], 200).splitlines()[-1])
+        said = hosts.on_first([sys.executable, str(script)], 200, variables)
+        found = json.loads(next(line for line in said.splitlines()[::-1] if line.startswith("[[")))
         assert [one[:2] for one in found] == [[0, 2], [1, 2]]
         assert found[0][3] == found[1][3]
         assert hosts.bytes_sent(1) > sent

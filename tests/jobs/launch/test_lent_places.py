@@ -53,10 +53,12 @@ def _kubectl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def place() -> tuple[int, int, int, str | None]:
-    """Rank, size, ranks of the host, and threads."""
+    """Rank, size, ranks of the host, and threads; reports the rank before."""
     from ring_notebook.api import basics
+    from ring_notebook.rank.function_rank import report
 
     basics.init()
+    report({"rank": basics.rank()})
     basics.barrier()
     return basics.rank(), basics.size(), basics.local_size(), os.environ.get("OMP_NUM_THREADS")
 
@@ -67,7 +69,11 @@ def test_functions_run_in_places_one_after_another() -> None:
         assert lent.run(place, env={"OMP_NUM_THREADS": "3"}) == [(0, 2, 2, "3"), (1, 2, 2, "3")]
         with pytest.raises(ZeroDivisionError):
             lent.run(lambda: 1 // 0)
-        assert [rank for rank, *_ in lent.run(place)] == [0, 1]
+        reports: list[dict[str, int]] = []
+        assert [rank for rank, *_ in lent.run(place, take=reports.append)] == [0, 1]
+        assert sorted(report["rank"] for report in reports) == [0, 1]
+        with pytest.raises(IndexError):
+            lent.run(place, take=lambda _: [][0])
 
 
 def end_one(what: str) -> None:
