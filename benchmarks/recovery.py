@@ -378,7 +378,7 @@ def engine(hosts: Hosts, name: str) -> Iterator[None]:
     log.touch()
     # On a busy machine Ray needs longer than the 30 s that it gives itself.
     os.environ |= {"RAY_TMPDIR": f"{hosts.folder}/ray", "RAY_raylet_start_wait_time_s": "200"}
-    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "PYSPARK_PYTHON": sys.executable}
+    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled", "PYSPARK_PYTHON": sys.executable}
     try:
         for host, command in ENGINES[name]:
             start = [sys.executable]
