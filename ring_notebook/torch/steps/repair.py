@@ -25,7 +25,7 @@ from ring_notebook.core.communicator import ReduceOp
 from ring_notebook.errors import DriftError
 from ring_notebook.torch.collectives.broadcast import broadcast_
 from ring_notebook.torch.steps.optimizer_notes import schedulers_of, set_steps, steps_of, tensors_beside
-from ring_notebook.torch.steps.state_digest import SHARES, digest, marks, options_of, state_of
+from ring_notebook.torch.steps.state_digest import SHARES, digest, has_shares, marks, options_of, state_of
 
 _SETTLED = "_ring_settled"  # the doubts until which an optimizer is compared, and the shares compared since
 _MOST_NAMES = 4  # in a message
@@ -119,9 +119,11 @@ def mend(shared: Shared, whole: bool = False) -> bool:
     Raises DriftError on all of them where RING_REPAIR forbids it, or where each rank has a share that no other has.
     """
     doubts, share = shared.optimizer.__dict__[_SETTLED]
-    own = marks(shared.values(), None if whole else share)
+    values = shared.values()
+    own = marks(values, None if whole else share)
     alike = _are_alike(own, shared.process_set)
-    shared.optimizer.__dict__[_SETTLED] = doubts, share + 1 if alike and not whole else SHARES
+    goes_on = alike and not whole and has_shares(values)
+    shared.optimizer.__dict__[_SETTLED] = doubts, share + 1 if goes_on else SHARES
     if alike:
         return False
     rows: list[dict[str, Any]] = gather_objects(own, "digests of ranks that may have parted", shared.process_set)

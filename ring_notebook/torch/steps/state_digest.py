@@ -36,6 +36,11 @@ def marks(values: Mapping[str, Any], share: int | None = None) -> dict[str, Any]
     return found
 
 
+def has_shares(values: Mapping[str, Any]) -> bool:
+    """Whether a tensor is compared in several shares. Without one, share 0 has everything."""
+    return any(isinstance(value, Tensor) and _is_large(value) for value in values.values())
+
+
 def digest(marks: Mapping[str, Any]) -> int:
     """A digest of all marks, of 63 bits."""
     text = repr(sorted(marks.items()))
