@@ -281,7 +281,7 @@ def _candidates(group: Sequence[Operation], all_of_them: Sequence[Operation], en
         elif one.name:
             named[one.name][one.rank] = one  # its last one
     found = []
-    cut: dict[int, Operation] = {}  # of ranks that something behind it has ended in what others have completed
+    cut: dict[int, Operation] = {}  # failed calls of an operation that other ranks have completed: its cause came later
     oldest = {rank: min((n for n, calls in ordered.items() if rank in calls), default=0) for rank in members}
     for sequence in sorted(ordered):
         calls = ordered[sequence]
@@ -357,10 +357,10 @@ def _describe(
 def _describe_cut(
     calls: Mapping[int, Operation], members: Sequence[int], everything: Sequence[Operation], ends: Mapping[int, str]
 ) -> Parting:
-    """An operation that some ranks have completed, and then ended before the others had: by what these did."""
+    """Ranks that failed in an operation which the others have completed: the text says what these did after it."""
     first = next(iter(calls.values()))
     when = min(one.arrived or one.called for one in calls.values())
-    stories = {rank: _deed(rank, everything, ends) for rank in members if rank not in calls}
+    stories = {rank: _end_of(rank, everything, ends) for rank in members if rank not in calls}
     told = {rank: what for rank, what in stories.items() if what} or dict.fromkeys(stories, "went on")
     text = "; ".join(f"rank {rank} {what}" for rank, what in told.items())
     which = f" ({_group_of(members)})" if first.group else ""
@@ -375,7 +375,7 @@ def _group_of(members: Sequence[int]) -> str:
     return f"group of {named_ranks(list(members))}"
 
 
-def _deed(rank: int, everything: Sequence[Operation], ends: Mapping[int, str]) -> str:
+def _end_of(rank: int, everything: Sequence[Operation], ends: Mapping[int, str]) -> str:
     """How ``rank`` has ended, or what it said of itself after its last call; empty where nothing is known."""
     if rank in ends:
         return ends[rank]
@@ -394,7 +394,7 @@ def _story(rank: int, everything: Sequence[Operation], ends: Mapping[int, str], 
         passed = (when - (last.ended or last.called)) / 1e9
         ago = f", {passed:.1f} s before" if passed >= 0.1 else ""
         after = f" after {last.title}{last.at}{ago}"
-    if what := _deed(rank, everything, ends):
+    if what := _end_of(rank, everything, ends):
         return f"rank {rank} never came: it {what}{after}"
     if not own:
         return f"rank {rank} never came, and its log is not known"

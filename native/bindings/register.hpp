@@ -24,6 +24,8 @@ struct PythonSignal {};
 
 // Lets Python's signal handlers run. A waiting thread calls it every 50 ms, without the GIL.
 ring::Interruption signal_check();
+// The same, and keeps the exception of a signal in `interrupt`, because Python code cannot run while it is set.
+ring::Interruption signal_check(pybind11::object& interrupt);
 
 // The value of an enum whose values are 0 to `values` - 1. Throws InvalidArgument, which names the argument.
 template <class Enum>

@@ -387,16 +387,8 @@ void register_communicator(py::module_& module) {
             "commit",
             [](Communicator& self, std::string name, std::uint64_t newest, double timeout,
                const py::object& guard) -> py::object {
-                py::object interrupt;  // kept here, because Python code cannot run while it is set
-                const ring::Interruption check = [&interrupt, look = signal_check()] {
-                    try {
-                        look();
-                    } catch (...) {
-                        const py::gil_scoped_acquire gil;
-                        interrupt = py::error_already_set().value();
-                        throw;
-                    }
-                };
+                py::object interrupt;
+                const ring::Interruption check = signal_check(interrupt);
                 const std::uint32_t site = call_site(self);
                 std::uint64_t agreed = 0;
                 try {

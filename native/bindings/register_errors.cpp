@@ -34,6 +34,18 @@ ring::Interruption signal_check() {
     };
 }
 
+ring::Interruption signal_check(py::object& interrupt) {
+    return [&interrupt, look = signal_check()] {
+        try {
+            look();
+        } catch (...) {
+            const py::gil_scoped_acquire gil;
+            interrupt = py::error_already_set().value();
+            throw;
+        }
+    };
+}
+
 void register_errors(py::module_& module) {
     (void)module;
     py::register_local_exception_translator([](std::exception_ptr pointer) {

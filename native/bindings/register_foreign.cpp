@@ -45,8 +45,8 @@ struct AllreduceOfText {
 constexpr std::size_t kMostKnown = 4096;
 constexpr int kDTypeNumbers = 32;
 
-// What Python has told. It is never freed: threads of a runtime outlive the interpreter.
-struct Told {
+// What Python has made known. It is never freed: threads of a runtime outlive the interpreter.
+struct KnownCalls {
     std::mutex mutex;
     std::map<std::string, std::shared_ptr<const AllreduceOfText>, std::less<>> calls;   // by their texts
     std::map<std::string, std::array<std::int8_t, kDTypeNumbers>, std::less<>> dtypes;  // by framework and its number
@@ -54,8 +54,8 @@ struct Told {
     std::atomic<std::uint64_t> steps{0};
 };
 
-Told& told() {
-    static auto* const all = new Told();
+KnownCalls& known_calls() {
+    static auto* const all = new KnownCalls();
     return *all;
 }
 
@@ -109,10 +109,10 @@ class DirectAllreduce {
     bool read(const foreign::Call& call) {
         std::array<std::int8_t, kDTypeNumbers> dtypes;
         {
-            const std::lock_guard lock(told().mutex);
-            const auto found = told().calls.find(std::string_view(call.spec, call.spec_length));
-            const auto numbers = told().dtypes.find(std::string_view(call.framework));
-            if (found == told().calls.end() || numbers == told().dtypes.end()) return false;
+            const std::lock_guard lock(known_calls().mutex);
+            const auto found = known_calls().calls.find(std::string_view(call.spec, call.spec_length));
+            const auto numbers = known_calls().dtypes.find(std::string_view(call.framework));
+            if (found == known_calls().calls.end() || numbers == known_calls().dtypes.end()) return false;
             known_ = found->second;
             dtypes = numbers->second;
         }
@@ -132,15 +132,7 @@ class DirectAllreduce {
         std::optional<py::gil_scoped_release> nogil;
         if (PyGILState_Check() != 0) nogil.emplace();
         const InFlight in_flight;
-        const ring::Interruption check = [this, look = signal_check()] {
-            try {
-                look();
-            } catch (...) {
-                const py::gil_scoped_acquire gil;
-                interrupt = py::error_already_set().value();
-                throw;
-            }
-        };
+        const ring::Interruption check = signal_check(interrupt);
         if (!communicator_->allreduce_small(small_, known_->timeout, check, [&] { return site(); })) {
             ring::Request request = small_.request(small_.shape);
             request.site = site();
@@ -152,14 +144,14 @@ class DirectAllreduce {
         if (interrupt) throw PythonSignal{};  // it came when all ranks had done their part
         if (!known_->commits) return;
         if (communicator_->size() > 1) communicator_->commit(kCommit, 0, known_->timeout, check);
-        ++told().steps;
+        ++known_calls().steps;
     }
 
    private:
     struct InFlight {
         const bool counts = !in_main_thread();
-        InFlight() { told().in_flight += counts; }
-        ~InFlight() { told().in_flight -= counts; }
+        InFlight() { known_calls().in_flight += counts; }
+        ~InFlight() { known_calls().in_flight -= counts; }
     };
 
     bool read_tensors(const foreign::Call& call) {
@@ -304,8 +296,8 @@ void register_foreign(py::module_& module) {
             numbers.fill(-1);
             for (const auto& [number, dtype] : dtypes)
                 numbers.at(number.cast<std::size_t>()) = static_cast<std::int8_t>(dtype_argument(dtype.cast<int>()));
-            const std::lock_guard lock(told().mutex);
-            told().dtypes[framework] = numbers;
+            const std::lock_guard lock(known_calls().mutex);
+            known_calls().dtypes[framework] = numbers;
         },
         py::arg("framework"), py::arg("dtypes"), "The element types of a framework, by its numbers below 32.");
     module.def(
@@ -315,18 +307,19 @@ void register_foreign(py::module_& module) {
             auto known = std::make_shared<const AllreduceOfText>(
                 AllreduceOfText{communicator, enum_argument<ring::ReduceOp>("op", op, ring::kReduceOps), prescale,
                                 postscale, std::move(name), commits, timeout});
-            const std::lock_guard lock(told().mutex);
-            if (told().calls.size() >= kMostKnown) told().calls.clear();
-            told().calls[spec] = std::move(known);
+            const std::lock_guard lock(known_calls().mutex);
+            if (known_calls().calls.size() >= kMostKnown) known_calls().calls.clear();
+            known_calls().calls[spec] = std::move(known);
         },
         py::arg("spec"), py::arg("communicator"), py::arg("op"), py::arg("prescale"), py::arg("postscale"),
         py::arg("name"), py::arg("commits"), py::arg("timeout"),
         "Carry out allreduces of this text without Python while the communicator is open.");
     module.def(
-        "foreign_calls_in_flight", [] { return told().in_flight.load(); },
+        "foreign_calls_in_flight", [] { return known_calls().in_flight.load(); },
         "How many calls of allreduces wait without Python, in threads other than the main thread.");
     module.def(
-        "foreign_steps", [] { return told().steps.load(); }, "How many of them have committed to an optimizer step.");
+        "foreign_steps", [] { return known_calls().steps.load(); },
+        "How many of them have committed to an optimizer step.");
     module.def(
         "carry_out_address", [] { return reinterpret_cast<std::uintptr_t>(&carry_out); },
         "Address of the C function (foreign/call.hpp) with which a plugin calls a collective.");

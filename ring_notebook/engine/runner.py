@@ -272,7 +272,7 @@ class _Execution:
 
     def _collect(self, rows: bool, status: bool, limit: float = 0.0) -> list[Record]:
         records: list[Record] = list(self.capture.drain())
-        paused = steering.is_paused  # before the rows are taken, so that whoever sees the pause has all of them
+        paused = steering.is_paused  # read before the rows: a status with a pause has all rows before it
         if rows:
             batches = metrics.drain(self.run, self.rank, limit)
             records += [*batches, *metrics.drain_shown(self.run, self.rank)]

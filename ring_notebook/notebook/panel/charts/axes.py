@@ -10,7 +10,7 @@ import numpy as np
 from ring_notebook.notebook.panel.charts.curves import Curves, Floats
 from ring_notebook.notebook.style import number, whole
 
-_SAME = 1e-6  # of a value: ranks may differ in the last bit of it
+_SAME = 1e-6  # of a value: the ranks may differ in its last bit
 _DIGITS = 1e4  # in which `number` shows a value
 _CHARACTER, _GAP, _LEAST = 7.0, 6, 30  # pixels: per character, from label to axis, for a short name of the x axis
 
@@ -120,6 +120,6 @@ def _scale(arrays: list[Floats], from_zero: bool) -> Scale:
     low, high = float(finite.min()), float(finite.max())
     if from_zero:
         low = min(low, 0.0)
-    if high - low <= _SAME * max(abs(low), abs(high)):  # ranks may differ in the last bit
+    if high - low <= _SAME * max(abs(low), abs(high)):
         low, high = low - (abs(low) / 2 or 0.5), high + (abs(high) / 2 or 0.5)
     return Scale(low, high)

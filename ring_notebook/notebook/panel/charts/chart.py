@@ -298,7 +298,9 @@ def parting(lines: Sequence[Points], syncs: Any) -> float | None:
     error = np.sqrt(np.stack(errors)[least, each] + np.stack(errors)[most, each])
     apart = high - low > np.maximum(_SURE * error, _APART * np.abs(high + low) / 2)
     found = np.flatnonzero(apart[:-1] & apart[1:])
-    return float(bounds[found[0]]) if len(found) and found[0] else float(lines[0].x[0]) if len(found) else None
+    if not len(found):
+        return None
+    return float(max(bounds[found[0]], lines[0].x[0]))  # the first round has no sync before it
 
 
 def _broken(firsts: Mapping[int, tuple[float, str]]) -> tuple[Mark, ...]:
