@@ -53,13 +53,16 @@ class MetricBatch(_OfRank):
 
     ``values`` holds the rows one after another, ``width`` float64 each: time (seconds since the epoch), step, and the
     value of each metric in the order of ``names``. A metric may have any name, ``time`` included. ``units`` are those
-    that the rank has given to some of them since its last batch.
+    that the rank has given to some of them since its last batch. ``earlier``, in the first batch of a run that
+    continues another one: the ``samples`` of this rank until then, and the ``epoch`` in progress with its first step,
+    ``epoch_step``.
     """
 
     kind = "metrics"
     names: tuple[str, ...]
     values: array[float]
     units: dict[str, str] = field(default_factory=dict)
+    earlier: dict[str, float] = field(default_factory=dict)
 
     @property
     def width(self) -> int:
@@ -229,6 +232,7 @@ def _line(record: Record) -> bytes:
         values = b64encode(record.values.tobytes()).decode()
         fields = {"run": record.run, "rank": record.rank, "names": record.names, "values": values}
         fields |= {"units": record.units} if record.units else {}
+        fields |= {"earlier": record.earlier} if record.earlier else {}
     elif isinstance(record, Trace):
         fields = {"run": record.run, "rank": record.rank, "events": b64encode(record.events).decode()}
     else:

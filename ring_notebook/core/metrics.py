@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _Row = tuple[float, int, dict[str, Any]]
+Position = tuple[int, int | None, int, float, tuple[int, float] | None]
+"""Where the rows of a run are: how many there are, the batch of `track`, the step of the last row, the samples of this
+rank, and the step and number of the epoch in progress, as far as the rows have them."""
 
 # Seconds between rows of a tracked loop that calls no `log`: they show its throughput.
 _TRACK_PERIOD = 0.2
@@ -61,6 +64,9 @@ class _Recorder:
         self.warmup = 1
         self.first_step: int | None = None
         self.latest = 0  # the step of the last row
+        self.epoch: tuple[int, float] | None = None  # the step of the first row with this epoch
+        self.earlier: list[dict[str, float]] = []  # of the run that this one continues, until it is drained
+        self.earlier_samples = 0.0
         self.units: dict[str, str] = {}
         self.new_units: dict[str, str] = {}
         self.shown: deque[tuple[str, str, int, Any, Any]] = deque()  # kind, name, step, data and metadata
@@ -85,6 +91,8 @@ class _Recorder:
             self.flushed = monotonic()
         if isinstance(samples := values.get("samples"), int | float):
             self.all_samples += samples
+        if type(epoch := values.get("epoch")) is float and (self.epoch is None or epoch > self.epoch[1]):
+            self.epoch = (step, epoch)
         self.rows.append((now, step, values))
         if not self.attached:
             self.print_row()
@@ -174,7 +182,7 @@ def _is_there(row: _Row, deadline: float = 0.0) -> bool:
 _recorder = _Recorder()
 _valid_names: set[str] = set()  # names that were checked already
 _watched: dict[str, Any] = {}
-_held: tuple[int, int | None, int] = (0, None, 0)  # see `hold_position`
+_held: Position = (0, None, 0, 0.0, None)  # see `hold_position`
 
 
 def log(step: int | None = None, *, units: Mapping[str, str] | None = None, **values: Any) -> None:
@@ -363,12 +371,13 @@ def begin(
     _recorder.attached = True
 
 
-def position() -> tuple[int, int | None, int]:
-    """Where the rows of this run are: how many there are, the batch of `track`, and the step of the last one."""
-    return _recorder.logged, _recorder.step, _recorder.latest
+def position() -> Position:
+    """Where the rows of this run are."""
+    samples = _recorder.earlier_samples + _recorder.all_samples + _recorder.samples
+    return _recorder.logged, _recorder.step, _recorder.latest, samples, _recorder.epoch
 
 
-def hold_position(position: tuple[int, int | None, int]) -> None:
+def hold_position(position: Position) -> None:
     """Remember where another run was, for a branch of it."""
     global _held
     _held = position
@@ -376,7 +385,19 @@ def hold_position(position: tuple[int, int | None, int]) -> None:
 
 def continue_held() -> None:
     """Count on from there: the branch begins."""
-    _recorder.logged, _recorder.step, _recorder.latest = _held
+    continue_at(_held)
+
+
+def continue_at(position: Position) -> None:
+    """Count on from the position of another run, so that the curves of both lie over each other."""
+    recorder = _recorder
+    recorder.logged, recorder.step, recorder.latest, recorder.earlier_samples, recorder.epoch = position
+    recorder.first_step = None  # the steps of the other run have warmed up nothing here
+    recorder.progress = (0 if recorder.step is None else recorder.step + 1, 0)
+    earlier = {"samples": recorder.earlier_samples}
+    if recorder.epoch is not None:
+        earlier |= {"epoch": recorder.epoch[1], "epoch_step": float(recorder.epoch[0])}
+    recorder.earlier = [earlier]
 
 
 def end() -> None:
@@ -429,7 +450,8 @@ def drain(run: str, rank: int, limit: float = 0.0) -> list[MetricBatch]:
         now, step, values = rows.popleft()
         names = tuple(values)
         if not batches or batches[-1].names != names:
-            batches.append(MetricBatch(run, rank, names, array("d"), _units_of(names)))
+            earlier = _recorder.earlier.pop() if _recorder.earlier else {}
+            batches.append(MetricBatch(run, rank, names, array("d"), _units_of(names), earlier))
         batches[-1].values.extend((now, step, *map(read, values.values())))
     return batches
 

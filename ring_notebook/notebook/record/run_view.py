@@ -65,7 +65,7 @@ class RankView:
 
     ``quiet`` counts from its last metrics or output, ``idle`` from its last change of any kind (also of its progress,
     its line of the cell, its collective). ``samples_per_s`` is the current rate; after the rank's end, that of the
-    whole run.
+    whole run. ``first`` is the step of its first row.
     """
 
     rank: int
@@ -79,6 +79,7 @@ class RankView:
     status: Status | None
     ended: Ended | None
     spent: Spent = NOTHING_SPENT
+    first: int = 0
 
     @property
     def progress(self) -> tuple[int, int]:
@@ -97,9 +98,10 @@ class RunView:
     ``epochs`` are the steps at which the logged epoch changed, with its new value. ``broken`` holds the first value
     that is not finite of each metric and rank: its step, and "NaN" or "inf". ``loads`` holds what `records.Load` names
     over seconds since the start, by rank. ``axes`` holds, by rank, "time" (seconds since the start) and "samples" (of
-    this rank until then) over steps. ``units`` are those that ranks have given to metrics. ``knobs`` are those of the
-    run by name, ``changes`` the newest that ranks have taken, each as the first rank told it. ``parted`` has pairs of
-    changes of one number that two ranks have taken at different points, which must not be.
+    this rank until then, also in the run that this one continues) over steps. ``units`` are those that ranks have given
+    to metrics. ``knobs`` are those of the run by name, ``changes`` the newest that ranks have taken, each as the first
+    rank told it. ``parted`` has pairs of changes of one number that two ranks have taken at different points, which
+    must not be.
     """
 
     size: int
@@ -138,12 +140,17 @@ class RunView:
     @property
     def slow(self) -> SlowRanks | None:
         """The ranks that the others wait for."""
-        return find({one.rank: one.spent for one in self.ranks}, max(one.step for one in self.ranks))
+        return find({one.rank: one.spent for one in self.ranks}, self._steps)
 
     @property
     def slow_link(self) -> SlowLink | None:
         """The link between hosts that all wait for."""
-        return find_link({one.rank: one.spent for one in self.ranks}, max(one.step for one in self.ranks))
+        return find_link({one.rank: one.spent for one in self.ranks}, self._steps)
+
+    @property
+    def _steps(self) -> int:
+        """How far the ranks have come in this run."""
+        return max(one.step - one.first for one in self.ranks)
 
     @property
     def died(self) -> bool:
@@ -196,6 +203,8 @@ class _Rank:
     moved: float
     heard: float
     step: int = 0
+    first: int | None = None
+    earlier: float = 0.0  # samples, in the run that this one continues
     last: dict[str, float] = field(default_factory=dict)
     status: Status | None = None
     ended: Ended | None = None
@@ -208,7 +217,7 @@ class _Rank:
         """Keep where on other axes than that of steps the rows are."""
         self.axes.setdefault("time", Series()).extend(steps, array("d", seconds))
         if amounts is not None:  # before `rate` takes them
-            totals = array("d", accumulate(amounts, initial=self.rate.total))[1:]
+            totals = array("d", accumulate(amounts, initial=self.earlier + self.rate.total))[1:]
             self.axes.setdefault(SAMPLES, Series()).extend(steps, totals)
 
     def set_status(self, status: Status, now: float) -> None:
@@ -346,6 +355,8 @@ class RunState:
             return
         times, steps, *columns = (batch.values[index :: batch.width] for index in range(batch.width))
         rank.step = int(steps[-1])
+        rank.first = int(steps[0]) if rank.first is None else rank.first
+        self._continue(rank, batch.earlier)
         self._units |= batch.units
         amounts = columns[batch.names.index(SAMPLES)] if SAMPLES in batch.names else None
         rank.extend_axes(steps, (one - self.started for one in times), amounts)
@@ -362,6 +373,12 @@ class RunState:
                 self._seen_curves = None
                 curve = self._curves.setdefault(name, {})
                 curve.setdefault(batch.rank, Series()).extend(steps, values)
+
+    def _continue(self, rank: _Rank, earlier: Mapping[str, float]) -> None:
+        """Begin where the run stands that this one continues."""
+        rank.earlier = earlier.get(SAMPLES, rank.earlier)
+        if not self._epochs and {"epoch", "epoch_step"} <= earlier.keys():
+            self._epochs.append((earlier["epoch_step"], earlier["epoch"]))
 
     def _find_broken(self, name: str, rank: int, steps: array[float], values: array[float]) -> None:
         found = self._broken.setdefault(name, {})
@@ -436,6 +453,7 @@ class RunState:
                     status=rank.status,
                     ended=rank.ended,
                     spent=rank.spent(now - self.started),
+                    first=rank.first or 0,
                 )
                 for number, rank in self._ranks.items()
             ),

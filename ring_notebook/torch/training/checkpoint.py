@@ -252,6 +252,7 @@ class Checkpoint:
             "epoch": self.epoch,
             "used": self._used,
             "best": self._best,
+            "position": _of_all(metrics.position(), size()),
         }
 
     def _write_shards(self, target: Path) -> None:
@@ -315,6 +316,8 @@ class Checkpoint:
                 scale_rates(optimizer, [one for one in objects if isinstance(one, LRScheduler)])
         self.steps = self._written = content["steps"]
         self.epoch, self._used, self._best = content["epoch"], content["used"], content["best"]
+        if "position" in content:  # not in files of version 0.2
+            metrics.continue_at(_of_all(content["position"], 1 / size()))
         if rank() == 0:
             print(f"Resumed after step {self.steps}, in epoch {self.epoch}, from {path}")  # noqa: T201
 
@@ -330,6 +333,12 @@ class Checkpoint:
             model_state_dict=state["model"],
             optim_state_dict=state["optimizer"],
         )
+
+
+def _of_all(position: metrics.Position, ranks: float) -> metrics.Position:
+    """A position with the samples of so many ranks, each of which has as many as rank 0."""
+    rows, batch, step, samples, epoch = position
+    return rows, batch, step, samples * ranks, epoch
 
 
 def _state_of(one: Any) -> Any:

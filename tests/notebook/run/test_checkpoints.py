@@ -20,14 +20,15 @@ loader = torch.utils.data.DataLoader(data, batch_size=12 // ring.size(), shuffle
 model, optimizer, loader = ring.prepare(model, optimizer, loader, strategy=STRATEGY)
 saved = ring.checkpoint(model, optimizer, loader, every="3 steps")
 for epoch in saved.epochs(3):
-    for x, y in loader:
+    for x, y in ring.track(loader):
         if saved.steps == LAST:
             raise SystemExit
         optimizer.zero_grad()
-        torch.nn.functional.mse_loss(model(x), y).backward()
+        loss = torch.nn.functional.mse_loss(model(x), y)
+        loss.backward()
         optimizer.step()
+        ring.log(loss=loss, epoch=epoch)
         saved.step()
-    ring.log(at=epoch)
 found = [p.full_tensor().tolist() if hasattr(p, "full_tensor") else p.tolist() for p in model.parameters()]
 if ring.rank() == 0:
     print("Trained", saved.steps)
@@ -38,17 +39,28 @@ def cell(line: str, strategy: str | None, last: int = -1) -> str:
     return f"%%ringtrain {line}{CELL.replace('STRATEGY', repr(strategy)).replace('LAST', str(last))}"
 
 
+CURVES = """
+from ring_notebook.notebook.panel.charts.chart import axes, over
+views = first.log.view(), again.log.view()
+for axis in "step", "samples", "epoch":
+    assert all(axis in axes(view) for view in views), axis
+    whole, rest = (over(view, axis, view.curves["loss"])[0].x.tolist() for view in views)
+    assert (len(rest), whole[6:]) == (6, rest), (axis, whole, rest)
+"""
+
+
 @pytest.mark.parametrize("strategy", [None, "fsdp"])
 def test_a_training_continues_on_one_rank(notebook: Notebook, strategy: str | None) -> None:
     assert "has a checkpoint" in notebook.error(cell(f"--resume --name {strategy}-none", strategy))[1]
-    assert "Trained 12" in notebook.text(cell("", strategy))
+    assert "Trained 12" in notebook.text(cell("--out first", strategy))
     notebook.run("%ring pull found\nwhole = found")
     name = f"stops-{strategy}"
     notebook.run(cell(f"--name {name}", strategy, last=8))
     listed = notebook.text("%ring runs --all")
     assert re.search(rf"^{name} .* step 6 ", listed, re.MULTILINE), listed
-    text = notebook.text(cell(f"--name {name} --resume -n 1", strategy))
+    text = notebook.text(cell(f"--name {name} --resume -n 1 --out again", strategy))
     assert "Resumed after step 6, in epoch 1, from " in text
     assert "Trained 12" in text
     notebook.run("%ring pull found")
     notebook.text("import numpy\nfor a, b in zip(whole, found): numpy.testing.assert_allclose(a, b, rtol=1e-9)")
+    notebook.text(CURVES)

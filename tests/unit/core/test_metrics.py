@@ -305,6 +305,42 @@ def test_a_unit_is_sent_once() -> None:
     assert metrics.drain("run", 0)[0].units == {}
 
 
+def test_a_run_goes_on_where_another_was() -> None:
+    """The steps of `track`, the samples and the epoch; progress counts the whole training."""
+    metrics.begin()
+    batches, total = [[1, 2, 3]] * 4, 12
+    for _ in metrics.track(batches, total):
+        metrics.log(epoch=0)
+    for number, _ in enumerate(metrics.track(batches, total)):
+        metrics.log(epoch=1)
+        if number == 1:
+            position = metrics.position()
+    assert position == (6, 5, 5, 18.0, (4, 1.0))
+    metrics.begin()
+    metrics.continue_at(position)
+    for number, _ in enumerate(metrics.track(batches, total)):
+        if number == 0:
+            assert metrics.progress() == (6, 12)
+        metrics.log(epoch=1 + number // 2)
+    (first,) = metrics.drain("run", 0)
+    assert [row[1] for row in first.rows()] == [6, 7, 8, 9]
+    assert first.earlier == {"samples": 18.0, "epoch": 1.0, "epoch_step": 4.0}
+    assert metrics.position() == (10, 9, 9, 30.0, (8, 2.0))
+    metrics.log(loss=1.0)
+    assert metrics.drain("run", 0)[0].earlier == {}, "once"
+
+
+def test_without_a_loop_rows_are_counted_on() -> None:
+    metrics.begin()
+    metrics.log(loss=1.0)
+    metrics.log(loss=1.0, samples=8)
+    position = metrics.position()
+    metrics.begin()
+    metrics.continue_at(position)
+    metrics.log(loss=1.0)
+    assert [row for batch in metrics.drain("run", 0) for row in batch.values[1:]] == [2.0, 1.0]
+
+
 def test_a_rank_shows_so_many_pictures_in_a_run(capsys: pytest.CaptureFixture[str]) -> None:
     metrics.begin()
     for step in range(metrics.MOST_SHOWN + 2):

@@ -23,6 +23,7 @@ from ring_notebook.records import (
 RECORDS: list[Record] = [
     MetricBatch("r1", 3, ("loss",), array("d", [1.5, 0, 0.25, 2.5, 1, float("inf")])),
     MetricBatch("r1", 0, (), array("d")),
+    MetricBatch("r1", 0, ("a",), array("d", [0, 7, 1]), {"a": "m"}, {"samples": 56.0, "epoch": 2.0, "epoch_step": 4.0}),
     Output("r1", 1, "stderr", "größe \N{GRINNING FACE}\n"),
     Display("r1", 1, {"image/png": "iVBO", "application/json": {"a": [1]}}, {"image/png": {"width": 3}}, "here", True),
     Cleared("r1", 2),

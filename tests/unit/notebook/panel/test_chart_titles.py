@@ -116,6 +116,23 @@ def test_the_x_axis_is_chosen(axis: str, xlabel: str, places: list[float], epoch
         assert [mark.x for mark in chart.epochs] == epochs
 
 
+@pytest.mark.parametrize("axis", ["step", "samples", "epoch"])
+def test_a_run_that_continues_another_lies_over_it(axis: str) -> None:
+    whole, again = trained().view(110.0), RunState(2, 200.0)
+    for rank in range(2):
+        last = rows((201.0, 3, 1.0 + rank, 1.0, 8.0))
+        earlier = {"samples": 24.0, "epoch": 1.0, "epoch_step": 2.0}
+        again.apply(MetricBatch("again", rank, ("loss", "epoch", "samples"), last, {}, earlier), 201.0)
+        more = rows((202.0, 4, 1.0 + rank, 2.0, 8.0))
+        again.apply(MetricBatch("again", rank, ("loss", "epoch", "samples"), more), 202.0)
+    (chart,) = compared({"whole": whole, "again": again.view(202.0)}, ["loss"], Look(x=axis))
+    first, second = chart.curves.lines
+    assert chart.xlabel == axis
+    assert second.x[0] == first.x[-1]
+    assert (second.y[0], first.y[-1]) == (1.5, 1.5)
+    assert again.view(202.0).ranks[0].samples == 16.0, "those of this run"
+
+
 def test_a_run_offers_the_axes_that_it_has() -> None:
     assert axes(trained().view(110.0)) == ("step", "time", "samples", "epoch")
     state = RunState(1, 0.0)
