@@ -72,6 +72,16 @@ def test_the_timeline_is_drawn_and_can_be_zoomed(
     chart.wait_for(timeout=60_000)
     chart.scroll_into_view_if_needed()
     picture(notebook, 1, "timeline")
+    for width in (1400, 700, 1200):  # it is as wide as the page lets it, and no part of it is cut off
+        notebook.size(width, height=1500, scale=1)
+        menu = notebook.output(1).locator(".vega-embed summary").bounding_box()
+        place, output = chart.bounding_box(), notebook.output(1).bounding_box()
+        assert place is not None
+        assert output is not None
+        assert menu is not None
+        assert menu["x"] + menu["width"] <= output["x"] + output["width"]
+        assert 0.85 * output["width"] < place["x"] + place["width"] - output["x"] <= output["width"]
+        picture(notebook, 1, f"timeline-{width}")
     before = chart.screenshot()
     chart.hover()
     notebook.page.mouse.wheel(0, -600)

@@ -29,6 +29,13 @@ NOTABLE = 0.05
 MIME = "application/vnd.vegalite.v5+json"
 WORDS = {part: word for word, part in SHARES.items()}
 """The words of phases, where they are not the phases themselves: those of the table."""
+# JupyterLab lets the place of a chart follow the width of the chart. One that follows its place needs this style; with
+# Vega-Lite's own width "container" the page hangs without it. Where a page drops the style, the width is _WIDTH.
+_CSS = """<style>
+.jp-OutputArea-child:has(.ring-timeline) + .jp-OutputArea-child .vega-embed { width: calc(100% - 10px); }
+</style>"""
+_WIDTH, _LEAST = 560, 300  # pixels
+_PLACE = f"containerSize()[0] < {_LEAST} ? {_WIDTH} : containerSize()[0]"
 MOST_BARS = 3000  # of some 100 bytes each in the saved notebook
 _NEWEST = 12  # operations in a table
 HELD = ("held", "held up")
@@ -167,7 +174,7 @@ class Timeline:
         return f"{self.why}\n{self.table!r}"
 
     def _ipython_display_(self) -> None:
-        display(HTML(f"<p><b>{escape(self.why)}</b></p>{self.table._repr_html_()}"))
+        display(HTML(f"{_CSS}<p class='ring-timeline'><b>{escape(self.why)}</b></p>{self.table._repr_html_()}"))
         display({MIME: vega_lite(self.spans, self._training), "text/plain": repr(self)}, raw=True)
 
 
@@ -369,9 +376,12 @@ def vega_lite(spans: Sequence[Span], training: Mapping[int, tuple[float, float]]
     bars += [_bar(group) for group in _joined(spans, max(ends.values(), default=0.0) - begin)]
     colors = {WORDS.get(phase, phase): color for phase, color in PHASE_COLORS.items()}
     used = {word: color for word, color in colors.items() if any(bar["phase"] == word for bar in bars)}
+    width = {"name": "width", "init": _PLACE, "on": [{"events": "window:resize", "update": _PLACE}]}
     return {
         "$schema": "https://vega.github.io/schema/vega-lite/v5.json",
-        "width": 720,  # "container" hangs JupyterLab's page
+        "width": _WIDTH,
+        "autosize": {"type": "fit-x", "contains": "padding"},
+        "usermeta": {"embedOptions": {"patch": [{"op": "add", "path": "/signals/-", "value": width}]}},
         "height": {"step": max(6, min(26, 400 // max(1, len(ends))))},
         "background": "transparent",
         "config": {
