@@ -11,18 +11,17 @@ import cloudpickle
 from ring_notebook.api.basics import rank
 from ring_notebook.api.elastic_training import State
 from ring_notebook.api.objects import broadcast_object
+from ring_notebook.api.rank_0_files import read_on_rank_0, write_on_rank_0
 from ring_notebook.error_text import error_text
 from ring_notebook.errors import HorovodInternalError, RingError
-from ring_notebook.files.private_files import make_private_folder, open_own
-from ring_notebook.files.whole_file import is_whole, whole_file
 
 
 class ObjectState(State):
     """Keeps the values that are given as attributes of their names (Horovod: ``ObjectState``).
 
     Values that have ``state_dict`` and ``load_state_dict`` are kept by these, all others by copies. Subclasses say how
-    they keep others (`content_of`, `load_content`) and in which files (`write_file`, `read_file`). Raises
-    ValueError for a name that the state itself needs.
+    they keep others (`content_of`, `load_content`) and in which files (`write`, `read_on_all`). Raises ValueError for
+    a name that the state itself needs.
     """
 
     def __init__(self, **values: Any) -> None:
@@ -48,19 +47,6 @@ class ObjectState(State):
         else:
             setattr(self, name, content)
 
-    def write_file(self, contents: dict[str, Any], path: Path) -> None:
-        """Write a commit, which appears whole or not at all, for this user only."""
-        make_private_folder(path.parent)
-        with whole_file(path, private=True) as file:
-            file.write(cloudpickle.dumps(contents))
-
-    def read_file(self, path: Path) -> Any:
-        """Read what `write_file` has written. Raises ValueError for a damaged file."""
-        with open_own(path) as file:
-            if not is_whole(file):
-                raise ValueError("it is not complete")
-            return cloudpickle.load(file)
-
     def save(self) -> None:
         """Keep the present values in memory, as those to go back to."""
         self._saved = {name: copy.deepcopy(self.content_of(getattr(self, name))) for name in self._names}
@@ -81,8 +67,8 @@ class ObjectState(State):
 
     def write(self) -> None:
         """Put what `save` has kept on disk too, where there is a folder for commits."""
-        if self._path is not None and rank() == 0:
-            self.write_file(self._saved, self._path)
+        if self._path is not None:
+            write_on_rank_0(self._path, lambda file: cloudpickle.dump(self._saved, file), private=True)
 
     def keep_on_disk(self, path: Path, load: bool = True) -> bool:
         """Put commits into ``path`` too. True when rank 0 found one there to ``load``, which now holds on all ranks.
@@ -107,16 +93,7 @@ class ObjectState(State):
 
     def read_on_all(self, path: Path) -> Any:
         """What rank 0 reads from ``path``, on all ranks."""
-        contents, trouble = None, None
-        if rank() == 0:
-            try:
-                contents = self.read_file(path)
-            except Exception as error:
-                trouble = f"{type(error).__name__}: {error_text(error)}"
-        contents, trouble = broadcast_object((contents, trouble), name="elastic commit")
-        if trouble is not None:
-            raise ValueError(trouble)
-        return contents
+        return read_on_rank_0(path, cloudpickle.load, private=True)
 
     def remove_from_disk(self) -> None:
         """Take the commit on disk away: the training has ended."""

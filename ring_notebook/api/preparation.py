@@ -21,14 +21,14 @@ def framework_of(value: object) -> Framework | None:
     return None
 
 
-def prepare_of_another(objects: Sequence[Any], own: str) -> Callable[..., Any] | None:
-    """The `prepare` of another face than that of ``own`` to which one of ``objects`` belongs; None if there is none."""
+def of_another(function: str, objects: Sequence[Any], own: str) -> Callable[..., Any] | None:
+    """The ``function`` of another face than that of ``own`` to which one of ``objects`` belongs; None without one."""
     for one in objects:
         found = framework_of(one)
         if found is not None and found.name != own:
-            prepare: Callable[..., Any] | None = getattr(import_module(found.face), "prepare", None)
-            if prepare is not None:
-                return prepare
+            other: Callable[..., Any] | None = getattr(import_module(found.face), function, None)
+            if other is not None:
+                return other
     return None
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 CHECKPOINTS = "checkpoints"
 """Their folder, in that of a run."""
-_NAME = re.compile(r"step-(\d+)(-best)?(\.pt)?$")
+_NAME = re.compile(r"step-(\d+)(-best)?(\.pt|\.pickle)?$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,9 +21,9 @@ class Found:
     path: Path
 
 
-def name_of(step: int, best: bool, sharded: bool) -> str:
-    """The name of the checkpoint after ``step`` steps."""
-    return f"step-{step:08}{'-best' * best}{'' if sharded else '.pt'}"
+def name_of(step: int, best: bool, suffix: str) -> str:
+    """The name of the checkpoint after ``step`` steps; a folder of shards has no ``suffix``."""
+    return f"step-{step:08}{'-best' * best}{suffix}"
 
 
 def found(folder: Path) -> list[Found]:

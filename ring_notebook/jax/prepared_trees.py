@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 from ring_notebook.api.foreign_calls import steps_made
-from ring_notebook.api.preparation import by_kind, furthest, in_order, prepare_of_another
+from ring_notebook.api.preparation import by_kind, furthest, in_order, of_another
 from ring_notebook.jax.averaging import (
     DistributedOptimizer,
     GradientTransformation,
@@ -16,12 +16,15 @@ from ring_notebook.jax.averaging import (
 )
 
 
-def _is_pytree(value: Any) -> bool:
-    leaves = jax.tree_util.tree_leaves(value)
-    return bool(leaves) and all(hasattr(leaf, "dtype") or isinstance(leaf, (int, float)) for leaf in leaves)
+def has_arrays_only(tree: Any) -> bool:
+    """Whether all leaves of a pytree are arrays and numbers; it may have none, as the state of a plain optimizer."""
+    return all(hasattr(leaf, "dtype") or isinstance(leaf, (int, float)) for leaf in jax.tree_util.tree_leaves(tree))
 
 
-_KINDS: dict[str, Callable[[Any], bool]] = {"optimizers of optax": is_optimizer, "pytrees of arrays": _is_pytree}
+_KINDS: dict[str, Callable[[Any], bool]] = {
+    "optimizers of optax": is_optimizer,
+    "pytrees of arrays": lambda one: has_arrays_only(one) and bool(jax.tree_util.tree_leaves(one)),
+}
 
 
 def prepare(*objects: Any, **options: Any) -> Any:
@@ -39,7 +42,7 @@ def prepare(*objects: Any, **options: Any) -> Any:
 
     Raises NotInitializedError before ``init()``; TypeError, which names the argument, for any other object.
     """
-    if another := prepare_of_another(objects, "jax"):
+    if another := of_another("prepare", objects, "jax"):
         return another(*objects, **options)
     optimizers, trees = by_kind(objects, _KINDS).values()
     prepared: dict[int, Any] = {}

@@ -24,7 +24,6 @@ from ring_notebook.torch.steps.optimizer_notes import (
     set_steps,
     steps_of,
 )
-from ring_notebook.torch.training.checkpoint import Checkpoint
 from ring_notebook.torch.training.data import DistributedSampler
 
 _PLAIN = (Tensor, nn.Parameter, nn.Buffer)
@@ -51,7 +50,7 @@ class TorchKeeper(Keeper):
         return storage if about == "cpu" else storage.to(device=torch.device(about))
 
     def reduced(self, value: Any) -> Any:
-        """Tensors as views of their storages; optimizers, samplers and checkpoints with what pickle would lose."""
+        """Tensors as views of their storages; optimizers and samplers with what pickle would lose."""
         if isinstance(value, Tensor):
             return _reduced_tensor(value)
         if isinstance(value, Wrapper):
@@ -62,8 +61,6 @@ class TorchKeeper(Keeper):
             return GradientReducer, value.made_with(), value.kept()
         if isinstance(value, DistributedSampler):
             return object.__new__, (type(value),), value.kept()
-        if isinstance(value, Checkpoint):
-            return object.__new__, (type(value),), value.__dict__, None, None, _set_checkpoint
         if isinstance(value, nn.parallel.DistributedDataParallel):
             return _itself, (value.module,)
         return NotImplemented
@@ -224,8 +221,3 @@ def _flat(parameters: list[Tensor], steps: int, state: list[Any], sharded: bool)
     whole = [torch.frombuffer(one, dtype=torch.float32) for one in state] if sharded else state
     nothing = torch.empty(0, device="cpu")
     return FlatGroup(parameters, [], nothing, nothing, slice(0, 0), [], steps, whole)
-
-
-def _set_checkpoint(saved: Checkpoint, attributes: dict[str, Any]) -> None:
-    saved.__dict__.update(attributes)
-    saved.continue_here()

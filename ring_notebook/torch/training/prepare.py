@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 from ring_notebook.api.arguments import check_passes
 from ring_notebook.api.basics import local_rank, size
 from ring_notebook.api.objects import gather_objects
-from ring_notebook.api.preparation import by_kind, in_order, prepare_of_another
+from ring_notebook.api.preparation import by_kind, in_order, of_another
 from ring_notebook.api.process_sets import global_process_set
 from ring_notebook.core import world
 from ring_notebook.core.metrics import note_params
@@ -154,7 +154,7 @@ def prepare(
     for an optimizer of a model that is not passed, and for ``noise_scale`` with a loader of unknown batch size;
     TypeError for ``noise_scale`` or ``accumulate`` with ``fused=True``, ``op=Adasum`` or a ``strategy``.
     """
-    if another := prepare_of_another(objects, "torch"):
+    if another := of_another("prepare", objects, "torch"):
         own_options = {"noise_scale": (noise_scale, False), "accumulate": (accumulate, 1), "strategy": (strategy, None)}
         given = {name: value for name, (value, default) in own_options.items() if value != default}
         if "sync_every" in options:

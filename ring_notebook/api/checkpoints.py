@@ -1,0 +1,251 @@
+"""Checkpoints of a training in any framework: when they are written, which stay, and from which one it resumes."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from math import isnan
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import cloudpickle
+
+from ring_notebook.api.basics import rank, size
+from ring_notebook.api.objects import broadcast_object
+from ring_notebook.api.rank_0_files import read_on_rank_0, write_on_rank_0
+from ring_notebook.core import metrics
+from ring_notebook.core.checkpoint_place import of_run
+from ring_notebook.errors import RingError
+from ring_notebook.files.checkpoint_names import CHECKPOINTS, found, name_of
+
+_UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0}
+_EVERY = re.compile(r"(\d+(?:\.\d+)?) (s|min|h|steps?)$")
+
+
+class _Rhythm:
+    """When a checkpoint is due, as ``every`` says. Raises ValueError for what it cannot read."""
+
+    def __init__(self, every: str) -> None:
+        match = _EVERY.match(every)
+        if every != "epoch" and (match is None or not float(match[1])):
+            raise ValueError(
+                f"checkpoint: every must be like '5 min', '30 s', '2 h', '100 steps' or 'epoch', got {every!r}"
+            )
+        self.seconds = float(match[1]) * _UNITS[match[2]] if match and match[2] in _UNITS else 0.0
+        self.steps = int(float(match[1])) if match and match[2] not in _UNITS else 0
+        self._since = monotonic()
+
+    def restart(self) -> None:
+        """Begin to wait now."""
+        self._since = monotonic()
+
+    def is_due(self, steps: int, new: int) -> bool:
+        """After ``steps``, of which ``new`` were made since the last call; none at the end of an epoch."""
+        if self.seconds and monotonic() - self._since >= self.seconds:
+            self._since = monotonic()
+            return True
+        return steps % self.steps < new if self.steps else not new and not self.seconds
+
+
+class Checkpoint:
+    """The checkpoints of one training. ``steps``, ``epoch`` and ``batch``, its batches so far, say where it stands.
+
+    Rank 0 writes a pickle with the state of each of ``objects``. A class for a framework says what that is in
+    `state_of` and `restored`; the other arguments are those of ``checkpoint``, a function of its face.
+    """
+
+    _suffix = ".pickle"
+    _all_write = False
+    """Whether each rank writes a part."""
+
+    def __init__(
+        self,
+        objects: tuple[Any, ...],
+        every: str,
+        keep: int,
+        best: str,
+        largest: bool,
+        folder: str | os.PathLike[str] | None,
+    ) -> None:
+        if keep < 1:
+            raise ValueError(f"checkpoint: keep must be at least 1, got {keep}")
+        self.steps = 0
+        self.epoch = 0
+        self.batch = 0
+        self.folder = Path(folder) if folder is not None else of_run.folder or Path(CHECKPOINTS)
+        self._is_of_run = folder is None
+        self._objects = objects
+        self._rhythm = _Rhythm(every)
+        self._is_due = self._is_best_due = False
+        self._keep = keep
+        self._metric, self._sign = best, -1.0 if largest else 1.0
+        self._best: float | None = None
+        self._written = -1  # steps of the last one
+        if best:
+            metrics.watch(best)
+
+    def __setstate__(self, attributes: dict[str, Any]) -> None:
+        """Continue in another process than the one that has made it."""
+        self.__dict__.update(attributes)
+        self._rhythm.restart()
+        if self._metric:
+            metrics.watch(self._metric)
+
+    def state_of(self, one: Any) -> Any:
+        """What is kept of one of the objects."""
+        raise NotImplementedError
+
+    def restored(self, one: Any, state: Any) -> Any:
+        """One of the objects as `state_of` has kept it: itself, or what takes its place."""
+        raise NotImplementedError
+
+    def ranks_are_equal(self) -> bool:
+        """Whether rank 0 has what all ranks have, so that a checkpoint can be written now."""
+        return True
+
+    def begin_epoch(self) -> None:
+        """The epoch begins, or continues behind `batch`."""
+
+    def end_epoch(self) -> None:
+        """The epoch has ended."""
+        self.epoch += 1
+        self.batch = 0
+
+    def end_training(self) -> None:
+        """All epochs are done, and the last checkpoint follows."""
+
+    def step(self) -> None:
+        """Count a batch that every rank has used, and write a checkpoint where one is due. All ranks call it."""
+        self.steps += 1
+        self.batch += 1
+        self.write_when_due(1, self.logged())
+
+    def epochs(self, total: int) -> Iterator[int]:
+        """The epochs of a training of ``total`` that are left, the first of them as far as it had come."""
+        while self.epoch < total:
+            self.begin_epoch()
+            yield self.epoch
+            self.end_epoch()
+            self.write_when_due(0, self.logged())
+        self.end_training()
+        self.write_last()
+
+    def logged(self) -> float | None:
+        """What `log` has recorded on rank 0 for ``best`` since the last call."""
+        return metrics.take(self._metric) if self._metric and rank() == 0 else None
+
+    def write_when_due(self, new: int, value: float | None) -> None:
+        """Write a checkpoint if one is due after ``new`` steps, or at the end of an epoch: 0.
+
+        ``value`` is the newest of the metric ``best``.
+        """
+        if rank() != 0 and not self._all_write:
+            return
+        due = self._rhythm.is_due(self.steps, new) | of_run.take_due()
+        is_best = self._is_best(value)
+        if self._all_write:  # when rank 0 says so
+            due, is_best = broadcast_object((due, is_best), name="checkpoint is due")
+        self._is_due, self._is_best_due = self._is_due or due, self._is_best_due or is_best
+        if (self._is_due or self._is_best_due) and self.ranks_are_equal():
+            self._write(self._is_best_due)
+
+    def write_last(self) -> None:
+        """Write a checkpoint, unless the last one is of this step."""
+        if self._written != self.steps or self._is_due:
+            self._write(is_best=False)
+
+    def _is_best(self, value: float | None) -> bool:
+        if value is None or isnan(value) or (self._best is not None and self._sign * value >= self._sign * self._best):
+            return False
+        self._best = value
+        return True
+
+    def _write(self, is_best: bool) -> None:
+        self._written = self.steps
+        self._is_due = self._is_best_due = False
+        target = self.folder / name_of(self.steps, is_best, self._suffix)
+        self.write(target)
+        if rank() == 0:
+            self._tidy(target, is_best)
+
+    def content(self) -> dict[str, Any]:
+        """What a checkpoint has in it."""
+        return {
+            "objects": [self.state_of(one) for one in self._objects],
+            "steps": self.steps,
+            "epoch": self.epoch,
+            "batch": self.batch,
+            "best": self._best,
+            "position": _of_all(metrics.position(), size()),
+        }
+
+    def write(self, target: Path) -> None:
+        """Write a checkpoint to ``target``, which appears whole or not at all."""
+        write_on_rank_0(target, lambda file: cloudpickle.dump(self.content(), file), private=True)
+
+    def read(self, path: Path) -> dict[str, Any]:
+        """The `content` of the checkpoint at ``path``, on all ranks."""
+        content: dict[str, Any] = read_on_rank_0(path, cloudpickle.load, private=True)
+        return content
+
+    def check_kind(self, path: Path) -> None:
+        """Raise RingError when the checkpoint at ``path`` is not one of this class."""
+        if path.suffix != self._suffix:
+            raise RingError(
+                f"rank {rank()}: {path} was written with another framework; this one reads files with the ending "
+                f"{self._suffix}"
+            )
+
+    def resume(self, path: Path) -> None:
+        """Load the checkpoint at ``path``, on all ranks. Raises RingError when it is damaged, or of other objects."""
+        self.check_kind(path)
+        content = self.read(path)
+        states = content["objects"]
+        if len(states) != len(self._objects):
+            raise RingError(
+                f"rank {rank()}: {path} has {len(states)} objects, got {len(self._objects)}; pass to checkpoint() "
+                "what it was made with, in the same order"
+            )
+        self.set_content(content, path)
+        if rank() == 0:
+            print(f"Resumed after step {self.steps}, in epoch {self.epoch}, from {path}")  # noqa: T201
+
+    def set_content(self, content: dict[str, Any], path: Path) -> None:
+        """Continue from the ``content`` of the checkpoint at ``path``."""
+        self._objects = tuple(
+            self.restored(one, state) for one, state in zip(self._objects, content["objects"], strict=True)
+        )
+        self.steps = self._written = content["steps"]
+        self.epoch, self._best = content["epoch"], content["best"]
+        if "position" in content:  # not in files of version 0.2
+            self.batch = content["batch"]
+            metrics.continue_at(_of_all(content["position"], 1 / size()))
+
+    def resume_as(self, resume: bool | None) -> None:
+        """Resume from the last checkpoint of the folder, or where ``resume`` is None as the run does."""
+        last = of_run.resume
+        if not self._is_of_run or resume is not None:
+            there = found(self.folder) if rank() == 0 and (resume or (resume is None and last)) else []
+            last = broadcast_object(there[-1].path if there else None, name="checkpoint to resume")
+        if last is not None:
+            self.resume(last)
+
+    def _tidy(self, newest: Path, is_best: bool) -> None:
+        """Remove what is beyond ``keep``; of the best ones only the last stays beside them."""
+        for one in found(self.folder):
+            if one.best and is_best and one.path != newest:
+                one.path.rename(one.path.with_name(name_of(one.step, False, one.path.suffix)))
+        there = found(self.folder)
+        best = {one.step for one in there if one.best}
+        others = [one for one in there if not one.best]
+        for one in [*others[: -self._keep], *(one for one in others[-self._keep :] if one.step in best)]:
+            shutil.rmtree(one.path) if one.path.is_dir() else one.path.unlink()
+
+
+def _of_all(position: metrics.Position, ranks: float) -> metrics.Position:
+    """A position with the samples of so many ranks, each of which has as many as rank 0."""
+    rows, batch, step, samples, epoch = position
+    return rows, batch, step, samples * ranks, epoch
