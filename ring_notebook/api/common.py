@@ -46,5 +46,5 @@ __all__ += basics.__all__
 
 def absent(face: str, name: str, instead: str) -> AttributeError:
     """The error for a name that another face has, with what takes its place: for ``__getattr__`` of the module."""
-    about = f"; {instead}" if name in ("checkpoint", "save", "load") else ""
+    about = f"; {instead}" if name in ("save", "load") else ""
     return AttributeError(f"module {face!r} has no attribute {name!r}{about}", name=name)

@@ -15,6 +15,7 @@ from ring_notebook.api import common
 from ring_notebook.api.common import *  # noqa: F403 - what all faces share
 from ring_notebook.core.kept_state import register_keeper
 from ring_notebook.jax.averaging import DistributedOptimizer, average_gradients, broadcast_parameters
+from ring_notebook.jax.checkpoint_of_trees import checkpoint
 from ring_notebook.jax.collectives import (
     allgather,
     allreduce,
@@ -36,16 +37,14 @@ __all__ = [
     "average_gradients",
     "broadcast",
     "broadcast_parameters",
+    "checkpoint",
     "grouped_allreduce",
     "prepare",
     "reducescatter",
 ]
 __all__ += common.__all__
 
-_INSTEAD = (
-    "checkpoints of JAX are those of orbax, or numpy.savez, written by rank 0 alone; broadcast_parameters "
-    "gives all ranks what it has read, and `%ring snapshot` keeps arrays too"
-)
+_INSTEAD = "rank 0 alone writes arrays, by orbax or numpy.savez; broadcast_parameters gives all ranks what it reads"
 
 
 def __getattr__(name: str) -> object:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -17,16 +18,21 @@ class JaxKeeper(Keeper):
     name = "jax"
 
     def reduced(self, value: Any) -> Any:
-        """Arrays as numpy's, keys of random numbers as what they are made of."""
-        if not isinstance(value, jax.Array):
-            return NotImplemented
-        if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
-            return _key, (np.asarray(jax.random.key_data(value)), str(jax.random.key_impl(value)))
-        return jnp.asarray, (np.asarray(value),)
+        """Arrays as `reduced_array`."""
+        return reduced_array(value) if isinstance(value, jax.Array) else NotImplemented
 
     def unkeepable(self, value: Any) -> str:
         """Values of a program that is being traced."""
         return "a value of a function while JAX traces it" if isinstance(value, jax.core.Tracer) else ""
+
+
+def reduced_array(value: jax.Array) -> tuple[Callable[..., jax.Array], tuple[Any, ...]]:
+    """As ``__reduce__``, without private names of JAX: as numpy's array, or what a key of random numbers is made of."""
+    if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
+        return _key, (np.asarray(jax.random.key_data(value)), str(jax.random.key_impl(value)))
+    if value.weak_type and not value.shape:  # made of a number, whose type gives way to that of other arrays
+        return jnp.asarray, (value.item(),)
+    return jnp.asarray, (np.asarray(value),)
 
 
 def _key(data: Any, kind: str) -> Any:

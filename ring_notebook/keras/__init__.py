@@ -4,6 +4,7 @@ from ring_notebook.api import common
 from ring_notebook.api.common import *  # noqa: F403 - what all faces share
 from ring_notebook.core.kept_state import register_keeper
 from ring_notebook.keras import callbacks, elastic
+from ring_notebook.keras.checkpoint_callback import checkpoint
 from ring_notebook.keras.distributed_optimizer import DistributedOptimizer, PartialDistributedOptimizer
 from ring_notebook.keras.fit_rows import extend_fits
 from ring_notebook.keras.gradient_compression import Compression
@@ -32,6 +33,7 @@ __all__ = [
     "broadcast",
     "broadcast_global_variables",
     "callbacks",
+    "checkpoint",
     "elastic",
     "load_model",
     "prepare",
@@ -39,10 +41,7 @@ __all__ = [
 ]
 __all__ += common.__all__
 
-_INSTEAD = (
-    "to continue a training use keras.callbacks.BackupAndRestore with a folder for each rank, and to keep a model "
-    "ModelCheckpoint on rank 0 alone and load_model of this module; `%ring snapshot` keeps models too"
-)
+_INSTEAD = "rank 0 alone writes a model, by model.save; load_model of this module reads it on all ranks"
 
 
 def __getattr__(name: str) -> object:

@@ -31,6 +31,8 @@ def _chosen() -> ModuleType:
 
 
 keras: Any = _chosen()
+OPTIMIZERS = (keras.optimizers.Optimizer, *([keras.optimizers.legacy.Optimizer] if IS_LEGACY else []))
+"""The classes of all optimizers."""
 
 
 def backend() -> str:

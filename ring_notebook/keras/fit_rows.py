@@ -1,4 +1,4 @@
-"""``fit``: with the callbacks that `prepare` asks for; in a notebook's run loss, metrics and progress are logged."""
+"""``fit``: with the callbacks that `prepare` asks for, from the epoch of a checkpoint on; in a run rows are logged."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from ring_notebook.api.process_sets import global_process_set
 from ring_notebook.core.metrics import is_attached, log, set_progress
 from ring_notebook.core.steering import Knob, steering
 from ring_notebook.core.step_guard import step
-from ring_notebook.keras.chosen_keras import arrays_of, keras
+from ring_notebook.keras.checkpoint_callback import KerasCheckpoint
+from ring_notebook.keras.chosen_keras import keras
 from ring_notebook.keras.distributed_optimizer import DistributedMixin
+from ring_notebook.keras.keras_state import rate_of
 from ring_notebook.keras.prepared_models import callbacks_of
 from ring_notebook.knobs import Range
 
@@ -31,7 +33,7 @@ class _Rows(keras.callbacks.Callback):  # type: ignore[misc]
         self._epoch = 0
 
     def on_train_begin(self, logs: Any = None) -> None:
-        if self._steered and (rate := _rate(self.model)) is not None:
+        if self._steered and (rate := rate_of(self.model.optimizer)) is not None:
             steering.add(Knob("lr", Range(rate, 0.0), rate, lambda: self._present_rate, self._set_rate))
 
     def _set_rate(self, value: Any) -> None:
@@ -40,7 +42,8 @@ class _Rows(keras.callbacks.Callback):  # type: ignore[misc]
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._epoch = epoch
         if self._steered:
-            self._present_rate = _rate(self.model) or 0.0  # not at every batch: with JAX it copies all variables
+            # Not at every batch: with JAX it copies all variables.
+            self._present_rate = rate_of(self.model.optimizer) or 0.0
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         steps = (self.params or {}).get("steps") or 0
@@ -64,7 +67,7 @@ class _Rows(keras.callbacks.Callback):  # type: ignore[misc]
 def extend_fits() -> None:
     """From now on ``fit`` of every model has the callbacks that its `prepare` asks for, and logs in a notebook's run.
 
-    Does nothing the second time.
+    It begins where a checkpoint among its callbacks has resumed. Does nothing the second time.
     """
     fit = keras.Model.fit
     if hasattr(fit, "_ring_extended"):
@@ -77,31 +80,26 @@ def extend_fits() -> None:
         call = arguments.bind(*args, **kwargs)
         call.apply_defaults()
         options = call.arguments
-        first, last = callbacks_of(options["self"]), []
+        given, (first, last) = options["callbacks"], (callbacks_of(options["self"]), [])
+        is_list = isinstance(given, keras.callbacks.CallbackList)
+        known = given.callbacks if is_list else [given] if isinstance(given, keras.callbacks.Callback) else given
+        for callback in known or ():
+            if isinstance(callback, KerasCheckpoint):
+                options["initial_epoch"] = callback.first_epoch(options["initial_epoch"])
         if is_attached():
             samples = _batch_size(options["x"], options["batch_size"])
             optimizer = getattr(options["self"], "optimizer", None)
             steered = isinstance(optimizer, DistributedMixin) and optimizer._ring.process_set is global_process_set
             last = [_Rows(samples, options["initial_epoch"], options["epochs"], steered)]
-        given = options["callbacks"]
-        if isinstance(given, keras.callbacks.CallbackList):
+        if is_list:
             for callback in (*first, *last):
                 given.append(callback)
         elif first or last:
-            given = [given] if isinstance(given, keras.callbacks.Callback) else list(given or ())
-            options["callbacks"] = [*first, *given, *last]
+            options["callbacks"] = [*first, *(known or ()), *last]
         return fit(*call.args, **call.kwargs)
 
     extended._ring_extended = True  # type: ignore[attr-defined]
     keras.Model.fit = extended
-
-
-def _rate(model: Any) -> float | None:
-    """The learning rate; None where a schedule sets it."""
-    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
-    if isinstance(getattr(optimizer, "_learning_rate", None), keras.optimizers.schedules.LearningRateSchedule):
-        return None
-    return float(arrays_of([optimizer.learning_rate])[0])
 
 
 def _batch_size(data: Any, batch_size: int | None) -> int:

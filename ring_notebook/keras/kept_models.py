@@ -6,10 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from ring_notebook.core.kept_state import Keeper
-from ring_notebook.keras.chosen_keras import IS_LEGACY, arrays_of, assign, keras
+from ring_notebook.keras.chosen_keras import OPTIMIZERS, arrays_of, assign, keras
 from ring_notebook.keras.distributed_optimizer import DistributedMixin, DistributedOptimizer
-
-_OPTIMIZERS = (keras.optimizers.Optimizer, *([keras.optimizers.legacy.Optimizer] if IS_LEGACY else []))
+from ring_notebook.keras.keras_state import variables_of_optimizer
 
 
 class KerasKeeper(Keeper):
@@ -26,7 +25,7 @@ class KerasKeeper(Keeper):
             make, arguments = value.__reduce__()[:2]
             local = _places_of_local(value, optimizer) if isinstance(optimizer, DistributedMixin) else []
             return _model, (make, arguments, optimizer, local)
-        if isinstance(value, _OPTIMIZERS):
+        if isinstance(value, OPTIMIZERS):
             config = value.get_config()
             if not isinstance(value, DistributedMixin):
                 return _optimizer, (type(value), config, None)
@@ -36,7 +35,7 @@ class KerasKeeper(Keeper):
 
     def loses(self, value: Any) -> str:
         """The state of an optimizer belongs to its model."""
-        if isinstance(value, _OPTIMIZERS):
+        if isinstance(value, OPTIMIZERS):
             return "its state, unless a model that is kept too was compiled with it"
         return ""
 
@@ -61,15 +60,11 @@ def _model(make: Callable[..., Any], arguments: tuple[Any, ...], optimizer: Any,
     saved = getattr(model, "optimizer", None)
     if optimizer is None or saved is None:
         return model
-    values = arrays_of(_variables_of(saved))
+    trained = model.trainable_variables if model.built else []
+    values = arrays_of(variables_of_optimizer(saved, trained)) if model.built else []
     model.optimizer = optimizer
     if model.built:
-        optimizer.build(model.trainable_variables)
-        assign(_variables_of(optimizer), values)
+        assign(variables_of_optimizer(optimizer, trained), values)
         for place in local:
             optimizer.register_local_var(model.trainable_variables[place])
     return model
-
-
-def _variables_of(optimizer: Any) -> list[Any]:
-    return list(optimizer.variables() if callable(optimizer.variables) else optimizer.variables)

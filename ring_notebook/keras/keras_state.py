@@ -52,11 +52,27 @@ def variables_of(model: Any, optimizer: Any) -> list[Any]:
     variables = [variable for variable in model.variables if id(variable) not in seeds]
     if optimizer is None:
         return variables
-    if hasattr(optimizer, "build") and not getattr(optimizer, "built", True):
-        optimizer.build(model.trainable_variables)
-    own = optimizer.variables() if callable(optimizer.variables) else optimizer.variables
     known = {id(variable) for variable in variables}
+    own = variables_of_optimizer(optimizer, model.trainable_variables)
     return variables + [variable for variable in own if id(variable) not in known]
+
+
+def variables_of_optimizer(optimizer: Any, trained: Any) -> list[Any]:
+    """The variables of an optimizer, which is built for those that it trains, if that has not been done."""
+    if hasattr(optimizer, "build"):
+        if not getattr(optimizer, "built", False):  # tf_keras looks itself
+            optimizer.build(trained)
+    elif hasattr(optimizer, "_create_all_weights"):  # of tf_keras.optimizers.legacy
+        optimizer._create_all_weights(trained)
+    return list(optimizer.variables() if callable(optimizer.variables) else optimizer.variables)
+
+
+def rate_of(optimizer: Any) -> float | None:
+    """The learning rate; None where a schedule sets it."""
+    optimizer = getattr(optimizer, "inner_optimizer", optimizer)
+    if isinstance(getattr(optimizer, "_learning_rate", None), keras.optimizers.schedules.LearningRateSchedule):
+        return None
+    return float(arrays_of([optimizer.learning_rate])[0])
 
 
 def _seeds(layer: Any) -> list[Any]:

@@ -9,15 +9,14 @@ from ring_notebook.api.basics import size
 from ring_notebook.api.preparation import by_kind, furthest, in_order
 from ring_notebook.core.metrics import note_params
 from ring_notebook.keras.callbacks import BroadcastGlobalVariablesCallback, MetricAverageCallback
-from ring_notebook.keras.chosen_keras import IS_LEGACY, arrays_of, backend, broadcast_values, keras
+from ring_notebook.keras.chosen_keras import OPTIMIZERS, backend, broadcast_values, keras
 from ring_notebook.keras.distributed_optimizer import DistributedMixin, DistributedOptimizer
-from ring_notebook.keras.keras_state import variables_of
+from ring_notebook.keras.keras_state import rate_of, variables_of
 from ring_notebook.keras.training_data import is_data, share
 
-_OPTIMIZERS = (keras.optimizers.Optimizer, *([keras.optimizers.legacy.Optimizer] if IS_LEGACY else []))
 _KINDS: dict[str, Callable[[Any], bool]] = {
     "models": lambda one: isinstance(one, keras.Model),
-    "optimizers": lambda one: isinstance(one, _OPTIMIZERS),
+    "optimizers": lambda one: isinstance(one, OPTIMIZERS),
     "data": is_data,
 }
 
@@ -81,18 +80,15 @@ def _distributed(optimizer: Any, scale_lr: bool, options: dict[str, Any]) -> Any
     if scale_lr:
         # The factor stays with the optimizer: a cell that is run again does not scale again.
         inner = getattr(optimizer, "inner_optimizer", optimizer)
-        inner.learning_rate = _rate(inner) * size() / optimizer._ring.scaled
+        rate = rate_of(inner)
+        if rate is None:
+            raise ValueError(
+                "prepare(scale_lr=True): the learning rate is a schedule; multiply its rates by ring.size() instead"
+            )
+        inner.learning_rate = rate * size() / optimizer._ring.scaled
         optimizer._ring.scaled = size()
     note_params(optimizer=type(getattr(optimizer, "inner_optimizer", optimizer)).__name__)
     return optimizer
-
-
-def _rate(optimizer: Any) -> float:
-    if isinstance(getattr(optimizer, "_learning_rate", None), keras.optimizers.schedules.LearningRateSchedule):
-        raise ValueError(
-            "prepare(scale_lr=True): the learning rate is a schedule; multiply its rates by ring.size() instead"
-        )
-    return float(arrays_of([optimizer.learning_rate])[0])
 
 
 def _steps(optimizer: Any) -> int:

@@ -16,7 +16,7 @@ from ring_notebook.api import common
 from ring_notebook.api.common import *  # noqa: F403 - what all faces share
 from ring_notebook.tensorflow import elastic
 from ring_notebook.tensorflow.gradients import DistributedGradientTape, PartialDistributedGradientTape
-from ring_notebook.tensorflow.keras_models import prepare
+from ring_notebook.tensorflow.keras_models import checkpoint, prepare
 from ring_notebook.tensorflow.session_optimizer import DistributedOptimizer
 from ring_notebook.tensorflow.sync_batch_normalization import SyncBatchNormalization
 from ring_notebook.tensorflow.tensor_collectives import (
@@ -64,6 +64,7 @@ __all__ = [
     "broadcast_object",
     "broadcast_object_fn",
     "broadcast_variables",
+    "checkpoint",
     "elastic",
     "grouped_allgather",
     "grouped_allreduce",
@@ -78,10 +79,7 @@ __all__ = [
 ]
 __all__ += common.__all__
 
-_INSTEAD = (
-    "checkpoints of TensorFlow are tf.train.Checkpoint, written by rank 0 alone; broadcast_variables "
-    "gives all ranks what it has read"
-)
+_INSTEAD = "rank 0 alone writes variables, by tf.train.Checkpoint; broadcast_variables gives all ranks what it reads"
 
 
 def __getattr__(name: str) -> object:

@@ -16,6 +16,7 @@ import jax
 import ring_notebook.jax as hvd
 from harness.kept_again import kept_again
 from ring_notebook.api.foreign_calls import original
+from ring_notebook.errors import RingError
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(12, 5)).astype(np.float32)
@@ -229,6 +230,7 @@ def case_training_equals_that_of_the_joined_batch() -> None:
 
 def case_snapshots_keep_arrays_functions_and_states_of_optimizers() -> None:
     tree = {"a": own(), "b": jnp.ones((200, 40), jnp.bfloat16), "key": jax.random.key(3), "old": jax.random.PRNGKey(3)}
+    tree["weak"] = jnp.asarray(2.0)  # a number's, whose type gives way to others
     optimizer = hvd.DistributedOptimizer(optax.adam(0.1))
     step = jax.jit(lambda tree: hvd.average_gradients(tree["a"] * factor))
     factor = 2.0
@@ -236,6 +238,7 @@ def case_snapshots_keep_arrays_functions_and_states_of_optimizers() -> None:
     for name in ("a", "b", "old"):
         assert again["tree"][name].dtype == tree[name].dtype
         np.testing.assert_array_equal(np.asarray(again["tree"][name], np.float32), np.asarray(tree[name], np.float32))
+    assert (tree["weak"] * tree["b"]).dtype == (again["tree"]["weak"] * tree["b"]).dtype == jnp.bfloat16
     same = [jax.random.normal(one["key"], (3,)) for one in (tree, again["tree"])]
     np.testing.assert_array_equal(*same)
     np.testing.assert_array_equal(again["step"](again["tree"]), step(tree))
@@ -243,24 +246,95 @@ def case_snapshots_keep_arrays_functions_and_states_of_optimizers() -> None:
     assert updates["a"].shape == (4,)
 
 
-def case_a_tree_is_saved_by_rank_0_and_read_for_all() -> None:
-    optimizer = optax.adam(0.1)
-    tree = {"a": jnp.arange(3.0), "b": jnp.ones((2, 2), jnp.float16)}
-    file = Path(hvd.broadcast_object(tempfile.mkdtemp()), "last.npz")
-    leaves, structure = jax.tree.flatten((tree, optimizer.init(tree)))
+def trained(folder: Path, seed: int, stop: int = -1, resume: bool = False, **options):
+    """Parameters and saved checkpoint after three epochs of four steps, or after ``stop`` steps; and the batches."""
+    key = jax.random.key(seed)
+    parameters = {"w": jax.random.normal(key, (5,)), "b": jnp.zeros((), jnp.bfloat16)}
+    optimizer = hvd.DistributedOptimizer(optax.adam(0.1))
+
+    @jax.jit
+    def step(parameters, state, key, x, y):
+        key, noise = jax.random.split(key)
+
+        def loss(p):
+            return ((x @ p["w"] + p["b"] - y + 0.01 * jax.random.normal(noise, y.shape)) ** 2).mean()
+
+        updates, state = optimizer.update(jax.grad(loss)(parameters), state, parameters)
+        return optax.apply_updates(parameters, updates), state, key
+
+    saved = hvd.checkpoint(parameters, optimizer.init(parameters), key, folder=folder, resume=resume, **options)
+    parameters, state, key = saved.trees
+    used = []
+    for epoch in saved.epochs(3):
+        for batch in range(saved.batch, 4):
+            if saved.steps == stop:
+                return parameters, saved, used
+            used.append((epoch, batch))
+            at = slice(batch * 3, batch * 3 + 3)
+            parameters, state, key = step(parameters, state, key, X[at], Y[at])
+            saved.step(parameters, state, key)
+    return parameters, saved, used
+
+
+def case_a_training_continues_from_a_checkpoint_as_if_it_had_not_stopped() -> None:
+    folder = Path(hvd.broadcast_object(tempfile.mkdtemp()))
+    whole, _, batches = trained(folder / "whole", 1)
+    _, _, first = trained(folder / "cut", 1, stop=7, every="3 steps", keep=1)
+    hvd.barrier()
+    assert [path.name for path in (folder / "cut").iterdir()] == ["step-00000006.pickle"]
+    again, saved, second = trained(folder / "cut", 2, resume=True)
+    assert first[:6] + second == batches
+    assert (saved.steps, saved.epoch) == (12, 3)
+    for name, expected in whole.items():
+        assert again[name].dtype == expected.dtype
+        np.testing.assert_array_equal(again[name], expected)
+
+
+def case_the_best_checkpoint_stays() -> None:
+    folder = Path(hvd.broadcast_object(tempfile.mkdtemp()))
+    tree = {"a": jnp.arange(3.0), "count": 0, "host": np.ones(2)}
+    saved = hvd.checkpoint(tree, every="2 steps", keep=1, best="val_loss", largest=True, folder=folder)
+    for step, value in enumerate([1.0, 3.0, 2.0, 2.0], 1):
+        hvd.log(val_loss=value)
+        saved.step({"a": tree["a"] * step, "count": step, "host": tree["host"] * step})
+    hvd.barrier()
+    assert sorted(path.name for path in folder.iterdir()) == ["step-00000002-best.pickle", "step-00000004.pickle"]
+    [read] = hvd.checkpoint(tree, folder=folder, resume=True).trees
+    assert isinstance(read["a"], jax.Array)
+    assert read["count"] == 4
+    np.testing.assert_array_equal(read["a"], 4 * np.arange(3.0))
+    np.testing.assert_array_equal(read["host"], [4.0, 4.0])
+    [again] = kept_again({"saved": saved})["saved"].trees
+    np.testing.assert_array_equal(again["a"], read["a"])
+
+
+def case_a_checkpoint_that_does_not_fit_says_why() -> None:
+    folder = Path(hvd.broadcast_object(tempfile.mkdtemp()))
+    tree = {"a": jnp.arange(3.0)}
+    saved = hvd.checkpoint(tree, optax.EmptyState(), every="1 steps", folder=folder)
+    with pytest.raises(TypeError, match=r"step takes the 2 trees of checkpoint.* got 1"):
+        saved.step(tree)
+    saved.step(tree, optax.EmptyState())
+    hvd.barrier()
+    with pytest.raises(TypeError, match=r"argument 2 is an optimizer, whose state is what optimizer\.init"):
+        hvd.checkpoint(tree, optax.adam(0.1))
+    with pytest.raises(TypeError, match="takes pytrees of arrays; argument 1 is of class str"):
+        hvd.checkpoint("parameters")
+    for other, reason in (
+        ({"a": jnp.arange(4.0)}, r"has float32 \[3\] where the tree has float32 \[4\]"),
+        ({"a": jnp.arange(3)}, r"has float32 \[3\] where the tree has int32 \[3\]"),
+        ({"a": jnp.arange(3.0), "b": jnp.ones(1)}, "has 1 arrays of a tree that has 2 now"),
+    ):
+        with pytest.raises(RingError, match=reason):
+            hvd.checkpoint(other, optax.EmptyState(), folder=folder, resume=True)
     if hvd.rank() == 0:
-        np.savez(file, *leaves)
-    other = jax.tree.map(jnp.zeros_like, tree)
-    leaves, structure = jax.tree.flatten((other, optimizer.init(other)))
-    if hvd.rank() == 0:
-        leaves = list(np.load(file).values())
-    read, state = hvd.broadcast_parameters(jax.tree.unflatten(structure, leaves))
-    for name in tree:
-        assert read[name].dtype == tree[name].dtype
-        np.testing.assert_array_equal(read[name], tree[name])
-    optimizer.update(read, state)
-    with pytest.raises(AttributeError, match=r"checkpoints of JAX are those of orbax, or numpy\.savez"):
-        _ = hvd.checkpoint
+        [file] = folder.iterdir()
+        file.rename(file.with_suffix(".pt"))
+    hvd.barrier()
+    with pytest.raises(RingError, match="was written with another framework"):
+        hvd.checkpoint(tree, optax.EmptyState(), folder=folder, resume=True)
+    with pytest.raises(AttributeError, match=r"rank 0 alone writes arrays, by orbax or numpy\.savez"):
+        _ = hvd.save
 
 
 def case_prepare_refuses_what_it_cannot_take() -> None:

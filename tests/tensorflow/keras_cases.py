@@ -10,7 +10,8 @@ import pytest
 
 import ring_notebook.keras as hvd
 from harness.kept_again import kept_again
-from ring_notebook.core import metrics
+from ring_notebook.core import checkpoint_place, metrics
+from ring_notebook.errors import RingError
 from ring_notebook.keras.chosen_keras import IS_LEGACY, backend, keras
 
 RNG = np.random.default_rng(0)
@@ -285,28 +286,162 @@ def case_models_are_saved_and_loaded() -> None:
     check_equal(loaded)
 
 
-def case_a_training_continues_from_its_backup() -> None:
-    """Each rank has a backup of its own, for all of them begin in the epoch after the last one."""
-    folder = hvd.broadcast_object(tempfile.mkdtemp())
-    seen: list[int] = []
+class Stop(keras.callbacks.Callback):
+    """Notes the epochs, and raises at the end of a batch of one of them."""
 
-    class Watch(keras.callbacks.Callback):
-        def on_epoch_begin(self, epoch, logs=None):
-            seen.append(epoch)
-            if seen == [0, 1]:
-                raise OSError("the job has reached its time limit")
+    def __init__(self, epoch: int = -1, batch: int = 0) -> None:
+        super().__init__()
+        self.at = epoch, batch
+        self.epochs: list[int] = []
 
-    def train():
-        trained = model(1 + hvd.rank(), hvd.DistributedOptimizer(keras.optimizers.Adam(0.02)))
-        backup = keras.callbacks.BackupAndRestore(f"{folder}/{hvd.rank()}", delete_checkpoint=False)
-        fit(trained, epochs=3, callbacks=[backup, start(), Watch()])
-        return trained
+    def on_epoch_begin(self, epoch, logs=None):
+        self.epochs.append(epoch)
 
+    def on_train_batch_end(self, batch, logs=None):
+        if (self.epochs[-1], batch) == self.at:
+            raise OSError("the job has reached its time limit")
+
+
+def adam(seed: int):
+    return model(seed, hvd.DistributedOptimizer(keras.optimizers.Adam(0.02)))
+
+
+def shared_folder() -> Path:
+    return Path(hvd.broadcast_object(tempfile.mkdtemp()), "made")
+
+
+def kept_in(folder: Path) -> list[str]:
+    hvd.barrier()
+    return sorted(path.name for path in folder.glob("*"))
+
+
+def case_fit_continues_from_a_checkpoint_as_if_it_had_not_stopped() -> None:
+    folder, batches = shared_folder(), len(X) // BATCH // hvd.size()
+    whole = adam(1)
+    fit(whole, epochs=4)
+    stopped, stop = adam(1), Stop(epoch=2, batch=1)
     with pytest.raises(OSError, match="time limit"):
-        train()
-    trained = train()
-    assert seen == [0, 1, 1, 2]
-    check_joined(trained, lambda: model(1, keras.optimizers.Adam(0.02)), epochs=3)
+        fit(stopped, epochs=4, callbacks=[stop, hvd.checkpoint(stopped, folder=folder, keep=1)])
+    assert stop.epochs == [0, 1, 2]
+    assert kept_in(folder) == [f"step-{2 * batches:08}.pickle"]
+    assert (folder.stat().st_mode & 0o777) == 0o700
+    again, seen = adam(2 + hvd.rank()), Stop()
+    saved = hvd.checkpoint(again, folder=folder, resume=True)
+    assert (saved.steps, saved.epoch) == (2 * batches, 2)
+    fit(again, epochs=4, callbacks=[start(), seen, saved])
+    assert seen.epochs == [2, 3]
+    assert saved.steps == 4 * batches
+    for ours, theirs in zip(check_equal(again), weights(whole), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    assert int(again.optimizer.iterations) == int(whole.optimizer.iterations)
+    # A training that has made all its epochs makes no more; a second `fit` begins anew.
+    done, seen = adam(3), Stop()
+    saved = hvd.checkpoint(done, folder=folder, resume=True)
+    fit(done, epochs=4, callbacks=[seen, saved])
+    assert seen.epochs == []
+    fit(done, epochs=1, callbacks=[seen, saved])
+    assert seen.epochs == [0]
+
+
+def case_checkpoints_of_steps_and_of_the_best_epoch() -> None:
+    folder = shared_folder()
+    values = iter([3.0, 1.0, float("nan"), 2.0])
+
+    class Validate(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            logs["val_loss"] = next(values) if hvd.rank() == 0 else 0.0
+
+    together = 1 if backend() == "torch" else 2  # batches between two calls of a callback
+    trained = model(1, hvd.DistributedOptimizer(keras.optimizers.SGD(0.01)), steps_per_execution=together)
+    saved = hvd.checkpoint(trained, every="3 steps", keep=2, best="val_loss", folder=folder)
+    data = own(X)[: 4 * BATCH], own(Y)[: 4 * BATCH]
+    fit(trained, data, epochs=4, callbacks=[Validate(), saved])  # 16 steps
+    assert kept_in(folder) == [
+        "step-00000008-best.pickle",
+        f"step-000000{12 if together == 2 else 15}.pickle",
+        "step-00000016.pickle",
+    ]
+    checkpoint_place.ask()  # as some minutes before the time limit of a batch job
+    fit(trained, (data[0][:BATCH], data[1][:BATCH]), epochs=1, callbacks=[saved])
+    checkpoint_place.of_run.take_due()
+    assert "step-00000017.pickle" in kept_in(folder)
+    saved = hvd.checkpoint(trained, every="5 h", best="val_loss", folder=folder, resume=True)
+    values = iter([2.0])
+    fit(trained, data, epochs=5, initial_epoch=4, callbacks=[Validate(), saved])
+    assert not [name for name in kept_in(folder) if name.endswith("best.pickle") and "08" not in name]
+
+
+def case_a_loop_of_ones_own_writes_checkpoints() -> None:
+    folder = shared_folder()
+
+    def train(trained, saved, epochs):
+        for _ in saved.epochs(epochs):
+            for at in range(saved.batch * BATCH, len(own(X)), BATCH):
+                trained.train_on_batch(own(X)[at : at + BATCH], own(Y)[at : at + BATCH])
+                saved.step()
+        return weights(trained)
+
+    whole, first, again = adam(1), adam(1), adam(2)
+    expected = train(whole, hvd.checkpoint(whole, folder=folder / "whole"), 2)
+    train(first, hvd.checkpoint(first, folder=folder), 1)
+    saved = hvd.checkpoint(again, folder=folder, resume=True)
+    assert saved.epoch == 1
+    for ours, theirs in zip(train(again, saved, 2), expected, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def case_rates_follow_the_number_of_ranks_and_optimizers_may_be_apart() -> None:
+    folder = shared_folder()
+    trained = model(1, keras.optimizers.SGD(0.01))
+    hvd.prepare(trained, scale_lr=True)
+    trained.optimizer.learning_rate = 0.3  # of three ranks
+    trained.optimizer._ring.scaled = 3
+    hvd.checkpoint(trained, folder=folder).step()
+    hvd.checkpoint(trained, every="1 steps", folder=folder).step()
+    hvd.barrier()
+    again = model(2, keras.optimizers.SGD(0.01))
+    hvd.prepare(again, scale_lr=True)
+    hvd.checkpoint(again, folder=folder, resume=True)
+    assert rate_of(again) == pytest.approx(0.1 * hvd.size())
+    optimizers = [keras.optimizers.legacy.Adam, keras.optimizers.Adam] if IS_LEGACY else [keras.optimizers.Adam]
+    for number, kind in enumerate(optimizers):
+        apart = folder / str(number)
+        first, second = kind(0.02), kind(0.5)
+        plain = keras.Sequential([keras.layers.InputLayer((8,)), keras.layers.Dense(1)])
+        hvd.checkpoint(plain, first, every="1 steps", folder=apart).step()
+        hvd.barrier()
+        hvd.checkpoint(plain, second, folder=apart, resume=True)
+        rate = second.learning_rate
+        assert float(rate.numpy() if IS_LEGACY else keras.ops.convert_to_numpy(rate)) == pytest.approx(0.02)
+
+
+def case_a_checkpoint_that_does_not_fit_says_why() -> None:
+    folder = shared_folder()
+    unbuilt = keras.Sequential([keras.layers.Dense(16), keras.layers.Dense(1)])
+    with pytest.raises(TypeError, match="takes models and optimizers of Keras; argument 2 is of class int"):
+        hvd.checkpoint(adam(1), 3)
+    hvd.checkpoint(adam(1), every="1 steps", folder=folder).step()
+    hvd.barrier()
+    with pytest.raises(RingError, match="has 1 objects, got 2; pass to checkpoint"):
+        hvd.checkpoint(adam(1), adam(1), folder=folder, resume=True)
+    other = keras.Sequential([keras.layers.InputLayer((8,)), keras.layers.Dense(3)])
+    other.compile(optimizer=keras.optimizers.Adam(0.02), loss="mse")
+    with pytest.raises(RingError, match=r"the first that differs has shape \(8, 3\) here, \(8, 16\) there"):
+        hvd.checkpoint(other, folder=folder, resume=True)
+    with pytest.raises(RingError, match=r"which has no weights yet; call model\.build"):
+        hvd.checkpoint(unbuilt, folder=folder, resume=True)
+
+
+def case_snapshots_keep_checkpoints() -> None:
+    trained = adam(1)
+    saved = hvd.checkpoint(trained, best="val_loss", folder=shared_folder())
+    fit(trained, epochs=1, callbacks=[saved])
+    again = kept_again({"model": trained, "saved": saved})
+    assert again["saved"].steps == saved.steps
+    fit(again["model"], epochs=1, callbacks=[again["saved"]])
+    fit(trained, epochs=1)
+    for ours, theirs in zip(check_equal(again["model"]), weights(trained), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
 
 
 def case_snapshots_keep_models_with_their_optimizers() -> None:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from collections.abc import Iterator
 from importlib.util import find_spec
 
+import numpy as np
 import pytest
 
 from harness.waiting import until
 from ring_notebook.errors import CollectiveAborted, CollectiveMismatch
 from ring_notebook.notebook.cluster.cluster import Cluster
+from ring_notebook.notebook.record.run_record import RunRecord
+from ring_notebook.notebook.run.catalogue import listing
 
 if find_spec("keras") is None:
     pytest.skip("lives in an environment of its own: make test-tensorflow", allow_module_level=True)
@@ -68,6 +72,41 @@ def test_a_snapshot_brings_back_a_model_and_its_optimizer(cluster: Cluster) -> N
     assert [cluster.pull("total", rank) for rank in range(2)] == totals
     assert cluster.pull("equal") is True
     assert [cluster.pull("value", rank) for rank in range(2)] == [[1.0, 0.0], [1.0, 1.0]]
+
+
+CHECKPOINTS = """
+import keras
+import numpy as np
+class Watch(keras.callbacks.Callback):
+    def on_epoch_begin(self, epoch, logs=None):
+        epochs.append(epoch)
+        if epoch == LAST: raise SystemExit
+epochs = []
+keras.utils.set_random_seed(ring.size())
+model = keras.Sequential([keras.layers.Input((8,)), keras.layers.Dense(1)])
+model.compile(optimizer=keras.optimizers.Adam(0.01), loss="mse")
+data = np.random.default_rng(0).normal(size=(32, 8)).astype("float32")
+model, (x, y) = ring.prepare(model, (data, data[:, :1]))
+saved = ring.checkpoint(model, best="loss")
+model.fit(x, y, batch_size=32 // ring.size(), epochs=4, shuffle=False, verbose=0, callbacks=[Watch(), saved])
+weights = [np.asarray(weight) for weight in model.get_weights()]
+"""
+
+
+@pytest.mark.timeout(300)
+def test_fit_resumes_from_a_checkpoint_on_one_rank(cluster: Cluster) -> None:
+    cluster.run(CHECKPOINTS.replace("LAST", "-1")).wait()
+    whole = cluster.pull("weights")
+    cluster.run(CHECKPOINTS.replace("LAST", "2"), name="stops", options={"name": "stops"}).wait()
+    assert re.search("^stops .* step 2, best 2 ", str(listing(every=True)), re.MULTILINE), listing(every=True)
+    resumed = {"resume": True, "name": "stops"}
+    run = cluster.run(CHECKPOINTS.replace("LAST", "-1"), n=1, options=resumed).wait()
+    assert any(
+        "Resumed after step 2, in epoch 2, from " in one.text for one in RunRecord.load(run.log.directory).output()
+    )
+    assert cluster.pull("epochs", 0) == [2, 3]
+    for ours, theirs in zip(cluster.pull("weights", 0), whole, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.timeout(300)
