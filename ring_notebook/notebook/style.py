@@ -122,6 +122,8 @@ CSS = """<style>
 .ring-params { color: #8791a0; font-size: 12px; overflow: hidden; text-overflow: ellipsis; }
 .ring-begin { padding: 10px 0 0 2px; line-height: 1.6; color: var(--jp-ui-font-color2, #666);
   font-family: var(--jp-code-font-family, monospace); font-size: 12px; }
+.ring-stage > * { grid-area: 1 / 1; min-width: 0; }
+.ring-stage:has(canvas) > :first-child { display: none; }
 .ring-panel .ring-toggle, .ring-panel .jupyter-button { line-height: 22px; padding: 0 8px; border-radius: 4px;
   font-size: 12px; }
 .ring-choices .widget-text input { height: 24px; }

@@ -24,6 +24,18 @@ for step in range(100_000):
     ring.log(loss=1 / (step + 1), samples=1)
     time.sleep(0.2)
 """
+# Keeps the numbers of columns of charts that the page has shown, axes without values among them.
+COLUMNS = """() => {
+    window.columns = [];
+    const look = () => {
+        const shown = [...document.querySelectorAll(".ring-panel :is(.ring-chart, canvas)")]
+            .map(one => one.getBoundingClientRect()).filter(box => box.width);
+        const now = new Set(shown.map(box => Math.round(box.left / 100))).size;
+        if (document.querySelector(".ring-panel") && window.columns.at(-1) !== now) window.columns.push(now);
+        requestAnimationFrame(look);
+    };
+    look();
+}"""
 
 
 def test_figures_are_drawn_live_and_stay(
@@ -35,6 +47,7 @@ def test_figures_are_drawn_live_and_stay(
     notebook = open_notebook("displays.ipynb")
     notebook.run(0)
     notebook.wait_ended(0)
+    notebook.page.evaluate(COLUMNS)
     notebook.run(1)
     panel = notebook.output(1).locator(".ring-panel")
     pictures = panel.locator(".jp-OutputArea img")
@@ -44,6 +57,7 @@ def test_figures_are_drawn_live_and_stay(
     notebook.until(lambda: pictures.count() == 2 and pictures.first.get_attribute("src") != source)
     notebook.until(lambda: panel.locator("canvas").count() == 2)
     notebook.page.wait_for_timeout(500)
+    assert notebook.page.evaluate("window.columns") == [2], "from the first moment, without a jump"
     # Pictures that change in place move nothing.
     heights = set()
     for _ in range(40):

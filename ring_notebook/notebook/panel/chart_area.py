@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from html import escape
 from time import monotonic
@@ -48,11 +48,15 @@ def load_charts() -> type[LiveChart]:
 class ChartArea:
     """The charts of one run. ``area`` and ``buttons`` are widgets; ``look`` is the choice of the reader.
 
-    ``plot``: the metrics to chart, by default the first ones logged. ``on_look`` is called with each new choice.
+    ``plot``: the metrics to chart, by default the first ones logged. ``expected``: those that the run will log. As soon
+    as there is a chart, theirs are there too. ``on_look`` is called with each new choice.
     """
 
-    def __init__(self, plot: Sequence[str], look: Look, on_look: Callable[[Look], None]) -> None:
+    def __init__(
+        self, plot: Sequence[str], look: Look, on_look: Callable[[Look], None], expected: Collection[str] = ()
+    ) -> None:
         self.look = look
+        self._expected = expected
         self._plot = tuple(plot)
         self._on_look = on_look
         self._charts: dict[str, LiveChart] = {}
@@ -92,7 +96,7 @@ class ChartArea:
         """Show the run as it is now, unless the last drawing was so large that the page needs more time."""
         if monotonic() < self._due:
             return
-        made = grouped(view, self._plot, self.look, MOST_CHARTS)
+        made = grouped(view, self._plot, self.look, MOST_CHARTS, self._expected if view.names else None)
         if self.look.machine:
             made.append((Section("machines", ()), machines.charts(view, self.look)))
         self._none.layout.display = None if self.look.search and not made else "none"

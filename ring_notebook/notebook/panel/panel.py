@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from IPython import get_ipython
 from IPython.display import DisplayHandle, display
-from ipywidgets import HTML, Button, HBox, Layout, VBox
+from ipywidgets import HTML, Button, GridBox, HBox, Layout, VBox
 
 from ring_notebook.notebook import close_widgets
 from ring_notebook.notebook.panel import (
@@ -67,9 +67,9 @@ class Panel:
         self._plot = tuple(plot)
         self._stop = stop
         self._asks = asks
-        self._charts = ChartArea(plot, log.look, log.keep_look)
-        self._knobs = KnobArea(steer)
         self._lint = report.lint(log)
+        self._charts = ChartArea(plot, log.look, log.keep_look, plot or self._lint.metrics)
+        self._knobs = KnobArea(steer)
         self._loads = machines.Cells()
         self._table_due = 0.0
         self._ended = Event()
@@ -83,8 +83,8 @@ class Panel:
         self._button = Button(description="Stop", icon="stop", tooltip="Interrupt every rank", layout=size)
         self._button.on_click(self._on_stop)
         answer_while_busy(self._button)
-        # Shown until the first step: what the ranks do, and axes in the place of the charts, so that the page does not
-        # jump.
+        # Shown until the first step: what the ranks do, and axes in the place of the charts until the page has drawn
+        # these, so that it does not jump.
         self._beginning = HTML()
         logged = self._lint.metrics
         expected = empty([*plot, *[SAMPLES] * (SAMPLES in logged)] if plot else logged, log.size)[:MOST_CHARTS]
@@ -93,6 +93,8 @@ class Panel:
         self._notices = HTML()
         self._output = _OutputArea()
         self._gallery, self._media = Gallery(), Gallery(beside=True)
+        charts = GridBox([self._axes, self._charts.area], layout=Layout(width="100%", grid_template_columns="100%"))
+        charts.add_class("ring-stage")
         # On a narrow page the buttons of the charts are below the status, and Pause and Stop stay where they are.
         choices = HBox(
             [self._head, self._charts.buttons], layout=Layout(flex="1 1 0", min_width="0", flex_flow="row wrap")
@@ -106,8 +108,7 @@ class Panel:
                 self._alarms,
                 self._knobs.widget,
                 self._beginning,
-                self._axes,
-                self._charts.area,
+                charts,
                 self._media.widget,
                 self._table,
                 self._notices,
@@ -183,8 +184,8 @@ class Panel:
         waiting = waits.stall_html(stuck, self._log.source, self._log.first_line)
         begun = bool(view.names or stuck)
         self._beginning.value = "" if begun else waits.beginning_html(view, self._log.source, self._log.first_line)
-        for widget in (self._beginning, self._axes):
-            widget.layout.display = "none" if begun else None
+        self._beginning.layout.display = "none" if begun else None
+        self._axes.layout.display = "none" if begun and not view.names else None
         self._notices.value = trouble + waiting + hints.html(self._lint.hints(view))
         self._output.add(view)
         self._gallery.draw(view.displays)

@@ -110,8 +110,8 @@ def empty(names: Collection[str], ranks: int) -> list[Chart]:
     return made
 
 
-def charts(view: RunView, names: Collection[str], look: Look) -> list[Chart]:
-    """A chart for each of ``names`` that was logged.
+def charts(view: RunView, names: Collection[str], look: Look, expected: Collection[str] = ()) -> list[Chart]:
+    """A chart for each of ``names`` that was logged, and an empty one for those that are ``expected``.
 
     A name is that of a metric, several joined by a plus sign for one chart, or a pattern.
     """
@@ -121,29 +121,41 @@ def charts(view: RunView, names: Collection[str], look: Look) -> list[Chart]:
         found = parts(name, view.curves)
         if found:
             made.append(_metric(view, name, look, axis) if found == (name,) else _together(view, name, look, axis))
+        elif name in expected:
+            made += empty([name], view.size)
     return made
 
 
-def grouped(view: RunView, plot: Sequence[str], look: Look, most: int) -> list[tuple[Section, list[Chart]]]:
+def grouped(
+    view: RunView, plot: Sequence[str], look: Look, most: int, expected: Collection[str] | None = None
+) -> list[tuple[Section, list[Chart]]]:
     """The charts of a page by group: those of ``plot``, else the first ``most`` or what the reader has chosen.
 
-    The chart of samples/s is in the first group.
+    The chart of samples/s is in the first group. A run in progress has metrics that are ``expected``: their charts,
+    and that of samples/s, are there before they have values, so that the others keep their place.
     """
-    found = [Section("", tuple(plot))] if plot else sections(view.charted, look.search, look.groups, most)
+    absent = [one for one in expected or () if one not in ("", SAMPLES, EPOCH, *view.charted)]
+    # What validates an expected metric may be logged before it, and has a chart then.
+    absent = [one for one in absent if plot or all(trained(name, [one]) is None for name in view.charted)]
+    names = (*view.charted, *absent)
+    found = [Section("", tuple(plot))] if plot else sections(names, look.search, look.groups, most)
     short = shortened([name for section in found for name in section.shown])
     made = [
-        (section, [replace(one, short=short.get(one.title, "")) for one in charts(view, section.shown, look)])
+        (section, [replace(one, short=short.get(one.title, "")) for one in charts(view, section.shown, look, absent)])
         for section in found
     ]
-    if rate := _rate(view, look):
+    if rate := _rate(view, look, expected is not None):
         made = made if made and not made[0][0].group else [(Section("", ()), []), *made]
         made[0][1].extend(rate)
     return made
 
 
-def _rate(view: RunView, look: Look) -> list[Chart]:
-    if look.search not in RATE or not any(len(points.x) > 1 for points in view.throughput.values()):
+def _rate(view: RunView, look: Look, early: bool) -> list[Chart]:
+    """The chart of samples/s; ``early``: empty while there are no two points."""
+    if look.search not in RATE or not view.throughput:
         return []
+    if not any(len(points.x) > 1 for points in view.throughput.values()):
+        return empty([SAMPLES], view.size) if early else []
     curves = per_rank(view.throughput, look.smooth, look.ranks)
     note = f"{whole(view.samples_per_s)} in all" if len(view.ranks) > 1 else whole(view.samples_per_s)
     title = f"{RATE} per rank" if len(view.ranks) > 1 else RATE

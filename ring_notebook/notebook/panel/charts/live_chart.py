@@ -39,7 +39,7 @@ class LiveChart:
 
     def draw(self, chart: Chart) -> int:
         """Show ``chart``, unless it is already shown. Returns about how many bytes were sent."""
-        if chart.curves.points < 1 or _same(chart, self._drawn):
+        if (chart.curves.points < 1 and self._drawn is not None) or _same(chart, self._drawn):
             return 0
         self._drawn = chart
         option = self._option(chart)
@@ -69,6 +69,7 @@ class LiveChart:
         x, y = scales(chart.curves, chart.from_zero, chart.log)
         left = margin(y, chart.values, chart.unit)
         small = {"fontSize": 11, "color": GREY}
+        label = {**small, "hideOverlap": True, "show": bool(lines)}  # an empty chart has no values yet
         faint = {"lineStyle": {"color": GREY, "opacity": 0.22}}
         return {
             "animation": False,
@@ -135,7 +136,7 @@ class LiveChart:
                 "splitLine": {"show": False},
                 "axisLine": {"show": False, "onZero": False},
                 "axisTick": {"show": False},
-                "axisLabel": {**small, "hideOverlap": True, "showMinLabel": False, "showMaxLabel": False},
+                "axisLabel": {**label, "showMinLabel": False, "showMaxLabel": False},
             },
             "yAxis": {
                 "type": "log" if y.log else "value",
@@ -146,7 +147,7 @@ class LiveChart:
                 "splitLine": faint,
                 "axisLine": {"show": False},
                 "axisTick": {"show": False},
-                "axisLabel": {**small, "margin": 6, "hideOverlap": True},
+                "axisLabel": {**label, "margin": 6},
             },
             "series": [{"id": name, "name": name, **one} for name, one in self._series.items()],
         }
@@ -155,7 +156,9 @@ class LiveChart:
 def _ends(chart: Chart) -> dict[str, Any]:
     """Of the x axis: those of the data. Around a single place ECharts would choose fractions of steps."""
     places = {float(end) for line in chart.curves.drawn if len(line.x) for end in (line.x[0], line.x[-1])}
-    if len(places) != 1:
+    if not places:
+        return {"min": 0, "max": 1}
+    if len(places) > 1:
         return {"min": "dataMin", "max": "dataMax"}
     only = places.pop()
     return {"min": only - 1, "max": only + 1}

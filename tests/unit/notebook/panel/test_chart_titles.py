@@ -162,6 +162,23 @@ def test_what_it_would_be_at_every_step_is_in_the_same_chart() -> None:
     assert (chart.title, chart.note, chart.values) == ("sync/MB", "2 MB", "MB")
 
 
+def test_charts_are_in_their_places_before_they_have_values() -> None:
+    """Live; a report has only charts with values."""
+    state = RunState(1, 0.0)
+
+    def shown(*expected: str, plot: tuple[str, ...] = (), live: bool = True) -> list[tuple[str, int]]:
+        made = grouped(state.view(2.0), plot, Look(), 6, expected if live else None)
+        return [(one.title, one.curves.points) for _, drawn in made for one in drawn]
+
+    state.apply(MetricBatch("run", 0, ("loss", "samples"), rows((1, 0, 1.0, 8.0))), 2.0)
+    expected = ("loss", "", "samples", "epoch", "val_loss", "grad/norm")
+    assert shown(*expected) == [("loss", 1), ("samples/s", 0), ("grad/norm", 0)]
+    assert shown(*expected, live=False) == shown(live=False) == [("loss", 1)]
+    assert shown("acc", "loss", plot=("acc", "loss")) == [("acc", 0), ("loss", 1), ("samples/s", 0)]
+    state.apply(MetricBatch("run", 0, ("val_acc",), rows((1, 0, 0.5))), 2.0)
+    assert shown("acc") == [("loss", 1), ("val_acc", 1), ("samples/s", 0)], "what is logged has a chart"
+
+
 def test_metrics_and_runs_in_one_chart() -> None:
     state = RunState(2, 0.0)
     for rank in range(2):

@@ -31,6 +31,16 @@ def series(live: LiveChart) -> dict[str, dict[str, Any]]:
     return {one["id"]: one for one in live.widget.option["series"]}
 
 
+def test_an_empty_chart_has_axes_until_it_has_values() -> None:
+    live, empty = LiveChart(), Chart("loss", "", "step", Curves(()))
+    assert live.draw(empty) > 0
+    axes = live.widget.option["xAxis"], live.widget.option["yAxis"]
+    assert [(axis["min"], axis["max"], axis["axisLabel"]["show"]) for axis in axes] == [(0, 1, False)] * 2
+    live.draw(chart(1))
+    assert live.widget.option["xAxis"]["axisLabel"]["show"]
+    assert live.draw(empty) == 0
+
+
 def test_one_rank_is_one_line() -> None:
     live = LiveChart()
     assert live.draw(chart(1)) > 0
