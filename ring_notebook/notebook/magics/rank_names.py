@@ -5,15 +5,20 @@ Completion also knows the commands and options of the magics.
 
 from __future__ import annotations
 
+import ast
 import re
-from collections.abc import Callable
-from functools import wraps
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import lru_cache, wraps
 from html import escape
 from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from IPython.core.completer import CompletionContext, SimpleCompletion
+from IPython.core.completer import Completion, CompletionContext, SimpleCompletion
 from IPython.core.interactiveshell import InteractiveShell
 
 from ring_notebook.errors import RingError
@@ -40,25 +45,84 @@ def register(shell: InteractiveShell, session: Session) -> None:
 
 
 class _Ring:
-    """``ring`` in cells of the notebook itself: its names have their help and signatures, and cannot be called."""
+    """``ring`` in cells of the notebook itself: its names have their help and signatures, and cannot be called.
+
+    It lists them without an import of the framework, which takes longer than a front end waits for completions.
+    ``inside``: the module of the face that this is, such as ``.elastic``.
+    """
+
+    _imports = True  # whether it may import its framework
+
+    def __init__(self, inside: str = "") -> None:
+        self._inside = inside
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
-        value = getattr(self._face(), name)
+        if _source(_imports_of(self._module()).get(name, "")) is not None:
+            return _Ring(f"{self._inside}.{name}")
+        value = getattr(self._imported(), name)
         return _refusing(name, value) if callable(value) and not isinstance(value, type) else value
 
     def __dir__(self) -> list[str]:
-        return list(self._face().__all__)
+        names = _public_names(self._module())
+        return list(self._imported().__all__) if names is None else names
 
     def __repr__(self) -> str:
-        return "<ring: for cells that begin with %%ringtrain>"
+        return f"<ring{self._inside}: for cells that begin with %%ringtrain>"
 
-    def _face(self) -> Any:
+    def _module(self) -> str:
+        return f"{default().face}{self._inside}"
+
+    def _imported(self) -> Any:
         try:
-            return import_module(default().face)
+            if not self._imports and default().face not in sys.modules:
+                raise ImportError("not while names are completed: it takes longer than a front end waits")
+            return import_module(self._module())
         except ImportError as error:  # of the framework, which engines may have
             raise AttributeError(f"ring is for cells that begin with %%ringtrain ({error})") from error
+
+
+def _source(module: str) -> Path | None:
+    """The file of a module, found without an import of the packages that it is in; None where it is not there."""
+    package, *inside = module.split(".")
+    spec = find_spec(package) if package else None
+    for folder in (spec.submodule_search_locations if spec else None) or ():
+        place = Path(folder, *inside)
+        for file in (place / "__init__.py", place.with_suffix(".py")):
+            if file.is_file():
+                return file
+    return None
+
+
+@lru_cache
+def _statements(module: str) -> list[ast.stmt]:
+    """Those of a module's source; none where it is not there."""
+    file = _source(module)
+    return ast.parse(file.read_text(encoding="utf-8")).body if file is not None else []
+
+
+def _imports_of(module: str) -> dict[str, str]:
+    """What a module imports by ``from``: where it is, by its name in the module."""
+    found: dict[str, str] = {}
+    for node in _statements(module):
+        if isinstance(node, ast.ImportFrom):
+            found |= {one.asname or one.name: f"{node.module}.{one.name}" for one in node.names}
+    return found
+
+
+def _public_names(module: str) -> list[str] | None:
+    """``__all__`` of a module as its source has it: a list, and those of modules that it imports; None without one."""
+    names: list[str] | None = None
+    for node in _statements(module):
+        match node:
+            case ast.Assign(targets=[ast.Name(id="__all__")], value=value):
+                with suppress(ValueError):  # it is computed
+                    names = list(ast.literal_eval(value))
+            case ast.AugAssign(target=ast.Name(id="__all__"), value=ast.Attribute(value=ast.Name(id=other))):
+                more = _public_names(_imports_of(module).get(other, ""))
+                names = None if names is None or more is None else [*names, *more]
+    return names
 
 
 def _refusing(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -124,11 +188,20 @@ def _complete(shell: InteractiveShell, session: Session) -> None:
                 *(SimpleCompletion(word, type="option") for word in words),
                 *(SimpleCompletion(name, type="rank") for name in names),
             ],
-            # A name of this notebook makes no sense there. Behind a dot it is the same name once more, and the first
-            # one of `ring` would import its framework, for longer than a front end waits.
+            # A name of this notebook makes no sense there. Behind a dot it is the same name once more.
             "suppress": bool(words) or pull or (bool(names) and "." in token),
         }
 
+    own = shell.Completer.completions
+
+    def completions(text: str, offset: int) -> Iterator[Completion]:
+        _Ring._imports = False
+        try:
+            yield from own(text, offset)
+        finally:
+            _Ring._imports = True
+
+    shell.Completer.completions = completions  # type: ignore[method-assign]
     complete_ring.matcher_api_version = 2  # type: ignore[attr-defined]
     shell.Completer.custom_matchers.append(complete_ring)
 

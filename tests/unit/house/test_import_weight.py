@@ -49,6 +49,30 @@ def test_rank_side_does_not_load_the_kernel_side() -> None:
     assert not loaded_after("import ring_notebook.torch") & {"ipyparallel", "ipywidgets", "ipecharts"}
 
 
+COMPLETES = """
+from IPython.core.completer import provisionalcompleter
+from IPython.core.interactiveshell import InteractiveShell
+shell = InteractiveShell.instance()
+shell.run_line_magic("load_ext", "ring_notebook")
+for cell in CELLS:
+    with provisionalcompleter():
+        print(*(one.text for one in shell.Completer.completions(cell, len(cell))))
+"""
+
+
+def test_names_of_the_ranks_are_completed_without_their_framework() -> None:
+    """Before a cluster has started. As many names as after the import, which takes longer than a front end waits."""
+    import ring_notebook.torch as face
+
+    cells = ["ring.", "%%ringtrain\nring.elastic.", "%%ringtrain\nx = ring.prepare(1)\nx."]
+    ask = f"{COMPLETES.replace('CELLS', repr(cells))}\nimport sys; print(*{{'torch', 'IPython'}} & sys.modules.keys())"
+    done = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=True)
+    ring, elastic, _, loaded = done.stdout.splitlines()
+    assert loaded == "IPython"
+    assert set(ring.split()) == set(face.__all__)
+    assert set(elastic.split()) == set(face.elastic.__all__)
+
+
 PANEL = """
 import contextlib, io, tempfile, time
 from array import array
