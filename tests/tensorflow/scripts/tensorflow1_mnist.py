@@ -70,11 +70,13 @@ def main(_):
     # Only rank 0 keeps checkpoints.
     folder = "./checkpoints" if hvd.rank() == 0 else None
     source = batches(x_train, y_train, size=50)
+    accuracies = []
     with tf.train.MonitoredTrainingSession(checkpoint_dir=folder, hooks=hooks, config=config) as session:
         while not session.should_stop():
             x, y = next(source)
             _, accuracy, weights = session.run([train_op, right, total], feed_dict={image: x, label: y})
-    print("accuracy %.2f weights %.6f" % (accuracy, weights))
+            accuracies.append(accuracy)
+    print("accuracy %.2f weights %.6f" % (np.mean(accuracies[-10:]), weights))
 
 
 if __name__ == "__main__":
