@@ -511,6 +511,17 @@ def case_an_elastic_training() -> None:
     check_equal(trained)
 
 
+def case_a_state_takes_the_commit_of_another_process_before_its_first_step() -> None:
+    trained, fresh = adam(1), adam(2)
+    fit(trained, epochs=1)
+    state, again = hvd.elastic.KerasState(trained), hvd.elastic.KerasState(fresh)
+    again.load_content("weights", state.weights)
+    for one in (trained, fresh):
+        fit(one, epochs=1)
+    for ours, theirs in zip(check_equal(fresh), weights(trained), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
 def case_fit_logs_rows_in_a_notebook() -> None:
     metrics.begin()
     try:
