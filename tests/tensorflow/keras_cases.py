@@ -371,6 +371,26 @@ def case_checkpoints_of_steps_and_of_the_best_epoch() -> None:
     assert not [name for name in kept_in(folder) if name.endswith("best.pickle") and "08" not in name]
 
 
+def case_a_checkpoint_within_an_epoch_has_the_weights_of_its_step() -> None:
+    folder, seen = shared_folder(), []
+
+    class Note(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if not seen:
+                seen.append(weights(self.model))
+
+    trained, again = adam(1), adam(2)
+    fit(trained, epochs=1, callbacks=[hvd.checkpoint(trained, every="1 steps", keep=20, folder=folder), Note()])
+    hvd.barrier()
+    for path in sorted(folder.iterdir())[1:] if hvd.rank() == 0 else ():
+        path.unlink()
+    hvd.barrier()
+    saved = hvd.checkpoint(again, folder=folder, resume=True)
+    assert (saved.steps, saved.epoch, saved.batch) == (1, 0, 1)
+    for ours, theirs in zip(check_equal(again), seen[0], strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
 def case_a_loop_of_ones_own_writes_checkpoints() -> None:
     folder = shared_folder()
 
