@@ -186,5 +186,6 @@ CSS = """<style>
   .ring-table caption { display: table-caption !important; }
   .ring-table tr th, .ring-table tr td { padding-right: 7px; } }
 @container (max-width: 600px) { .ring-time { min-width: 56px; }
+  .ring-fit .ring-table { width: 100%; table-layout: auto; }
   .ring-table tr th, .ring-table tr td { padding-right: 5px; } }
 </style>"""

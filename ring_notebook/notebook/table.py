@@ -16,11 +16,12 @@ _HIDDEN = "position:absolute;opacity:0;width:0"
 # GROUP is the class of one table, so that two tables in a notebook do not share their columns.
 _CSS = """<style>
 .GROUP { overflow-x: auto; }
-.GROUP table { display: grid; width: max-content; grid-template-columns: repeat(COLUMNS, auto); }
+.GROUP .c0 { position: sticky; left: 0; background: var(--jp-layout-color0, Canvas); }
+.GROUP table { font-size: 12px; display: grid; width: max-content; grid-template-columns: repeat(COLUMNS, auto); }
 .GROUP thead, .GROUP tbody { display: contents; }
 .GROUP tr { display: grid; grid-template-columns: subgrid; grid-column: 1 / -1; background: none !important; }
 .GROUP thead tr { order: -1; }
-.GROUP th, .GROUP td { text-align: left !important; padding: 2px 6px !important; white-space: nowrap; max-width: 20ch;
+.GROUP th, .GROUP td { text-align: left !important; padding: 2px 6px !important; white-space: nowrap; max-width: 24ch;
   overflow: hidden; text-overflow: ellipsis; }
 .GROUP label { cursor: pointer; margin-left: 2px; font-weight: 600; }
 .GROUP th label::after { content: "\\25BE"; opacity: .35; }

@@ -23,6 +23,7 @@ BESIDE = """cells => cells.filter(cell => cell.firstChild.getClientRects().lengt
     text.selectNode(cell.lastChild);
     return cell.firstChild.getBoundingClientRect().right <= text.getBoundingClientRect().left + 0.5;
 })"""
+OVER = "cells => cells.filter(cell => cell.scrollWidth > cell.clientWidth + 1).map(cell => cell.innerText)"
 SCENES = {"running": TRAINING, "report": REPORT, "stuck": STUCK, "broken": BROKEN, "beginning": BEGINNING}
 # By default one live panel and one report; all others, and the dark theme, are slow.
 DEFAULT = {("running", 8), ("report", 8)}
@@ -90,6 +91,7 @@ def fits(notebook: NotebookPage, shown: Locator, scene: str, size: int) -> None:
     assert right - left > 0.93 * width
     assert shown.locator("th:text-is('GPU mem')").count() == 1
     assert shown.locator(".ring-table").evaluate_all(CUT) == [], "nothing of a table is cut"
+    assert shown.locator(".ring-fit :is(th, td)").evaluate_all(OVER) == [], "no text lies over the next column"
     assert shown.locator("span:text-is('loading'):visible").count() == 1, "what the colors of the bars mean"
     if scene == "report":  # what zooms a chart covers nothing that its title says
         zoom, chart = (shown.locator(one).first.bounding_box() for one in (".ring-zoom summary", ".ring-wide img"))

@@ -72,8 +72,10 @@ def test_the_timeline_is_drawn_and_can_be_zoomed(
     chart.wait_for(timeout=60_000)
     chart.scroll_into_view_if_needed()
     picture(notebook, 1, "timeline")
-    for width in (1400, 700, 1200):  # it is as wide as the page lets it, and no part of it is cut off
-        notebook.size(width, height=1500, scale=1)
+    # It is as wide as the page lets it, no part of it is cut off, and none is squeezed after another screen.
+    for width, scale in ((1400, 1), (700, 2), (1400, 1), (700, 1), (1200, 1)):
+        notebook.size(width, height=1500, scale=scale)
+        assert chart.evaluate("one => one.width / one.getBoundingClientRect().width") == pytest.approx(scale, rel=0.01)
         menu = notebook.output(1).locator(".vega-embed summary").bounding_box()
         place, output = chart.bounding_box(), notebook.output(1).bounding_box()
         assert place is not None

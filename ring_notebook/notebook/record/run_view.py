@@ -224,7 +224,7 @@ class _Rank:
         before, self.status = self.status, status
         if before is None or _position(before) != _position(status):
             self.moved = now
-        done, total = status.progress
+        done, total = _steps_done(status)
         _, start_done, start_total = self.progress_start
         if total != start_total or done < start_done:
             self.progress_start = (now, done, total)
@@ -236,11 +236,18 @@ class _Rank:
         return self.counted[1]
 
     def left(self, now: float) -> float | None:
-        start, start_done, _ = self.progress_start
-        done, total = self.status.progress if self.status else (0, 0)
-        if self.ended or done <= start_done:
+        if self.status is None or self.ended:
             return None
-        return (now - start) / (done - start_done) * (total - done)
+        start, start_done, _ = self.progress_start
+        made = _steps_done(self.status)[0] - start_done
+        done, total = self.status.progress
+        return (now - start) / made * (total - done) if made > 0 else None
+
+
+def _steps_done(status: Status) -> tuple[int, int]:
+    """The steps of all passes over a loader until now, and of one pass."""
+    done, total = status.progress
+    return max(0, int(status.extra.get("pass") or 0) - 1) * total + done, total
 
 
 def _position(status: Status) -> tuple[object, ...]:

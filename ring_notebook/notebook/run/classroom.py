@@ -165,7 +165,7 @@ def _facts(seen: Seen) -> str:
         facts.append(f"{whole(tile.samples_per_s)} samples/s")
     if tile.state not in ("running", "stuck", "no progress"):
         minutes = (time.monotonic() - seen.changed) // 60
-        facts.append(f"idle {minutes:.0f} min" if minutes >= 1 else "idle")
+        facts.append(f"idle {minutes:.0f} min" if minutes >= 1 else "idle" if tile.run else "")
     return " · ".join(filter(None, [*facts, seen.trouble]))
 
 

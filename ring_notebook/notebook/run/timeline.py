@@ -33,6 +33,9 @@ WORDS = {part: word for word, part in SHARES.items()}
 # Vega-Lite's own width "container" the page hangs without it. Where a page drops the style, the width is _WIDTH.
 _CSS = """<style>
 .jp-OutputArea-child:has(.ring-timeline) + .jp-OutputArea-child .vega-embed { width: calc(100% - 10px); }
+/* Moved from a screen with more pixels, a chart would keep the width that it had there. */
+@media (max-resolution: 1dppx) { .jp-OutputArea-child:has(.ring-timeline) + .jp-OutputArea-child
+  .vega-embed canvas { width: auto !important; height: auto !important; } }
 </style>"""
 _WIDTH, _LEAST = 560, 300  # pixels
 _PLACE = f"containerSize()[0] < {_LEAST} ? {_WIDTH} : containerSize()[0]"

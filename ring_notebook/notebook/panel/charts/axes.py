@@ -93,10 +93,11 @@ def scales(curves: Curves, from_zero: bool, log: bool = False) -> tuple[Scale, S
 
 
 def _rounded(scale: Scale) -> Scale:
-    """The axis from one tick to another."""
+    """The axis from one tick to another: its ticks may be further apart than those of ``scale``, as it is longer."""
     step = _step(scale.high - scale.low)
     low, high = math.floor(scale.low / step + 1e-9) * step, math.ceil(scale.high / step - 1e-9) * step
-    return Scale(float(f"{low:.12g}"), float(f"{high:.12g}"))
+    made = Scale(float(f"{low:.12g}"), float(f"{high:.12g}"))
+    return made if made.step == step else _rounded(made)
 
 
 def _rounded_log(scale: Scale) -> Scale:
@@ -120,6 +121,7 @@ def _scale(arrays: list[Floats], from_zero: bool) -> Scale:
     low, high = float(finite.min()), float(finite.max())
     if from_zero:
         low = min(low, 0.0)
+        high = high if high > low else low + 1.0
     if high - low <= _SAME * max(abs(low), abs(high)):
         low, high = low - (abs(low) / 2 or 0.5), high + (abs(high) / 2 or 0.5)
     return Scale(low, high)

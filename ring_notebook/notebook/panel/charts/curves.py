@@ -171,6 +171,8 @@ def _aligned(lines: Sequence[tuple[Any, Any]]) -> tuple[Floats, Floats]:
     first = arrays[0][0]
     if all(np.array_equal(first, x) for x, _ in arrays):
         return first, np.stack([y for _, y in arrays])
+    if all(len(x) == 1 for x, _ in arrays):
+        return np.mean([x for x, _ in arrays], axis=0), np.stack([y for _, y in arrays])
     begin, ends = min(x[0] for x, _ in arrays), [x[-1] for x, _ in arrays]
     # Up to where all ranks have been, unless one is far behind: the mean of those ahead would jump at its end.
     end = min(ends) if min(ends) - begin > _NEAR * (max(ends) - begin) else max(ends)

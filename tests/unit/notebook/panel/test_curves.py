@@ -200,3 +200,24 @@ def test_ticks_that_lie_close_differ_in_their_labels() -> None:
         assert len(set(labels)) == len(labels), labels
     assert near.label(100.002) == "100.002"
     assert far.label(1_000_002.0) == "1,000,002"
+
+
+@pytest.mark.parametrize(
+    ("values", "from_zero", "ticks"),
+    [
+        ([0.1, 0.1], False, (0.0, 0.05, 0.1, 0.15, 0.2)),
+        ([0.0, 0.0], False, (-1.0, -0.5, 0.0, 0.5, 1.0)),
+        ([0.0, 0.0], True, (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)),
+        ([0.75, 4.23], False, (0.0, 1.0, 2.0, 3.0, 4.0, 5.0)),
+    ],
+)
+def test_the_y_axis_is_from_tick_to_tick(values: list[float], from_zero: bool, ticks: tuple[float, ...]) -> None:
+    """As a live chart counts them: from the beginning of the axis."""
+    _, y = scales(per_rank({0: points([0, 1], values)}), from_zero=from_zero)
+    assert y.ticks == ticks
+    assert y.low + y.step * (len(ticks) - 1) == pytest.approx(y.high)
+
+
+def test_single_points_of_ranks_at_different_places_are_a_point() -> None:
+    (line,) = many({"run": {0: points([1], [4]), 1: points([2], [6])}}).lines
+    assert (line.x.tolist(), line.y.tolist(), line.marked) == ([1.5], [5.0], True)

@@ -66,3 +66,15 @@ def test_the_share_of_a_pass_is_named_as_such(tmp_path: Path, source: str, numbe
 def test_a_loop_that_knows_the_whole_says_it(tmp_path: Path, source: str, number: int) -> None:
     content = said(tmp_path, source, number)
     assert (content.progress, content.left, content.part) == (0.75, pytest.approx(5), "")
+
+
+def test_steps_of_earlier_passes_count(tmp_path: Path) -> None:
+    """A status comes once a second, and a pass of 30 steps takes three: ten steps a second."""
+    log = RunLog(tmp_path / "r1", "r1", "", 1, EPOCHS, {}, {}, 1000.0)
+    log.now = lambda: 1004.0  # type: ignore[method-assign]
+    for second in range(5):
+        done = 2 + 10 * second
+        status = Status("r1", 0, 1000.0 + second, progress=(done % 30, 30), extra={"pass": 1 + done // 30})
+        log._state.apply(status, 1000.0 + second)
+    assert headline.headline(log, log.view()).left == pytest.approx((4 * 30 - 42) / 10)
+    log.finish("ok")
