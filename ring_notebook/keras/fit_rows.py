@@ -80,22 +80,28 @@ def extend_fits() -> None:
         call = arguments.bind(*args, **kwargs)
         call.apply_defaults()
         options = call.arguments
-        given, (first, last) = options["callbacks"], (callbacks_of(options["self"]), [])
+        given, first = options["callbacks"], callbacks_of(options["self"])
         is_list = isinstance(given, keras.callbacks.CallbackList)
-        known = given.callbacks if is_list else [given] if isinstance(given, keras.callbacks.Callback) else given
-        for callback in known or ():
-            if isinstance(callback, KerasCheckpoint):
-                options["initial_epoch"] = callback.first_epoch(options["initial_epoch"])
+        known = given.callbacks if is_list else [given] if isinstance(given, keras.callbacks.Callback) else given or ()
+        # They come last, so that they keep what the others have changed, behind the row of their step.
+        saved = [one for one in known if isinstance(one, KerasCheckpoint)]
+        for one in saved:
+            options["initial_epoch"] = one.first_epoch(options["initial_epoch"])
+        rows = []
         if is_attached():
             samples = _batch_size(options["x"], options["batch_size"])
             optimizer = getattr(options["self"], "optimizer", None)
             steered = isinstance(optimizer, DistributedMixin) and optimizer._ring.process_set is global_process_set
-            last = [_Rows(samples, options["initial_epoch"], options["epochs"], steered)]
-        if is_list:
-            for callback in (*first, *last):
-                given.append(callback)
-        elif first or last:
-            options["callbacks"] = [*first, *(known or ()), *last]
+            rows = [_Rows(samples, options["initial_epoch"], options["epochs"], steered)]
+        if first or rows or saved:
+            ordered = [*first, *(one for one in known if one not in saved), *rows, *saved]
+            if is_list:
+                given.callbacks[:] = ordered
+                for one in (*first, *rows):
+                    one.set_model(options["self"])
+                    one.set_params(given.params)
+            else:
+                options["callbacks"] = ordered
         return fit(*call.args, **call.kwargs)
 
     extended._ring_extended = True  # type: ignore[attr-defined]

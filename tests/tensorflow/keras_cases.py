@@ -339,8 +339,10 @@ def case_fit_continues_from_a_checkpoint_as_if_it_had_not_stopped() -> None:
     saved = hvd.checkpoint(done, folder=folder, resume=True)
     fit(done, epochs=4, callbacks=[seen, saved])
     assert seen.epochs == []
-    fit(done, epochs=1, callbacks=[seen, saved])
+    several = keras.callbacks.CallbackList([saved, seen], add_history=True, model=done)
+    done.fit(own(X), own(Y), batch_size=BATCH, epochs=1, verbose=0, callbacks=several)
     assert seen.epochs == [0]
+    assert saved.steps == 5 * batches
 
 
 def case_checkpoints_of_steps_and_of_the_best_epoch() -> None:
@@ -355,7 +357,7 @@ def case_checkpoints_of_steps_and_of_the_best_epoch() -> None:
     trained = model(1, hvd.DistributedOptimizer(keras.optimizers.SGD(0.01)), steps_per_execution=together)
     saved = hvd.checkpoint(trained, every="3 steps", keep=2, best="val_loss", folder=folder)
     data = own(X)[: 4 * BATCH], own(Y)[: 4 * BATCH]
-    fit(trained, data, epochs=4, callbacks=[Validate(), saved])  # 16 steps
+    fit(trained, data, epochs=4, callbacks=[saved, Validate()])  # 16 steps
     assert kept_in(folder) == [
         "step-00000008-best.pickle",
         f"step-000000{12 if together == 2 else 15}.pickle",
@@ -375,18 +377,18 @@ def case_a_checkpoint_within_an_epoch_has_the_weights_of_its_step() -> None:
     folder, seen = shared_folder(), []
 
     class Note(keras.callbacks.Callback):
-        def on_train_batch_end(self, batch, logs=None):
-            if not seen:
+        def on_train_batch_begin(self, batch, logs=None):
+            if batch == 2:
                 seen.append(weights(self.model))
 
     trained, again = adam(1), adam(2)
     fit(trained, epochs=1, callbacks=[hvd.checkpoint(trained, every="1 steps", keep=20, folder=folder), Note()])
     hvd.barrier()
-    for path in sorted(folder.iterdir())[1:] if hvd.rank() == 0 else ():
+    for path in sorted(folder.iterdir())[2:] if hvd.rank() == 0 else ():
         path.unlink()
     hvd.barrier()
     saved = hvd.checkpoint(again, folder=folder, resume=True)
-    assert (saved.steps, saved.epoch, saved.batch) == (1, 0, 1)
+    assert (saved.steps, saved.epoch, saved.batch) == (2, 0, 2)
     for ours, theirs in zip(check_equal(again), seen[0], strict=True):
         np.testing.assert_array_equal(ours, theirs)
 

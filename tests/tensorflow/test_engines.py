@@ -15,6 +15,7 @@ import pytest
 from harness.waiting import until
 from ring_notebook.errors import CollectiveAborted, CollectiveMismatch
 from ring_notebook.notebook.cluster.cluster import Cluster
+from ring_notebook.notebook.panel.charts.chart import over
 from ring_notebook.notebook.record.run_record import RunRecord
 from ring_notebook.notebook.run.catalogue import listing
 
@@ -95,7 +96,7 @@ weights = [np.asarray(weight) for weight in model.get_weights()]
 
 @pytest.mark.timeout(300)
 def test_fit_resumes_from_a_checkpoint_on_one_rank(cluster: Cluster) -> None:
-    cluster.run(CHECKPOINTS.replace("LAST", "-1")).wait()
+    first = cluster.run(CHECKPOINTS.replace("LAST", "-1")).wait()
     whole = cluster.pull("weights")
     cluster.run(CHECKPOINTS.replace("LAST", "2"), name="stops", options={"name": "stops"}).wait()
     assert re.search("^stops .* step 2, best 2 ", str(listing(every=True)), re.MULTILINE), listing(every=True)
@@ -107,6 +108,9 @@ def test_fit_resumes_from_a_checkpoint_on_one_rank(cluster: Cluster) -> None:
     assert cluster.pull("epochs", 0) == [2, 3]
     for ours, theirs in zip(cluster.pull("weights", 0), whole, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+    for axis in ("step", "samples", "epoch"):
+        curves = [over(view, axis, view.curves["loss"])[0].x.tolist() for view in (first.log.view(), run.log.view())]
+        assert curves[0][2:] == curves[1], axis
 
 
 @pytest.mark.timeout(300)
