@@ -8,7 +8,7 @@ from typing import Any
 from ring_notebook.api.basics import rank
 from ring_notebook.api.checkpoints import Checkpoint
 from ring_notebook.errors import RingError
-from ring_notebook.keras.chosen_keras import OPTIMIZERS, arrays_of, assign, keras
+from ring_notebook.keras.chosen_keras import IS_LEGACY, OPTIMIZERS, arrays_of, assign, keras
 from ring_notebook.keras.distributed_optimizer import DistributedMixin
 from ring_notebook.keras.keras_state import rate_of, variables_of, variables_of_optimizer
 
@@ -123,8 +123,11 @@ class KerasCheckpoint(Checkpoint, keras.callbacks.Callback):  # type: ignore[mis
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Write a checkpoint where one is due; several batches may have passed (``steps_per_execution``)."""
-        steps = (self.params or {}).get("steps") or batch + 1
-        new = min(batch + 1, steps) - self.batch
+        # Keras 3.5 tells the first of several batches, later ones the last, which may be beyond the end of the epoch.
+        done = (
+            batch + 1 if IS_LEGACY else self.batch + max((one.steps_per_execution for one in self._models()), default=1)
+        )
+        new = min(done, (self.params or {}).get("steps") or done) - self.batch
         self.steps += new
         self.batch += new
         self.write_when_due(new, None)

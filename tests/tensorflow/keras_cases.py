@@ -364,9 +364,9 @@ def case_checkpoints_of_steps_and_of_the_best_epoch() -> None:
         "step-00000016.pickle",
     ]
     checkpoint_place.ask()  # as some minutes before the time limit of a batch job
-    fit(trained, (data[0][:BATCH], data[1][:BATCH]), epochs=1, callbacks=[saved])
+    fit(trained, data, epochs=1, callbacks=[hvd.checkpoint(trained, every="5 h", folder=folder / "asked")])
     checkpoint_place.of_run.take_due()
-    assert "step-00000017.pickle" in kept_in(folder)
+    assert kept_in(folder / "asked") == [f"step-0000000{together}.pickle", "step-00000004.pickle"]
     saved = hvd.checkpoint(trained, every="5 h", best="val_loss", folder=folder, resume=True)
     values = iter([2.0])
     fit(trained, data, epochs=5, initial_epoch=4, callbacks=[Validate(), saved])
