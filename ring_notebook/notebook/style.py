@@ -32,16 +32,17 @@ PHASE_WORDS = {
     "bubble": "idle until a message comes",
     "data": "loading data",
 }
+# Of words too: on white and on black pages the contrast is at least 3 to 1.
 STATUS_COLORS = {
     "running": "#3b82f6",
     "paused": CHANGED,
-    "ok": "#10b981",
+    "ok": "#059669",
     "failed": "#ef4444",
     "lost": "#ef4444",
     "died": "#ef4444",
-    "stopped": "#f59e0b",
-    "aborted": "#f59e0b",
-    "interrupted": "#f59e0b",
+    "stopped": "#d97706",
+    "aborted": "#d97706",
+    "interrupted": "#d97706",
 }
 
 
@@ -127,6 +128,10 @@ CSS = """<style>
 .ring-panel .ring-toggle, .ring-panel .jupyter-button { line-height: 22px; padding: 0 8px; border-radius: 4px;
   font-size: 12px; }
 .ring-choices .widget-text input { height: 24px; }
+/* The arrow of ipywidgets is black on dark pages too. */
+.ring-panel .widget-dropdown > select { background-image: url("data:image/svg+xml,%3Csvg viewBox='0 0 18 18' \
+xmlns='http://www.w3.org/2000/svg' fill='none' stroke='%238791a0' stroke-width='2'%3E%3Cpath d='M5 7l4 4 4-4'/%3E\
+%3C/svg%3E"); }
 .ring-choices .widget-readout { min-width: 34px; width: 34px; margin: 0; text-align: right; }
 .ring-alarm code { font-weight: 400; color: inherit !important; background: none !important; }
 .ring-pixels img { image-rendering: pixelated; }

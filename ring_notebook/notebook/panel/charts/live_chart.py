@@ -244,7 +244,7 @@ def _marks(chart: Chart) -> dict[str, Any]:
     broken = [
         {
             "xAxis": mark.x,
-            "lineStyle": {**red, "type": "solid", "width": 1.5},
+            "lineStyle": {**red, "type": "solid", "width": 1.5, "opacity": 1},
             "label": {**red, "show": bool(mark.label), "formatter": mark.label, "fontSize": 11, "distance": 2},
         }
         for mark in chart.broken
@@ -277,7 +277,8 @@ def _marks(chart: Chart) -> dict[str, Any]:
             "symbol": "none",
             "animation": False,
             "lineStyle": {"color": GREY, "opacity": 0.6, "type": "dashed"},
-            "label": {"color": GREY, "fontSize": 9, "position": "end", "distance": 2},
+            # Without an opacity of its own a label takes that of the line, which is too faint to read.
+            "label": {"color": GREY, "opacity": 1, "fontSize": 9, "position": "end", "distance": 2},
             "data": epochs + changes + broken,
         },
     }

@@ -41,6 +41,15 @@ def test_an_empty_chart_has_axes_until_it_has_values() -> None:
     assert live.draw(empty) == 0
 
 
+def test_labels_of_marks_are_not_as_faint_as_their_lines() -> None:
+    live = LiveChart()
+    live.draw(chart(1, epochs=(Mark(0, "0"), Mark(20, "1")), broken=(Mark(30, "NaN"),)))
+    marks = series(live)["marks"]["markLine"]
+    assert marks["label"]["opacity"] == 1.0
+    assert marks["lineStyle"]["opacity"] < 1
+    assert marks["data"][-1]["lineStyle"]["opacity"] == 1, "of a value that is not a number"
+
+
 def test_one_rank_is_one_line() -> None:
     live = LiveChart()
     assert live.draw(chart(1)) > 0

@@ -20,7 +20,7 @@ from ring_notebook.notebook.record.run_log import RunLog
 from ring_notebook.notebook.record.run_record import first_line
 from ring_notebook.notebook.run import catalogue
 from ring_notebook.notebook.run.trackers import to_media
-from ring_notebook.notebook.style import ago, duration, whole
+from ring_notebook.notebook.style import GREY, RED, STATUS_COLORS, ago, duration, whole
 from ring_notebook.records import Display, Ended, Load, MetricBatch, Output, Record, Status, encode
 from ring_notebook.words import rank_list
 
@@ -350,7 +350,7 @@ def test_a_rank_that_died_is_marked_and_the_others_are_stopped(tmp_path: Path) -
     bundle = report.mime_bundle(log)
     rows = [line.split()[:3] for line in bundle["text/plain"].splitlines() if line.lstrip()[:1].isdigit()]
     assert [row[1] for row in rows] == ["stopped", "died", "failed"]
-    assert "<td style='color:#f59e0b'>stopped</td>" in bundle["text/html"]
+    assert "<td style='color:#d97706'>stopped</td>" in bundle["text/html"]
     assert "<td style='color:#ef4444'>died</td>" in bundle["text/html"]
 
 
@@ -516,3 +516,17 @@ def test_energy_is_told_or_why_not(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     listed = catalogue.listing(every=True)
     assert [row[listed.columns.index("J/sample")] for row in listed.rows] == ["", "1"]
     config.cache_clear()
+
+
+@pytest.mark.parametrize("page", ["#ffffff", "#111111"])
+def test_words_in_color_are_readable_on_light_and_dark_pages(page: str) -> None:
+    """The contrast that WCAG 2 asks of large or bold text and of parts of a page: 3 to 1."""
+
+    def luminance(color: str) -> float:
+        parts = [int(color[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+        red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+        return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+    for word, color in {**STATUS_COLORS, "faint": GREY, "red": RED}.items():
+        one, other = sorted((luminance(color), luminance(page)))
+        assert (other + 0.05) / (one + 0.05) >= 3, word
