@@ -160,7 +160,8 @@ class ShardedIterable(IterableDataset[Any]):
 def shard(loader: DataLoader[T], *, pin_memory: bool = False) -> DataLoader[T]:
     """A DataLoader like ``loader`` that yields this rank's share, in batches of the same size.
 
-    With ``pin_memory`` the batches are in pinned memory, also where those of ``loader`` are not.
+    With ``pin_memory`` the batches that workers make are in pinned memory, also where those of ``loader`` are not.
+    Without workers the thread that trains would pin them, which gains nothing; and what is on a GPU cannot be pinned.
 
     A loader that shuffles still shuffles, with a seed that rank 0 takes from torch's. A loader that already yields a
     share, from this function or torch's own DistributedSampler, is returned unchanged. Raises TypeError for anything
@@ -174,7 +175,7 @@ def shard(loader: DataLoader[T], *, pin_memory: bool = False) -> DataLoader[T]:
         return loader
     # All options that this version of torch has, except those that choose the samples, which are set below.
     same = {name: getattr(loader, name) for name in inspect.signature(DataLoader).parameters if name not in _DRAWN}
-    same["pin_memory"] = loader.pin_memory or pin_memory
+    same["pin_memory"] = loader.pin_memory or (pin_memory and loader.num_workers > 0)
     if isinstance(loader.dataset, IterableDataset):
         dataset = ShardedIterable(loader.dataset)
         return DataLoader(dataset, batch_size=loader.batch_size, drop_last=loader.drop_last, **same)

@@ -128,7 +128,8 @@ def prepare(
     - a `DistributedOptimizer` of the same class as the optimizer, whose state and parameter groups it shares, with the
       state of that rank;
     - a DataLoader with this rank's share of the data in batches of the same size, reshuffled in every pass if the
-      loader shuffles; on a GPU from pinned memory, so that ``x.to("cuda", non_blocking=True)`` does not wait;
+      loader shuffles; on a GPU the batches of a loader's workers are in pinned memory, so that
+      ``x.to("cuda", non_blocking=True)`` does not wait;
     - the scheduler itself, which sets the rates of the returned optimizer too.
 
     Layers of torch.nn.SyncBatchNorm become `SyncBatchNorm`: torch's own need a GPU and a group of torch.distributed,

@@ -35,13 +35,15 @@ _MIXED = {
 
 
 def check(func: Any, args: Any, kwargs: Any, kind: type[Tensor]) -> None:
-    """Raise RuntimeError for what torch refuses on a GPU: tensors of both memories, and the host's random numbers.
+    """Raise RuntimeError for what torch refuses on a GPU: tensors of both memories, the host's random numbers, pinning.
 
     ``kind`` is the class of the tensors of the device.
     """
     generator = kwargs.get("generator")
     if generator is not None and generator.device.type == "cpu":
         raise RuntimeError(f"{func}: expected a generator of the device, found one of the CPU")
+    if func in (aten._pin_memory.default, aten.pin_memory.default) and isinstance(args[0], kind):
+        raise RuntimeError("cannot pin a tensor of the device: only dense CPU tensors can be pinned")
     if func in _MIXED:
         return
     tensors = [one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)]

@@ -11,7 +11,7 @@ from harness.devices.cuda_stand_in import CudaStandIn
 from harness.devices.pretended_gpu import NAME, PretendedGpu, PretendedKind, pretend
 from native.fakes.device import CUDA, environment
 from ring_notebook.config import config
-from ring_notebook.gpus import gpus
+from ring_notebook.gpus import gpus, sharing
 from ring_notebook.torch.devices import register_device
 
 
@@ -24,10 +24,14 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 
 @pytest.fixture(autouse=True)
-def device(monkeypatch: pytest.MonkeyPatch, rank: int) -> Iterator[torch.device]:
-    """The device of this rank."""
-    if gpus():
+def device(monkeypatch: pytest.MonkeyPatch, rank: int, size: int) -> Iterator[torch.device]:
+    """The device of this rank. Ranks that share a GPU reduce through host memory, unless NCCL may connect them."""
+    if names := gpus():
+        if sharing(size, names):
+            monkeypatch.setenv("RING_DEVICE", "host")
+            config.cache_clear()
         yield torch.device("cuda", rank % torch.cuda.device_count())
+        config.cache_clear()
         return
     for name, value in environment().items():
         monkeypatch.setenv(name, value)

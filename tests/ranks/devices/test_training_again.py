@@ -24,7 +24,6 @@ NOT_HERE = {
     "test_shard_of_every_kind_of_loader[np2-shuffled]": _SAMPLERS,
     "test_one_rank_may_look_at_a_batch": _SAMPLERS,
     "test_random_sampler_with_replacement_is_left_to_the_sampler": _SAMPLERS,
-    "test_prepare_is_the_whole_port": "its batches are on the device, and what is there cannot be pinned",
     "test_empty_is_a_tensor_in_ring_memory": "ring memory is the host's",
 }
 """By name, or by name and parameters: why a test is left out."""
