@@ -118,6 +118,23 @@ std::shared_ptr<DeviceEvent> DeviceContext::event_on(void* stream) {
     return event;
 }
 
+bool DeviceContext::pin(void* memory, std::size_t bytes) const noexcept {
+    try {
+        const Current current(*this);
+        return driver_->cuMemHostRegister_v2(memory, bytes, 0) == 0;
+    } catch (const DeviceError&) {
+        return false;
+    }
+}
+
+void DeviceContext::unpin(void* memory) const noexcept {
+    try {
+        const Current current(*this);
+        driver_->cuMemHostUnregister(memory);
+    } catch (const DeviceError&) {  // the driver has shut down
+    }
+}
+
 void DeviceContext::copy_to_host(void* to, const void* from, std::size_t bytes, void* stream) const {
     if (bytes == 0) return;
     const Current current(*this);

@@ -49,6 +49,8 @@ std::shared_ptr<const Driver> load_driver(const std::string& path) {
     find_function(library, "cuMemAllocAsync", all.cuMemAllocAsync);
     find_function(library, "cuMemFreeAsync", all.cuMemFreeAsync);
     find_function(library, "cuMemsetD8Async", all.cuMemsetD8Async);
+    find_function(library, "cuMemHostRegister_v2", all.cuMemHostRegister_v2);
+    find_function(library, "cuMemHostUnregister", all.cuMemHostUnregister);
     find_function(library, "cuMemcpyDtoHAsync_v2", all.cuMemcpyDtoHAsync_v2);
     find_function(library, "cuMemcpyHtoDAsync_v2", all.cuMemcpyHtoDAsync_v2);
     find_function(library, "cuMemcpyDtoDAsync_v2", all.cuMemcpyDtoDAsync_v2);

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any
 
 import numpy as np
 import pytest
 
 from native.device.test_device_contracts import ones, opened, stuck
-from native.fakes.device import FakeDevice, devices, ended_late, knobs
+from native.fakes.device import FakeDevice, copies_under_way, devices, ended_late, knobs
 from native.ranks import Seat, as_processes, as_threads
 from native.values import Tensor
 from ring_notebook.core.buffers import DType
@@ -125,13 +126,33 @@ def test_kernels_that_end_behind_their_abort() -> None:
 
 @pytest.mark.filterwarnings("ignore:tensors on GPUs go through host memory")
 @pytest.mark.parametrize("count", [10, 100_000])
-def test_copies_to_host_memory_that_outlive_their_call(count: int) -> None:
+@pytest.mark.parametrize("how", [{}, {"cuda_no_pinning": 1}, {"cuda_no_pinning": 1, "cuda_reaches": 1}], ids=str)
+def test_copies_to_host_memory_that_outlive_their_call(count: int, how: dict[str, int]) -> None:
     def body(seat: Seat) -> None:
-        with knobs(cuda_reaches=1, cuda_delay_us=20_000):
+        with knobs(**how, cuda_delay_us=20_000):
             ring, device = seat.open(devices=devices(choice="host")), FakeDevice(seat.rank)
             tensor = device.tensor(np.full(count, seat.rank + 1), DType.FLOAT32)
             ring.allreduce([tensor.buffer], [tensor.buffer])
             assert np.all(device.read(tensor) == 3)
+
+    as_processes(2, body)
+
+
+@pytest.mark.filterwarnings("ignore:tensors on GPUs go through host memory")
+def test_an_abort_while_a_device_copies_to_host_memory() -> None:
+    """The tensor is its caller's again when the copies have ended."""
+
+    def body(seat: Seat) -> None:
+        ring, device = seat.open(devices=devices(choice="host")), FakeDevice(seat.rank)
+        tensor = ones(device)
+        ring.allreduce([tensor.buffer], [tensor.buffer])
+        with knobs(cuda_delay_us=300_000):
+            work = ring.allreduce([tensor.buffer], [tensor.buffer], blocking=False)
+            time.sleep(0.02)
+            ring.abort("it was told to")
+            with pytest.raises(CollectiveAborted):
+                work.wait_done()
+            assert copies_under_way() == 0
 
     as_processes(2, body)
 

@@ -28,6 +28,7 @@ __all__ = [
     "FakeDevice",
     "aborts",
     "connections",
+    "copies_under_way",
     "devices",
     "ended_late",
     "environment",
@@ -104,7 +105,7 @@ def _libraries() -> tuple[ctypes.CDLL, ctypes.CDLL]:
     cuda.fake_cuda_capture.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_int]
     nccl.fake_nccl_connections.restype = nccl.fake_nccl_ended_late.restype = ctypes.c_long
     nccl.fake_nccl_aborts.restype = ctypes.c_long
-    cuda.fake_cuda_allocated.restype = ctypes.c_long
+    cuda.fake_cuda_allocated.restype = cuda.fake_cuda_copies.restype = ctypes.c_long
     cuda.cuCtxPushCurrent_v2.argtypes = [ctypes.c_void_p]
     return cuda, nccl
 
@@ -117,6 +118,11 @@ def connections() -> int:
 def aborts() -> int:
     """How often this process has aborted communicators of NCCL."""
     return int(_libraries()[1].fake_nccl_aborts())
+
+
+def copies_under_way() -> int:
+    """Copies of this process from and to pinned host memory that have not ended."""
+    return int(_libraries()[0].fake_cuda_copies())
 
 
 def ended_late() -> int:

@@ -13,8 +13,42 @@
 //   fault      an error that a kernel has left behind: calls that report those give it (0)
 //   delay_us   most that an operation of a stream is late, at random (0)
 //   same_uuid  every device has the same one (0)
-//   reaches    the device reaches host memory by itself: copies to it outlive their call (0)
+//   reaches    the device reaches host memory by itself: copies to it outlive their call, as those to pinned memory do
+//   (0) no_pinning host memory cannot be pinned (0)
+#include <iterator>
+
 #include "fake_streams.hpp"
+
+namespace {
+
+struct Pinned {
+    std::size_t bytes;
+    std::atomic<int> copies{0};  // under way
+};
+std::mutex pinned_mutex;
+std::map<const void*, std::shared_ptr<Pinned>>& pinned() {
+    static auto* all = new std::map<const void*, std::shared_ptr<Pinned>>;
+    return *all;
+}
+// The pinned memory that all of this lies in; null where it lies in none.
+std::shared_ptr<Pinned> pinned_at(const void* memory, std::size_t bytes) {
+    const std::lock_guard<std::mutex> lock(pinned_mutex);
+    const auto next = pinned().upper_bound(memory);
+    if (next == pinned().begin()) return nullptr;
+    const auto& [begin, block] = *std::prev(next);
+    const bool inside = static_cast<const char*>(memory) + bytes <= static_cast<const char*>(begin) + block->bytes;
+    return inside ? block : nullptr;
+}
+// Queues a copy from or to pinned memory.
+void copy_pinned(const std::shared_ptr<Pinned>& block, void* to, const void* from, std::size_t bytes, void* stream) {
+    ++block->copies;
+    stream_of(stream)->enqueue([=] {
+        std::memcpy(to, from, bytes);
+        --block->copies;
+    });
+}
+
+}  // namespace
 
 extern "C" {
 
@@ -26,6 +60,14 @@ void fake_cuda_set(const char* name, long value) {
 }
 
 void fake_cuda_enqueue(void* stream, std::function<void()>* work) { stream_of(stream)->enqueue(std::move(*work)); }
+
+// Copies from and to pinned memory that have not ended.
+long fake_cuda_copies() {
+    const std::lock_guard<std::mutex> lock(pinned_mutex);
+    long copies = 0;
+    for (const auto& [begin, block] : pinned()) copies += block->copies;
+    return copies;
+}
 
 // A kernel: after so many microseconds it fills floats.
 void fake_cuda_fill(void* stream, float* to, long count, float value, long microseconds) {
@@ -250,14 +292,38 @@ int cuMemsetD8Async(std::uint64_t to, unsigned char value, std::size_t bytes, vo
     return 0;
 }
 // Host memory is never pinned here: as a rule the call returns when the copy is done, as the driver's does.
+int cuMemHostRegister_v2(void* memory, std::size_t bytes, unsigned) {
+    if (settings().get("no_pinning", 0) != 0) return 801;
+    const std::lock_guard<std::mutex> lock(pinned_mutex);
+    pinned()[memory] = std::make_shared<Pinned>();
+    pinned()[memory]->bytes = bytes;
+    return 0;
+}
+int cuMemHostUnregister(void* memory) {
+    const std::lock_guard<std::mutex> lock(pinned_mutex);
+    const auto found = pinned().find(memory);
+    if (found == pinned().end()) return 713;
+    if (found->second->copies != 0) broken("memory is unpinned while the device copies");
+    pinned().erase(found);
+    return 0;
+}
 int cuMemcpyDtoHAsync_v2(void* to, std::uint64_t from, std::size_t bytes, void* stream) {
     if (const int error = unsafe(); error != 0) return error;
-    stream_of(stream)->enqueue([=] { std::memcpy(to, reinterpret_cast<const void*>(from), bytes); });
+    const void* source = reinterpret_cast<const void*>(from);
+    if (const auto block = pinned_at(to, bytes)) {
+        copy_pinned(block, to, source, bytes, stream);
+        return 0;
+    }
+    stream_of(stream)->enqueue([=] { std::memcpy(to, source, bytes); });
     if (settings().get("reaches", 0) == 0) fake_cuda_synchronize(stream);
     return 0;
 }
-// The host memory may change when the call returns: it has been copied by then.
+// The host memory may change when the call returns, unless it is pinned: it has been copied by then.
 int cuMemcpyHtoDAsync_v2(std::uint64_t to, const void* from, std::size_t bytes, void* stream) {
+    if (const auto block = pinned_at(from, bytes)) {
+        copy_pinned(block, reinterpret_cast<void*>(to), from, bytes, stream);
+        return 0;
+    }
     const auto* begin = static_cast<const char*>(from);
     auto kept = std::make_shared<std::string>(begin, begin + bytes);
     stream_of(stream)->enqueue([=] { std::memcpy(reinterpret_cast<void*>(to), kept->data(), bytes); });

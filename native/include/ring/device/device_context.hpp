@@ -84,6 +84,10 @@ class DeviceContext : public std::enable_shared_from_this<DeviceContext> {
     bool is_capturing(void* stream) const;
     // An event recorded on the stream now.
     std::shared_ptr<DeviceEvent> event_on(void* stream);
+    // Pins host memory, which the device then reads and writes by itself, at the full rate of its bus: copies from and
+    // to it outlive their call. False where the driver cannot pin it.
+    bool pin(void* memory, std::size_t bytes) const noexcept;
+    void unpin(void* memory) const noexcept;
     void copy_to_host(void* to, const void* from, std::size_t bytes, void* stream) const;
     void copy_to_device(void* to, const void* from, std::size_t bytes, void* stream) const;
     void copy_within(void* to, const void* from, std::size_t bytes, void* stream) const;

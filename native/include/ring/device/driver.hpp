@@ -44,6 +44,8 @@ struct Driver {
     int (*cuMemAllocAsync)(std::uint64_t*, std::size_t, void*) = nullptr;
     int (*cuMemFreeAsync)(std::uint64_t, void*) = nullptr;
     int (*cuMemsetD8Async)(std::uint64_t, unsigned char, std::size_t, void*) = nullptr;
+    int (*cuMemHostRegister_v2)(void*, std::size_t, unsigned) = nullptr;
+    int (*cuMemHostUnregister)(void*) = nullptr;
     int (*cuMemcpyDtoHAsync_v2)(void*, std::uint64_t, std::size_t, void*) = nullptr;
     int (*cuMemcpyHtoDAsync_v2)(std::uint64_t, const void*, std::size_t, void*) = nullptr;
     int (*cuMemcpyDtoDAsync_v2)(std::uint64_t, std::uint64_t, std::size_t, void*) = nullptr;

@@ -110,10 +110,11 @@ bool DeviceStream::abandoned() const {
 
 // NCCL reports that an abort has returned, but not that all kernels have ended: a failed abort leaves them running.
 bool DeviceStream::is_idle() {
-    if (stream_ == nullptr) return true;
     try {
-        if (!last_) last_ = context_->event_on(stream_);
-        return last_->passed();
+        if (last_.empty())
+            for (void* stream : {stream_, copies_})
+                if (stream != nullptr) last_.push_back(context_->event_on(stream));
+        return std::all_of(last_.begin(), last_.end(), [](const auto& event) { return event->passed(); });
     } catch (const DeviceError& error) {
         give_up_failed(*devices_, context_, error);
         return error.lasts;  // no kernel runs on such a device

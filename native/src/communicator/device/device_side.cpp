@@ -92,8 +92,8 @@ bool DeviceSide::fetch(Work& work) {
         device.issued = false;
         return true;
     }
-    // A copy to memory that is not pinned blocks until it is done. So it begins only when the tensors are ready, on a
-    // stream that never waits: the tensors may wait for a kernel that only this thread can abort.
+    // A copy to memory that could not be pinned blocks until it is done. So it begins only when the tensors are ready,
+    // on a stream that never waits: the tensors may wait for a kernel that only this thread can abort.
     for (const auto& ready : device.ready)
         if (!ready->passed()) return false;
     void* const copies = group_.stream().copies();
@@ -102,7 +102,7 @@ bool DeviceSide::fetch(Work& work) {
     const bool separate = request.kind == OpKind::ReduceScatter;
     std::size_t bytes = 0;
     for (const Piece& piece : request.pieces) bytes += round_up(piece.count * item, 64) * (separate ? 2 : 1);
-    device.copies.emplace(owner_.domain(), std::max<std::size_t>(bytes, 1));
+    device.copies = group_.stream().host_copies().take(device.context, owner_.domain(), bytes);
     device.tensors = request.pieces;
     device.issued = true;
     auto* at = static_cast<std::byte*>(device.copies->data());
@@ -114,7 +114,6 @@ bool DeviceSide::fetch(Work& work) {
         at += round_up(size, 64) * (separate ? 2 : 1);
         piece = {output - (separate ? round_up(size, 64) : 0), output, piece.count};
     }
-    // Usually the copies are done now, but not where the device accesses ordinary memory by itself, as on Grace.
     device.copied = device.context->event_on(copies);
     request.device = Device::Cpu;
     device.issued = !device.copied->passed();

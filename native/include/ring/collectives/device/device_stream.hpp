@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "ring/base/process.hpp"
+#include "ring/collectives/device/host_copies.hpp"
 #include "ring/collectives/device/late_failure.hpp"
 #include "ring/collectives/device/launch_order.hpp"
 #include "ring/device/devices.hpp"
@@ -45,6 +46,7 @@ class DeviceStream {
     // A second stream, for copies to and from host memory. It never waits for an event, because a copy may block its
     // caller until the stream is idle.
     void* copies();
+    HostCopies& host_copies() { return host_copies_; }
     // NCCL launches one operation at a time. False while another owner launches.
     bool claim(const void* owner);
     void release(const void* owner);
@@ -80,12 +82,13 @@ class DeviceStream {
     std::shared_ptr<DeviceContext> context_;
     void* stream_ = nullptr;
     void* copies_ = nullptr;
+    HostCopies host_copies_;
     LaunchOrder order_;
     std::atomic<const void*> launching_{nullptr};
     std::vector<std::shared_ptr<NcclCommunicator>> communicators_;
     std::shared_ptr<const Reaper> reaper_;
-    std::shared_ptr<DeviceEvent> last_;  // behind all that was launched
-    std::int64_t limit_ = 0;             // ns, until which the kernels have to end
+    std::vector<std::shared_ptr<DeviceEvent>> last_;  // behind all that was launched, on each stream
+    std::int64_t limit_ = 0;                          // ns, until which the kernels have to end
 };
 
 }  // namespace ring

@@ -2,12 +2,11 @@
 #pragma once
 
 #include <memory>
-#include <optional>
 #include <vector>
 
+#include "ring/collectives/device/host_copies.hpp"
 #include "ring/collectives/host/algorithm.hpp"
 #include "ring/device/device_context.hpp"
-#include "ring/memory/memory.hpp"
 
 namespace ring {
 
@@ -21,7 +20,7 @@ struct DeviceWork {
 
     // Where host memory moves the data: the tensors themselves, and their copies in ring memory.
     std::vector<Piece> tensors;
-    std::optional<Region> copies;
+    std::shared_ptr<PinnedRegion> copies;
     std::shared_ptr<DeviceEvent> copied;  // the tensors are in those; null before that has begun
 };
 
