@@ -1,12 +1,13 @@
 """Whether the sentence about a slow rank names the right rank and the right cause.
 
-    python benchmarks/slow_ranks.py [--seeds 20] [--first 0] [--seconds 6] [--only data,asleep]
+    python benchmarks/slow_ranks.py [--seeds 20] [--first 0] [--seconds 6] [--only data,asleep] [--jobs 1]
     python benchmarks/slow_ranks.py --traceml VENV/bin/python
 
 Trains on two ranks with `ringrun` and makes one of them slow in eleven ways, one at a time; each seed has another rank
 and another severity. Then it trains without a fault; and on two hosts, network namespaces of this machine, with a slow
 link in one direction and without. It compares what ringrun says at the end with what was done. Two of the faults need
-root and control groups (cgroup v1), and so do the hosts: there PYTHONPATH=tests is needed too.
+root and control groups, and so do the hosts: there PYTHONPATH=tests is needed too. With ``--jobs`` so many trainings
+run at a time, each on two cores of its own.
 
 With ``--traceml`` the same training runs under TraceML instead, as DistributedDataParallel on Gloo, in an environment
 with traceml-ai, torch and this package. Its verdicts name a rank and the input or the computing, and no further cause:
@@ -20,6 +21,7 @@ import gc
 import importlib
 import mmap
 import os
+import queue
 import random
 import re
 import subprocess
@@ -29,7 +31,8 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +48,7 @@ _LINK_SAID = re.compile(r"the link from the host of rank (\d) to that of rank \d
 _TRACEML_VERDICT = re.compile(r"Verdict: (\w*) ?STRAGGLER")
 _TRACEML_RANK = re.compile(r"Why: R(\d)")
 _GROUPS = Path("/sys/fs/cgroup")
+_UNIFIED = (_GROUPS / "cgroup.controllers").exists()  # cgroup v2
 
 
 def nothing() -> None:
@@ -124,13 +128,24 @@ def queued(_seconds: float) -> Callable[[], None]:
 
 def throttled(seconds: float) -> Callable[[], None]:
     """A control group gives this process a part of a core, less for more ``seconds``."""
-    group = _GROUPS / "cpu" / f"ring-slow-{os.getpid()}"
-    group.mkdir()
-    share = max(0.15, 0.55 - 10 * seconds)
-    (group / "cpu.cfs_quota_us").write_text(str(int(50_000 * share)))
-    (group / "cpu.cfs_period_us").write_text("50000")
-    (group / "tasks").write_text(str(os.getpid()))
+    quota = int(50_000 * max(0.15, 0.55 - 10 * seconds))
+    if _UNIFIED:
+        limits = {"cpu.max": f"{quota} 50000"}
+    else:
+        limits = {"cpu.cfs_quota_us": str(quota), "cpu.cfs_period_us": "50000"}
+    enter_group("cpu", limits)
     return nothing
+
+
+def enter_group(controller: str, limits: dict[str, str]) -> None:
+    """Move this process to a control group of its own with these limits."""
+    group = (_GROUPS if _UNIFIED else _GROUPS / controller) / f"ring-slow-{os.getpid()}"
+    if _UNIFIED:
+        (_GROUPS / "cgroup.subtree_control").write_text(f"+{controller}")
+    group.mkdir()
+    (group / "cgroup.procs").write_text(str(os.getpid()))
+    for name, value in limits.items():  # memory that came before counts elsewhere
+        (group / name).write_text(value)
 
 
 def memory(_seconds: float) -> Callable[[], None]:
@@ -142,10 +157,7 @@ def memory(_seconds: float) -> Callable[[], None]:
     file.flush()
     os.fsync(file.fileno())
     os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # what is read again counts as the group's
-    group = _GROUPS / "memory" / f"ring-slow-{os.getpid()}"
-    group.mkdir()
-    (group / "tasks").write_text(str(os.getpid()))
-    (group / "memory.limit_in_bytes").write_text(str(48 << 20))  # what came before counts elsewhere
+    enter_group("memory", {"memory.max" if _UNIFIED else "memory.limit_in_bytes": str(48 << 20)})
     pages = mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ)
     pages.madvise(mmap.MADV_RANDOM)
 
@@ -222,14 +234,14 @@ def _longest(seconds: float, traceml: Any) -> float:
     return float(value)
 
 
-def judge(fault: str, seed: int, seconds: float, traceml: str) -> tuple[str, str]:
+def judge(fault: str, seed: int, seconds: float, traceml: str, cores: str) -> tuple[str, str]:
     """What ringrun, or TraceML in this environment, says of a training: the cause, or ``none``; and its sentence.
 
     Before the cause stands ``wrong rank: `` where another rank is named.
     """
     seconds *= 2 if fault in HOSTS else 1  # their steps take longer
     what = ["--rank", fault, str(seed), str(seconds)]
-    ringrun = [str(Path(sys.executable).with_name("ringrun")), "-np", "2"]
+    ringrun = [sys.executable, "-m", "ring_notebook.launch.cli", "-np", "2"]
     if fault in HOSTS:
         return judge_hosts([*ringrun, "-H", "ring-a:1,ring-b:1", sys.executable, __file__, *what], fault, seed)
     command = [*ringrun, sys.executable, __file__, *what]
@@ -237,9 +249,11 @@ def judge(fault: str, seed: int, seconds: float, traceml: str) -> tuple[str, str
         if traceml:
             command = [str(Path(traceml).with_name("traceml")), "run", "--nproc-per-node", "2", "--logs-dir", logs]
             command += [__file__, "--args", *what, "--under-traceml"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    for group in [*_GROUPS.glob("cpu/ring-slow-*"), *_GROUPS.glob("memory/ring-slow-*")]:
-        group.rmdir()
+        bound = ["taskset", "-c", cores, *command] if cores else command
+        done = subprocess.run(bound, capture_output=True, text=True, timeout=120, check=False)
+    for group in [*_GROUPS.glob("*/ring-slow-*"), *_GROUPS.glob("ring-slow-*")]:
+        with suppress(OSError):  # that of another job has a process
+            group.rmdir()
     said = done.stdout + done.stderr
     if done.returncode:
         sys.exit(said)
@@ -279,6 +293,7 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=0, metavar="SEED")
     parser.add_argument("--seconds", type=float, default=6.0)
     parser.add_argument("--only", default=",".join(FAULTS))
+    parser.add_argument("--jobs", type=int, default=0, metavar="N")
     parser.add_argument("--traceml", default="", metavar="PYTHON")
     parser.add_argument("--rank", nargs=3, metavar=("FAULT", "SEED", "SECONDS"))
     parser.add_argument("--under-traceml", action="store_true")
@@ -287,11 +302,22 @@ def main() -> None:
         traceml = importlib.import_module("traceml_ai") if options.under_traceml else None
         return train(options.rank[0], int(options.rank[1]), float(options.rank[2]), traceml)
     said = {fault: Counter[str]() for fault in options.only.split(",")}
-    for seed in range(options.first, options.first + options.seeds):
-        for fault, counted in said.items():
-            found, sentence = judge(fault, seed, options.seconds, options.traceml)
-            counted[found] += 1
-            print(f"  seed {seed}, {fault}: {found}: {sentence}", file=sys.stderr, flush=True)
+    cores = sorted(os.sched_getaffinity(0))
+    pairs = queue.SimpleQueue[str]()
+    for job in range(max(1, options.jobs)):
+        pairs.put(f"{cores[2 * job]},{cores[2 * job + 1]}" if options.jobs else "")
+
+    def run(fault: str, seed: int) -> None:
+        pair = pairs.get()
+        found, sentence = judge(fault, seed, options.seconds, options.traceml, pair)
+        pairs.put(pair)
+        said[fault][found] += 1
+        print(f"  seed {seed}, {fault}: {found}: {sentence}", file=sys.stderr, flush=True)
+
+    with ThreadPoolExecutor(max(1, options.jobs)) as pool:
+        seeds = range(options.first, options.first + options.seeds)
+        for ended in [pool.submit(run, fault, seed) for seed in seeds for fault in said]:
+            ended.result()
     for fault, counted in said.items():
         cause = {"backward": "asleep", "hosts": "none"}.get(fault, fault)
         named = sum(one[cause] for one in said.values())
