@@ -1,12 +1,14 @@
-"""Allreduce and training steps on GPUs, beside torch.distributed's NCCL and DistributedDataParallel.
+"""Allreduce and training steps on GPUs, beside torch.distributed and DistributedDataParallel.
 
     ringrun -np 2 python benchmarks/gpu.py [--sizes 4,1048576] [--seconds 1.0] [--steps 30]
 
-One rank for each GPU. Each candidate is called in turn, over and over, so that all of them see the same noise; times
-are medians of the slowest rank. An allreduce is timed as a row of ten that the host enqueues before it waits for its
-GPU. A step is forward, backward and SGD: of a transformer of 13 million parameters, and of a convolutional network of
-6 million. ``alone`` does not communicate. Without a GPU nothing is measured; `--pretend` then runs our own candidates
-on the tests' pretended device, which shows that this script works and says nothing of speed.
+One rank for each GPU, and torch.distributed on NCCL. Where ranks share a GPU it is on Gloo, unless NCCL may connect
+them (NCCL_MULTI_RANK_GPU_ENABLE=1). Each candidate is called in turn, over and over, so that all of them see the same
+noise; times are medians of the slowest rank. An allreduce is timed as a row of ten that the host enqueues before it
+waits for its GPU. A step is forward, backward and SGD: of a transformer of 13 million parameters, and of a
+convolutional network of 6 million. ``alone`` does not communicate. Without a GPU nothing is measured; `--pretend`
+then runs our own candidates on the tests' pretended device, which shows that this script works and says nothing of
+speed.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import ring_notebook.torch as ring
 from ring_notebook.core import world
-from ring_notebook.gpus import gpus
+from ring_notebook.gpus import gpus, may_share_by_nccl
 
 SIZES = [4 << 2 * power for power in range(14)]  # to 256 MiB
 IN_A_ROW = 10
@@ -60,7 +62,7 @@ def reductions(device: torch.device, count: int) -> dict[str, Call]:
         for _ in range(IN_A_ROW):
             dist.all_reduce(own)
 
-    return {"ring": ours} | ({"NCCL of torch": theirs} if dist.is_initialized() else {})
+    return {"ring": ours} | ({"torch": theirs} if dist.is_initialized() else {})
 
 
 class Transformer(nn.Module):
@@ -164,17 +166,18 @@ def main() -> None:
     if not real and not options.pretend:
         sys.stdout.write("NOT MEASURED: this machine has no GPU; --pretend tries the script itself\n")
         return
-    device = torch.device("cuda") if real else pretended_device()
+    device, other = torch.device("cuda") if real else pretended_device(), "nothing"
     ring.init()
     if real:
         torch.cuda.set_device(ring.local_rank() % torch.cuda.device_count())
-        dist.init_process_group("nccl")
+        alone = ring.local_size() <= torch.cuda.device_count()
+        dist.init_process_group(other := "nccl" if alone or may_share_by_nccl() else "gloo")
     finish: Call = torch.cuda.synchronize if real else getattr(torch, device.type).synchronize
-    show("", "bytes", "alone", "ring", "NCCL of torch, DDP", "ratio")
+    show("", "bytes", "alone", "ring", f"torch.distributed and DDP on {other}", "ratio")
     show(*["---"] * 6)
 
     def row(what: str, size: str, times: dict[str, float], each: int) -> None:
-        other = times.get("NCCL of torch", times.get("DDP"))
+        other = times.get("torch", times.get("DDP"))
         ratio = "" if other is None else f"{other / times['ring']:.2f}x"
         cells = [None if time is None else time / each for time in (times.get("alone"), times["ring"], other)]
         show(what, size, *map(text, cells), ratio)

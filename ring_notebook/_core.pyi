@@ -190,6 +190,7 @@ class Devices:
         nccl_library: str = ...,
         nccl_otherwise: str = ...,
         refusal: str = ...,
+        shares: bool = ...,
         abort_limit: float = ...,
         connect_limit: float = ...,
     ) -> None: ...

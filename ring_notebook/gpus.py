@@ -14,6 +14,7 @@ from pathlib import Path
 from types import ModuleType
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+SHARED_BY_NCCL = "NCCL_MULTI_RANK_GPU_ENABLE"
 
 _PROC = Path("/proc/driver/nvidia/gpus")
 _NAME = re.compile(r"\d+|(GPU|MIG)-\S+")
@@ -59,10 +60,15 @@ def gpus_of_script(local_rank: int, names: Sequence[str]) -> dict[str, str]:
     return {VISIBLE: names[local_rank % len(names)]}
 
 
+def may_share_by_nccl() -> bool:
+    """Whether ranks that share a GPU may connect by NCCL; NCCL of 2.30 and newer reads this variable itself."""
+    return os.environ.get(SHARED_BY_NCCL) == "1"
+
+
 def sharing(ranks: int, names: Sequence[str]) -> str:
-    """What it costs if ``ranks`` of one host share GPUs; empty if they do not."""
+    """What it costs if ``ranks`` of one host share GPUs; empty if they do not, or may do so by NCCL."""
     count = len(names)
-    if not 0 < count < ranks:
+    if not 0 < count < ranks or may_share_by_nccl():
         return ""
     what = "1 GPU" if count == 1 else f"{count} GPUs"
     return f"{ranks} ranks share {what}, so sums of GPU tensors go through CPU memory"

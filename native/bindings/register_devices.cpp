@@ -80,13 +80,13 @@ void register_devices(py::module_& module) {
     py::class_<Devices, std::shared_ptr<Devices>>(module, "Devices",
                                                   "The devices of this rank; see ring/device/devices.hpp.")
         .def(py::init([](const std::string& choice, std::string cuda, std::string nccl, std::string nccl_otherwise,
-                         std::string refusal, double abort_limit, double connect_limit) {
-                 return std::make_shared<Devices>(Devices::Settings{choice_called(choice), std::move(cuda),
-                                                                    std::move(nccl), std::move(nccl_otherwise),
-                                                                    std::move(refusal), abort_limit, connect_limit});
+                         std::string refusal, bool shares, double abort_limit, double connect_limit) {
+                 return std::make_shared<Devices>(Devices::Settings{
+                     choice_called(choice), std::move(cuda), std::move(nccl), std::move(nccl_otherwise),
+                     std::move(refusal), shares, abort_limit, connect_limit});
              }),
              py::kw_only(), py::arg("choice") = "auto", py::arg("cuda_library") = "", py::arg("nccl_library") = "",
-             py::arg("nccl_otherwise") = "", py::arg("refusal") = "",
+             py::arg("nccl_otherwise") = "", py::arg("refusal") = "", py::arg("shares") = false,
              py::arg("abort_limit") = Devices::Settings{}.abort_limit,
              py::arg("connect_limit") = Devices::Settings{}.connect_limit)
         .def("report", &report)

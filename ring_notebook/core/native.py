@@ -18,6 +18,7 @@ from warnings import warn
 
 from ring_notebook.config import config
 from ring_notebook.errors import CoreMissingError
+from ring_notebook.gpus import may_share_by_nccl
 
 
 def _is_editable() -> bool:
@@ -125,6 +126,7 @@ def devices() -> core.Devices:
         nccl_library=settings.nccl_library,
         nccl_otherwise=_packaged_nccl(),
         refusal=_BLOCKING if os.environ.get("NCCL_COMM_BLOCKING", "") == "1" else "",
+        shares=may_share_by_nccl(),
         abort_limit=settings.abort_limit,
     )
 

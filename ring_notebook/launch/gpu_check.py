@@ -9,7 +9,7 @@ import subprocess
 from typing import Literal, TypeAlias
 
 from ring_notebook.config import config
-from ring_notebook.gpus import gpus
+from ring_notebook.gpus import SHARED_BY_NCCL, gpus
 from ring_notebook.launch.supervisor.outer_job import without_outer_job
 from ring_notebook.own_python import module_command
 
@@ -80,23 +80,16 @@ def check_gpus() -> Finding:
         return "ok", "none found", ""
     if config().device == "host":
         return "ok", f"{len(names)} found; sums of their tensors go through CPU memory, as RING_DEVICE=host says", ""
-    if len(names) == 1 and not config().cuda_library:
-        return (
-            "warn",
-            "1 found: NCCL, which needs one for each rank, was not tried",
-            "two ranks that share a GPU work, and sum its tensors through CPU memory",
-        )
-    return _judge(*_run())
+    return _judge(*_run(shared=len(names) == 1))
 
 
-def _run() -> tuple[str, str, bool]:
-    """What the ranks have printed on both streams, and whether they have ended in time."""
-    program = module_command("ring_notebook.core.gpu_check_rank")
+def _run(shared: bool) -> tuple[str, str, bool]:
+    """What the ranks have printed on both streams, and whether they have ended in time; ``shared``: on one GPU."""
+    program = module_command("ring_notebook.core.gpu_check_rank", *(["--shared"] if shared else []))
     options = ("--no-prefix", "-np", "2", "-H", "localhost:2", "--elastic")
     command = module_command("ring_notebook.launch.cli", *options, *program)
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=without_outer_job(os.environ)
-    ) as job:
+    environment = without_outer_job(os.environ) | ({SHARED_BY_NCCL: "1"} if shared else {})
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment) as job:
         try:
             return *job.communicate(timeout=LIMIT), True
         except subprocess.TimeoutExpired:

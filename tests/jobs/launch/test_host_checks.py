@@ -76,6 +76,21 @@ def test_two_ranks_try_their_gpus(fake_gpus: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
+    ("refuses", "words"),
+    [("0", "two ranks connected"), ("1", "reduce through CPU memory (rank 0: NCCL: unhandled system")],
+)
+def test_two_ranks_share_the_only_gpu(fake_gpus: pytest.MonkeyPatch, refuses: str, words: str) -> None:
+    fake_gpus.setattr(gpu_check, "gpus", lambda: ["0"])
+    fake_gpus.setenv("FAKE_CUDA_same_uuid", "1")
+    fake_gpus.setenv("FAKE_NCCL_init_fails", refuses)
+    status, found, advice = check_gpus()
+    assert (status, advice) == ("ok", ""), found
+    assert words in found
+    assert "68 results equal to the host's, bit by bit" in found
+    assert "a rank that died was noticed in" in found
+
+
+@pytest.mark.parametrize(
     ("knob", "words"),
     [("FAKE_CUDA_same_uuid", "ranks 0 and 1 share device 0"), ("FAKE_NCCL_wrong", "wrong")],
 )

@@ -127,6 +127,11 @@ def test_nccl_or_nothing() -> None:
         as_threads(2, body)
 
 
+def test_ranks_that_share_a_device_by_nccl() -> None:
+    with knobs(cuda_same_uuid=1):
+        assert as_threads(2, lambda seat: summed(seat, shares=True)) == [("nccl", "")] * 2
+
+
 def test_host_memory_where_one_rank_asks_for_it() -> None:
     def body(seat: Seat) -> tuple[str, str]:
         return summed(seat, late=300_000, choice="host" if seat.rank == 1 else "auto")

@@ -25,6 +25,7 @@ class Devices {
         std::string nccl;            // path of NCCL; empty: the one that is loaded
         std::string nccl_otherwise;  // path of the NCCL to load where none is loaded
         std::string refusal;         // why NCCL must not be used; empty where it may
+        bool shares = false;         // NCCL may connect ranks that share a device
         double abort_limit = 5.0;    // seconds after an abort until its kernels count as impossible to end
         double connect_limit = 30.0;
     };

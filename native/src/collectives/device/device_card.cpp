@@ -36,7 +36,7 @@ std::string why_not_nccl(const std::vector<DeviceCard>& cards, const std::vector
         if (cards[i].refuses != 0) return rank(i) + ": " + cards[i].reason;
     for (std::size_t i = 0; i < cards.size(); ++i)
         for (std::size_t j = i + 1; j < cards.size(); ++j)
-            if (same_device(cards[i], cards[j]))
+            if (same_device(cards[i], cards[j]) && (cards[i].shares == 0 || cards[j].shares == 0))
                 return "ranks " + std::to_string(ranks[i]) + " and " + std::to_string(ranks[j]) + " share device " +
                        std::to_string(cards[i].index) + " of host " + cards[i].host;
     for (std::size_t i = 1; i < cards.size(); ++i)

@@ -38,6 +38,7 @@ void DeviceOpening::write_card() {
     DeviceStream& stream = group_.stream();
     Devices& devices = stream.devices();
     card_.insists = devices.settings().choice == DeviceChoice::Nccl ? 1 : 0;
+    card_.shares = devices.settings().shares ? 1 : 0;
     gethostname(card_.host, sizeof card_.host - 1);
     if (devices.settings().choice == DeviceChoice::Host) throw DeviceError("RING_DEVICE=host");
     const std::shared_ptr<DeviceContext> context = stream.context();

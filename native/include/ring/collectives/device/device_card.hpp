@@ -15,6 +15,7 @@ struct DeviceCard {
     std::uint8_t refuses = 0;  // NCCL, for `reason`
     std::uint8_t insists = 0;  // on NCCL: fails without it
     std::uint8_t waits = 0;    // for NCCL
+    std::uint8_t shares = 0;   // its device by NCCL, as NCCL_MULTI_RANK_GPU_ENABLE=1 allows
     std::int32_t index = -1;   // of its device
     std::int32_t nccl = 0;     // version
     char host[64] = {};
