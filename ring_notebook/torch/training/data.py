@@ -5,10 +5,13 @@ from __future__ import annotations
 import gc
 import inspect
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from itertools import cycle, islice
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, Sampler, SequentialSampler
 from torch.utils.data.distributed import DistributedSampler as TorchDistributedSampler
 
@@ -157,35 +160,77 @@ class ShardedIterable(IterableDataset[Any]):
             self.rank, self.size = rank(), size()
 
 
-def shard(loader: DataLoader[T], *, pin_memory: bool = False) -> DataLoader[T]:
+class DeviceLoader(DataLoader[T]):
+    """A DataLoader whose batches are moved to this rank's device of a kind, such as "cuda"."""
+
+    kind = ""
+
+    def __iter__(self) -> Any:
+        device = torch.device(self.kind, getattr(torch, self.kind).current_device())
+        return map(partial(to_device, device=device), super().__iter__())
+
+
+def to_device(batch: Any, device: torch.device) -> Any:
+    """``batch`` with its tensors, and other objects that have a method ``to``, on ``device``.
+
+    A copy from pinned memory does not make the host wait. Lists, tuples and dicts stay what they are.
+    """
+
+    def moved(one: Any) -> Any:
+        if isinstance(one, Tensor):
+            return one.to(device, non_blocking=True)
+        return one.to(device) if hasattr(one, "to") else one
+
+    return tree_map(moved, batch)
+
+
+def shard(loader: DataLoader[T], *, kind: str | None = None) -> DataLoader[T]:
     """A DataLoader like ``loader`` that yields this rank's share, in batches of the same size.
 
-    With ``pin_memory`` the batches that workers make are in pinned memory, also where those of ``loader`` are not.
-    Without workers the thread that trains would pin them, which gains nothing; and what is on a GPU cannot be pinned.
+    With ``kind``, such as "cuda", the batches are on this rank's device of that kind. What workers make goes there from
+    pinned memory. Without workers the thread that trains would have to pin it, which gains nothing.
 
     A loader that shuffles still shuffles, with a seed that rank 0 takes from torch's. A loader that already yields a
-    share, from this function or torch's own DistributedSampler, is returned unchanged. Raises TypeError for anything
-    but a DataLoader.
+    share, from this function or torch's own DistributedSampler, keeps it. Raises TypeError for anything but a
+    DataLoader.
     """
     if not isinstance(loader, DataLoader):
         raise TypeError(
             f"prepare takes a torch DataLoader, got {type(loader).__name__}; shard other data by rank() and size()"
         )
-    if _is_share(loader):
+    if _is_share(loader) and (kind is None or isinstance(loader, DeviceLoader)):
         return loader
     # All options that this version of torch has, except those that choose the samples, which are set below.
     same = {name: getattr(loader, name) for name in inspect.signature(DataLoader).parameters if name not in _DRAWN}
-    same["pin_memory"] = loader.pin_memory or (pin_memory and loader.num_workers > 0)
+    same["pin_memory"] = loader.pin_memory or (kind is not None and loader.num_workers > 0)
+    same |= _share(loader) if not _is_share(loader) else _drawn(loader)
+    if kind is None:
+        return DataLoader(**same)
+    on_device: DeviceLoader[T] = DeviceLoader(**same)
+    on_device.kind = kind
+    return on_device
+
+
+def _share(loader: DataLoader[Any]) -> dict[str, Any]:
+    """The options of a DataLoader that choose this rank's share of its samples."""
+    drawn = _drawn(loader)
     if isinstance(loader.dataset, IterableDataset):
-        dataset = ShardedIterable(loader.dataset)
-        return DataLoader(dataset, batch_size=loader.batch_size, drop_last=loader.drop_last, **same)
-    if loader.batch_sampler is not None and type(loader.batch_sampler) is not torch.utils.data.BatchSampler:
-        return DataLoader(loader.dataset, batch_sampler=ShardedSampler(loader.batch_sampler), **same)
+        return drawn | {"dataset": ShardedIterable(loader.dataset)}
+    if "batch_sampler" in drawn:
+        return drawn | {"batch_sampler": ShardedSampler(drawn["batch_sampler"])}
     sampler: Sampler[Any] = ShardedSampler(loader.sampler)
     if _is_plain(loader.sampler):
         seed = broadcast_object(torch.initial_seed() % (1 << 32), name="seed")
         sampler = DistributedSampler(loader.dataset, isinstance(loader.sampler, RandomSampler), seed)
-    return DataLoader(loader.dataset, batch_size=loader.batch_size, drop_last=loader.drop_last, sampler=sampler, **same)
+    return drawn | {"sampler": sampler}
+
+
+def _drawn(loader: DataLoader[Any]) -> dict[str, Any]:
+    """The options of a DataLoader that choose its samples."""
+    if loader.batch_sampler is not None and type(loader.batch_sampler) is not torch.utils.data.BatchSampler:
+        return {"dataset": loader.dataset, "batch_sampler": loader.batch_sampler}
+    sizes = {"dataset": loader.dataset, "batch_size": loader.batch_size, "drop_last": loader.drop_last}
+    return sizes if isinstance(loader.dataset, IterableDataset) else sizes | {"sampler": loader.sampler}
 
 
 def batch_size_of(loader: Any) -> int | None:

@@ -128,8 +128,7 @@ def prepare(
     - a `DistributedOptimizer` of the same class as the optimizer, whose state and parameter groups it shares, with the
       state of that rank;
     - a DataLoader with this rank's share of the data in batches of the same size, reshuffled in every pass if the
-      loader shuffles; on a GPU the batches of a loader's workers are in pinned memory, so that
-      ``x.to("cuda", non_blocking=True)`` does not wait;
+      loader shuffles, and on this rank's device;
     - the scheduler itself, which sets the rates of the returned optimizer too.
 
     Layers of torch.nn.SyncBatchNorm become `SyncBatchNorm`: torch's own need a GPU and a group of torch.distributed,
@@ -171,7 +170,7 @@ def prepare(
             _move(converted, _own_device(device))
         prepared[id(model)] = converted
     for loader in loaders:
-        prepared[id(loader)] = shard(loader, pin_memory=device is not None)
+        prepared[id(loader)] = shard(loader, kind=device)
         note_loader(loader)
     # A rank that was started again has a new model where this one may have a wrapper.
     inner = [unwrapped(prepared[id(model)]) for model in models]

@@ -132,6 +132,32 @@ def test_prepare_moves_the_model_and_pins_what_workers_make(hvd: ModuleType, dev
     assert share.pin_memory
 
 
+def test_prepared_batches_are_on_the_device(hvd: ModuleType, size: int, device: torch.device) -> None:
+    class Encoding:
+        """As tokenizers make them."""
+
+        def __init__(self, x: torch.Tensor) -> None:
+            self.x = x
+
+        def to(self, where: torch.device) -> Encoding:
+            return Encoding(self.x.to(where))
+
+    samples: Any = [torch.ones(2)] * (4 * size)
+
+    def collate(found: list[torch.Tensor]) -> Any:
+        return {"x": torch.stack(found), "pair": (Encoding(found[0]), "text")}
+
+    plain = DataLoader(samples, batch_size=2, collate_fn=collate)
+    own = DataLoader(
+        samples, 2, sampler=torch.utils.data.distributed.DistributedSampler(samples, size, 0), collate_fn=collate
+    )
+    for loader in (hvd.prepare(plain), hvd.prepare(own), hvd.prepare(hvd.prepare(plain))):
+        for batch in loader:
+            encoding, text = batch["pair"]
+            assert (batch["x"].device.type, encoding.x.device.type, text) == (device.type, device.type, "text")
+        assert len(loader) == 2
+
+
 def test_data_may_be_on_the_device(hvd: ModuleType, size: int, device: torch.device) -> None:
     loader = hvd.prepare(DataLoader(TensorDataset(torch.zeros(4 * size, 6).to(device)), batch_size=2))
     assert [x.device.type for (x,) in loader] == [device.type] * 2
