@@ -247,6 +247,7 @@ void register_communicator(py::module_& module) {
         .def("wait", &WorkHandle::wait, py::arg("timeout") = 0.0)
         .def("done", &WorkHandle::done)
         .def("order", &WorkHandle::order, py::arg("stream"), py::arg("timeout") = 0.0)
+        .def("ended", [](const WorkHandle& self) { return !self.work || self.work->done(); })
         .def("launched", [](const WorkHandle& self) { return !self.work || self.work->launched(); })
         .def("must_keep",
              [](const WorkHandle& self) { return self.work && self.work->done() && self.work->must_keep(); })

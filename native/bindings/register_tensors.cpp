@@ -246,6 +246,7 @@ PyMethodDef methods[] = {
     {"wait", wait, METH_NOARGS, "The tensors, once the operation has completed. Raises its error."},
     {"wait_done", wait_done, METH_NOARGS, "`wait` without a result."},
     {"done", done, METH_NOARGS, "Whether `wait` would return without waiting."},
+    {"ended", done, METH_NOARGS, "The same as `done`: no device carries it out."},
     {"launched", done, METH_NOARGS, "The same as `done`: no device carries it out."},
     {"keep_forever", keep_forever, METH_NOARGS, "Does nothing: no device can touch its memory."},
     {nullptr, nullptr, 0, nullptr},

@@ -84,6 +84,13 @@ class Work:
         """Whether the results are there, also on a device, or the operation has failed."""
         return self._native.done()
 
+    def ended(self) -> bool:
+        """Whether an operation on a device is known to have ended, without a look at the device, which costs 20 µs.
+
+        The thread that carries out operations looks. The same as `done` for other operations.
+        """
+        return self.done() if self._stream is None else self._native.ended()
+
     def keep_forever(self) -> None:
         """Where the operation has failed and left a kernel that may touch its memory, never free that."""
         if self._stream is not None and self._keep is not None and self._native.must_keep():
@@ -136,7 +143,7 @@ class HeldWorks:
         """Let go of what is done, whether anybody has waited for it or not."""
         for held in self.works:
             held.keep_forever()
-        self.works[:] = [held for held in self.works if not held.waited and not held.done()]
+        self.works[:] = [held for held in self.works if not held.waited and not held.ended()]
         self.most = max(_FEW, 2 * len(self.works))
 
     def end(self, native: _core.Communicator, why: str) -> None:
