@@ -57,10 +57,12 @@ def call(what: ForeignCall, arrays: Sequence[Any], results: Sequence[Result]) ->
 def _caller() -> Callable[[str, tuple[Any, ...], tuple[Result, ...]], Sequence[Any]]:
     watch_interrupts()
     if jax.default_backend() != "cpu":
+        _drop_failed_tokens()
         return _called_back
     try:
         return _primitive()
     except (ImportError, AttributeError) as error:
+        _drop_failed_tokens()
         warnings.warn(
             f"JAX {jax.__version__} has no effects that this package knows ({error}): collectives are called back from "
             "XLA through Python's arrays, which copies them",
@@ -170,6 +172,31 @@ def _shorten_dispatch(effect: Any) -> None:
         tree_util.register_pytree_node(_Returned, _Returned.flatten, lambda _, parts: parts[1])
         _short_way.update(plain=pjit._get_fastpath_data, effect=effect, token=token._buf, device=device)
         pjit._get_fastpath_data = _fastpath_data
+
+
+def _drop_failed_tokens() -> None:
+    """Have a program that failed by an error of ours not make all later ones fail.
+
+    JAX passes the token of each program to the next one, also that of one that has failed.
+    """
+    try:
+        from jax._src.dispatch import RuntimeTokenSet
+
+        get = RuntimeTokenSet.get_token_input
+    except (ImportError, AttributeError):  # a JAX that is not known yet: ranks have to start again after an error
+        return
+
+    def get_token_input(self: Any, of: Any, devices: Any) -> Any:
+        if token := self.current_tokens.get(of):
+            try:
+                token.block_until_ready()  # JAX does so too before it passes the token
+            except Exception as error:
+                if original(error) is None:
+                    raise
+                del self.current_tokens[of]
+        return get(self, of, devices)
+
+    RuntimeTokenSet.get_token_input = get_token_input
 
 
 _short_way: dict[str, Any] = {}

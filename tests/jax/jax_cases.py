@@ -18,6 +18,8 @@ from harness.kept_again import kept_again
 from ring_notebook.api.foreign_calls import original
 from ring_notebook.errors import RingError
 
+jax.config.update("jax_default_matmul_precision", "highest")  # GPUs multiply float32 with fewer digits otherwise
+
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(12, 5)).astype(np.float32)
 Y = np.sin(X.sum(axis=1))
