@@ -31,7 +31,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
@@ -202,11 +202,13 @@ def train(fault: str, seed: int, seconds: float, traceml: Any) -> None:
     model: Any = torch.nn.Sequential(torch.nn.Linear(WIDTH, WIDTH), torch.nn.ReLU(), torch.nn.Linear(WIDTH, 10))
     if here and fault == "backward":
         model[1].register_full_backward_hook(lambda *_: time.sleep(delay))
+    device = torch.device("cpu")
     rows = int(ROWS * (1.5 + 40 * delay)) if here and fault == "samples" else ROWS
     loader: Any = torch.utils.data.DataLoader(Batches(rows, delay if here and fault == "data" else 0), batch_size=None)
     optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.01)
     if traceml is None:
         model, optimizer = ring.prepare(model, optimizer)
+        device = next(model.parameters()).device
         loader = ring.track(loader)
     else:
         model = torch.nn.parallel.DistributedDataParallel(model)
@@ -215,7 +217,7 @@ def train(fault: str, seed: int, seconds: float, traceml: Any) -> None:
     for number, (x, y) in enumerate(loader):
         with nullcontext() if traceml is None else traceml.trace_step(model):
             optimizer.zero_grad()
-            loss = torch.nn.functional.cross_entropy(model(x), y)
+            loss = torch.nn.functional.cross_entropy(model(x.to(device)), y.to(device))
             step()
             loss.backward()
             optimizer.step()
@@ -256,7 +258,7 @@ def judge(fault: str, seed: int, seconds: float, traceml: str, cores: str) -> tu
             group.rmdir()
     said = done.stdout + done.stderr
     if done.returncode:
-        sys.exit(said)
+        raise RuntimeError(said)
     if traceml:
         kind, who = _TRACEML_VERDICT.search(said), _TRACEML_RANK.search(said)
         if kind is None or who is None:
@@ -309,15 +311,22 @@ def main() -> None:
 
     def run(fault: str, seed: int) -> None:
         pair = pairs.get()
-        found, sentence = judge(fault, seed, options.seconds, options.traceml, pair)
-        pairs.put(pair)
+        try:
+            found, sentence = judge(fault, seed, options.seconds, options.traceml, pair)
+        finally:
+            pairs.put(pair)
         said[fault][found] += 1
         print(f"  seed {seed}, {fault}: {found}: {sentence}", file=sys.stderr, flush=True)
 
     with ThreadPoolExecutor(max(1, options.jobs)) as pool:
         seeds = range(options.first, options.first + options.seeds)
-        for ended in [pool.submit(run, fault, seed) for seed in seeds for fault in said]:
-            ended.result()
+        running = [pool.submit(run, fault, seed) for seed in seeds for fault in said]
+        try:
+            for ended in as_completed(running):
+                ended.result()
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
     for fault, counted in said.items():
         cause = {"backward": "asleep", "hosts": "none"}.get(fault, fault)
         named = sum(one[cause] for one in said.values())

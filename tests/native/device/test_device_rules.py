@@ -145,7 +145,7 @@ def test_an_abort_while_a_device_copies_to_host_memory() -> None:
     def body(seat: Seat) -> None:
         ring, device = seat.open(devices=devices(choice="host")), FakeDevice(seat.rank)
         tensor = ones(device)
-        ring.allreduce([tensor.buffer], [tensor.buffer])
+        ring.allreduce([tensor.buffer], [tensor.buffer], blocking=False).wait_done()
         with knobs(cuda_delay_us=300_000):
             work = ring.allreduce([tensor.buffer], [tensor.buffer], blocking=False)
             time.sleep(0.02)
