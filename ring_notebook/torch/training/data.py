@@ -5,13 +5,13 @@ from __future__ import annotations
 import gc
 import inspect
 from collections.abc import Iterable, Iterator, Sequence
+from copy import copy
 from functools import partial
 from itertools import cycle, islice
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, Sampler, SequentialSampler
 from torch.utils.data.distributed import DistributedSampler as TorchDistributedSampler
 
@@ -175,13 +175,18 @@ def to_device(batch: Any, device: torch.device) -> Any:
 
     A copy from pinned memory does not make the host wait. Lists, tuples and dicts stay what they are.
     """
-
-    def moved(one: Any) -> Any:
-        if isinstance(one, Tensor):
-            return one.to(device, non_blocking=True)
-        return one.to(device) if hasattr(one, "to") else one
-
-    return tree_map(moved, batch)
+    if isinstance(batch, Tensor):
+        return batch.to(device, non_blocking=True)
+    if hasattr(batch, "to"):
+        return batch.to(device)
+    if isinstance(batch, dict):
+        moved = copy(batch)
+        moved.update((name, to_device(one, device)) for name, one in batch.items())
+        return moved
+    if isinstance(batch, list | tuple):
+        parts = [to_device(one, device) for one in batch]
+        return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
+    return batch
 
 
 def shard(loader: DataLoader[T], *, kind: str | None = None) -> DataLoader[T]:

@@ -77,7 +77,7 @@ def test_two_ranks_try_their_gpus(fake_gpus: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("refuses", "words"),
-    [("0", "two ranks connected"), ("1", "reduce through CPU memory (rank 0: NCCL: unhandled system")],
+    [("0", "two ranks connected"), ("1", "reduce through CPU memory (rank ")],
 )
 def test_two_ranks_share_the_only_gpu(fake_gpus: pytest.MonkeyPatch, refuses: str, words: str) -> None:
     fake_gpus.setattr(gpu_check, "gpus", lambda: ["0"])

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -132,6 +132,13 @@ def test_prepare_moves_the_model_and_pins_what_workers_make(hvd: ModuleType, dev
     assert share.pin_memory
 
 
+class Pair(NamedTuple):
+    """A part of a batch."""
+
+    encoding: Any
+    text: str
+
+
 def test_prepared_batches_are_on_the_device(hvd: ModuleType, size: int, device: torch.device) -> None:
     class Encoding:
         """As tokenizers make them."""
@@ -145,7 +152,7 @@ def test_prepared_batches_are_on_the_device(hvd: ModuleType, size: int, device: 
     samples: Any = [torch.ones(2)] * (4 * size)
 
     def collate(found: list[torch.Tensor]) -> Any:
-        return {"x": torch.stack(found), "pair": (Encoding(found[0]), "text")}
+        return {"x": torch.stack(found), "pair": Pair(Encoding(found[0]), "text")}
 
     plain = DataLoader(samples, batch_size=2, collate_fn=collate)
     own = DataLoader(
@@ -153,8 +160,8 @@ def test_prepared_batches_are_on_the_device(hvd: ModuleType, size: int, device: 
     )
     for loader in (hvd.prepare(plain), hvd.prepare(own), hvd.prepare(hvd.prepare(plain))):
         for batch in loader:
-            encoding, text = batch["pair"]
-            assert (batch["x"].device.type, encoding.x.device.type, text) == (device.type, device.type, "text")
+            assert batch["x"].device.type == batch["pair"].encoding.x.device.type == device.type
+            assert batch["pair"].text == "text"
         assert len(loader) == 2
 
 
