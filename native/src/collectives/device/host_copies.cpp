@@ -6,6 +6,7 @@ namespace ring {
 namespace {
 
 constexpr std::size_t kLeast = std::size_t{64} << 10;
+constexpr std::size_t kKept = std::size_t{512} << 20;  // blocks beyond that end when the next one is taken
 
 bool is_free(const std::shared_ptr<PinnedRegion>& block) { return block.use_count() == 1; }
 
@@ -13,27 +14,24 @@ bool is_free(const std::shared_ptr<PinnedRegion>& block) { return block.use_coun
 
 std::shared_ptr<PinnedRegion> HostCopies::take(const std::shared_ptr<const DeviceContext>& context,
                                                const std::shared_ptr<Domain>& domain, std::size_t bytes) {
-    auto best = blocks_.end();
-    for (auto block = blocks_.begin(); block != blocks_.end(); ++block)
-        if (is_free(*block) && (*block)->bytes() >= bytes &&
-            (best == blocks_.end() || (*block)->bytes() < (*best)->bytes()))
-            best = block;
-    if (best != blocks_.end()) {
-        std::rotate(best, best + 1, blocks_.end());
-        return blocks_.back();
-    }
+    std::shared_ptr<PinnedRegion> taken;
     std::size_t kept = 0;
-    for (const auto& block : blocks_) kept += block->bytes();
-    for (auto block = blocks_.begin(); block != blocks_.end() && kept + bytes > kReserve;) {
-        if (!is_free(*block)) {
-            ++block;
-            continue;
-        }
-        kept -= (*block)->bytes();
-        block = blocks_.erase(block);
+    for (const auto& block : blocks_) {
+        kept += block->bytes();
+        if (is_free(block) && block->bytes() >= bytes && (!taken || block->bytes() < taken->bytes())) taken = block;
     }
-    blocks_.push_back(std::make_shared<PinnedRegion>(context, domain, round_up(std::max(bytes, kLeast), kLeast)));
-    return blocks_.back();
+    const auto drop = [&](const std::shared_ptr<PinnedRegion>& block) {
+        if (kept <= kKept || !is_free(block)) return false;
+        kept -= block->bytes();
+        return true;
+    };
+    kept += taken ? 0 : bytes;
+    blocks_.erase(std::remove_if(blocks_.begin(), blocks_.end(), drop), blocks_.end());
+    if (!taken) {
+        const std::size_t rounded = round_up(std::max(bytes, kLeast), kLeast);
+        blocks_.push_back(taken = std::make_shared<PinnedRegion>(context, domain, rounded));
+    }
+    return taken;
 }
 
 }  // namespace ring

@@ -43,7 +43,7 @@ class HostCopies {
                                        const std::shared_ptr<Domain>& domain, std::size_t bytes);
 
    private:
-    std::vector<std::shared_ptr<PinnedRegion>> blocks_;  // the last one was taken last
+    std::vector<std::shared_ptr<PinnedRegion>> blocks_;
 };
 
 }  // namespace ring
