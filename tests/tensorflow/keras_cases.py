@@ -12,7 +12,7 @@ import ring_notebook.keras as hvd
 from harness.kept_again import kept_again
 from ring_notebook.core import checkpoint_place, metrics
 from ring_notebook.errors import RingError
-from ring_notebook.keras.chosen_keras import IS_LEGACY, backend, keras
+from ring_notebook.keras.chosen_keras import IS_LEGACY, backend, face, keras
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(48, 8)).astype(np.float32)
@@ -435,6 +435,16 @@ def case_rates_follow_the_number_of_ranks_and_optimizers_may_be_apart() -> None:
         hvd.checkpoint(plain, second, folder=apart, resume=True)
         rate = second.learning_rate
         assert float(rate.numpy() if IS_LEGACY else keras.ops.convert_to_numpy(rate)) == pytest.approx(0.02)
+
+
+def case_cells_that_import_the_framework_beneath_only_write_checkpoints_too() -> None:
+    folder, first, again = shared_folder(), adam(1), adam(2)
+    face().checkpoint(first, every="1 steps", folder=folder).step()
+    hvd.barrier()
+    saved = face().checkpoint(again, folder=folder, resume=True)
+    assert (type(saved).__name__, saved.steps) == ("KerasCheckpoint", 1)
+    for ours, theirs in zip(check_equal(again), weights(first), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
 
 
 def case_a_checkpoint_that_does_not_fit_says_why() -> None:
