@@ -122,12 +122,12 @@ class ChartArea:
             self._x.observe(self._chosen, "value")
 
     def _place(self, made: Sequence[tuple[Section, Sequence[Chart]]]) -> None:
-        grid = columns([len(drawn) for _, drawn in made])
+        of_class = columns([len(drawn) for _, drawn in made])
         for section, drawn in made:
             if section.group not in self._groups:
                 self._groups[section.group] = _Group(section.group, self._group_clicked)
             widgets = [self._charts[one.title].widget for one in drawn]
-            self._groups[section.group].show(widgets, grid, section.more, section.group in self.look.groups)
+            self._groups[section.group].show(widgets, of_class, section.more, section.group in self.look.groups)
         children = (self._none, *(self._groups[section.group].widget for section, _ in made))
         if children != self.area.children:
             self.area.children = children
@@ -175,15 +175,20 @@ class _Group:
         name = HTML(f"<b>{escape(group)}</b>")
         self._head = HBox([name, self._button], layout=Layout(grid_gap="8px", align_items="center"))
         self._named = bool(group)
-        self._grid = GridBox(layout=Layout(width="100%", grid_gap="8px 24px", overflow="hidden"))
+        # Its columns come from a class: those of a layout come after its charts, which would begin as wide as the page.
+        self._grid, self._columns = GridBox(layout=Layout(overflow="hidden")), ""
+        self._grid.add_class("ring-charts")
         self.widget = VBox([self._head, self._grid], layout=Layout(width="100%"))
 
-    def show(self, charts: Sequence[Widget], grid: str, more: int, opened: bool) -> None:
-        """Show these charts in columns of ``grid``; ``more`` are left out, or none because a reader has ``opened``."""
+    def show(self, charts: Sequence[Widget], columns: str, more: int, opened: bool) -> None:
+        """Show these charts in columns of this class. ``more`` are left out, or none if a reader has ``opened`` all."""
         self._button.description = f"{more:,} more" if more else "fewer"
         self._button.layout.display = None if more or opened else "none"
         self._head.layout.display = None if self._named or more or opened else "none"
-        self._grid.layout.grid_template_columns = grid
+        if columns != self._columns:
+            self._grid.remove_class(self._columns)
+            self._grid.add_class(columns)
+            self._columns = columns
         if tuple(charts) != self._grid.children:
             self._grid.children = tuple(charts)
 

@@ -88,7 +88,7 @@ class Panel:
         self._beginning = HTML()
         logged = self._lint.metrics
         expected = empty([*plot, *[SAMPLES] * (SAMPLES in logged)] if plot else logged, log.size)[:MOST_CHARTS]
-        self._axes = HTML(svg_chart.CSS + svg_chart.grid(expected) if expected else "")
+        self._axes = HTML(svg_chart.grid(expected))
         self._table = HTML(layout=Layout(max_height="230px", overflow="auto"))
         self._notices = HTML()
         self._output = _OutputArea()
@@ -101,7 +101,7 @@ class Panel:
         )
         self._box = VBox(
             [
-                HTML(f"{CSS}<div class='ring-gone'>{report.under_way(log)['text/html']}</div>"),
+                HTML(f"{CSS}{svg_chart.CSS}<div class='ring-gone'>{report.under_way(log)['text/html']}</div>"),
                 HBox(
                     [choices, self._knobs.button, self._button], layout=Layout(align_items="flex-start", width="100%")
                 ),

@@ -395,10 +395,9 @@ def _best(line: Line, toward: int) -> tuple[float, float] | None:
 
 
 def columns(counts: Sequence[int]) -> str:
-    """The columns in CSS of grids below each other with so many charts: two or three per row, if the page has room.
+    """The class of grids below each other with so many charts: two or three per row, if the page has room.
 
     All of them have the same columns, so that charts of several groups are equally wide.
     """
     most = max(counts, default=1)
-    least = 45 if most in (1, 2, 4) else 30
-    return f"repeat({'auto-fill' if len(counts) > 1 else 'auto-fit'},minmax(min(100%,max(260px,{least}%)),1fr))"
+    return f"ring-columns-{2 if most in (1, 2, 4) else 3}{'-each' * (len(counts) > 1)}"

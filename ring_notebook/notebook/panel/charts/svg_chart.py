@@ -219,9 +219,20 @@ _ZOOM = (
     "<div>Drag the lower right corner of the chart, then scroll.</div></details>"
 )
 
+# A single chart fills the row, unless it is in one of several grids.
+_COLUMNS = "\n".join(
+    f".ring-columns-{name} {{ grid-template-columns: repeat({fit}, minmax(min(100%, max(260px, {least}%)), 1fr)); }}"
+    for name, fit, least in (
+        ("2", "auto-fit", 45),
+        ("2-each", "auto-fill", 45),
+        ("3", "auto-fit", 30),
+        ("3-each", "auto-fill", 30),
+    )
+)
 # The values are in attributes of empty elements, so that a page without styles does not show them.
 CSS = f"""<style>
 .ring-charts {{ display: grid; gap: 8px 24px; margin: 6px 0; }}
+{_COLUMNS}
 .ring-chart {{ position: relative; min-width: 0; }}
 .ring-wide img {{ display: block; width: 100%; height: {HEIGHT}px; max-width: none; }}
 .ring-zoom {{ position: absolute; right: 0; bottom: 0; z-index: 6; font-size: 11px; color: {GREY}; }}
@@ -261,7 +272,7 @@ def grid(charts: Sequence[Chart], counts: Sequence[int] = ()) -> str:
         f"{_image(one)}<div class='ring-tips'>{tips(one)}</div></div></div></div></div>"
         for one in charts
     )
-    return f"<div class='ring-charts' style='grid-template-columns:{columns(counts or [len(charts)])}'>{shown}</div>"
+    return f"<div class='ring-charts {columns(counts or [len(charts)])}'>{shown}</div>"
 
 
 def _image(chart: Chart) -> str:

@@ -289,9 +289,9 @@ def test_groups_have_names_and_what_is_left_out_opens_by_its_name(tmp_path: Path
     rows = array("d", range(2 + len(names)))
     log = run(tmp_path, 1, MetricBatch(tmp_path.name, 0, names, rows))
     page = report.mime_bundle(log)["text/html"]
-    assert "<b>grad</b><div class='ring-charts'" in page
+    assert "<b>grad</b><div class='ring-charts " in page
     assert f"<summary>{more} more metrics</summary>" in page
-    assert "<details><summary>grad/11 14</summary><div class='ring-charts'" in page
+    assert "<details><summary>grad/11 14</summary><div class='ring-charts " in page
     assert ("others: <code>" in page or "other: <code>" in page) == bool(others)
     assert len(images(page)) == report.MOST_CHARTS + 1 + min(more, report.MOST_FOLDED), "and the samples/s"
     assert "more metrics</summary>" not in report.mime_bundle(log, ["loss"])["text/html"], "they were not chosen"
