@@ -85,7 +85,7 @@ class Work:
         return self._native.done()
 
     def ended(self) -> bool:
-        """Whether an operation on a device is known to have ended, without a look at the device, which costs 20 µs.
+        """Whether an operation on a device is known to have ended, without a look at the device, which is slow.
 
         The thread that carries out operations looks. The same as `done` for other operations.
         """

@@ -41,7 +41,9 @@ try:
     jax.jit(hvd.allreduce)(jnp.ones(3 + hvd.rank())).block_until_ready()
 except Exception as error:
     assert "expected float32" in str(error)
-    result = jax.jit(lambda x: hvd.allreduce(x) - 1)(result + 1)  # works after a program that has failed
+else:
+    raise AssertionError("ranks with different shapes must fail")
+result = jax.jit(lambda x: hvd.allreduce(x) - 1)(result + 1)  # works after a program that has failed
 text = [str(one.message) for one in said if "Python's arrays" in str(one.message)]
 print(len(text), result.tolist())
 """

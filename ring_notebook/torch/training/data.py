@@ -208,7 +208,7 @@ def shard(loader: DataLoader[T], *, kind: str | None = None) -> DataLoader[T]:
     # All options that this version of torch has, except those that choose the samples, which are set below.
     same = {name: getattr(loader, name) for name in inspect.signature(DataLoader).parameters if name not in _DRAWN}
     same["pin_memory"] = loader.pin_memory or (kind is not None and loader.num_workers > 0)
-    same |= _share(loader) if not _is_share(loader) else _drawn(loader)
+    same |= _drawn(loader) if _is_share(loader) else _share(loader)
     if kind is None:
         return DataLoader(**same)
     on_device: DeviceLoader[T] = DeviceLoader(**same)
