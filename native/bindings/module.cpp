@@ -3,6 +3,7 @@
 PYBIND11_MODULE(_core, module) {
     module.doc() = "The native core of Ring Notebook: ring memory, communicators and their collectives.";
     register_errors(module);
+    register_types(module);
     register_settings(module);
     register_paths(module);
     register_memory(module);

@@ -4,12 +4,14 @@
 #include <pybind11/pybind11.h>
 
 #include <string>
+#include <string_view>
 
 #include "ring/base/errors.hpp"
 #include "ring/base/types.hpp"
 #include "ring/group/host_group.hpp"
 
 void register_errors(pybind11::module_& module);
+void register_types(pybind11::module_& module);
 void register_settings(pybind11::module_& module);
 void register_paths(pybind11::module_& module);
 void register_memory(pybind11::module_& module);
@@ -27,7 +29,7 @@ ring::Interruption signal_check();
 // The same, and keeps the exception of a signal in `interrupt`, because Python code cannot run while it is set.
 ring::Interruption signal_check(pybind11::object& interrupt);
 
-// The value of an enum whose values are 0 to `values` - 1. Throws InvalidArgument, which names the argument.
+// The value of an enum that has this number. Throws InvalidArgument, which names the argument.
 template <class Enum>
 Enum enum_argument(const char* name, int number, int values) {
     if (number < 0 || number >= values)
@@ -36,7 +38,21 @@ Enum enum_argument(const char* name, int number, int values) {
     return static_cast<Enum>(number);
 }
 
-inline ring::DType dtype_argument(int number) { return enum_argument<ring::DType>("dtype", number, ring::kDTypes); }
+inline ring::DType dtype_argument(int number) {
+    return enum_argument<ring::DType>("dtype", number, ring::kValues<ring::DType>);
+}
+inline ring::ReduceOp op_argument(int number) {
+    return enum_argument<ring::ReduceOp>("op", number, ring::kValues<ring::ReduceOp>);
+}
+inline ring::Device device_argument(int number) {
+    return enum_argument<ring::Device>("device", number, ring::kValues<ring::Device>);
+}
+
+// Bytes that another process has written need not be valid text.
+inline pybind11::str python_text(std::string_view bytes) {
+    return pybind11::reinterpret_steal<pybind11::str>(
+        PyUnicode_DecodeUTF8(bytes.data(), static_cast<pybind11::ssize_t>(bytes.size()), "replace"));
+}
 
 // For C functions that Python calls without pybind11: returns the result of `body`, or null with a Python error set, as
 // pybind11 would set it, when `body` throws.

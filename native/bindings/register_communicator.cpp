@@ -46,10 +46,6 @@ struct DeviceOutput {
 // (kind of device, which one of that kind, stream)
 using DeviceTuple = std::tuple<int, int, std::uintptr_t>;
 
-ring::ReduceOp op_argument(int number) { return enum_argument<ring::ReduceOp>("op", number, ring::kReduceOps); }
-
-ring::Device device_argument(int number) { return enum_argument<ring::Device>("device", number, ring::kDevices); }
-
 void set_device(Request& request, const DeviceTuple& device) {
     request.device = device_argument(std::get<0>(device));
     request.device_index = std::get<1>(device);
@@ -111,9 +107,7 @@ py::list activity(const Communicator& self) {
         entry["rank"] = one.rank;
         entry["state"] = ring::to_string(one.state);
         entry["operation"] = one.header.sequence == 0 ? "" : ring::to_string(one.header.kind);
-        // The rank may be writing the name now, so the bytes may not be valid text.
-        entry["name"] = py::reinterpret_steal<py::str>(
-            PyUnicode_DecodeUTF8(one.header.name, static_cast<py::ssize_t>(std::strlen(one.header.name)), "replace"));
+        entry["name"] = python_text(one.header.name);  // which the rank may be writing now
         entry["sequence"] = one.header.sequence;
         entry["seconds"] = one.seconds;
         entry["arrivals"] = one.arrivals;
@@ -200,6 +194,17 @@ void register_operation_log(py::module_& module) {
         module, "OperationLog", "The last operations of this rank; see ring/group/operation_log.hpp.")
         .def(py::init<const std::string&>(), py::arg("path"))
         .def_property_readonly("path", &ring::OperationLog::path)
+        .def_static(
+            "parse",
+            [](const py::bytes& log) {
+                py::list all;
+                for (const ring::LoggedOperation& one : ring::OperationLog::parse(log))
+                    all.append(py::make_tuple(one.kind, python_text(one.name), one.what, one.bytes, one.group, one.size,
+                                              one.epoch, one.sequence, one.called, one.arrived, one.ended,
+                                              ring::to_string(one.state), python_text(one.line)));
+                return all;
+            },
+            py::arg("log"), "What a log holds: for each operation the fields of operation_log.Operation after `rank`.")
         .def(
             "note",
             [](ring::OperationLog& self, const std::string& text, const std::string& file, const std::string& function,
@@ -212,28 +217,9 @@ void register_operation_log(py::module_& module) {
 
 void register_communicator(py::module_& module) {
     register_operation_log(module);
-    py::class_<ring::Update>(module, "Update", "Options of a fused step; see ring/kernels/update.hpp.")
-        .def(py::init<>())
-        .def_property(
-            "rule", [](const ring::Update& self) { return static_cast<int>(self.rule); },
-            [](ring::Update& self, int rule) { self.rule = enum_argument<ring::Rule>("rule", rule, ring::kRules); })
-        .def_readwrite("maximize", &ring::Update::maximize)
-        .def_readwrite("nesterov", &ring::Update::nesterov)
-        .def_readwrite("first", &ring::Update::first)
-        .def_readwrite("decoupled", &ring::Update::decoupled)
-        .def_readwrite("lr", &ring::Update::lr)
-        .def_readwrite("weight_decay", &ring::Update::weight_decay)
-        .def_readwrite("momentum", &ring::Update::momentum)
-        .def_readwrite("dampening", &ring::Update::dampening)
-        .def_readwrite("beta1", &ring::Update::beta1)
-        .def_readwrite("beta2", &ring::Update::beta2)
-        .def_readwrite("eps", &ring::Update::eps)
-        .def_readwrite("bias1", &ring::Update::bias1)
-        .def_readwrite("bias2_root", &ring::Update::bias2_root);
-
     py::class_<Output>(module, "Output", py::buffer_protocol(), "The bytes that an operation produced.")
         .def_buffer([](Output& self) {
-            ring::Result& result = self.work->result();
+            ring::Result& result = self.work->result;
             return py::buffer_info(reinterpret_cast<std::uint8_t*>(result.data.get()),
                                    static_cast<py::ssize_t>(result.bytes));
         });
@@ -249,13 +235,12 @@ void register_communicator(py::module_& module) {
         .def("order", &WorkHandle::order, py::arg("stream"), py::arg("timeout") = 0.0)
         .def("ended", [](const WorkHandle& self) { return !self.work || self.work->done(); })
         .def("launched", [](const WorkHandle& self) { return !self.work || self.work->launched(); })
-        .def("must_keep",
-             [](const WorkHandle& self) { return self.work && self.work->done() && self.work->must_keep(); })
+        .def("must_keep", [](const WorkHandle& self) { return self.work && self.work->done() && self.work->must_keep; })
         .def("device_output",
              [](const WorkHandle& self) {
                  if (!self.result().on_device)
                      throw ring::InvalidArgument("the operation has produced nothing on a device");
-                 return DeviceOutput{self.work->result().on_device};
+                 return DeviceOutput{self.work->result.on_device};
              })
         .def("output",
              [](const WorkHandle& self) {
@@ -362,22 +347,6 @@ void register_communicator(py::module_& module) {
             py::arg("piece"), py::arg("shape"), py::arg("root"), py::arg("dtype"), py::arg("device"), py::arg("name"),
             py::arg("blocking"), py::arg("timeout"))
         .def(
-            "step",
-            [](const std::shared_ptr<Communicator>& self, const PieceTuple& piece, int op, const ring::Update& update,
-               std::uint64_t options, std::uintptr_t first_state, std::uintptr_t second_state, std::string name,
-               double timeout) {
-                Request request = make_request(ring::OpKind::Step, static_cast<int>(ring::DType::Float32), kHost,
-                                               {piece}, {}, std::move(name));
-                request.op = op_argument(op);
-                request.update = update;
-                request.layout = options;
-                request.state[0] = reinterpret_cast<float*>(first_state);
-                request.state[1] = reinterpret_cast<float*>(second_state);
-                return submit(self, std::move(request), true, timeout);
-            },
-            py::arg("piece"), py::arg("op"), py::arg("update"), py::arg("options"), py::arg("first_state"),
-            py::arg("second_state"), py::arg("name"), py::arg("timeout"))
-        .def(
             "barrier",
             [](const std::shared_ptr<Communicator>& self, std::string name, bool blocking, double timeout) {
                 return submit(self, make_request(ring::OpKind::Barrier, 0, kHost, {}, {}, std::move(name)), blocking,
@@ -408,7 +377,6 @@ void register_communicator(py::module_& module) {
             py::arg("name"), py::arg("newest"), py::arg("timeout"), py::arg("guard"),
             "Set guard.held if the commit succeeds, and guard.agreed to the least `newest` of all ranks if this rank's "
             "is not 0; return the Python exception that interrupted this rank in it, or None.")
-        .def("be_patient", &Communicator::be_patient, py::arg("seconds"))
         .def(
             "join",
             [](const std::shared_ptr<Communicator>& self, double timeout) {

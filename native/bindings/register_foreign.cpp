@@ -305,8 +305,7 @@ void register_foreign(py::module_& module) {
         [](const std::string& spec, const std::shared_ptr<Communicator>& communicator, int op, double prescale,
            double postscale, std::string name, bool commits, double timeout) {
             auto known = std::make_shared<const AllreduceOfText>(
-                AllreduceOfText{communicator, enum_argument<ring::ReduceOp>("op", op, ring::kReduceOps), prescale,
-                                postscale, std::move(name), commits, timeout});
+                AllreduceOfText{communicator, op_argument(op), prescale, postscale, std::move(name), commits, timeout});
             const std::lock_guard lock(known_calls().mutex);
             if (known_calls().calls.size() >= kMostKnown) known_calls().calls.clear();
             known_calls().calls[spec] = std::move(known);

@@ -82,22 +82,4 @@ void register_memory(py::module_& module) {
                "Bytes that the machine and the limits of this process's control groups have left.");
     module.def("control_group_left", &ring::control_group_left, py::arg("root"), py::arg("group"),
                "Bytes that a control group has left, or 2**64 - 1; see memory_left.hpp.");
-
-    module.def(
-        "buffer_info",
-        [](const py::buffer& data) {
-            const py::buffer_info info = data.request();
-            py::ssize_t expected = info.itemsize;
-            for (py::ssize_t dim = info.ndim; dim-- > 0;) {
-                if (info.shape[static_cast<std::size_t>(dim)] > 1 &&
-                    info.strides[static_cast<std::size_t>(dim)] != expected)
-                    throw py::type_error("the memory is not C-contiguous; pass a contiguous copy");
-                expected *= info.shape[static_cast<std::size_t>(dim)];
-            }
-            py::tuple shape(info.ndim);
-            for (py::ssize_t dim = 0; dim < info.ndim; ++dim)
-                shape[static_cast<std::size_t>(dim)] = info.shape[static_cast<std::size_t>(dim)];
-            return py::make_tuple(reinterpret_cast<std::uintptr_t>(info.ptr), shape, info.format, info.readonly);
-        },
-        py::arg("data"), "(address, shape, format, readonly) of an object with the buffer protocol.");
 }

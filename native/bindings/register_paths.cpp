@@ -2,6 +2,7 @@
 #include <pybind11/stl.h>
 
 #include <string>
+#include <tuple>
 #include <utility>
 
 #include "register.hpp"
@@ -12,6 +13,7 @@
 #include "ring/collectives/paths.hpp"
 #include "ring/communicator/fusion.hpp"
 #include "ring/group/host_group.hpp"
+#include "ring/group/standstill.hpp"
 
 namespace py = pybind11;
 using ring::Header;
@@ -19,7 +21,7 @@ using ring::Header;
 namespace {
 
 ring::OpKind operation_called(const std::string& name) {
-    for (int kind = 0; kind < ring::kOpKinds; ++kind)
+    for (int kind = 0; kind < ring::kValues<ring::OpKind>; ++kind)
         if (name == ring::to_string(static_cast<ring::OpKind>(kind))) return static_cast<ring::OpKind>(kind);
     throw ring::InvalidArgument("Header: there is no operation '" + name + "'");
 }
@@ -27,13 +29,16 @@ ring::OpKind operation_called(const std::string& name) {
 // (joins called, [(name, joins before it)])
 using MemberNews = std::pair<std::uint64_t, std::vector<std::pair<std::string, std::uint64_t>>>;
 
+// (rank, [(key, ranks needed, text)])
+using StandingRank = std::pair<int, std::vector<std::tuple<std::uint64_t, std::uint32_t, std::string>>>;
+
 Header make_header(const std::string& operation, int dtype, int op, int device, bool is_inline, bool input_in_ring,
                    bool output_in_ring, int root, int tensors, std::uint64_t count, double prescale, double postscale) {
     Header header;
     header.kind = operation_called(operation);
-    header.dtype = enum_argument<ring::DType>("dtype", dtype, ring::kDTypes);
-    header.op = enum_argument<ring::ReduceOp>("op", op, ring::kReduceOps);
-    header.device = enum_argument<ring::Device>("device", device, ring::kDevices);
+    header.dtype = dtype_argument(dtype);
+    header.op = op_argument(op);
+    header.device = device_argument(device);
     header.is_inline = is_inline ? 1 : 0;
     header.input = input_in_ring ? 0 : ring::kNowhere;
     header.output = output_in_ring ? 0 : ring::kNowhere;
@@ -134,6 +139,23 @@ void register_paths(py::module_& module) {
         py::arg("size"), py::arg("rounds"),
         "What is carried out after each round in which ranks 0, 1, ... tell how often they have called join, and the "
         "names that they have posted, with how often all had joined before.");
+    module.def(
+        "standstill",
+        [](const std::vector<std::vector<StandingRank>>& hosts) {
+            ring::StandingRanks all;
+            for (const auto& host : hosts) {
+                ring::StandingRanks there;
+                for (const auto& [rank, awaited] : host) {
+                    ring::Standstill one;
+                    for (const auto& [key, needed, text] : awaited) one.add(key, needed, text);
+                    there.add(rank, one);
+                }
+                all.add_encoded(there.encode());
+            }
+            return all.mismatch();
+        },
+        py::arg("hosts"),
+        "What ranks raise that stand still: by host, (rank, [(key, ranks needed, text)]); empty if one can continue.");
     module.def(
         "chunk_range",
         [](std::uint64_t count, int size, int index, std::size_t item) {

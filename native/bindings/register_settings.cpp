@@ -35,7 +35,8 @@ void register_settings(py::module_& module) {
     const ring::Options defaults;
     py::class_<ring::Options>(module, "Options", "How the core works in an epoch; see ring_notebook/config.py.")
         .def(py::init([](const std::string& wire, const std::string& staging, std::size_t inline_bytes,
-                         std::size_t segment_bytes, double spin, double stall_warning, std::uint64_t fusion_threshold) {
+                         std::size_t segment_bytes, double spin, double stall_warning, double standstill,
+                         std::uint64_t fusion_threshold) {
                  ring::Options options;
                  options.wire = chosen("wire", wire, kWires);
                  options.staging = chosen("staging", staging, kStaging);
@@ -43,13 +44,14 @@ void register_settings(py::module_& module) {
                  options.segment_bytes = segment_bytes;
                  options.spin = spin;
                  options.stall_warning = stall_warning;
+                 options.standstill = standstill;
                  options.fusion_threshold = fusion_threshold;
                  return options;
              }),
              py::kw_only(), py::arg("wire") = "", py::arg("staging") = "auto",
              py::arg("inline_bytes") = defaults.inline_bytes, py::arg("segment_bytes") = defaults.segment_bytes,
              py::arg("spin") = defaults.spin, py::arg("stall_warning") = defaults.stall_warning,
-             py::arg("fusion_threshold") = defaults.fusion_threshold);
+             py::arg("standstill") = defaults.standstill, py::arg("fusion_threshold") = defaults.fusion_threshold);
 
     module.def("isa", [] { return ring::kernels().isa; }, "Instruction set of the kernels in use.");
     module.def(

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "call_site.hpp"
+#include "dlpack.hpp"
 #include "register.hpp"
 #include "ring/base/errors.hpp"
 #include "ring/base/types.hpp"
@@ -23,42 +24,6 @@ namespace py = pybind11;
 using ring::Communicator;
 
 namespace {
-
-// The part of DLPack's C ABI, version 1, that is used here: https://dmlc.github.io/dlpack/latest/c_api.html
-namespace dlpack {
-
-constexpr std::uint32_t kMajor = 1;
-constexpr const char* kCapsule = "dlpack_exchange_api";
-
-enum DeviceType : std::int32_t { kCpu = 1 };
-enum Code : std::uint8_t { kInt = 0, kUInt = 1, kFloat = 2, kBfloat = 4, kBool = 6 };
-
-struct Tensor {
-    void* data;
-    std::int32_t device_type;
-    std::int32_t device_id;
-    std::int32_t ndim;
-    Code code;
-    std::uint8_t bits;
-    std::uint16_t lanes;
-    const std::int64_t* shape;
-    const std::int64_t* strides;  // in elements; null where it is contiguous
-    std::uint64_t byte_offset;
-};
-
-// The struct behind the capsule at a type's `__dlpack_c_exchange_api__`, as far as it is used.
-struct ExchangeApi {
-    std::uint32_t major, minor;
-    const ExchangeApi* previous;
-    void* managed_tensor_allocator;
-    void* managed_tensor_from_object;
-    void* managed_tensor_to_object;
-    // Describes a tensor that the caller keeps alive. Returns 0, or -1 with a Python error set. May be null.
-    int (*tensor_from_object)(void* object, Tensor* out);
-    void* current_work_stream;
-};
-
-}  // namespace dlpack
 
 // A tensor that the core can use in place: dense, contiguous, in host memory, of a supported dtype.
 struct TensorView {
@@ -99,24 +64,10 @@ auto read_function(const py::handle& type) {
 }
 
 bool known_dtype(const dlpack::Tensor& tensor, ring::DType& dtype) {
-    using ring::DType;
-    static constexpr struct {
-        dlpack::Code code;
-        std::uint8_t bits;
-        DType dtype;
-    } kKnown[] = {
-        {dlpack::kFloat, 32, DType::Float32}, {dlpack::kBfloat, 16, DType::BFloat16},
-        {dlpack::kFloat, 16, DType::Float16}, {dlpack::kFloat, 64, DType::Float64},
-        {dlpack::kInt, 64, DType::Int64},     {dlpack::kInt, 32, DType::Int32},
-        {dlpack::kInt, 16, DType::Int16},     {dlpack::kInt, 8, DType::Int8},
-        {dlpack::kUInt, 8, DType::UInt8},     {dlpack::kBool, 8, DType::Bool},
-    };
-    for (const auto& known : kKnown) {
-        if (tensor.code != known.code || tensor.bits != known.bits) continue;
-        dtype = known.dtype;
-        return tensor.lanes == 1;
-    }
-    return false;
+    if (tensor.code >= dlpack::kCodes || tensor.bits % 8 != 0 || tensor.bits > 8 * dlpack::kMostBytes) return false;
+    const std::int8_t number = dlpack::kByCode[tensor.code][tensor.bits / 8];
+    dtype = static_cast<ring::DType>(number);
+    return number >= 0 && tensor.lanes == 1;
 }
 
 bool is_contiguous(const dlpack::Tensor& tensor, std::uint64_t count) {
@@ -310,7 +261,7 @@ double number_argument(PyObject* value) {
 ring::ReduceOp op_argument(PyObject* value) {
     const long number = PyLong_AsLong(value);
     if (number == -1 && PyErr_Occurred() != nullptr) throw py::error_already_set();
-    return enum_argument<ring::ReduceOp>("op", static_cast<int>(number), ring::kReduceOps);
+    return ::op_argument(static_cast<int>(number));
 }
 
 std::string_view text_argument(PyObject* value) {
@@ -464,7 +415,7 @@ PyObject* start_allreduce(PyObject* self, PyObject* const* arguments, Py_ssize_t
             const py::gil_scoped_release nogil;
             work = calls.communicator->start(std::move(request), given.timeout());
         } else if (work) {
-            work->set_site(call_site(*calls.communicator));
+            work->times.set_site(call_site(*calls.communicator));
         }
         return make_tensor_work({calls.communicator, std::move(work)}, arguments[TensorCall::kTensors],
                                 arguments[TensorCall::kArguments]);

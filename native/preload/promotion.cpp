@@ -5,6 +5,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "ring/memory/memory_file.hpp"
+
 namespace ring::preload {
 namespace {
 
@@ -120,7 +122,7 @@ void before_fork() {
     forget_snapshot();
     const std::size_t bytes = for_held([](Block&, std::size_t) { return true; });
     if (bytes == 0) return;
-    snapshot = memfd_create("ring_fork", MFD_CLOEXEC);
+    snapshot = memory_file("ring_fork", bytes);
     snapshot_bytes = bytes;
     snapshot_failed = snapshot < 0;
     for_held([&](Block& block, std::size_t at) {

@@ -26,8 +26,7 @@ inline std::shared_ptr<Communicator> make_group(const std::shared_ptr<Communicat
     if (!offer) return nullptr;
     std::vector<MemberCard> cards(members.size());
     for (std::size_t i = 0; i < members.size(); ++i)
-        std::memcpy(&cards[i], work->result().data.get() + static_cast<std::size_t>(members[i]) * sizeof own,
-                    sizeof own);
+        std::memcpy(&cards[i], work->result.data.get() + static_cast<std::size_t>(members[i]) * sizeof own, sizeof own);
     auto group = offer->enter(cards);
     group->run({}, timeout, nullptr)->get();  // no member may leave before all have entered
     return group;

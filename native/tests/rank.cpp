@@ -230,7 +230,7 @@ void Rank::finish(Open& open) {
     const std::string what = std::string(to_string(action.kind)) + " of " + std::to_string(open.count) + ", action " +
                              std::to_string(open.index);
     const float* got = open.output->data();
-    const Result& result = open.work->result();
+    const Result& result = open.work->result;
     const auto* produced =
         reinterpret_cast<const float*>(result.on_device ? result.on_device->data() : result.data.get());
     const auto size = open.members.size();
@@ -270,7 +270,11 @@ void Rank::finish(Open& open) {
                     expect(produced[at++] == brings(member, i + open.count * static_cast<std::uint64_t>(open.own)),
                            what);
             break;
-        default:
+        case OpKind::Barrier:
+        case OpKind::Join:
+        case OpKind::Send:
+        case OpKind::Receive:
+        case OpKind::Commit:
             break;
     }
 }

@@ -3,67 +3,16 @@
 from __future__ import annotations
 
 import ctypes
-import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, TypeAlias
 
+from ring_notebook.core.native import core
 
-class DType(enum.IntEnum):
-    """Element types that the core reduces, with the numbers of the native core."""
-
-    UINT8 = 0
-    INT8 = 1
-    INT16 = 2
-    INT32 = 3
-    INT64 = 4
-    FLOAT16 = 5
-    BFLOAT16 = 6
-    FLOAT32 = 7
-    FLOAT64 = 8
-    BOOL = 9
-
-    @property
-    def itemsize(self) -> int:
-        """Bytes per element."""
-        return _ITEMSIZE[self]
-
-
-class Device(enum.IntEnum):
-    """Kinds of device whose memory a tensor may lie in, with the numbers of the native core."""
-
-    CPU = 0
-    CUDA = 1
-    XPU = 2
-    MPS = 3
-
-
-_ITEMSIZE = {
-    DType.UINT8: 1,
-    DType.INT8: 1,
-    DType.INT16: 2,
-    DType.INT32: 4,
-    DType.INT64: 8,
-    DType.FLOAT16: 2,
-    DType.BFLOAT16: 2,
-    DType.FLOAT32: 4,
-    DType.FLOAT64: 8,
-    DType.BOOL: 1,
-}
-
-_FORMATS = {
-    "B": DType.UINT8,
-    "b": DType.INT8,
-    "h": DType.INT16,
-    "i": DType.INT32,
-    "l": DType.INT64,
-    "q": DType.INT64,
-    "e": DType.FLOAT16,
-    "f": DType.FLOAT32,
-    "d": DType.FLOAT64,
-    "?": DType.BOOL,
-}
+DType: TypeAlias = core.DType
+Device: TypeAlias = core.Device
+_NUMBERED = tuple(DType)
 
 
 # Not frozen: that would double the time to make one, and every collective makes one.
@@ -101,21 +50,17 @@ def from_memoryview(data: Any) -> Buffer:
 
     Raises TypeError when the memory is not C-contiguous, is read-only, or has an element type the core lacks.
     """
-    from ring_notebook.core.native import core
-
-    address, shape, fmt, readonly = core.buffer_info(data)
-    dtype = _FORMATS.get(fmt.lstrip("@=<"))
+    address, shape, dtype, fmt, readonly = core.buffer_info(data)
     if dtype is None:
-        raise TypeError(f"elements of format {fmt!r} cannot be reduced; use one of {sorted(_FORMATS)}")
+        known = ", ".join(one.name.lower() for one in DType)
+        raise TypeError(f"elements of format {fmt!r} cannot be reduced; convert them to one of {known}")
     if readonly:
         raise TypeError("a collective needs writable memory; pass a copy")
-    return Buffer(address, shape, dtype, owner=data)
+    return Buffer(address, shape, _NUMBERED[dtype], owner=data)
 
 
 def copy_bytes(source: memoryview, target: Buffer) -> None:
     """Copy ``source``, which is contiguous, to ``target``, which has as many bytes."""
-    from ring_notebook.core.native import core
-
     if target.nbytes:
         ctypes.memmove(target.address, core.buffer_info(source)[0], target.nbytes)
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import enum
 import os
 import struct
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 from weakref import ref
 
 from ring_notebook.config import config
@@ -23,15 +22,7 @@ if TYPE_CHECKING:
 _CARD = struct.Struct("=QQqQ")  # what `MemberGroup.card` gives, and a hash of the members
 
 
-class ReduceOp(enum.IntEnum):
-    """Reductions, with the numbers of Horovod's constants."""
-
-    AVERAGE = 0
-    SUM = 1
-    ADASUM = 2
-    MIN = 3
-    MAX = 4
-    PRODUCT = 5
+ReduceOp: TypeAlias = core.ReduceOp
 
 
 class Guard(Protocol):
@@ -264,27 +255,6 @@ class Communicator:
         native = self._native.broadcast(piece, input.shape, root, input.dtype, device, name, blocking, self._timeout)
         return self._work(native, blocking, input, output)
 
-    def step(
-        self,
-        gradients: Buffer,
-        parameters: Buffer,
-        update: _core.Update,
-        options: int,
-        state: Sequence[Any],
-        *,
-        op: ReduceOp = ReduceOp.AVERAGE,
-        name: str = "",
-    ) -> None:
-        """Sum ``gradients`` over all ranks, update this rank's chunk of ``parameters`` and write it to all ranks.
-
-        Both are flat float32 in ring memory. ``update`` and ``options`` come from `partition.update_options`; ``state``
-        holds the rule's float32 tensors of `partition.chunk_range` elements: two for Adam, one for SGD with momentum.
-        Raises ValueError where one is missing, and in a group of several hosts.
-        """
-        addresses = [tensor.data_ptr() for tensor in state] + [0, 0]
-        piece = (gradients.address, parameters.address, gradients.count)
-        self._native.step(piece, op, update, options, addresses[0], addresses[1], name, self._timeout)
-
     def barrier(self, *, name: str = "", blocking: bool = True) -> Work:
         """Return when all ranks have called it."""
         return self._work(self._native.barrier(name, blocking, self._timeout), blocking)
@@ -302,13 +272,6 @@ class Communicator:
         take longer, or a rank or connection dies, ranks of one host may succeed while those of another raise.
         """
         return self._native.commit(name, newest, self._timeout, guard)
-
-    def be_patient(self, seconds: float) -> None:
-        """Let later operations continue for ``seconds`` after an abort; 0 ends them at once.
-
-        For operations that all ranks have committed to. A rank that gives one up, or dies, ends it for all.
-        """
-        self._native.be_patient(seconds)
 
     def join(self) -> Work:
         """Contribute zeros to the others' allreduces until all ranks have joined (Horovod: ``join``)."""

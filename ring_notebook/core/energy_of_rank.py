@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from ring_notebook.core import world
-from ring_notebook.energy import GPU, PACKAGES, POWERCAP, Gpu, Packages
-from ring_notebook.gpus import gpus
+from ring_notebook.machine.energy import GPU, PACKAGES, POWERCAP, Gpu, Packages
+from ring_notebook.machine.gpus import gpus
 
 
 class EnergyOfRank:

@@ -22,10 +22,9 @@ import cloudpickle
 from ring_notebook.core import metrics
 from ring_notebook.core.communicator import Communicator
 from ring_notebook.core.steering import Knob, steering
-from ring_notebook.error_text import error_text
-from ring_notebook.errors import RingError
 from ring_notebook.frameworks import framework
-from ring_notebook.knobs import Range, Value
+from ring_notebook.protocol.knobs import Range, Value
+from ring_notebook.text.error_text import error_text
 
 _INLINE = 16 << 10  # bytes up to which memory stays in the file of its rank
 _MOST_REASON = 200  # characters
@@ -75,15 +74,6 @@ class Memory:
     key: Any
     read: Callable[[], memoryview]
     about: Any
-
-
-@dataclass
-class Shard:
-    """Bytes ``start`` and after of ``total``, of which other ranks have the others. A shard is loaded as the whole."""
-
-    data: memoryview
-    start: int
-    total: int
 
 
 @dataclass
@@ -140,7 +130,6 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         super().__init__(file, protocol=5, buffer_callback=self._take_buffer)
         self.memory: list[tuple[str, Memory]] = []
         self.buffers: list[pickle.PickleBuffer] = []
-        self.shards: list[Shard] = []
         self._numbers: dict[Any, int] = {}
 
     def _take_buffer(self, buffer: pickle.PickleBuffer) -> bool:
@@ -152,9 +141,6 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     def persistent_id(self, obj: Any) -> Any:
         if type(obj) in _ATOMIC:
             return None
-        if isinstance(obj, Shard):
-            self.shards.append(obj)
-            return "shard", len(self.shards) - 1
         if words := _unkeepable(obj):
             raise _CannotKeepError(words)
         for keeper in _keepers.values():
@@ -204,7 +190,6 @@ def dump(values: Mapping[str, Any], put: Callable[[memoryview], str]) -> Kept:
         "data": data,
         "memory": [(keeper, one.about, (held := one.read()).nbytes, stored(held)) for keeper, one in pickler.memory],
         "buffers": [(buffer.raw().nbytes, put(buffer.raw())) for buffer in pickler.buffers],
-        "shards": [(one.start, one.total, one.data.nbytes, stored(one.data)) for one in pickler.shards],
         "states": states,
     }
     return Kept(pickle.dumps(content, protocol=5), list(kept), left_out, loses)
@@ -245,21 +230,14 @@ def _why_not(value: Any) -> str:
 class _Unpickler(pickle.Unpickler):
     """Loads memory when the first object needs it."""
 
-    def __init__(
-        self,
-        content: Mapping[str, Any],
-        get: Callable[[str, memoryview], None],
-        of_others: Callable[[], list[Mapping[str, Any]]],
-    ) -> None:
-        self._content, self._get, self._of_others = content, get, of_others
+    def __init__(self, content: Mapping[str, Any], get: Callable[[str, memoryview], None]) -> None:
+        self._content, self._get = content, get
         buffers = (self._bytes(size, name) for size, name in content["buffers"])
         super().__init__(io.BytesIO(content["data"]), buffers=buffers)
         self._loaded: dict[int, Any] = {}
 
     def persistent_load(self, pid: Any) -> Any:
-        kind, number = pid
-        if kind == "shard":
-            return self._whole(number)
+        _, number = pid
         if number not in self._loaded:
             keeper, about, size, where = self._content["memory"][number]
             self._loaded[number] = _keeper(keeper).with_memory(size, partial(self._fill, where), about)
@@ -276,21 +254,6 @@ class _Unpickler(pickle.Unpickler):
         self._fill(where, memoryview(data))
         return data
 
-    def _whole(self, number: int) -> bytearray:
-        """The shards of this number that all ranks have, together."""
-        total = self._content["shards"][number][1]
-        whole, have = bytearray(total), 0
-        parts = [content["shards"][number] for content in self._of_others() if number < len(content["shards"])]
-        for start, length, size, where in sorted(parts, key=lambda part: int(part[0])):
-            data = self._bytes(size, where)
-            if length != total or start > have:
-                break
-            whole[start : start + len(data)] = data
-            have = max(have, start + len(data))
-        if have < total:
-            raise RingError(f"the ranks of the snapshot have {have} of {total} bytes of a state that they share")
-        return whole
-
 
 def _keeper(name: str) -> Keeper:
     if name not in _keepers:
@@ -305,19 +268,11 @@ def load(rank: int, ranks: int, read: Callable[[int], bytes], get: Callable[[str
     Nothing changes before `Loaded.use`. A rank that was not there has the variables of another one, and random numbers
     of its own. Raises what unpickling raises.
     """
-    contents: dict[int, Mapping[str, Any]] = {}
-
-    def content_of(number: int) -> Mapping[str, Any]:
-        if number not in contents:
-            contents[number] = pickle.loads(read(number))
-        return contents[number]
-
-    own = content_of(rank % ranks)
+    own: Mapping[str, Any] = pickle.loads(read(rank % ranks))
     for name in own["states"]:
         if name.startswith(_OF_FRAMEWORK):
             _keeper(name.removeprefix(_OF_FRAMEWORK))
-    unpickler = _Unpickler(own, get, lambda: [content_of(number) for number in range(ranks)])
-    return Loaded(unpickler.load(), own["states"], rank if rank >= ranks else None)
+    return Loaded(_Unpickler(own, get).load(), own["states"], rank if rank >= ranks else None)
 
 
 @dataclass

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from ring_notebook.error_text import printable
-from ring_notebook.records import HISTOGRAM
+from ring_notebook.protocol.records import HISTOGRAM
+from ring_notebook.text.error_text import printable
 
 MOST_SIDE = 512  # pixels of an image; of a larger one every second, third, ... is kept
 MOST_FIGURE = 400_000  # bytes; a larger figure is drawn with fewer pixels

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 from ring_notebook.config import config
 from ring_notebook.core import other_waits
 from ring_notebook.core.step_points import between_steps, in_pass
-from ring_notebook.gpus import gpus
+from ring_notebook.machine.gpus import gpus
+from ring_notebook.protocol.records import LOGGED, MEDIA, Display, MetricBatch
 from ring_notebook.rank.exit_watch import at_exit
-from ring_notebook.records import LOGGED, MEDIA, Display, MetricBatch
 
 if TYPE_CHECKING:
     from ring_notebook.core.time_spent import ScriptMeter

@@ -18,7 +18,7 @@ from warnings import warn
 
 from ring_notebook.config import config
 from ring_notebook.errors import CoreMissingError
-from ring_notebook.gpus import may_share_by_nccl
+from ring_notebook.machine.gpus import may_share_by_nccl
 
 
 def _is_editable() -> bool:

@@ -12,7 +12,8 @@ from time import monotonic_ns
 from types import TracebackType
 from typing import NamedTuple
 
-_KEPT = 1 << 14
+KEPT = 1 << 14
+"""The newest waits that are recorded."""
 
 
 class Wait(NamedTuple):
@@ -62,7 +63,7 @@ def begin() -> None:
 
 def keep() -> None:
     """Until the run ends, record the waits for `take`: the newest few thousand."""
-    _counters.kept = deque(maxlen=_KEPT)
+    _counters.kept = deque(maxlen=KEPT)
 
 
 def take() -> list[Wait]:

@@ -1,15 +1,10 @@
-"""Which rank owns which part of a tensor: pure functions with the same result on every rank."""
+"""The rows of each rank, and the hash of a layout: pure functions with the same result on every rank."""
 
 from __future__ import annotations
 
-import hashlib
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
 
 from ring_notebook.core.native import core
-
-if TYPE_CHECKING:
-    from ring_notebook import _core
 
 
 def row_split(rows: int, size: int) -> list[int]:
@@ -23,17 +18,3 @@ def row_split(rows: int, size: int) -> list[int]:
 def layout_hash(shapes: tuple[tuple[int, ...], ...]) -> int:
     """A hash of 64 bits, equal on ranks that fuse tensors of the same shapes in the same order."""
     return core.layout_hash(shapes)
-
-
-def chunk_range(count: int, size: int, rank: int, itemsize: int) -> tuple[int, int]:
-    """The elements [begin, end) of ``count`` that a rank reduces, and updates in a fused step."""
-    return core.chunk_range(count, size, rank, itemsize)
-
-
-def update_options(options: dict[str, Any]) -> tuple[_core.Update, int]:
-    """A native Update with these fields, and a hash of 64 bits with which ranks compare theirs."""
-    update = core.Update()
-    for name, value in options.items():
-        setattr(update, name, value)
-    digest = hashlib.blake2b(repr(sorted(options.items())).encode(), digest_size=8)
-    return update, int.from_bytes(digest.digest(), "little")

@@ -18,9 +18,9 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from ring_notebook.core import metrics, world
-from ring_notebook.error_text import error_text
-from ring_notebook.knobs import Range, Value, encoded, made, unknown
-from ring_notebook.records import PAUSE, RESUME, SET, SNAPSHOT, Change, KnobRecord, Record
+from ring_notebook.protocol.knobs import Range, Value, encoded, made, unknown
+from ring_notebook.protocol.records import PAUSE, RESUME, SET, SNAPSHOT, Change, KnobRecord, Record
+from ring_notebook.text.error_text import error_text
 
 _LOOK = 1.0  # seconds in which a paused rank notices that another one has failed
 
@@ -128,12 +128,13 @@ class _Steering:
         self,
         run: str,
         rank: int,
-        replay: Sequence[Mapping[str, Any]] = (),
+        due: Sequence[Mapping[str, Any]] = (),
         on_pause: Callable[[bool], object] = bool,
         on_snapshot: Callable[[Mapping[str, Any], int], object] = lambda _asked, _number: None,
     ) -> None:
-        """A run begins, with the changes of another one to be made again at the same points.
+        """A run begins, with changes that are ``due`` at points: those of another run, and pauses.
 
+        Values that are due at point 0 are those that knobs have from the beginning, in place of their first ones.
         ``on_snapshot`` gets what a snapshot is asked with, and the number of the change; all ranks call it at the same
         point.
         """
@@ -147,9 +148,10 @@ class _Steering:
         self._arrived = threading.Condition()
         self._let_go = False
         self._on_pause, self._on_snapshot = on_pause, on_snapshot
-        self._replay = deque(sorted(replay, key=lambda one: int(one["point"])))
-        self._replayed = 0
-        self._next = self._replay[0]["point"] if self._replay else -1
+        self._due = deque(sorted((one for one in due if one["point"]), key=lambda one: int(one["point"])))
+        self._first = {name: one for one in due if not one["point"] for name in one["values"]}
+        self._dues = 0
+        self._next = self._due[0]["point"] if self._due else -1
         self._records: deque[Record] = deque()
         self.knobs = {}
         for knob in list(self._own.values()):  # of variables that earlier cells have left
@@ -157,7 +159,7 @@ class _Steering:
 
     def end(self) -> list[Mapping[str, Any]]:
         """The run ends; returns the changes that no rank has taken."""
-        left = self.untaken()
+        left = [*self.untaken(), *({**one, "values": {name: one["values"][name]}} for name, one in self._first.items())]
         self.run, self.newest, self.taken, self._next = "", 0, 0, -1
         return left
 
@@ -168,6 +170,11 @@ class _Steering:
             self._own[knob.name] = knob
         if self.run:
             self._records.append(KnobRecord(self.run, self.rank, knob.name, knob.value, encoded(knob.range)))
+            if first := self._first.pop(knob.name, None):
+                value = first["values"][knob.name]
+                value = knob.range.read(value, knob.name) if isinstance(value, str) else value
+                self._dues += 1
+                self._make({**first, "values": {knob.name: value}, "number": -self._dues})
 
     def drain(self) -> list[Record]:
         """The records of new knobs and of changes that were taken. Any thread may call it."""
@@ -199,7 +206,7 @@ class _Steering:
         """All ranks are at a point, and have received the changes up to ``agreed``."""
         self.points += 1
         if self.points == self._next:
-            self._take_replayed()
+            self._take_due()
         if agreed > self.taken:
             self.take(agreed)
 
@@ -209,11 +216,11 @@ class _Steering:
             self.taken += 1
             self._make(self._received.pop(self.taken))
 
-    def _take_replayed(self) -> None:
-        while self._replay and self._replay[0]["point"] <= self.points:
-            self._replayed += 1
-            self._make({**self._replay.popleft(), "number": -self._replayed})
-        self._next = self._replay[0]["point"] if self._replay else -1
+    def _take_due(self) -> None:
+        while self._due and self._due[0]["point"] <= self.points:
+            self._dues += 1
+            self._make({**self._due.popleft(), "number": -self._dues})
+        self._next = self._due[0]["point"] if self._due else -1
 
     def _make(self, change: Mapping[str, Any]) -> None:
         made = {}

@@ -6,7 +6,7 @@ import signal
 import sys
 import threading
 from _thread import start_new_thread
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import sleep
 from types import FrameType
@@ -17,9 +17,9 @@ from ring_notebook.core.communicator import Communicator
 from ring_notebook.core.steering import steering
 
 COMMIT = "optimizer step"
-"""The name of the operation, in errors and timelines."""
+"""The name of the operation, in errors and timelines; that of a prepared optimizer goes on with a number."""
 LONGEST_HOLD = 1.0
-"""Most seconds for which an interrupt waits for a step, and for which a step continues after an abort."""
+"""Most seconds for which an interrupt waits for a step."""
 
 _main = threading.main_thread()
 
@@ -43,24 +43,20 @@ class StepGuard:
         self._committed: Communicator | None = None  # of the step, where all ranks of the world make it
 
     @contextmanager
-    def committed(self, communicator: Communicator, others: Sequence[Communicator] = ()) -> Iterator[None]:
+    def committed(self, communicator: Communicator, name: str = COMMIT) -> Iterator[None]:
         """Commit with the ranks of ``communicator``, then delay interrupts while the block makes the step.
 
-        Where a rank does not commit, raises the errors of a collective on all ranks, before the block begins. In the
-        block, operations of ``communicator`` and ``others`` continue for `LONGEST_HOLD` after an abort.
+        All ranks give the same ``name``, or CollectiveMismatch is raised.
+
+        Where a rank does not commit, raises the errors of a collective on all ranks, before the block begins.
         """
-        set_aside = self._commit(communicator)
-        patient = (communicator, *others)
+        set_aside = self._commit(communicator, name)
         try:
-            for one in patient:
-                one.be_patient(LONGEST_HOLD)
             yield
         except BaseException:
             self._committed = None  # the step has failed here
             raise
         finally:
-            for one in patient:
-                one.be_patient(0.0)
             self.release(set_aside)
 
     def hold(self, frame: FrameType | None = None) -> None:
@@ -77,12 +73,12 @@ class StepGuard:
         finally:
             self.release()
 
-    def begin(self, communicator: Communicator, frame: FrameType) -> BaseException | None:
+    def begin(self, communicator: Communicator, frame: FrameType, name: str = COMMIT) -> BaseException | None:
         """Commit, and delay interrupts until `release`, or until ``frame`` ends without one.
 
         Returns an exception for `release` to raise, or None.
         """
-        set_aside = self._commit(communicator)
+        set_aside = self._commit(communicator, name)
         self._steps_at = frame
         return set_aside
 
@@ -124,14 +120,14 @@ class StepGuard:
             steering.take(self.agreed)
             self.release(set_aside)
 
-    def _commit(self, communicator: Communicator) -> BaseException | None:
+    def _commit(self, communicator: Communicator, name: str = COMMIT) -> BaseException | None:
         self._committed = None
         if threading.current_thread() is not _main:  # which alone takes changes
-            return communicator.commit(_Nobody(), name=COMMIT)
+            return communicator.commit(_Nobody(), name=name)
         self._stand_before()
         self.held, self._steps_at = False, None  # an earlier step may have raised
         self.agreed = 0
-        set_aside = communicator.commit(self, name=COMMIT, newest=steering.newest)
+        set_aside = communicator.commit(self, name=name, newest=steering.newest)
         if world.spans(communicator):
             self._committed = communicator
         return set_aside

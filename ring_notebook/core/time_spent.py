@@ -10,14 +10,15 @@ import os
 import resource
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import fields
 from time import monotonic, perf_counter, process_time
 from typing import Any
 
+from ring_notebook.analysis.spent import SENDING, SENT, OwnTime
 from ring_notebook.core import other_waits, world
 from ring_notebook.core.energy_of_rank import EnergyOfRank
-from ring_notebook.hardware import cores, throttled
+from ring_notebook.machine.hardware import cores, throttled
 from ring_notebook.rank.rank_status import report_to_job
-from ring_notebook.spent import SENDING, SENT
 
 _PERIOD = 0.2  # seconds for which what Linux has counted is not read again
 _PAUSE = 0.01  # the same for all counters, while a script logs
@@ -38,9 +39,9 @@ class _Linux:
         else:
             self._collecting += perf_counter() - self._began
 
-    def read(self) -> dict[str, float]:
-        """The values, at most a fifth of a second old."""
-        if monotonic() - self._read_at >= _PERIOD:
+    def read(self, fresh: bool = False) -> dict[str, float]:
+        """The values, at most a fifth of a second old; those of this moment if ``fresh``."""
+        if fresh or monotonic() - self._read_at >= _PERIOD:
             self._values, self._read_at = self._counted(), monotonic()
         return self._values
 
@@ -73,17 +74,24 @@ class TimeSpent:
     def __init__(self, totals: Callable[[], dict[str, float]]) -> None:
         self._totals = totals
         self._begun: float | None = None
-        self._before: dict[str, float] = {}
+        self._before: dict[str, float] = _linux.read(fresh=True)  # the process may have had runs before this one
         self._ended: dict[str, float] | None = None
         self.energy = EnergyOfRank()
 
     def begin_training(self) -> None:
         """The rank logs its first row: earlier time no longer counts."""
+        _linux.read(fresh=True)
         self._before, self._begun = self._counters(), monotonic()
 
     def end(self) -> None:
         """The cell has ended: later time does not count."""
+        _linux.read(fresh=True)
         self._ended = self.now()
+
+    def counted(self) -> dict[str, float]:
+        """The values of `spent.OwnTime` until now since some moment before the run, and what went to other hosts."""
+        values = {**_linux.read(), **self._totals()}
+        return {**{one.name: values.get(one.name, 0.0) for one in fields(OwnTime)}, **_links()}
 
     def now(self) -> dict[str, float]:
         """Seconds in collectives and messages, the part of them spent waiting for other ranks, and waiting for data.

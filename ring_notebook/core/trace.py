@@ -18,25 +18,27 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from threading import Event, Thread
 from time import monotonic_ns, time_ns
 from typing import Any
 
-from ring_notebook import operation_log
+from ring_notebook.analysis import operation_log
 from ring_notebook.core import native, other_waits, world
 from ring_notebook.core.buffers import from_memoryview
-from ring_notebook.records import PROGRAM, TRAINING, TRANSPORTS
+from ring_notebook.protocol.records import COUNTED, PROGRAM, TRAINING, TRANSPORTS
 
 # Events of a run in a notebook: some megabytes per rank, which are sent to the kernel.
 _CAPACITY = 3 << 13
+_COUNTS = 1 << 11  # readings of what a rank has counted of itself; of more, every other one goes
 
 _path: Path | None = None
 _file: GrowingTrace | None = None  # this rank's own
 _kept: list[dict[str, Any]] | None = None  # events of epochs that have ended, while `record` is in effect
 _training = 0  # when the recorded training began, on the monotonic clock
+_counts: list[tuple[int, Mapping[str, float]]] = []  # since then, for `_kept`
 
 
 def active() -> bool:
@@ -66,7 +68,10 @@ def start(path: str) -> None:
 
     def news() -> list[dict[str, Any]]:
         nonlocal labels
-        events = [*_trace(current.rank, current.communicator.recorded(end=False), ahead), *_waits(current.rank, ahead)]
+        events = [
+            *_trace(current.rank, current.communicator.recorded(end=False), ahead),
+            *_waits(current.rank, other_waits.take(), ahead),
+        ]
         if events and not labels:
             labels = _labels(current.rank, _transport(current))
             events += labels
@@ -112,17 +117,25 @@ def finish() -> Sequence[dict[str, Any]]:
 
 def record() -> None:
     """Begin to record in memory, for `take`. Raises NotInitializedError when no epoch is open."""
-    global _kept, _training
+    global _kept, _training, _counts
     world.current().communicator.record(_CAPACITY)
     world.at_close(_keep)
     other_waits.keep()
-    _kept, _training = [], monotonic_ns()
+    _kept, _training, _counts = [], monotonic_ns(), []
 
 
 def training_begins() -> None:
     """Training begins now: earlier events are set-up, and are not part of the shares of time."""
-    global _training
-    _training = monotonic_ns()
+    global _training, _counts
+    _training, _counts = monotonic_ns(), []
+
+
+def count(values: Mapping[str, float]) -> None:
+    """Record what this rank has counted until now, those of `TimeSpent.counted`. Any thread may call it."""
+    if _kept is not None:
+        _counts.append((monotonic_ns(), values))
+        if len(_counts) > _COUNTS:
+            del _counts[1::2]
 
 
 def take() -> list[dict[str, Any]]:
@@ -163,18 +176,22 @@ def _keep() -> None:
     if _kept is not None:
         current = world.current()
         ahead = _clock_offset()
+        recorded, waits = current.communicator.recorded(), other_waits.take()
+        # Of a longer training the oldest events are lost: the shares are those of the time that is known.
+        known = [min(begin for begin, *_ in recorded)] if len(recorded) >= _CAPACITY else []
+        known += [min(wait.begin for wait in waits)] if len(waits) >= other_waits.KEPT else []
         _kept.extend([*_head(current.rank), *_labels(current.rank, _transport(current))])
-        _kept.extend(_trace(current.rank, current.communicator.recorded(), ahead))
-        _kept.extend(_waits(current.rank, ahead))
-        for moment in (_training, monotonic_ns()):
+        _kept.extend(_trace(current.rank, recorded, ahead))
+        _kept.extend(_waits(current.rank, waits, ahead))
+        for moment in (max(_training, *known, 0), monotonic_ns()):
             _kept.append({**_of_program(current.rank, moment + ahead, 0, TRAINING, TRAINING), "ph": "i", "s": "t"})
+        for moment, values in _counts:
+            event = _of_program(current.rank, moment + ahead, 0, COUNTED, COUNTED)
+            _kept.append({**event, "ph": "C", "args": values})
 
 
-def _waits(rank: int, ahead: int) -> list[dict[str, Any]]:
-    return [
-        _of_program(rank, wait.begin + ahead, wait.end - wait.begin, wait.phase, wait.what)
-        for wait in other_waits.take()
-    ]
+def _waits(rank: int, waits: Iterable[other_waits.Wait], ahead: int) -> list[dict[str, Any]]:
+    return [_of_program(rank, wait.begin + ahead, wait.end - wait.begin, wait.phase, wait.what) for wait in waits]
 
 
 def _of_program(rank: int, begin: int, duration: int, phase: str, what: str) -> dict[str, Any]:

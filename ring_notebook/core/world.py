@@ -7,6 +7,7 @@ run with `open_run`. An abort ends the epoch, never the process: the next epoch 
 from __future__ import annotations
 
 import atexit
+import multiprocessing
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -22,12 +23,12 @@ from ring_notebook.core.communicator import Communicator
 from ring_notebook.core.membership import RanksOrComm, agree, ranks_of
 from ring_notebook.core.native import core, devices, operation_log, options
 from ring_notebook.core.place import Place, Topology, find_place, form_again
-from ring_notebook.error_text import error_text
 from ring_notebook.errors import CollectiveAborted, NotInitializedError, RingError
 from ring_notebook.rank.exit_watch import at_exit, watch_exits
 from ring_notebook.rank.preload import unload_from_children
 from ring_notebook.rank.rank_status import exit_code_of, report_status
 from ring_notebook.rank.rendezvous import FormationError, Rendezvous, is_offered
+from ring_notebook.text.error_text import error_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +121,21 @@ def has_mpi() -> bool:
     return rendezvous is not None and rendezvous.has_mpi
 
 
+_RANK = "RING_PROCESS_OF_RANK"
+"""The variable by which what a rank starts knows that it is no rank itself."""
+
+
+def _is_spawned_by_rank() -> bool:
+    """Whether multiprocessing has started this process in a rank. While it imports the script, its parent is unset."""
+    rank = os.environ.get(_RANK, "")
+    if not rank or rank == str(os.getpid()):
+        return False
+    parent = multiprocessing.parent_process()
+    # Elsewhere these two are the same module, once multiprocessing has been imported.
+    imports_script = sys.modules.get("__mp_main__", sys.modules["__main__"]) is not sys.modules["__main__"]
+    return imports_script or (parent is not None and str(parent.pid) == rank)
+
+
 def init(comm: RanksOrComm | None = None) -> None:
     """Open an epoch over all ranks of the run, or outside of runs of the job; or over ``comm`` (Horovod: ``init``).
 
@@ -134,6 +150,13 @@ def init(comm: RanksOrComm | None = None) -> None:
         raise RingError(
             "this process was forked by a rank; only that rank takes part in collectives: call init() there"
         )
+    if _is_spawned_by_rank():
+        raise RingError(
+            f"this process was started by multiprocessing in a rank (process {os.environ[_RANK]}), for example as a "
+            "worker of a DataLoader: only that rank takes part in collectives. Such a process imports the script "
+            'again: put what ranks do, init() first, under `if __name__ == "__main__":`'
+        )
+    os.environ[_RANK] = str(os.getpid())
     close()
     begins = _state.place is None
     # A process that outlives its jobs, such as a worker or an actor, may have another job now.

@@ -18,18 +18,14 @@ from ring_notebook.core.work import Work
 __all__ = ["Tensor", "decode", "encode", "expected", "forget_samples", "produced", "reduced_samples", "sample"]
 
 Array = npt.NDArray[Any]
-INTEGERS = {DType.UINT8, DType.INT8, DType.INT16, DType.INT32, DType.INT64}
-_STORAGE = {
-    DType.UINT8: np.uint8,
-    DType.INT8: np.int8,
-    DType.INT16: np.int16,
-    DType.INT32: np.int32,
-    DType.INT64: np.int64,
-    DType.FLOAT16: np.float16,
-    DType.BFLOAT16: np.uint16,  # numpy has no bfloat16: its bits
-    DType.FLOAT32: np.float32,
-    DType.FLOAT64: np.float64,
-    DType.BOOL: np.bool_,
+INTEGERS = {dtype for dtype in DType if "INT" in dtype.name}
+# numpy has no bfloat16: its bits.
+_STORAGE = {dtype: np.dtype("uint16" if dtype is DType.BFLOAT16 else dtype.name.lower()) for dtype in DType}
+_REDUCTIONS: dict[ReduceOp, Callable[..., Array]] = {
+    **dict.fromkeys((ReduceOp.SUM, ReduceOp.AVERAGE), np.sum),
+    ReduceOp.MIN: np.min,
+    ReduceOp.MAX: np.max,
+    ReduceOp.PRODUCT: np.prod,
 }
 
 
@@ -86,9 +82,7 @@ def expected(
     scaled = [values * prescale for values in inputs]
     if whole:
         scaled = [np.trunc(values).astype(np.int64) for values in scaled]
-    named: dict[ReduceOp, Callable[..., Array]] = {ReduceOp.MIN: np.min, ReduceOp.MAX: np.max}
-    reduction = np.prod if op is ReduceOp.PRODUCT else named.get(op, np.sum)
-    result = np.asarray(reduction(np.stack(scaled), axis=0))
+    result = np.asarray(_REDUCTIONS[op](np.stack(scaled), axis=0))
     if whole:
         result = result.astype(_STORAGE[dtype]).astype(np.int64)  # wraps around
     if op is ReduceOp.AVERAGE:

@@ -27,17 +27,19 @@ void sleep_on(Doorbell& bell, std::uint32_t seen, std::chrono::microseconds limi
             limit == kForever ? nullptr : &timeout, nullptr, 0);
 }
 
-std::int64_t monotonic_ns() {
+namespace {
+
+std::int64_t read_clock(clockid_t clock) {
     timespec now{};
-    clock_gettime(CLOCK_MONOTONIC, &now);
+    clock_gettime(clock, &now);
     return static_cast<std::int64_t>(now.tv_sec) * 1'000'000'000 + now.tv_nsec;
 }
 
-std::int64_t wall_clock_ns() {
-    timespec now{};
-    clock_gettime(CLOCK_REALTIME, &now);
-    return static_cast<std::int64_t>(now.tv_sec) * 1'000'000'000 + now.tv_nsec;
-}
+}  // namespace
+
+std::int64_t monotonic_ns() { return read_clock(CLOCK_MONOTONIC); }
+
+std::int64_t wall_clock_ns() { return read_clock(CLOCK_REALTIME); }
 
 namespace {
 
@@ -46,6 +48,22 @@ std::atomic<std::int64_t> held_since{0};   // 0: deadlines are not held
 std::atomic<std::int64_t> held_before{0};  // ns
 
 }  // namespace
+
+namespace {
+
+std::atomic<std::int64_t> used_by_waits{0};  // ns, of all threads of this process
+
+}  // namespace
+
+std::int64_t cpu_besides_waits() {
+    return read_clock(CLOCK_PROCESS_CPUTIME_ID) - used_by_waits.load(std::memory_order_relaxed);
+}
+
+void WaitMeter::count() noexcept {
+    const std::int64_t cpu = read_clock(CLOCK_THREAD_CPUTIME_ID);
+    if (next_ != 0) used_by_waits.fetch_add(cpu - cpu_, std::memory_order_relaxed);
+    cpu_ = cpu;
+}
 
 std::int64_t deadline_now() {
     // In this order, so that a hold that ends in between may count twice for a moment, but is never missed.

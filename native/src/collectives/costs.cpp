@@ -65,9 +65,17 @@ constexpr Formula kFormulas[] = {
 
 // What travels with the headers of a host, whose ranks have tensors of so many bytes; of the root's in a broadcast.
 std::uint64_t payload(OpKind kind, const Load& load) {
-    const bool is_one = kind == OpKind::Allreduce || kind == OpKind::ReduceScatter || kind == OpKind::Broadcast;
-    const bool is_each = kind == OpKind::Allgather || kind == OpKind::Alltoall;
-    return is_one ? load.bytes : is_each ? load.local * load.bytes : 0;
+    switch (output_of(kind)) {
+        case Output::Whole:
+        case Output::Rows:
+            return load.bytes;
+        case Output::Parts:
+            return load.local * load.bytes;
+        case Output::Nothing:
+        case Output::Message:
+            break;
+    }
+    return 0;
 }
 
 // Where only the block of the root's host, 0, differs from the others, or each from every other, or none.
@@ -112,9 +120,7 @@ Traffic traffic_of(const Path& path, const Load& load) {
     if (!path.between_hosts) return {};
     if (path.make == make_eager) return agreement(path.kind, load, payload(path.kind, load));
     const Traffic all = agreement(path.kind, load, 0);
-    const bool headers_say_all =
-        path.kind == OpKind::Barrier || path.kind == OpKind::Commit || path.kind == OpKind::Join;
-    if (headers_say_all) return all;
+    if (output_of(path.kind) == Output::Nothing) return all;
     for (const Formula& one : kFormulas) {
         if (one.make != path.make) continue;
         const Traffic data = one.traffic(path.kind, load);

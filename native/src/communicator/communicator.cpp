@@ -31,8 +31,8 @@ Communicator::Communicator(std::vector<int> ranks, int index, std::shared_ptr<Ho
       epoch_(std::move(epoch)),
       number_(epoch_.recorder->next_group()),
       log_group_(epoch_.recorder->log_group(topology_.ranks, epoch_.number, group_ == epoch_.group)),
-      post_(std::make_unique<PostOffice>(
-          PostOffice::Place{group_, fabric_, epoch_.fabric, topology_.ranks, index_, epoch_.recorder, number_})),
+      post_(std::make_unique<PostOffice>(PostOffice::Place{group_, fabric_, epoch_.fabric, topology_.ranks, index_,
+                                                           epoch_.recorder, epoch_.standstill, number_})),
       named_(std::make_unique<NamedLane>(*this)),
       device_(epoch_.devices ? std::make_unique<DeviceSide>(*this, epoch_.devices) : nullptr) {
     if (fabric_) group_->tickets().decide_between_hosts();
@@ -112,7 +112,7 @@ std::uint64_t Communicator::commit(std::string name, std::uint64_t newest, doubl
     request.layout = newest;
     request.site = site;
     std::shared_ptr<Work> work = make_work(std::move(request), timeout);
-    if (fabric_) work->patience_ = std::max(work->patience_, kCommitPatience);
+    if (fabric_) work->patience = kCommitPatience;
     const Spending spending(*epoch_.recorder);
     // The messages of this host may let another host commit. So an interrupt ends the epoch and then waits for the
     // outcome.
@@ -134,26 +134,26 @@ std::uint64_t Communicator::commit(std::string name, std::uint64_t newest, doubl
     if (interrupt && !work->has_succeeded()) std::rethrow_exception(interrupt);
     note_caller(*work, spending.begin());
     work->get();
-    return work->result_.newest;
+    return work->result.newest;
 }
 
 void Communicator::run(const std::shared_ptr<Work>& work, const Interruption& check) {
     std::optional<NamedLane::Joining> joining;
-    if (work->request_.kind == OpKind::Join) {
+    if (work->request.kind == OpKind::Join) {
         // Hosts share at most a wall clock; the ranks of one host share a monotonic clock.
-        work->header_.join_called = fabric_ ? wall_clock_ns() : monotonic_ns();
+        work->header.join_called = fabric_ ? wall_clock_ns() : monotonic_ns();
         joining.emplace(*named_);
-        wait_for_names(work->request_, check);
+        wait_for_names(work->request, check);
     }
     const auto check_turn = [&](bool within) {
-        check_open(work->request_);
+        check_open(work->request);
         if (within)
-            throw invalid(work->request_,
+            throw invalid(work->request,
                           "this thread is in another operation of this group (it runs a signal handler "
                           "inside it); call it after that operation");
     };
     // NCCL needs one thread that launches; a joined rank may have to launch too.
-    const bool queues = work->device_ || (device_ && joining);
+    const bool queues = work->device || (device_ && joining);
     if (queue_.enter(work, queues, check_turn, [&] { epoch_.progress->begin(); })) {
         carry_out(*work, check);
         end_turn();
@@ -170,14 +170,18 @@ void Communicator::carry_out(Work& work, const Interruption& check) {
         if (!work.started()) begin(work);
         Served served = Served::Moved;
         while (served != Served::Done) {
-            const bool polling = work.polling_;
+            const bool polling = work.machine.polling;
             wait_until(
                 group_->bell(), polling ? group_->spin().polling() : group_->spin(),
                 [&] {
                     served = attempt(work);
-                    return served == Served::Moved || served == Served::Done || work.polling_ != polling;
+                    return served == Served::Moved || served == Served::Done || work.machine.polling != polling;
                 },
-                [&] { check_waiting(work, check); }, polling ? kPoll : kSleep);
+                [&] {
+                    epoch_.standstill->program_waits();
+                    check_waiting(work, check);
+                },
+                polling ? kPoll : kSleep);
         }
     } catch (...) {
         fail(work, std::current_exception());
@@ -191,6 +195,7 @@ void Communicator::wait_for_names(const Request& request, const Interruption& ch
     const auto ended = [&] { return !named_->has_own(); };
     try {
         wait_until(idle_, group_->spin(), ended, [&] {
+            epoch_.standstill->program_waits();
             if (check) check();
         });
     } catch (...) {
@@ -202,9 +207,9 @@ void Communicator::wait_for_names(const Request& request, const Interruption& ch
 
 std::shared_ptr<Work> Communicator::enqueue(Request request, double timeout, std::shared_ptr<const Work> first) {
     std::shared_ptr<Work> work = make_work(std::move(request), timeout);
-    work->first_ = std::move(first);
+    work->first = std::move(first);
     epoch_.progress->begin();
-    queue_.enter(work, true, [&](bool) { check_open(work->request_); }, [] {});
+    queue_.enter(work, true, [&](bool) { check_open(work->request); }, [] {});
     epoch_.progress->nudge();
     return work;
 }
@@ -213,10 +218,10 @@ std::shared_ptr<Work> Communicator::start(Request request, double timeout, std::
     if (request.name.empty() || in_order_.load(std::memory_order_relaxed))
         return enqueue(std::move(request), timeout, std::move(first));
     std::shared_ptr<Work> work = make_work(std::move(request), timeout);
-    work->first_ = std::move(first);
+    work->first = std::move(first);
     epoch_.progress->begin();
     queue_.exclusively([&] {
-        check_open(work->request_);
+        check_open(work->request);
         named_->post(work);
     });
     epoch_.progress->nudge();
@@ -274,15 +279,16 @@ void Communicator::wait_until_ready(Work& work, bool (Work::*ready)() const, dou
     const std::int64_t deadline = deadline_after(timeout);
     const auto settle = [&] {
         // The operation sees the abort at its next step and releases the tensors; only then may the caller continue.
-        wait_until(work.bell_, group_->spin(), [&] { return work.done(); }, [] {});
+        wait_until(work.bell(), group_->spin(), [&] { return work.done(); }, [] {});
     };
     try {
         wait_until(
-            work.bell_, group_->spin(), [&] { return (work.*ready)(); },
+            work.bell(), group_->spin(), [&] { return (work.*ready)(); },
             [&] {
+                epoch_.standstill->program_waits();
                 if (check) check();
                 if (is_past(deadline))
-                    throw Timeout(who() + ": " + to_string(work.request_.kind) + " '" + work.request_.name +
+                    throw Timeout(who() + ": " + to_string(work.request.kind) + " '" + work.request.name +
                                   "' was not done after " + seconds_text(timeout));
             });
     } catch (const Timeout& late) {
@@ -290,8 +296,8 @@ void Communicator::wait_until_ready(Work& work, bool (Work::*ready)() const, dou
         settle();
         throw;
     } catch (...) {
-        abort(FixedText("rank %d was interrupted while it waited for %s '%s'", rank(), to_string(work.request_.kind),
-                        work.request_.name.c_str()));
+        abort(FixedText("rank %d was interrupted while it waited for %s '%s'", rank(), to_string(work.request.kind),
+                        work.request.name.c_str()));
         settle();
         throw;
     }
@@ -328,6 +334,7 @@ void Communicator::close(const Interruption& check) {
     } else {
         try {
             wait_until(idle_, group_->spin(), idle, [&] {
+                epoch_.standstill->program_waits();
                 if (check) check();
             });
         } catch (...) {
@@ -374,6 +381,7 @@ std::shared_ptr<Message> Communicator::receive(int from, int tag, void* data, st
 void Communicator::wait(Message& message, double timeout, const Interruption& check) {
     try {
         post_->wait(message, timeout, [&] {
+            epoch_.standstill->program_waits();
             read_notices();
             if (check) check();
         });

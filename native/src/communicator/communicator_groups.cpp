@@ -100,6 +100,7 @@ std::shared_ptr<Communicator> Communicator::open(Setup setup, double timeout, co
     epoch.group = std::make_shared<HostGroup>(setup.domain, block, std::move(members), std::move(reservation));
     epoch.fabric = fabric;
     epoch.recorder = std::make_shared<Recorder>(std::move(setup.log));
+    epoch.standstill = std::make_shared<StandstillWatch>(epoch.group, fabric, epoch.recorder, setup.options.standstill);
     epoch.number = setup.epoch;
     epoch.progress = std::make_shared<Progress>(epoch.group->bell(), epoch.group->spin());
     if (setup.devices) epoch.devices = std::make_shared<DeviceStream>(std::move(setup.devices));
@@ -116,9 +117,10 @@ std::shared_ptr<Communicator> Communicator::open(Setup setup, double timeout, co
     meet.pieces = {{doubts, doubts, 1}};
     meet.name = "begin";
     // Between hosts, as with a commit: a rank that has all headers may abort while messages to others are under way.
-    self->patience_.store(self->fabric_ ? kCommitPatience : 0, std::memory_order_relaxed);
-    self->run(std::move(meet), timeout, check)->get();
-    self->patience_.store(0, std::memory_order_relaxed);
+    const std::shared_ptr<Work> work = self->make_work(std::move(meet), timeout);
+    if (self->fabric_) work->patience = kCommitPatience;
+    self->run(work, check);
+    work->get();
     opening.joined();
     return self;
 }

@@ -1,5 +1,6 @@
 // How an operation fails: the checks of a waiting rank, and how all waiting ranks learn of a failure, also when memory
 // is short.
+#include <algorithm>
 #include <new>
 #include <utility>
 
@@ -8,6 +9,7 @@
 #include "ring/communicator/communicator.hpp"
 #include "ring/communicator/device_side.hpp"
 #include "ring/communicator/progress.hpp"
+#include "ring/group/mismatch.hpp"
 
 namespace ring {
 namespace {
@@ -27,52 +29,83 @@ bool is_of_epoch(const std::exception_ptr& error) {
 
 }  // namespace
 
-std::string Communicator::locate(const Work& work) const { return who() + ": " + describe(work.header_); }
+std::string Communicator::locate(const Work& work) const { return who() + ": " + describe(work.header); }
 
 // The checks that a waiting thread makes from time to time, besides its gate and the link.
 void Communicator::check_waiting(Work& work, const Interruption& check) {
     const std::int64_t now = monotonic_ns();
-    if (now < work.next_check_) return;
-    work.next_check_ = now + kCheckEvery;
+    if (now < work.machine.next_check) return;
+    work.machine.next_check = now + kCheckEvery;
     if (check) check();
     read_notices();
-    group_->check_alive(work.gate_, true);
-    if (work.device_ && work.device_->issued) group_->check_members();
+    group_->check_alive(work.machine.gate, true);
+    if (work.device && work.device->issued) group_->check_members();
     if (fabric_) {
-        const std::vector<int> gone = ranks_of(fabric_->notices().departed(work.header_.sequence));
+        const std::vector<int> gone = ranks_of(fabric_->notices().departed(work.header.sequence));
         if (!gone.empty()) {
             group_->abort(rank_list(gone) + " left (cells or scripts ended) while others wait for them");
             throw Aborted(group_->abort_reason());
         }
     }
     warn_of_stall(work, now);
-    const bool launches = work.device_ && work.device_->issued;
-    if (is_past(work.deadline_) && (work.polling_ || !group_->released(work.gate_))) {
+    report_wait(work);
+    const bool launches = work.device && work.device->issued;
+    if (is_past(work.deadline) && (work.machine.polling || !group_->released(work.machine.gate))) {
         const std::string late = locate(work) + " timed out: " +
-                                 (launches        ? "NCCL has not launched it"
-                                  : work.polling_ ? "another host has not answered"
-                                                  : group_->missing(work.gate_));
+                                 (launches               ? "NCCL has not launched it"
+                                  : work.machine.polling ? "another host has not answered"
+                                                         : group_->missing(work.machine.gate));
         group_->abort(late);
         throw Timeout(late + ". Call it on every rank of the group, or raise the timeout.");
+    }
+}
+
+// "allreduce sum 'x' float32 [3] in the group of ranks 0, 2, by order"
+std::string Communicator::awaited_text(const Work& work, const char* how) const {
+    constexpr std::size_t kListed = 8;
+    std::string group;
+    for (std::size_t i = 0; i < std::min(ranks().size(), kListed); ++i)
+        group += (i == 0 ? " in the group of ranks " : ", ") + std::to_string(ranks()[i]);
+    if (ranks().size() > kListed) group = " in a group of " + std::to_string(size());
+    return describe_fully(work.header) + (group_ == epoch_.group ? "" : group) + how;
+}
+
+// Operations of the named lane wait for calls in `NamedLane::check`; those here all ranks have called.
+void Communicator::report_wait(Work& work) const {
+    const bool lacks_calls = work.machine.stage == Work::Stage::Posted && !work.machine.algorithm;
+    if (lacks_calls && named_ != nullptr) {
+        work.machine.watched = epoch_.standstill;
+        epoch_.standstill->awaits(&work, StandstillWatch::key_by_order(log_group_, work.header.sequence),
+                                  static_cast<std::uint32_t>(size()), awaited_text(work, kByOrder));
+    } else if (!lacks_calls || work.origin != Work::Origin::Caller) {
+        work.machine.watched = epoch_.standstill;
+        epoch_.standstill->moves(&work);
     }
 }
 
 // One of the waiting ranks of a host prints the warning. A rank that has joined waits on purpose.
 void Communicator::warn_of_stall(Work& work, std::int64_t now) const {
     const double limit = group_->options().stall_warning;
-    if (work.stalled_at_ != work.gate_) {
-        work.stalled_at_ = work.gate_;
-        work.since_ = now;
+    if (work.machine.stalled_at != work.machine.gate) {
+        work.machine.stalled_at = work.machine.gate;
+        work.machine.since = now;
     }
-    const double waited = static_cast<double>(now - work.since_) * 1e-9;
-    if (limit <= 0.0 || waited < limit || work.warned_ || named_ == nullptr || work.header_.kind == OpKind::Join)
+    const double waited = static_cast<double>(now - work.machine.since) * 1e-9;
+    if (limit <= 0.0 || waited < limit || work.machine.warned || named_ == nullptr || work.header.kind == OpKind::Join)
         return;
-    work.warned_ = true;
+    work.machine.warned = true;
     int first = 0;
-    while (!work.polling_ && !group_->has_arrived(first, work.gate_)) ++first;
-    if (first != group_->index() || (!work.polling_ && group_->released(work.gate_))) return;
+    while (!work.machine.polling && !group_->has_arrived(first, work.machine.gate)) ++first;
+    if (first != group_->index() || (!work.machine.polling && group_->released(work.machine.gate))) return;
     warn(locate(work) + " has waited " + seconds_text(waited) + ": " +
-         (work.polling_ ? "another host has not answered" : group_->missing(work.gate_)));
+         (work.machine.polling ? "another host has not answered" : group_->missing(work.machine.gate)));
+}
+
+// The error of an operation that ends with the epoch.
+std::exception_ptr Communicator::stopped(const Work& work, const char* reason) const {
+    if (group_->aborted_by_mismatch() && (work.started() || work.machine.since != 0))
+        return std::make_exception_ptr(Mismatch(who() + ": " + title(work.header) + ": " + reason));
+    return std::make_exception_ptr(Aborted(locate(work) + " stopped because " + reason));
 }
 
 // Aborts the epoch unless it is aborted already, and adds this rank's operation to `error`. False where the group
@@ -81,7 +114,7 @@ bool Communicator::explain(const Work& work, std::exception_ptr& error) {
     try {
         std::rethrow_exception(error);
     } catch (const Aborted& aborted) {
-        error = std::make_exception_ptr(Aborted(locate(work) + " stopped because " + aborted.what()));
+        error = stopped(work, aborted.what());
     } catch (const Mismatch&) {
         return false;
     } catch (const Unsupported&) {
@@ -89,31 +122,31 @@ bool Communicator::explain(const Work& work, std::exception_ptr& error) {
     } catch (const Timeout&) {
     } catch (const DeviceError& device) {
         if (device_) device_->group().stream().note(device);
-        const std::string why = who() + " stopped in " + describe(work.header_) + ": " + device.what();
+        const std::string why = who() + " stopped in " + describe(work.header) + ": " + device.what();
         group_->abort(why);
         error = std::make_exception_ptr(Aborted(why));
     } catch (const PeerLost& lost) {
-        const std::string why = who() + " stopped in " + describe(work.header_) + ": " + lost.what();
+        const std::string why = who() + " stopped in " + describe(work.header) + ": " + lost.what();
         group_->abort(why);
         error = std::make_exception_ptr(Aborted(why));
     } catch (const std::exception& other) {
-        group_->abort(who() + " stopped in " + describe(work.header_) + ": " + other.what());
+        group_->abort(who() + " stopped in " + describe(work.header) + ": " + other.what());
     } catch (...) {
-        group_->abort(who() + " was interrupted in " + describe(work.header_));
+        group_->abort(who() + " was interrupted in " + describe(work.header));
     }
     return true;
 }
 
 // Behind an abort: completes an operation that other ranks may have completed, and rules out any other.
 bool Communicator::complete_in_spite(Work& work) noexcept {
-    const std::uint64_t sequence = work.header_.sequence;
-    if (fabric_ || work.gates_ > 0) return group_->rule_out(sequence) && work.header_.kind == OpKind::Commit;
-    if (!group_->all_have_come(work.gate_) && !group_->rule_out(sequence)) return false;
+    const std::uint64_t sequence = work.header.sequence;
+    if (fabric_ || work.machine.gates > 0) return group_->rule_out(sequence) && work.header.kind == OpKind::Commit;
+    if (!group_->all_have_come(work.machine.gate) && !group_->rule_out(sequence)) return false;
     try {
-        if (!work.algorithm_) work.algorithm_ = make_algorithm(work, group_->headers(sequence));
-        if (work.takes_one_gate_ && group_->decide(sequence)) {
-            work.algorithm_->advance(0);
-            return work.header_.kind != OpKind::Join || work.result_.last_joined >= 0;
+        if (!work.machine.algorithm) work.machine.algorithm = make_algorithm(work, group_->headers(sequence));
+        if (work.machine.takes_one_gate && group_->decide(sequence)) {
+            work.machine.algorithm->advance(0);
+            return work.header.kind != OpKind::Join || work.result.last_joined >= 0;
         }
     } catch (...) {  // they did not agree, or this rank has no memory
     }
@@ -126,18 +159,18 @@ void Communicator::fail(Work& work, std::exception_ptr error) noexcept {
     try {
         if (ended) ended = explain(work, error);
     } catch (...) {  // the error stays what it was
-        group_->abort(FixedText("rank %d ran out of memory in %s", rank(), to_string(work.request_.kind)));
+        group_->abort(FixedText("rank %d ran out of memory in %s", rank(), to_string(work.request.kind)));
     }
     // Only after the abort, so that a rank that finds the operation ruled out has a reason to report.
     const bool has_completed = ended && work.started() && complete_in_spite(work);
     if (ended) {
         announce_abort();
-        work.algorithm_.reset();  // cancels its transfers
-        work.agreement_.reset();
+        work.machine.algorithm.reset();  // cancels its transfers
+        work.machine.agreement.reset();
         keep_tensors_until_quiet(work);
     }
     group_->set_state(RankState::Idle);
-    if (has_completed && (work.header_.kind == OpKind::Commit || is_of_epoch(error))) {
+    if (has_completed && (work.header.kind == OpKind::Commit || is_of_epoch(error))) {
         work.finish(nullptr);
     } else if (!device_ || !device_->fail(work.shared_from_this(), error))
         work.finish(std::move(error));
@@ -151,10 +184,10 @@ void Communicator::keep_tensors_until_quiet(const Work& work) noexcept {
     const auto keep = [&](std::uint64_t offset) {
         if (offset != kNowhere) domain()->keep(offset, group_->quiet());
     };
-    keep(work.header_.input);
-    keep(work.header_.output);
-    if (work.request_.pieces.size() < 2) return;
-    for (const Piece& piece : work.request_.pieces) {
+    keep(work.header.input);
+    keep(work.header.output);
+    if (work.request.pieces.size() < 2) return;
+    for (const Piece& piece : work.request.pieces) {
         keep(domain()->offset_of(piece.input, 1));
         keep(domain()->offset_of(piece.output, 1));
     }
@@ -162,7 +195,7 @@ void Communicator::keep_tensors_until_quiet(const Work& work) noexcept {
 
 void Communicator::announce_abort() noexcept {
     if (epoch_.fabric && group_->aborted() && group_->claim_announcement())
-        epoch_.fabric->notices().announce_abort(group_->abort_reason());
+        epoch_.fabric->notices().announce_abort(group_->abort_reason(), group_->aborted_by_mismatch());
 }
 
 void Communicator::abort(std::string_view reason) noexcept {

@@ -56,21 +56,6 @@ void Communicator::validate(const Request& request) const {
         throw invalid("root " + std::to_string(request.root) + " is not in this group of " + std::to_string(size()));
     if (request.kind == OpKind::ReduceScatter && request.shape.empty())
         throw invalid("a tensor without dimensions has no rows to scatter");
-    if (request.kind == OpKind::Step) {
-        const Piece& piece = request.pieces.front();
-        const std::size_t bytes = piece.count * sizeof(float);
-        if (fabric_) throw invalid("a fused step works among the ranks of one host");
-        if (request.dtype != DType::Float32 || domain()->offset_of(piece.input, bytes) == kNowhere ||
-            domain()->offset_of(piece.output, bytes) == kNowhere)
-            throw invalid("gradients and parameters must be float32 in ring memory");
-        // A rank that owns no element of a short tensor has no state for it either.
-        const bool owns = chunk_range(piece.count, size(), index(), sizeof(float)).size() > 0;
-        for (int i = 0; owns && i < state_tensors(request.update); ++i)
-            if (request.state[i] == nullptr)
-                throw invalid("the rule has " + std::to_string(state_tensors(request.update)) +
-                              " state tensors (Adam two, SGD with momentum one), and " + std::to_string(i) +
-                              " were given. Wrap the optimizer again where its options have changed.");
-    }
     if (request.kind == OpKind::Allreduce && request.pieces.size() > 1 &&
         written_twice(request.pieces, item_size(request.dtype)))
         throw invalid("two of its tensors share memory; give each memory once, or clone one of them");
@@ -100,22 +85,18 @@ void Communicator::validate(const Request& request) const {
 std::shared_ptr<Work> Communicator::make_work(Request request, double timeout) const {
     validate(request);
     std::shared_ptr<Work> work = prepare(std::move(request), timeout);
-    if (device_ && work->request_.device == Device::Cuda) device_->prepare(*work);
-    if (const auto& log = epoch_.recorder->log()) {
-        work->log_ = log;
-        work->record_ = log->begin(work->header_, log_group_, monotonic_ns(), 0, work->request_.site);
-    }
+    if (device_ && work->request.device == Device::Cuda) device_->prepare(*work);
+    epoch_.recorder->call(work->times, work->header, log_group_, work->request.site);
     return work;
 }
 
 std::shared_ptr<Work> Communicator::prepare(Request request, double timeout) const {
     if (targets_touch_inputs(request, index())) request.targets.clear();
     auto work = std::make_shared<Work>();
-    work->deadline_ = deadline_after(timeout);
-    work->patience_ = patience_.load(std::memory_order_relaxed);
-    work->mark_ = epoch_.recorder->now();
-    if (epoch_.devices) work->late_ = epoch_.devices->late_failure();
-    Header& header = work->header_;
+    work->deadline = deadline_after(timeout);
+    epoch_.recorder->begin_phase(work->times);
+    if (epoch_.devices) work->late = epoch_.devices->late_failure();
+    Header& header = work->header;
     header.kind = request.kind;
     header.dtype = request.dtype;
     header.device = request.device;
@@ -125,8 +106,7 @@ std::shared_ptr<Work> Communicator::prepare(Request request, double timeout) con
     if (request.root >= 0) header.root = ranks()[static_cast<std::size_t>(request.root)];
     // Rounding costs a sum little. A rounded maximum would not be one of the ranks' numbers any more, and a product
     // could overflow.
-    const bool sum = request.op == ReduceOp::Sum || request.op == ReduceOp::Average;
-    if (fabric_ && request.kind == OpKind::Allreduce && request.dtype == DType::Float32 && sum)
+    if (fabric_ && request.kind == OpKind::Allreduce && request.dtype == DType::Float32 && is_sum(request.op))
         header.wire = fabric_->wire();
     // The input of an alltoall may be any number of tensors; its splits describe it.
     if (request.kind != OpKind::Alltoall) header.tensors = static_cast<std::int32_t>(request.pieces.size());
@@ -137,18 +117,18 @@ std::shared_ptr<Work> Communicator::prepare(Request request, double timeout) con
     std::copy(request.shape.begin(), request.shape.end(), header.shape);
     set_name(header, request.name);
     set_digest(header);
-    work->request_ = std::move(request);
+    work->request = std::move(request);
     return work;
 }
 
 void Communicator::share_device(Work& fused, const Work& part) {
-    if (!part.device_) return;
-    if (!fused.device_) {
-        fused.device_ = std::make_shared<DeviceWork>();
-        fused.device_->context = part.device_->context;
-        fused.device_->stream = part.device_->stream;
+    if (!part.device) return;
+    if (!fused.device) {
+        fused.device = std::make_shared<DeviceWork>();
+        fused.device->context = part.device->context;
+        fused.device->stream = part.device->stream;
     }
-    fused.device_->ready.insert(fused.device_->ready.end(), part.device_->ready.begin(), part.device_->ready.end());
+    fused.device->ready.insert(fused.device->ready.end(), part.device->ready.begin(), part.device->ready.end());
 }
 
 }  // namespace ring

@@ -25,13 +25,13 @@ NamedLane::~NamedLane() {
 
 void NamedLane::post(const std::shared_ptr<Work>& work) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    const NameKey key{work->header_.name, hash_of(work->request_.name), joins_ended_};
+    const NameKey key{work->header.name, hash_of(work->request.name), joins_ended_};
     if (own_.count(key) != 0)
-        throw owner_.invalid(work->request_,
+        throw owner_.invalid(work->request,
                              "an operation of that name is under way; wait for it first, or choose another name");
-    work->since_ = monotonic_ns();
+    work->machine.since = monotonic_ns();
     own_.emplace(key, work);
-    (work->first_ ? following_ : fresh_).push_back(key);
+    (work->first ? following_ : fresh_).push_back(key);
     busy_.store(true, std::memory_order_release);
 }
 
@@ -47,7 +47,7 @@ NamedLane::Joining::~Joining() {
 }
 
 void NamedLane::Joining::end(const Work& join) {
-    if (join.error_) return;
+    if (join.error) return;
     const std::lock_guard<std::mutex> lock(lane_.mutex_);
     lane_.joins_ended_ = lane_.joins_called_;
 }
@@ -180,15 +180,15 @@ NamedLane::Served NamedLane::settle() {
                 inner_->device_->follow(*ended.work, work);
                 continue;
             }
-            if (ended.names.size() == 1) work->result_ = std::move(ended.work->result_);
-            finish(key, work, ended.work->error_);
+            if (ended.names.size() == 1) work->result = std::move(ended.work->result);
+            finish(key, work, ended.work->error);
         }
         {
             const std::lock_guard<std::mutex> lock(mutex_);
             under_way_.pop_front();
         }
         if (ended.is_round && owner_.group_->aborted()) throw Aborted(owner_.group_->abort_reason());
-        if (ended.is_round && ended.work->error_) std::rethrow_exception(ended.work->error_);
+        if (ended.is_round && ended.work->error) std::rethrow_exception(ended.work->error);
         if (ended.is_round) read_round(*ended.work);
     }
     owner_.idle_.ring();
@@ -222,7 +222,7 @@ void NamedLane::carry_out(const std::vector<const Ready*>& ready) {
         for (const Ready* one : ready) {
             const auto own = own_.find(one->key);
             if (own == own_.end()) continue;
-            own->second->stage_ = Work::Stage::Posted;
+            own->second->machine.stage = Work::Stage::Posted;
             parts.push_back(own->second);
             next.names.push_back(one->key);
         }
@@ -231,26 +231,26 @@ void NamedLane::carry_out(const std::vector<const Ready*>& ready) {
         Request joined;
         joined.kind = OpKind::Join;
         next.work = inner_->prepare(std::move(joined), 0);
-        next.work->origin_ = Work::Origin::JoinedForOnce;
+        next.work->origin = Work::Origin::JoinedForOnce;
     } else {
         // A work of its own, so that no caller sees its end before the name is free.
-        Request request = parts.front()->request_;
+        Request request = parts.front()->request;
         for (std::size_t i = 1; i < parts.size(); ++i) {
-            const Request& more = parts[i]->request_;
+            const Request& more = parts[i]->request;
             request.pieces.insert(request.pieces.end(), more.pieces.begin(), more.pieces.end());
             request.name += ", " + more.name;
             request.shape.clear();
             request.layout = 0;
         }
         next.work = inner_->prepare(std::move(request), 0);
-        next.work->origin_ = Work::Origin::Names;
+        next.work->origin = Work::Origin::Names;
         for (const std::shared_ptr<Work>& part : parts) inner_->share_device(*next.work, *part);
-        next.work->mark_ = parts.front()->mark_;
+        next.work->times.mark = parts.front()->times.mark;
         for (const std::shared_ptr<Work>& part : parts) {
-            if (part->deadline_ != 0 && (next.work->deadline_ == 0 || part->deadline_ < next.work->deadline_))
-                next.work->deadline_ = part->deadline_;
-            part->blocked_ = part->since_;
-            part->released_ = monotonic_ns();
+            if (part->deadline != 0 && (next.work->deadline == 0 || part->deadline < next.work->deadline))
+                next.work->deadline = part->deadline;
+            part->times.blocked = part->machine.since;
+            part->times.released = monotonic_ns();
             if (part != parts.front()) inner_->note(*part, Phase::Negotiating);
         }
     }
@@ -287,8 +287,7 @@ void NamedLane::fail_waiting() noexcept {
         }
         std::exception_ptr error;
         try {
-            error = std::make_exception_ptr(Aborted(owner_.who() + ": " + title(work->header_) + " stopped because " +
-                                                    owner_.group_->abort_reason()));
+            error = owner_.stopped(*work, owner_.group_->abort_reason());
         } catch (...) {
             error = std::current_exception();
         }
@@ -302,7 +301,7 @@ void NamedLane::fail_waiting() noexcept {
 
 bool NamedLane::in_round() const {
     return !under_way_.empty() && under_way_.front().is_round &&
-           !inner_->group_->released(under_way_.front().work->gate_);
+           !inner_->group_->released(under_way_.front().work->machine.gate);
 }
 
 void NamedLane::check() {
@@ -315,6 +314,21 @@ void NamedLane::check() {
     if (in_round() || (under_way_.empty() && has_own())) check_members(in_round());
     check_deadlines();
     note_waits(now);
+    report_waits();
+}
+
+// Those that not all ranks have posted, as far as one table shows them.
+void NamedLane::report_waits() const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    std::size_t left = Standstill::kMost;
+    for (const auto& [key, work] : own_) {
+        if (work->started() || work->first || left == 0) continue;
+        --left;
+        work->machine.watched = owner_.epoch_.standstill;
+        owner_.epoch_.standstill->awaits(
+            work.get(), StandstillWatch::key_by_name(owner_.log_group_, key.hash, key.joins),
+            static_cast<std::uint32_t>(owner_.size()), owner_.awaited_text(*work, kByName));
+    }
 }
 
 // Fails the lane when a member has left or died before it took part in the round that this rank waits for. Members that
@@ -331,7 +345,7 @@ void NamedLane::check_members(bool in_round) const {
         const bool left = group.has_left(local);
         const bool dead = owner_.domain()->dead(local);
         // Checked last, because the member may have arrived just before it left.
-        if (in_round && inner_->group_->has_arrived(member, under_way_.front().work->gate_)) continue;
+        if (in_round && inner_->group_->has_arrived(member, under_way_.front().work->machine.gate)) continue;
         const std::string rank = "rank " + std::to_string(group.ranks()[static_cast<std::size_t>(member)]);
         if (left) blame(rank + " has left (its cell or script ended) while others wait for it");
         if (dead) blame(rank + " has died");
@@ -347,11 +361,11 @@ void NamedLane::check_deadlines() {
     {
         const std::lock_guard<std::mutex> lock(mutex_);
         for (const auto& one : own_)
-            if (!one.second->started() && is_past(one.second->deadline_)) late.push_back(one);
+            if (!one.second->started() && is_past(one.second->deadline)) late.push_back(one);
     }
     for (const auto& [key, work] : late) {
         const std::string text =
-            owner_.who() + ": " + title(work->header_) + " timed out: " + missing_text(missing(key));
+            owner_.who() + ": " + title(work->header) + " timed out: " + missing_text(missing(key));
         owner_.group_->abort(text);
         owner_.announce_abort();
         finish(key, work,
@@ -369,28 +383,29 @@ void NamedLane::note_waits(std::int64_t now) {
     {
         const std::lock_guard<std::mutex> lock(mutex_);
         for (const auto& [key, work] : own_) {
-            if (work->started() || work->first_) continue;
-            if (!oldest || work->since_ < oldest->since_) {
+            if (work->started() || work->first) continue;
+            if (!oldest || work->machine.since < oldest->machine.since) {
                 oldest = work;
                 oldest_key = key;
             }
-            if (limit > 0.0 && !work->warned_ && static_cast<double>(now - work->since_) * 1e-9 >= limit) {
-                work->warned_ = true;
+            if (limit > 0.0 && !work->machine.warned &&
+                static_cast<double>(now - work->machine.since) * 1e-9 >= limit) {
+                work->machine.warned = true;
                 stalled.emplace_back(key, work);
             }
         }
     }
-    const auto seconds = [&](const Work& work) { return static_cast<double>(now - work.since_) * 1e-9; };
+    const auto seconds = [&](const Work& work) { return static_cast<double>(now - work.machine.since) * 1e-9; };
     for (const auto& [key, work] : stalled) {
         const std::vector<int> members = missing(key);
         int first = 0;
         while (std::count(members.begin(), members.end(), first) != 0) ++first;
-        if (first != owner_.index() || !reported_.insert(work->request_.name).second) continue;
-        warn(owner_.who() + ": " + title(work->header_) + " has waited " + seconds_text(seconds(*work)) + ": " +
+        if (first != owner_.index() || !reported_.insert(work->request.name).second) continue;
+        warn(owner_.who() + ": " + title(work->header) + " has waited " + seconds_text(seconds(*work)) + ": " +
              missing_text(members));
     }
     std::optional<NamedWait> wait;
-    if (oldest) wait = NamedWait{oldest->header_, seconds(*oldest), owner_.ranks_of(missing(oldest_key))};
+    if (oldest) wait = NamedWait{oldest->header, seconds(*oldest), owner_.ranks_of(missing(oldest_key))};
     const std::lock_guard<std::mutex> lock(mutex_);
     wait_ = std::move(wait);
 }
@@ -408,10 +423,10 @@ std::vector<int> NamedLane::missing(const NameKey& key) const {
         const HostGroup& lane = *inner_->group_;
         const Work& round = *under_way_.front().work;
         for (int member = 0; member < lane.size(); ++member) {
-            if (!lane.has_arrived(member, round.gate_)) continue;
-            const Header header = lane.header(member, round.header_.sequence);
+            if (!lane.has_arrived(member, round.machine.gate)) continue;
+            const Header header = lane.header(member, round.header.sequence);
             if (header.is_inline == 0) continue;
-            const News news = News::decode(lane.inline_slot(member, round.header_.sequence), header.count);
+            const News news = News::decode(lane.inline_slot(member, round.header.sequence), header.count);
             const bool posted = std::any_of(news.posts.begin(), news.posts.end(), [&](const Post& post) {
                 return !(post.key() < key) && !(key < post.key());
             });
@@ -458,17 +473,17 @@ void NamedLane::tell_what_follows() {
             const auto own = own_.find(key);
             if (own == own_.end()) continue;  // it has failed meanwhile
             const std::shared_ptr<Work>& work = own->second;
-            if (!work->first_->launched()) {
+            if (!work->first->launched()) {
                 following_.push_back(key);
-            } else if (work->first_->state_.load(std::memory_order_seq_cst) == Work::State::Failed) {
+            } else if (work->first->state() == Work::State::Failed) {
                 failed.push_back(*own);
             } else {
-                work->first_.reset();
+                work->first.reset();
                 fresh_.push_back(key);
             }
         }
     }
-    for (const auto& [key, work] : failed) finish(key, work, work->first_->error_);
+    for (const auto& [key, work] : failed) finish(key, work, work->first->error);
 }
 
 NamedLane::Served NamedLane::begin_round() {
@@ -478,8 +493,8 @@ NamedLane::Served NamedLane::begin_round() {
         for (; !fresh_.empty() && news.posts.size() < kMostPosts; fresh_.pop_front()) {
             const auto own = own_.find(fresh_.front());
             if (own == own_.end()) continue;  // it has failed meanwhile
-            news.posts.push_back({own->second->header_, own->first.hash, own->first.joins});
-            show_place(own->second->request_, news.posts.back().header);
+            news.posts.push_back({own->second->header, own->first.hash, own->first.joins});
+            show_place(own->second->request, news.posts.back().header);
         }
         news.closing = closing_ && fresh_.empty() ? 1 : 0;
         told_joins_ = joins_called_;
@@ -515,9 +530,9 @@ void NamedLane::read_round(const Work& round) {
     std::string hopeless;
     {
         const std::lock_guard<std::mutex> lock(mutex_);
-        const std::byte* at = round.result_.data.get();
-        for (std::size_t member = 0; member < round.result_.counts.size(); ++member) {
-            const auto bytes = static_cast<std::size_t>(round.result_.counts[member]);
+        const std::byte* at = round.result.data.get();
+        for (std::size_t member = 0; member < round.result.counts.size(); ++member) {
+            const auto bytes = static_cast<std::size_t>(round.result.counts[member]);
             const News news = News::decode(at, bytes);
             table_.add(member, news);
             threshold = std::min(threshold, news.threshold);

@@ -37,8 +37,8 @@ void Communicator::promote_tensors(const Request& request) const {
 // Writes to the header where the tensors lie. Only when the operation begins: before that, an earlier one in the queue
 // may still write to them.
 void Communicator::place_tensors(Work& work) const {
-    const Request& request = work.request_;
-    Header& header = work.header_;
+    const Request& request = work.request;
+    Header& header = work.header;
     if (!in_host_memory(request.device)) return;
     promote_tensors(request);
     if (request.pieces.size() == 1) {
@@ -71,8 +71,8 @@ void Communicator::check_posted(const std::vector<Header>& headers) const {
 // Lists for the other ranks where the tensors of a fused allreduce lie, when most of it is in ring memory; the rest is
 // copied there. Leaves the header unchanged where that does not pay, or memory is short.
 void Communicator::place_list(Work& work) const {
-    const std::vector<Piece>& pieces = work.request_.pieces;
-    const std::size_t item = item_size(work.request_.dtype);
+    const std::vector<Piece>& pieces = work.request.pieces;
+    const std::size_t item = item_size(work.request.dtype);
     std::vector<ListedPiece> list(pieces.size());
     std::size_t copies = 0;
     for (std::size_t i = 0; i < list.size(); ++i) {
@@ -81,24 +81,24 @@ void Communicator::place_list(Work& work) const {
         list[i] = {domain()->offset_of(piece.input, bytes), domain()->offset_of(piece.output, bytes), piece.count};
         if (list[i].input == kNowhere || list[i].output == kNowhere) copies += round_up(bytes, kLineBytes);
     }
-    if (copies * kListedPart > work.header_.count * item) return;
+    if (copies * kListedPart > work.header.count * item) return;
     const std::size_t table = round_up(list.size() * sizeof(ListedPiece), kLineBytes);
     try {
-        work.bounce_.emplace(domain(), table + copies);
+        work.machine.bounce.emplace(domain(), table + copies);
     } catch (const OutOfMemory&) {
         return;
     }
-    auto* const begin = static_cast<std::byte*>(work.bounce_->data());
+    auto* const begin = static_cast<std::byte*>(work.machine.bounce->data());
     std::byte* copy = begin + table;
     for (std::size_t i = 0; i < list.size(); ++i) {
         if (list[i].input != kNowhere && list[i].output != kNowhere) continue;
         const std::size_t bytes = pieces[i].count * item;
-        work.guests_.push_back({pieces[i].input, copy, pieces[i].output, bytes});
+        work.machine.guests.push_back({pieces[i].input, copy, pieces[i].output, bytes});
         list[i].input = list[i].output = domain()->offset_of(copy, bytes);
         copy += round_up(bytes, kLineBytes);
     }
     std::memcpy(begin, list.data(), list.size() * sizeof(ListedPiece));
-    work.header_.input = work.header_.output = domain()->offset_of(begin, table);
+    work.header.input = work.header.output = domain()->offset_of(begin, table);
 }
 
 }  // namespace ring

@@ -152,15 +152,15 @@ std::shared_ptr<Work> Communicator::arrived_work(const SmallAllreduce& call, Arr
                                                  bool queued) {
     try {
         auto work = std::make_shared<Work>();
-        if (epoch_.devices) work->late_ = epoch_.devices->late_failure();
-        work->request_ = call.request(arrival.header.shape);
-        work->header_ = arrival.header;
-        work->deadline_ = deadline_after(timeout);
-        work->gate_ = arrival.gate;
-        work->blocked_ = arrival.begin;
-        if (arrival.record != 0) work->log_ = epoch_.recorder->log();
-        work->record_ = arrival.record;
-        work->stage_ = Work::Stage::Posted;
+        if (epoch_.devices) work->late = epoch_.devices->late_failure();
+        work->request = call.request(arrival.header.shape);
+        work->header = arrival.header;
+        work->deadline = deadline_after(timeout);
+        work->machine.gate = arrival.gate;
+        work->times.blocked = arrival.begin;
+        if (arrival.record != 0) work->times.log = epoch_.recorder->log();
+        work->times.record = arrival.record;
+        work->machine.stage = Work::Stage::Posted;
         if (queued) queue_.push_front(work);
         return work;
     } catch (...) {  // the others have this rank's part, and it cannot take theirs
@@ -176,16 +176,17 @@ std::shared_ptr<Work> Communicator::arrived_work(const SmallAllreduce& call, Arr
 
 // Takes the result of one that was started, as its caller does of one that is late by less.
 bool Communicator::complete_started(Work& work) {
-    const Request& request = work.request_;
-    const bool is_small = work.header_.kind == OpKind::Allreduce && work.header_.op != ReduceOp::Adasum &&
-                          size() <= kMostRanks && !work.algorithm_ && !work.bounce_ && !epoch_.recorder->on();
+    const Request& request = work.request;
+    const bool is_small = work.header.kind == OpKind::Allreduce && work.header.op != ReduceOp::Adasum &&
+                          size() <= kMostRanks && !work.machine.algorithm && !work.machine.bounce &&
+                          !epoch_.recorder->on();
     if (!is_small) return false;
     SmallAllreduce call;
     call.dtype = request.dtype;
     call.pieces = request.pieces.data();
     call.tensors = static_cast<int>(request.pieces.size());
-    if (work.released_ == 0) work.released_ = monotonic_ns();
-    Arrival arrival{work.header_, work.gate_, work.blocked_};
+    if (work.times.released == 0) work.times.released = monotonic_ns();
+    Arrival arrival{work.header, work.machine.gate, work.times.blocked};
     if (!complete_small(call, arrival)) return false;
     work.finish(nullptr);
     return true;
@@ -194,13 +195,12 @@ bool Communicator::complete_started(Work& work) {
 bool Communicator::look(Work& work, int looks) {
     if (work.done()) return true;
     if (fabric_ || !domain()->owned()) return false;
-    const auto front = queue_.take_front([&](const Work& one) {
-        return &one == &work && work.started() && work.header_.is_inline != 0 && !work.device_;
-    });
+    const auto front = queue_.take_front(
+        [&](const Work& one) { return &one == &work && work.started() && work.header.is_inline != 0 && !work.device; });
     if (!front) return false;
     bool ended = false;
     for (; !ended && looks > 0; --looks) {
-        if (group_->ready(work.gate_)) {
+        if (group_->ready(work.machine.gate)) {
             ended = complete_started(work) || advance(work) == Served::Done;
         } else if (group_->spin().yield) {
             cpu_yield();

@@ -52,39 +52,25 @@ std::shared_ptr<const Nccl> load_nccl(const std::string& path, const std::string
 }
 
 std::optional<int> nccl_dtype(DType dtype) {
-    switch (dtype) {
-        case DType::Int8:
-            return 0;
-        case DType::UInt8:
-            return 1;
-        case DType::Int32:
-            return 2;
-        case DType::Int64:
-            return 4;
-        case DType::Float16:
-            return 6;
-        case DType::Float32:
-            return 7;
-        case DType::Float64:
-            return 8;
-        case DType::BFloat16:
-            return 9;
-        default:
-            return std::nullopt;
-    }
+    const int number = facts(dtype).nccl;
+    return number == kNoNumber ? std::nullopt : std::optional(number);
 }
 
-int nccl_reduction(ReduceOp op) {
+std::optional<int> nccl_reduction(ReduceOp op) {
     switch (op) {
+        case ReduceOp::Average:  // a sum of what has been divided
+        case ReduceOp::Sum:
+            return 0;
         case ReduceOp::Product:
             return 1;
         case ReduceOp::Max:
             return 2;
         case ReduceOp::Min:
             return 3;
-        default:
-            return 0;
+        case ReduceOp::Adasum:
+            break;
     }
+    return std::nullopt;
 }
 
 NcclCommunicator::NcclCommunicator(std::shared_ptr<const Nccl> nccl, const NcclId& id, Key key, int index)

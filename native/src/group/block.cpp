@@ -24,12 +24,6 @@ std::uint64_t checked_block(const Domain& domain, std::uint64_t offset) {
 
 }  // namespace
 
-const char* to_string(RankState state) {
-    static constexpr const char* names[] = {"idle", "waiting", "moving", "left"};
-    const auto index = static_cast<std::size_t>(state);  // as another process has written it
-    return index < std::size(names) ? names[index] : "unknown";
-}
-
 BlockLayout::BlockLayout(int size, const Room& room) {
     const auto n = static_cast<std::size_t>(size);
     mailboxes = round_up(sizeof(GroupBlock), kPage);

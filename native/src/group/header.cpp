@@ -53,6 +53,15 @@ std::string quoted_name(const Header& header) {
     return name.empty() ? "" : " '" + name + "'";
 }
 
+std::string tensor_text(const Header& header) {
+    std::string text = to_string(header.dtype);
+    if (header.tensors != 1)
+        return text + " " + std::to_string(header.tensors) + " tensors, " + std::to_string(header.count) + " elements";
+    for (int i = 0; i < std::min<int>(header.dims, kMaxDims); ++i)
+        text += (i ? ", " : " [") + std::to_string(header.shape[i]);
+    return text + (header.dims == 0 ? " []" : "]");
+}
+
 std::string title(const Header& header) { return to_string(header.kind) + quoted_name(header); }
 
 std::string describe(const Header& header) {

@@ -7,21 +7,24 @@
 namespace ring {
 namespace {
 
-template <class Number>
-std::string beyond(const char* what, Number number, int values) {
-    const auto value = static_cast<long long>(number);
-    return value >= 0 && value < values ? "" : std::string(what) + " " + std::to_string(value);
+std::string beyond(const char* what, int number, int values) {
+    return number < values ? "" : std::string(what) + " " + std::to_string(number);
+}
+
+template <class Enum>
+std::string beyond(const char* what, Enum value) {
+    return beyond(what, static_cast<int>(value), kValues<Enum>);
 }
 
 }  // namespace
 
 std::string damage(const Header& header, std::size_t inline_bytes) {
     for (const std::string& found : {
-             beyond("operation", header.kind, kOpKinds),
-             beyond("dtype", header.dtype, kDTypes),
-             beyond("reduction", header.op, kReduceOps),
-             beyond("dtype between hosts", header.wire, kDTypes),
-             beyond("device", header.device, kDevices),
+             beyond("operation", header.kind),
+             beyond("dtype", header.dtype),
+             beyond("reduction", header.op),
+             beyond("dtype between hosts", header.wire),
+             beyond("device", header.device),
              beyond("number of dimensions", header.dims, kMaxDims + 1),
              beyond("flag of the mailbox", header.is_inline, 2),
          })

@@ -210,10 +210,11 @@ void HostGroup::check_members() {
     if (aborted()) throw Aborted(abort_reason());
 }
 
-void HostGroup::abort(std::string_view reason) noexcept {
+void HostGroup::abort(std::string_view reason, bool is_mismatch) noexcept {
     std::uint32_t expected = 0;
     if (epoch_block_->aborted.compare_exchange_strong(expected, 1, std::memory_order_seq_cst)) {
         reason.copy(epoch_block_->reason, kReasonBytes - 1);  // the block was zeroed
+        epoch_block_->by_mismatch.store(is_mismatch ? 1 : 0, std::memory_order_seq_cst);
         epoch_block_->aborted.store(2, std::memory_order_seq_cst);
     }
     if (epoch_) {
@@ -223,9 +224,9 @@ void HostGroup::abort(std::string_view reason) noexcept {
     }
 }
 
-void HostGroup::abort_by_other_host(std::string_view reason) noexcept {
+void HostGroup::abort_by_other_host(std::string_view reason, bool is_mismatch) noexcept {
     claim_announcement();
-    abort(reason);
+    abort(reason, is_mismatch);
 }
 
 const char* HostGroup::abort_reason() const noexcept {
@@ -275,6 +276,17 @@ bool HostGroup::has_left(int local) const {
     const auto member = std::find(members_.local.begin(), members_.local.end(), local) - members_.local.begin();
     return mailbox(static_cast<int>(member)).left.load(std::memory_order_seq_cst) != 0 ||
            (epoch_ && epoch_->has_left(local));
+}
+
+bool HostGroup::all_stand_still(StandingRanks& ranks, std::int64_t since) const {
+    for (int member = 0; member < size(); ++member) {
+        const Mailbox& box = mailbox(member);
+        if (box.left.load(std::memory_order_seq_cst) != 0) continue;
+        const Standstill one = box.standstill.load();
+        if (one.shown < since) return false;
+        ranks.add(members_.ranks[static_cast<std::size_t>(member)], one);
+    }
+    return true;
 }
 
 void HostGroup::set_state(RankState state, std::int64_t now) {

@@ -11,20 +11,6 @@ namespace {
 // Also where both are NaN, which compares unequal to itself.
 bool same_bits(double a, double b) { return std::memcmp(&a, &b, sizeof a) == 0; }
 
-std::string shape_text(const Header& header) {
-    if (header.tensors != 1)
-        return std::to_string(header.tensors) + " tensors, " + std::to_string(header.count) + " elements, shapes " +
-               digits(header.layout);
-    std::string text = "[";
-    for (int i = 0; i < std::min<int>(header.dims, kMaxDims); ++i)
-        text += (i ? ", " : "") + std::to_string(header.shape[i]);
-    return text + "]";
-}
-
-bool brings_nothing(OpKind kind) { return kind == OpKind::Barrier || kind == OpKind::Commit || kind == OpKind::Join; }
-
-bool reduces(OpKind kind) { return kind == OpKind::Allreduce || kind == OpKind::ReduceScatter || kind == OpKind::Step; }
-
 bool same_shape(const Header& a, const Header& b, int from) {
     if (a.dims != b.dims) return false;
     for (int i = from; i < a.dims; ++i)
@@ -44,8 +30,8 @@ constexpr const char* kSameOrder = "call the same operations in the same order o
 
 std::string same(const char* what) { return std::string("call it with the same ") + what + " on every rank"; }
 
-std::string tensor_text(const Header& header) {
-    return std::string(to_string(header.dtype)) + " " + shape_text(header);
+std::string tensors_text(const Header& header) {
+    return tensor_text(header) + (header.tensors == 1 ? "" : ", shapes " + digits(header.layout));
 }
 
 std::string scale_text(const Header& header) {
@@ -74,12 +60,12 @@ Difference difference(const Header& a, const Header& b) {
         return differ([](const Header& one) { return std::string(to_string(one.kind)); }, "called", kSameOrder);
     if (a.name[0] != '\0' && b.name[0] != '\0' && std::strncmp(a.name, b.name, kNameBytes) != 0)
         return differ([](const Header& one) { return "the name" + quoted_name(one); }, "passed", kSameOrder);
-    if (brings_nothing(a.kind)) return {};
+    if (output_of(a.kind) == Output::Nothing) return {};
     if (a.operations != b.operations) return differ(operations_text, "sent", operations_advice(a));
     if (a.device != b.device)
         return differ([](const Header& one) { return std::string(to_string(one.device)) + " tensors"; }, "sent",
                       "move the tensors to the same kind of device on every rank");
-    if (a.dtype != b.dtype) return differ(tensor_text, "sent", same("dtype"));
+    if (a.dtype != b.dtype) return differ(tensors_text, "sent", same("dtype"));
     if (reduces(a.kind)) {
         if (a.op != b.op)
             return differ([](const Header& one) { return std::string(to_string(one.op)); }, "passed",
@@ -93,17 +79,15 @@ Difference difference(const Header& a, const Header& b) {
     if (a.root != b.root)
         return differ([](const Header& one) { return "root rank " + std::to_string(one.root); }, "passed",
                       same("root rank"));
-    if (a.kind == OpKind::Step && a.layout != b.layout)
-        return {true, "its own optimizer options", "others", "passed", same("learning rate and other options")};
     if (a.tensors != b.tensors)
         return differ([](const Header& one) { return std::to_string(one.tensors) + " tensors"; }, "sent",
                       same("number of tensors"));
-    if (a.kind == OpKind::Allgather || a.kind == OpKind::Alltoall) {
+    if (output_of(a.kind) == Output::Parts) {
         if (same_shape(a, b, 1)) return {};
-        return differ(tensor_text, "sent", same("shape beyond the first dimension"));
+        return differ(tensors_text, "sent", same("shape beyond the first dimension"));
     }
     if (a.count != b.count || a.layout != b.layout || !same_shape(a, b, 0))
-        return differ(tensor_text, "sent", same("shape"));
+        return differ(tensors_text, "sent", same("shape"));
     return {};
 }
 
@@ -123,10 +107,31 @@ std::string disagreement(const std::vector<Header>& headers, const std::vector<i
     return "";
 }
 
+// Where one rank differs from all others, which agree: what it did, and what they did. Everybody reads the same then,
+// and nobody takes a rank for the cause that did as all others.
+std::string odd_one(const std::vector<Header>& headers, const std::vector<int>& ranks) {
+    std::vector<std::size_t> callers;
+    for (std::size_t i = 0; i < headers.size(); ++i)
+        if (headers[i].kind != OpKind::Join) callers.push_back(i);
+    if (callers.size() < 3) return "";
+    const auto differ = [&](std::size_t a, std::size_t b) { return difference(headers[a], headers[b]).any; };
+    const bool first_is_odd = differ(callers[0], callers[1]) && !differ(callers[1], callers[2]);
+    const std::size_t usual = callers[first_is_odd ? 1 : 0];
+    std::vector<std::size_t> odd;
+    for (const std::size_t i : callers)
+        if (i != usual && differ(usual, i)) odd.push_back(i);
+    if (odd.size() != 1) return "";
+    for (const std::size_t i : callers)  // one without a name agrees with any
+        if (i != odd[0] && !differ(odd[0], i)) return "";
+    const Difference found = difference(headers[odd[0]], headers[usual]);
+    return "rank " + std::to_string(ranks[odd[0]]) + " " + found.verb + " " + found.first + ", all others " +
+           found.verb + " " + found.second + "; " + found.advice;
+}
+
 // Barriers and commits, and sums, to which a joined rank adds nothing.
 bool works_with_joined(const Header& header) {
     return header.kind == OpKind::Barrier || header.kind == OpKind::Commit ||
-           (header.kind == OpKind::Allreduce && (header.op == ReduceOp::Sum || header.op == ReduceOp::Average));
+           (header.kind == OpKind::Allreduce && is_sum(header.op));
 }
 
 }  // namespace
@@ -136,11 +141,10 @@ std::string describe_fully(const Header& header) {
     text << to_string(header.kind);
     if (reduces(header.kind)) text << ' ' << to_string(header.op);
     text << quoted_name(header);
-    if (brings_nothing(header.kind)) return text.str();
-    text << ' ' << tensor_text(header);
+    if (output_of(header.kind) == Output::Nothing) return text.str();
+    text << ' ' << tensors_text(header);
     if (header.operations != 1) text << ", one of " << int{header.operations};
     if (header.device != Device::Cpu) text << " on " << to_string(header.device);
-    if (header.kind == OpKind::Step) text << " options " << digits(header.layout);
     if (header.root >= 0) text << (header.kind == OpKind::Broadcast ? " from rank " : ", root rank ") << header.root;
     if (header.prescale != 1.0) text << " prescale " << header.prescale;
     if (header.postscale != 1.0) text << " postscale " << header.postscale;
@@ -160,9 +164,12 @@ std::string find_mismatch(const std::vector<Header>& headers, const std::vector<
     }
     const Header& first = headers[lead];
     const auto own_index = static_cast<std::size_t>(own);
-    std::string why = disagreement(headers, ranks, lead, lead == own_index);
+    std::string why = odd_one(headers, ranks);
+    const bool is_odd = !why.empty();
+    if (!is_odd) why = disagreement(headers, ranks, lead, lead == own_index);
     // A rank reads best how others differ from itself; one that has joined, or gave no name, may differ from nobody.
-    if (!why.empty() && lead != own_index && (headers[own_index].kind != OpKind::Join || first.kind == OpKind::Join)) {
+    if (!is_odd && !why.empty() && lead != own_index &&
+        (headers[own_index].kind != OpKind::Join || first.kind == OpKind::Join)) {
         const std::string from_own = disagreement(headers, ranks, own_index, true);
         if (!from_own.empty()) why = from_own;
     }

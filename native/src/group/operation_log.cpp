@@ -8,10 +8,13 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <map>
 #include <new>
+#include <utility>
 
 #include "ring/base/errors.hpp"
 #include "ring/base/wait.hpp"
+#include "ring/memory/memory_file.hpp"
 
 namespace ring {
 namespace {
@@ -24,7 +27,90 @@ void copy_text(char (&to)[Size], std::string_view text, bool beginning) {
     std::memcpy(to, text.data(), text.size());
 }
 
+template <std::size_t Size>
+std::string text_in(const char (&from)[Size]) {
+    return {from, strnlen(from, Size)};
+}
+
+// "train.py:12 in step", or "line 3 of the cell"
+std::string line_of(const Site& site) {
+    const std::string file = text_in(site.file), function = text_in(site.function), line = std::to_string(site.line);
+    if (file.rfind("<cell of run ", 0) == 0) return "line " + line + " of the cell";
+    const std::string where = file.substr(file.rfind('/') + 1) + ":" + line;
+    return function == "<module>" ? where : where + " in " + function;
+}
+
+// Wraps around where a damaged log has numbers that are too large.
+std::int64_t on_wall_clock(std::int64_t time, std::int64_t ahead) {
+    return static_cast<std::int64_t>(static_cast<std::uint64_t>(time) + static_cast<std::uint64_t>(ahead));
+}
+
+// The part of the header that the record has.
+Header header_in(const LogRecord& record) {
+    Header header;
+    std::uint64_t words[kHeaderLine / 8];
+    for (std::size_t i = 0; i < kHeaderLine / 8; ++i) words[i] = record.line[i].load(std::memory_order_relaxed);
+    std::memcpy(static_cast<void*>(&header), words, sizeof words);
+    header.dims = std::min<std::uint8_t>(header.dims, std::size(record.shape));
+    for (int i = 0; i < header.dims; ++i)
+        header.shape[i] = static_cast<std::int64_t>(header.dims == 1 ? header.count : record.shape[i].load());
+    return header;
+}
+
+LoggedOperation logged(const LogRecord& record, std::int64_t ahead) {
+    const Header header = header_in(record);
+    const LogState state = record.state.load();
+    const bool known = is_known(header.kind) && is_known(header.dtype) && is_known(header.op) && is_known(state);
+    LoggedOperation one;
+    char name[kNameBytes];
+    for (std::size_t i = 0; i < kNameBytes / 8; ++i) {
+        const std::uint64_t word = record.name[i].load();
+        std::memcpy(name + i * sizeof word, &word, sizeof word);
+    }
+    one.name.assign(name, std::min<std::uint64_t>(record.named.load(), kNameBytes));
+    one.kind = !known ? "unknown" : state == LogState::Note ? to_string(state) : to_string(header.kind);
+    if (known && output_of(header.kind) != Output::Nothing) {
+        if (reduces(header.kind)) one.what = std::string(to_string(header.op)) + " ";
+        one.what += tensor_text(header);
+        if (header.root >= 0) one.what += " root " + std::to_string(header.root);
+        one.bytes = header.count * item_size(header.dtype);
+    }
+    one.group = record.group.load();
+    one.size = record.size.load();
+    one.epoch = record.epoch.load();
+    one.sequence = header.sequence;
+    const auto when = [&](std::int64_t time) { return time == 0 ? 0 : on_wall_clock(time, ahead); };
+    one.called = when(record.called.load());
+    one.arrived = when(record.arrived.load());
+    one.ended = when(record.ended.load());
+    if (known) one.state = state;
+    return one;
+}
+
 }  // namespace
+
+std::vector<LoggedOperation> OperationLog::parse(std::string_view log) {
+    std::vector<LoggedOperation> all;
+    if (log.size() < kBytes) return all;
+    const std::unique_ptr<std::byte[]> copy(new std::byte[kBytes]);  // aligned for all that lies in it
+    std::memcpy(copy.get(), log.data(), kBytes);
+    const auto* const head = reinterpret_cast<const LogHead*>(copy.get());
+    if (head->magic.load() != kLogMagic) return all;
+    const auto* const sites = reinterpret_cast<const Site*>(copy.get() + kLogSites);
+    const auto* const records = reinterpret_cast<const LogRecord*>(copy.get() + kLogSites + kSites * sizeof(Site));
+    std::map<std::uint64_t, const Site*> lines;
+    for (const Site* site = sites; site < sites + kSites; ++site) lines[site->number] = site;
+    std::map<std::uint64_t, const LogRecord*> written;  // those that are being written have no number
+    for (const LogRecord* record = records; record < records + kLogRecords; ++record)
+        written[record->number.load()] = record;
+    for (const auto& [number, record] : written) {
+        if (number == 0) continue;
+        all.push_back(logged(*record, head->ahead.load()));
+        const auto line = lines.find(record->site.load());
+        if (line != lines.end() && line->first != 0) all.back().line = line_of(*line->second);
+    }
+    return all;
+}
 
 OperationLog::OperationLog(const std::string& path) {
     static std::atomic<std::uint64_t> made{0};
@@ -45,7 +131,7 @@ OperationLog::OperationLog(const std::string& path) {
     path_ = path;
     if (!map()) {
         if (file_ >= 0) close(file_);
-        file_ = memfd_create("rank-operations", MFD_CLOEXEC);
+        file_ = memory_file("rank-operations", kBytes);
         path_ = "/proc/" + std::to_string(getpid()) + "/fd/" + std::to_string(file_);
         if (!map()) {
             const int error = errno;
@@ -88,9 +174,8 @@ void OperationLog::arrive(std::uint64_t number, const Header& header, std::int64
 void OperationLog::note(std::string_view text, const LogGroup& group, std::uint32_t site) {
     const std::int64_t now = monotonic_ns();
     Header header;
-    header.kind = static_cast<OpKind>(kNote);
     text.copy(header.name, kNameBytes - 1);
-    end(begin(header, group, now, now, site), now, true);
+    begin(header, group, now, now, site, LogState::Note);
 }
 
 std::uint32_t OperationLog::add_site(std::string_view file, std::string_view function, std::uint64_t line) {

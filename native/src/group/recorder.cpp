@@ -9,12 +9,6 @@
 
 namespace ring {
 
-const char* to_string(Phase phase) {
-    static constexpr const char* names[] = {"queued",  "packing",     "waiting", "moving",
-                                            "sending", "negotiating", "held",    "held up"};
-    return names[static_cast<int>(phase)];
-}
-
 void Recorder::record(Phase phase, std::int64_t begin, std::int64_t end, const Header& header, int group, int last) {
     Ring* ring = ring_.load(std::memory_order_acquire);
     if (ring == nullptr || begin == 0 || end == 0) return;
@@ -36,16 +30,24 @@ void Recorder::record(Phase phase, std::int64_t begin, std::int64_t end, const H
     slot.filled.store(number + 1, std::memory_order_release);
 }
 
+void Recorder::end_call(const OperationTimes& times, std::int64_t begin, const Header& header, int group) {
+    if (on()) record(Phase::Held, begin, monotonic_ns(), header, group, -1);
+    const std::int64_t from = std::max(times.blocked, begin);
+    if (times.blocked == 0 || times.released <= from) return;
+    add_waited(times.released - from);
+    record(Phase::HeldUp, from, times.released, header, group, times.last);
+}
+
 LogGroup Recorder::log_group(const std::vector<int>& ranks, std::uint64_t epoch, bool whole) {
     LogGroup group{0, static_cast<std::uint32_t>(ranks.size()), static_cast<std::uint32_t>(epoch)};
-    if (log_ == nullptr) return group;
-    std::string members;
-    for (int rank : ranks) members += (members.empty() ? "" : " ") + std::to_string(rank);
     if (!whole) {
         const std::uint64_t hash = hash_of(ranks);
         const std::lock_guard<std::mutex> lock(mutex_);
         group.id = (hash ^ ++same_ranks_[hash] << 1) | 1;
     }
+    if (log_ == nullptr) return group;
+    std::string members;
+    for (int rank : ranks) members += (members.empty() ? "" : " ") + std::to_string(rank);
     // Also of a rank that then calls nothing in it.
     log_->note((whole ? "epoch of " : "group of ") + members, group, 0);
     return group;

@@ -1,13 +1,11 @@
 #if defined(__x86_64__)
 
-#include "kernels/adasum_impl.hpp"
-#include "kernels/kernels_impl.hpp"
-#include "kernels/update_impl.hpp"
+#include "kernels/kernel_table.hpp"
 
 namespace ring {
 
 const KernelTable& kernels_avx2() {
-    static constexpr KernelTable table = RING_KERNEL_TABLE("avx2");
+    static constexpr KernelTable table = make_table("avx2");
     return table;
 }
 

@@ -1,11 +1,9 @@
-#include "kernels/adasum_impl.hpp"
-#include "kernels/kernels_impl.hpp"
-#include "kernels/update_impl.hpp"
+#include "kernels/kernel_table.hpp"
 
 namespace ring {
 
 const KernelTable& kernels_baseline() {
-    static constexpr KernelTable table = RING_KERNEL_TABLE("baseline");
+    static constexpr KernelTable table = make_table("baseline");
     return table;
 }
 

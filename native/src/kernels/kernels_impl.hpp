@@ -1,4 +1,4 @@
-// The kernels of one instruction set. Each kernels_<isa>.cpp includes this once, compiled with its own flags.
+// The reductions of one instruction set; kernel_table.hpp makes the table.
 //
 // Everything is in an unnamed namespace and calls no inline function of the standard library: a shared instantiation
 // compiled for AVX-512 could otherwise be the one that the linker keeps for all.
@@ -16,18 +16,14 @@
 
 namespace {
 
+using ring::BFloat;
+using ring::Half;
+using ring::ReduceOp;
 using ring::Scale;
 
 constexpr size_t kBlock = 1024;  // elements: the accumulators of a block stay in the first-level cache
 
 inline size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
-
-struct Half {
-    uint16_t bits;
-};
-struct BFloat {
-    uint16_t bits;
-};
 
 inline float bits_to_float(uint32_t bits) {
     float value;
@@ -122,21 +118,22 @@ struct Compute<BFloat> {
     using Type = float;
 };
 
-template <class T>
-struct Wrapping {
-    using Type = T;
-};
-template <>
-struct Wrapping<int16_t> {
-    using Type = uint32_t;  // int16 * int16 is computed in int and would overflow
-};
-template <>
-struct Wrapping<int32_t> {
+// For integers of 16 bits too: a product of two is computed in int and would overflow.
+template <size_t bytes>
+struct Unsigned {
     using Type = uint32_t;
 };
 template <>
-struct Wrapping<int64_t> {
+struct Unsigned<8> {
     using Type = uint64_t;
+};
+template <class T, bool is_integer = static_cast<T>(1) / 2 == 0>
+struct Wrapping {
+    using Type = T;
+};
+template <class T>
+struct Wrapping<T, true> {
+    using Type = typename Unsigned<sizeof(T)>::Type;
 };
 
 struct Sum {
@@ -255,19 +252,20 @@ void reduce_pair(void* const* dst, int dst_count, const void* const* src, size_t
     }
 }
 
-template <class T, class Op>
-void reduce(void* const* dst, int dst_count, const void* const* src, int src_count, size_t count, const Scale& scale) {
-    reduce_blocks<T, Op>(dst, dst_count, src, src_count, count, scale);
-}
+template <class T>
+constexpr bool has_pairs = false;
+template <>
+constexpr bool has_pairs<float> = true;
+template <>
+constexpr bool has_pairs<double> = true;
 
 template <class T, class Op>
-void reduce_float(void* const* dst, int dst_count, const void* const* src, int src_count, size_t count,
-                  const Scale& scale) {
-    if (src_count == 2 && dst_count <= 2 && scale.pre == 1.0 && scale.divisor == 1) {
-        reduce_pair<T, Op>(dst, dst_count, src, count, scale.post);
-    } else {
-        reduce_blocks<T, Op>(dst, dst_count, src, src_count, count, scale);
+void reduce(void* const* dst, int dst_count, const void* const* src, int src_count, size_t count, const Scale& scale) {
+    if constexpr (has_pairs<T>) {
+        if (src_count == 2 && dst_count <= 2 && scale.pre == 1.0 && scale.divisor == 1)
+            return reduce_pair<T, Op>(dst, dst_count, src, count, scale.post);
     }
+    reduce_blocks<T, Op>(dst, dst_count, src, src_count, count, scale);
 }
 
 template <class T>
@@ -280,30 +278,23 @@ void widen(float* out, const void* in, size_t count) {
     load(out, static_cast<const T*>(in), count);
 }
 
-#define RING_ROW(T) {nullptr, reduce<T, Sum>, nullptr, reduce<T, Min>, reduce<T, Max>, reduce<T, Product>}
-#define RING_FLOAT_ROW(T) \
-    {nullptr, reduce_float<T, Sum>, nullptr, reduce_float<T, Min>, reduce_float<T, Max>, reduce_float<T, Product>}
-
-#define RING_KERNEL_TABLE(isa)                                                                                     \
-    {                                                                                                              \
-        isa,                                                                                                       \
-        {                                                                                                          \
-            RING_ROW(uint8_t),                                                                                     \
-            RING_ROW(int8_t),                                                                                      \
-            RING_ROW(int16_t),                                                                                     \
-            RING_ROW(int32_t),                                                                                     \
-            RING_ROW(int64_t),                                                                                     \
-            RING_ROW(Half),                                                                                        \
-            RING_ROW(BFloat),                                                                                      \
-            RING_FLOAT_ROW(float),                                                                                 \
-            RING_FLOAT_ROW(double),                                                                                \
-            RING_ROW(bool),                                                                                        \
-        },                                                                                                         \
-        {update_sgd, update_adam},                                                                                 \
-        {nullptr, nullptr, nullptr, nullptr, nullptr, adasum<Half>, adasum<BFloat>, adasum<float>, adasum<double>, \
-         nullptr},                                                                                                 \
-        {nullptr, nullptr, nullptr, nullptr, nullptr, narrow<Half>, narrow<BFloat>, nullptr, nullptr, nullptr},    \
-        {nullptr, nullptr, nullptr, nullptr, nullptr, widen<Half>, widen<BFloat>, nullptr, nullptr, nullptr},      \
+// Null where callers express the reduction by Sum.
+template <class T>
+constexpr ring::ReduceFn kernel_of(ReduceOp op) {
+    switch (op) {
+        case ReduceOp::Average:
+        case ReduceOp::Adasum:
+            return nullptr;
+        case ReduceOp::Sum:
+            return reduce<T, Sum>;
+        case ReduceOp::Min:
+            return reduce<T, Min>;
+        case ReduceOp::Max:
+            return reduce<T, Max>;
+        case ReduceOp::Product:
+            return reduce<T, Product>;
     }
+    return nullptr;
+}
 
 }  // namespace

@@ -13,6 +13,7 @@
 #include "ring/base/errors.hpp"
 #include "ring/base/wait.hpp"
 #include "ring/memory/memory.hpp"
+#include "ring/memory/memory_file.hpp"
 #include "ring/memory/memory_left.hpp"
 #include "ring/memory/sizes.hpp"
 
@@ -113,11 +114,7 @@ void Arena::reserve_pages(std::uint64_t begin, std::size_t bytes) {
         Blocks rest;
         if (pages > bytes) rest.emplace(begin + bytes, Block{pages - bytes, nullptr});
         expect_room(pages);
-        int failed = 0;
-        do {
-            failed = fallocate(fd_, 0, static_cast<off_t>(begin), static_cast<off_t>(pages));
-        } while (failed != 0 && errno == EINTR);
-        if (failed != 0)
+        if (!reserve_room(fd_, static_cast<off_t>(begin), static_cast<off_t>(pages)))
             throw OutOfMemory("ring memory: local rank " + std::to_string(rank_) + " cannot reserve " +
                               gib_text(pages) + ": " + std::strerror(errno));
         if (rest.empty()) return;

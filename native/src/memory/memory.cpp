@@ -21,6 +21,7 @@
 #include <random>
 
 #include "ring/base/errors.hpp"
+#include "ring/memory/memory_file.hpp"
 #include "ring/memory/memory_left.hpp"
 
 namespace ring {
@@ -32,6 +33,8 @@ constexpr std::uint64_t kMagic = 0x52494e474d454d31;  // "RINGMEM1"
 // file that it may write (`ulimit -f`).
 constexpr std::size_t kMostMapped = std::size_t{32} << 40;
 constexpr std::size_t kLeastArena = std::size_t{256} << 20;
+// Of a folder that takes the place of memory without a name.
+constexpr std::size_t kLeastRoom = std::size_t{256} << 20;
 
 struct DomainHeader {
     std::uint64_t magic;
@@ -95,8 +98,12 @@ std::shared_ptr<Domain> Domain::create(int local_rank, int local_size, std::size
     if (local_size < 1 || local_rank < 0 || local_rank >= local_size)
         throw InvalidArgument("ring memory: local rank " + std::to_string(local_rank) + " of " +
                               std::to_string(local_size) + " ranks does not exist");
-    const int fd = memfd_create("ring", MFD_CLOEXEC);
-    if (fd < 0) throw OutOfMemory(system_error("ring memory: memfd_create failed"));
+    const int fd = memory_file("ring", kLeastRoom);
+    if (fd < 0)
+        throw OutOfMemory(
+            system_error("ring memory: memfd_create is refused") +
+            ", and no folder can take its place. Allow the call, or make /dev/shm or /tmp writable, with " +
+            gib_text(kLeastRoom) + " free.");
     const auto ranks = static_cast<std::size_t>(local_size);
     const bool asked = arena != 0;
     if (!asked) arena = machine_memory();
@@ -114,7 +121,7 @@ std::shared_ptr<Domain> Domain::create(int local_rank, int local_size, std::size
     std::uint64_t token = std::random_device{}();
     token = token << 32 | std::random_device{}();
     if (ftruncate(fd, static_cast<off_t>(length)) != 0 ||
-        fallocate(fd, 0, 0, static_cast<off_t>(control_bytes(local_size))) != 0) {
+        !reserve_room(fd, 0, static_cast<off_t>(control_bytes(local_size)))) {
         const std::string why = system_error("ring memory: cannot size it to " + gib_text(length));
         close(fd);
         throw OutOfMemory(why);

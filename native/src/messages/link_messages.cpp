@@ -155,11 +155,11 @@ void LinkMessages::handle(const Incoming& come) {
 
 // Throws Error for a message that no rank sends.
 void LinkMessages::check(const MessageHead& head, const Incoming& come) const {
-    const auto known = [](DType dtype) { return static_cast<int>(dtype) < kDTypes; };
     const bool is_kind = head.kind == MessageHead::Kind::Small || head.kind == MessageHead::Kind::Large ||
                          head.kind == MessageHead::Kind::Wanted || head.kind == MessageHead::Kind::Refused;
     const bool is_sender = head.from >= 0 && head.from < fabric_->size() && fabric_->address(head.from) == come.source;
-    const bool is_size = known(head.dtype) && known(head.wanted_dtype) && head.count < kNoTensor / sizeof(double);
+    const bool is_size =
+        is_known(head.dtype) && is_known(head.wanted_dtype) && head.count < kNoTensor / item_size(head.dtype);
     const std::size_t behind = come.bytes - sizeof head;
     if (!is_kind || !is_sender || !is_size || behind != (head.kind == MessageHead::Kind::Small ? head.bytes() : 0))
         throw Error(

@@ -56,7 +56,7 @@ std::shared_ptr<Message> PostOffice::make(OpKind kind, int peer, int tag, void* 
     message->data_ = static_cast<std::byte*>(data);
     message->bytes_ = count * item_size(dtype);
     message->deadline_ = deadline_after(timeout);
-    message->mark_ = recorder_->now();
+    recorder_->begin_phase(message->times_);
     message->header_.kind = kind;
     message->header_.dtype = dtype;
     message->header_.count = count;
@@ -208,9 +208,8 @@ void PostOffice::accept(Message& message, Arrival& arrival) {
     message.came_ = monotonic_ns();
     message.letter_ = arrival.letter;
     if (recorder_->on()) set_title(message.header_, place_.ranks[static_cast<std::size_t>(arrival.from)], message.tag_);
-    recorder_->record(Phase::Waiting, message.mark_, recorder_->now(), message.header_, place_.number,
-                      place_.ranks[static_cast<std::size_t>(arrival.from)]);
-    message.mark_ = recorder_->now();
+    recorder_->end_phase(message.times_, Phase::Waiting, message.header_, place_.number,
+                         place_.ranks[static_cast<std::size_t>(arrival.from)]);
     if (arrival.count != message.header_.count || arrival.dtype != message.header_.dtype) {
         refuse(message, arrival);
         return;
@@ -319,7 +318,8 @@ void PostOffice::finish(Message& message, std::exception_ptr error) noexcept {
     if (recorder_->on() && message.header_.name[0] == '\0')  // a send, or a receive that was never matched
         set_title(message.header_, message.peer_ < 0 ? -1 : place_.ranks[static_cast<std::size_t>(message.peer_)],
                   message.tag_);
-    recorder_->record(Phase::Moving, message.mark_, recorder_->now(), message.header_, place_.number, -1);
+    recorder_->end_phase(message.times_, Phase::Moving, message.header_, place_.number);
+    place_.standstill->forget(&message);
     message.error_ = std::move(error);
     --pending_;
     if (!message.attended_) --unattended_;
@@ -392,11 +392,14 @@ std::string PostOffice::rank_of(int member) const {
 }
 
 std::string PostOffice::describe(const Message& message) const {
+    return "rank " + std::to_string(group_->rank()) + ": " + describe_call(message);
+}
+
+std::string PostOffice::describe_call(const Message& message) const {
     const bool sends = message.header_.kind == OpKind::Send;
     const int peer = message.source_ >= 0 ? message.source_ : message.peer_;
-    return "rank " + std::to_string(group_->rank()) + ": " + to_string(message.header_.kind) +
-           (sends ? " to " : " from ") + (peer == kAny ? "any rank" : rank_of(peer)) + " (tag " +
-           std::to_string(message.tag_) + ")";
+    return std::string(to_string(message.header_.kind)) + (sends ? " to " : " from ") +
+           (peer == kAny ? "any rank" : rank_of(peer)) + " (tag " + std::to_string(message.tag_) + ")";
 }
 
 void PostOffice::wait(Message& message, double timeout, const Interruption& check) {
@@ -436,6 +439,19 @@ bool PostOffice::has_ended(const Message& message) {
     return is_sent && message.letter_->state.load(std::memory_order_seq_cst) != LetterState::Sent;
 }
 
+// For one that the other side has not begun to receive, or has not sent.
+void PostOffice::report_wait(const Message& message) const {
+    const bool receives = message.header_.kind == OpKind::Receive;
+    const bool lacks_call = receives          ? message.source_ < 0
+                            : message.stream_ ? message.stream_->state == Stream::State::Announced
+                                              : message.letter_->emptied.load(std::memory_order_seq_cst) == 0;
+    if (lacks_call) {
+        place_.standstill->awaits(&message, 0, 1, describe_call(message));
+    } else {
+        place_.standstill->moves(&message);
+    }
+}
+
 void PostOffice::look() noexcept {
     const std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
     if (!lock.owns_lock() || group_->aborted()) return;
@@ -464,6 +480,7 @@ void PostOffice::look() noexcept {
             for (std::size_t i = 0; i < queue->size() && !group_->aborted(); ++i) {
                 const auto message = (*queue)[i];
                 if (!message->done()) examine(*message);
+                if (!message->done()) report_wait(*message);
             }
     } catch (const std::exception& error) {
         group_->abort(error.what());
@@ -481,6 +498,7 @@ void PostOffice::fail_all(const std::exception_ptr& error) noexcept {
             try {
                 const std::string why = describe(*message) + " stopped because " + group_->abort_reason();
                 const bool late = is_past(message->deadline_);
+                if (!own && group_->aborted_by_mismatch()) own = std::make_exception_ptr(Mismatch(why));
                 if (!own) own = late ? std::make_exception_ptr(Timeout(why)) : std::make_exception_ptr(Aborted(why));
             } catch (...) {
                 own = std::current_exception();
@@ -545,7 +563,7 @@ Letter* PostOffice::letter_at(std::uint64_t offset) const {
     auto* const letter = domain.at<Letter>(offset);
     if (letter->from < 0 || letter->from >= static_cast<int>(place_.ranks.size()) || local(letter->from) < 0)
         throw damaged("a message of member " + std::to_string(letter->from));
-    if (static_cast<int>(letter->dtype) >= kDTypes || letter->count >= kNoTensor / sizeof(double))
+    if (!is_known(letter->dtype) || letter->count >= kNoTensor / item_size(letter->dtype))
         throw damaged("a message of " + std::to_string(letter->count) + " elements of " + to_string(letter->dtype));
     return letter;
 }

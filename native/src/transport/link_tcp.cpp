@@ -1,4 +1,5 @@
 #include <errno.h>
+#include <fcntl.h>
 #include <linux/sockios.h>
 #include <linux/tcp.h>
 #include <netinet/in.h>
@@ -16,6 +17,7 @@
 
 #include "ring/base/errors.hpp"
 #include "ring/base/wait.hpp"
+#include "ring/memory/memory_file.hpp"
 #include "ring/transport/tcp_link.hpp"
 
 namespace ring {
@@ -30,22 +32,34 @@ std::string error_text(int number) { return std::strerror(number); }
 
 }  // namespace
 
+// Where a sandbox refuses an eventfd, a pipe takes its place; without an epoll each connection is tried.
 TcpLink::TcpLink(int size)
-    : attention_fd_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)), poll_fd_(::epoll_create1(EPOLL_CLOEXEC)) {
-    if (attention_fd_ < 0 || poll_fd_ < 0) {
+    : attention_fd_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+      ask_fd_(attention_fd_),
+      poll_fd_(::epoll_create1(EPOLL_CLOEXEC)) {
+    int ends[2];
+    if (attention_fd_ < 0 && ::pipe2(ends, O_CLOEXEC | O_NONBLOCK) == 0) {
+        attention_fd_ = ends[0];
+        ask_fd_ = ends[1];
+    }
+    if (attention_fd_ < 0 || (poll_fd_ < 0 && has_happened(errno))) {
         const int number = errno;
-        if (attention_fd_ >= 0) ::close(attention_fd_);
-        if (poll_fd_ >= 0) ::close(poll_fd_);
+        close_own();
         throw Error("link: no descriptor for TCP: " + error_text(number));
     }
     peers_.resize(static_cast<std::size_t>(size));
 }
 
+void TcpLink::close_own() noexcept {
+    if (poll_fd_ >= 0) ::close(poll_fd_);
+    if (attention_fd_ >= 0) ::close(attention_fd_);
+    if (ask_fd_ != attention_fd_) ::close(ask_fd_);
+}
+
 TcpLink::~TcpLink() {
     for (const auto& one : peers_)
         if (one && one->socket >= 0) ::close(one->socket);
-    ::close(poll_fd_);
-    ::close(attention_fd_);
+    close_own();
 }
 
 TcpLink::Peer& TcpLink::peer(int rank) {
@@ -56,7 +70,7 @@ TcpLink::Peer& TcpLink::peer(int rank) {
 
 void TcpLink::ask_for_attention() const noexcept {
     const std::uint64_t one = 1;
-    static_cast<void>(!::write(attention_fd_, &one, sizeof one));  // a full counter is already readable
+    static_cast<void>(!::write(ask_fd_, &one, sizeof one));  // a full counter is already readable
 }
 
 void TcpLink::activate(int rank) {
@@ -246,7 +260,8 @@ std::vector<TcpLink::Sent> TcpLink::sent() {
 std::vector<int> TcpLink::take_wanted() {
     const std::lock_guard<std::mutex> lock(mutex_);
     std::uint64_t count = 0;
-    static_cast<void>(!::read(attention_fd_, &count, sizeof count));  // fails when the counter is 0
+    while (::read(attention_fd_, &count, sizeof count) > 0) {  // fails when the counter is 0, or the pipe empty
+    }
     return std::exchange(wanted_, {});
 }
 
@@ -261,7 +276,7 @@ void TcpLink::connected(int rank, int socket) {
     epoll_event event{};
     event.events = EPOLLIN;
     event.data.u32 = static_cast<std::uint32_t>(rank);
-    if (::epoll_ctl(poll_fd_, EPOLL_CTL_ADD, socket, &event) != 0) {
+    if (poll_fd_ >= 0 && ::epoll_ctl(poll_fd_, EPOLL_CTL_ADD, socket, &event) != 0) {
         const int number = errno;
         ::close(socket);
         lose(rank, "has no connection: " + error_text(number));
@@ -293,7 +308,7 @@ void TcpLink::progress() {
     };
     active_.erase(std::remove_if(active_.begin(), active_.end(), is_idle), active_.end());
     for (std::size_t i = 0; i < active_.size(); ++i) push(active_[i]);
-    if (active_.size() > kFewPeers) {
+    if (active_.size() > kFewPeers && poll_fd_ >= 0) {
         pull_ready();
     } else {
         for (std::size_t i = 0; i < active_.size(); ++i) pull(active_[i]);

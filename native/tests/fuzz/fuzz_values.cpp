@@ -27,9 +27,9 @@ void every_number_has_a_text() {
 Header some_header(Dice& dice) {
     Header header;
     header.sequence = dice() % 100;
-    header.kind = static_cast<OpKind>(dice() % kOpKinds);
-    header.dtype = static_cast<DType>(dice() % kDTypes);
-    header.op = static_cast<ReduceOp>(dice() % kReduceOps);
+    header.kind = static_cast<OpKind>(dice() % kValues<OpKind>);
+    header.dtype = static_cast<DType>(dice() % kValues<DType>);
+    header.op = static_cast<ReduceOp>(dice() % kValues<ReduceOp>);
     header.dims = static_cast<std::uint8_t>(dice() % (kMaxDims + 1));
     for (int i = 0; i < header.dims; ++i) header.shape[i] = static_cast<std::int64_t>(dice() % 9);
     header.count = dice() % 4000;

@@ -60,7 +60,6 @@ TABLE: list[tuple[str, list[dict[str, Any]], str, str]] = [
     ("alltoall", [INLINE, INLINE], "one-shot", "eager"),
     ("alltoall", [READ, READ], "pull", "pairwise"),
     ("alltoall", [ORDINARY, READ], "staged", "pairwise"),
-    ("step", [RING, RING], "push", ""),
     ("allreduce", [GPU], "copy", ""),
     ("allreduce", [GPU, GPU], "nccl", "nccl"),
     ("allreduce", [JOINED, GPU], "nccl", "nccl"),

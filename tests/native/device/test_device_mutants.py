@@ -41,15 +41,15 @@ MUTANTS = {
         "test_device_results.py::test_the_callers_stream_waits_and_the_caller_does_not",
     ),
     "the wait of the caller's stream": (
-        "communicator/operation.cpp",
-        "if (launched() && device_ && device_->done) device_->done->hold_back(stream);",
+        "communicator/work.cpp",
+        "if (launched() && device && device->done) device->done->hold_back(stream);",
         "(void)stream;",
         "test_device_results.py::test_a_group_of_tensors_and_names",
     ),
     "the gate": (
         "communicator/operation.cpp",
-        "    if (!work.polling_) {\n        if (!group_->released",
-        "    if (!work.polling_ && !work.device_) {\n        if (!group_->released",
+        "    if (!work.machine.polling) {\n        if (!group_->released",
+        "    if (!work.machine.polling && !work.device) {\n        if (!group_->released",
         "test_device_contracts.py::test_mismatches_are_raised_on_every_rank_and_the_group_lives_on",
     ),
     "the ticket": (
@@ -66,7 +66,7 @@ MUTANTS = {
     ),
     "the memory under a kernel that nothing ends": (
         "communicator/device/device_side.cpp",
-        "work->must_keep_ = must_keep;",
+        "work->must_keep = must_keep;",
         "(void)must_keep;",
         "test_device_contracts.py::test_a_kernel_that_no_abort_ends",
     ),
@@ -77,7 +77,7 @@ MUTANTS = {
         "test_device_aborts.py::test_a_copy_to_host_memory_behind_a_kernel_that_never_ends",
     ),
     "the end of named operations that fail in their launch": (
-        "communicator/named_lane/named_lane.cpp",
+        "communicator/named_lane.cpp",
         "if (under_way_.front().work->launched()) {",
         "if (served == Served::Done) {",
         "test_device_aborts.py::test_a_named_operation_that_is_being_launched",

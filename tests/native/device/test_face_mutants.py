@@ -54,21 +54,21 @@ MUTANTS = {
         "test_device_collectives.py::test_synchronize_orders_the_stream_that_asks",
     ),
     "the wait for a number that is logged": (
-        "torch.logged_tensors",
+        "torch.devices",
         "done: bool = self._event.query()",
         "done = True",
         "test_logging.py::test_a_logged_loss_does_not_wait_for_its_device",
     ),
     "the copy of what is logged": (
-        "torch.logged_tensors",
+        "torch.devices",
         'tensor.detach().to("cpu", non_blocking=True)',
         'tensor.detach().to("cpu")',
         "test_logging.py::test_a_logged_loss_does_not_wait_for_its_device",
     ),
     "flags of a bucket in CPU memory": (
         "torch.optimizer.bucket_runtime",
-        'dtype=self.parameters[0].dtype, device="cpu")',
-        "dtype=self.parameters[0].dtype, device=self.parameters[0].device)",
+        'dtype=kind, device="cpu")',
+        "dtype=kind, device=self.parameters[0].device)",
         "test_device_training.py::test_the_host_waits_for_nothing_within_a_step",
     ),
     "small gradients brought back": (

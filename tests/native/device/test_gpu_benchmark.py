@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ring_notebook.gpus import gpus
+from ring_notebook.machine.gpus import gpus
 
 ROOT = Path(__file__).parents[3]
 RINGRUN = Path(sys.executable).parent / "ringrun"

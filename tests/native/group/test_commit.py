@@ -9,15 +9,12 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import pytest
 import torch
 
 from native.bindings.test_tensor_reader import READER
 from native.calls import Guard
 from native.ranks import Body, Seat, as_hosts, as_processes, as_threads
-from native.values import Tensor
-from ring_notebook.core.buffers import DType
 from ring_notebook.core.communicator import Communicator, ReduceOp
 from ring_notebook.errors import CollectiveAborted, CollectiveMismatch, CollectiveTimeout
 from ring_notebook.torch.tensors import buffer_of
@@ -190,41 +187,6 @@ def test_a_rank_that_has_joined_stands_in_no_ones_way() -> None:
         ring.join()
 
     as_threads(3, body)
-
-
-def test_a_committed_operation_goes_on_after_an_abort() -> None:
-    """Also where the abort finds a rank that waits in a commit that others have seen succeed."""
-
-    def body(seat: Seat) -> None:
-        for number in range(1, 200):
-            ring = seat.open(number)
-            assert commits(ring)
-            ring.be_patient(30.0)
-            own = Tensor.of(ring, np.ones(70_000), DType.FLOAT32, ring=True)
-            if seat.rank == 1:
-                ring.abort("an interrupt")
-            ring.allreduce([own.buffer], [own.buffer])
-            assert own.values.tolist() == [3.0] * 70_000
-            ring.close()
-            seat.opened.clear()
-
-    as_threads(3, body)
-
-
-def test_a_committed_operation_ends_when_a_rank_has_waited_for_long_enough() -> None:
-    def body(seat: Seat) -> float:
-        ring = seat.open()
-        assert commits(ring)
-        ring.be_patient(1.0)
-        own = Tensor.of(ring, np.ones(70_000), DType.FLOAT32, ring=True)
-        ring.abort("an interrupt")
-        begun = time.monotonic()
-        if seat.rank != 2:
-            with pytest.raises(CollectiveAborted, match="an interrupt"):
-                ring.allreduce([own.buffer], [own.buffer])
-        return time.monotonic() - begun
-
-    assert max(as_threads(3, body)[:2]) < 20
 
 
 def test_a_rank_that_dies_while_others_commit() -> None:

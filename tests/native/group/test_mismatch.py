@@ -15,7 +15,6 @@ from native.ranks import LAUNCHERS, Seat, as_threads
 from native.values import Tensor
 from ring_notebook.core.buffers import Buffer, Device, DType
 from ring_notebook.core.communicator import Communicator, ReduceOp
-from ring_notebook.core.native import core
 from ring_notebook.errors import CollectiveMismatch
 
 Call = Callable[[Communicator], object]
@@ -134,7 +133,7 @@ def placed(line: str, case: str) -> str:
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_every_rank_sees_the_table(launcher: str, case: str) -> None:
-    """Each rank reads what it expected, what another one sent, and every rank's call; afterwards the group works."""
+    """Each rank reads which one differs from all others, and every rank's call; afterwards the group works."""
     first, others, *lines, expected, got, advice = CASES[case]
     first_line, other_line = (placed(line, case) for line in lines)
 
@@ -145,11 +144,7 @@ def test_every_rank_sees_the_table(launcher: str, case: str) -> None:
                 (first if ring.rank == 0 else others)(ring)
             said, calls, *lines = (re.sub(r", shapes \w+", "", line) for line in str(caught.value).splitlines())
             verb, _, theirs = got.partition(" ")
-            wanted = (
-                f"expected {expected}, rank 1 {got}"
-                if ring.rank == 0
-                else f"expected {theirs}, rank 0 {verb} {expected}"
-            )
+            wanted = f"rank 0 {verb} {expected}, all others {verb} {theirs}"
             assert said.startswith(f"rank {ring.rank}: {(first_line if ring.rank == 0 else other_line).split()[0]}")
             assert said.endswith(f": {wanted}; {advice}")
             assert said.endswith(advice)
@@ -273,12 +268,37 @@ def test_one_name_may_be_missing() -> None:
     as_threads(2, body)
 
 
+def test_of_two_ranks_each_reads_what_the_other_sent() -> None:
+    def body(seat: Seat) -> None:
+        ring = seat.open()
+        own, other = ring.rank + 2, 3 - ring.rank
+        said = (
+            rf"expected float32 \[{own}\], rank {1 - ring.rank} sent float32 \[{other}\]; call it with the same shape"
+        )
+        with pytest.raises(CollectiveMismatch, match=said):
+            allreduce((own,))(ring)
+
+    as_threads(2, body)
+
+
+def test_no_rank_is_odd_where_three_differ() -> None:
+    def body(seat: Seat) -> None:
+        ring = seat.open()
+        with pytest.raises(CollectiveMismatch, match=rf"expected float32 \[{ring.rank + 2}\], rank . sent"):
+            allreduce((ring.rank + 2,))(ring)
+
+    as_threads(3, body)
+
+
 @also_on_devices
 def test_a_missing_name_does_not_hide_two_that_differ() -> None:
     """Each agrees with the rank that gives none, and not with the other."""
 
     def body(seat: Seat) -> None:
         ring = seat.open()
+        with pytest.raises(CollectiveMismatch, match=r"the name 'a'|the name 'b'") as caught:
+            allreduce(name=["a", "", "b"][ring.rank])(ring)
+        assert "all others" not in str(caught.value), "the one without a name agrees with both"
         with pytest.raises(CollectiveMismatch, match=r"the name 'a'|the name 'b'"):
             allreduce(name=["", "a", "b"][ring.rank])(ring)
         allreduce()(ring)
@@ -374,11 +394,9 @@ def test_a_number_that_is_no_dtype_or_reduction(number: int) -> None:
             ],
             "op": [
                 lambda: native.reduce(True, [piece], [0], 0, 0, host, number, 1.0, 1.0, "", True, 0.0, (1, None)),
-                lambda: native.step(piece, number, core.Update(), 0, 0, 0, "", 0.0),
             ],
-            "rule": [lambda: setattr(core.Update(), "rule", number)],
         }
-        most = {"dtype": 9, "device": 3, "op": 5, "rule": 1}
+        most = {"dtype": 9, "device": 3, "op": 5}
         for name, wrong in calls.items():
             for call in wrong:
                 with pytest.raises(ValueError, match=rf"{name} must be between 0 and {most[name]}, got {number}"):

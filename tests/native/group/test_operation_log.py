@@ -17,11 +17,21 @@ import pytest
 from harness import waiting
 from native.ranks import Body, Seat, as_hosts, as_processes
 from native.values import Tensor
+from ring_notebook.analysis.operation_log import (
+    Operation,
+    Parting,
+    as_events,
+    complete,
+    pack,
+    parse,
+    parting,
+    read_log,
+    unpack,
+)
 from ring_notebook.core.buffers import DType
 from ring_notebook.core.communicator import Communicator
 from ring_notebook.core.native import core
 from ring_notebook.errors import CollectiveAborted, CollectiveMismatch
-from ring_notebook.operation_log import Operation, Parting, as_events, complete, pack, parse, parting, read_log, unpack
 
 
 @contextmanager

@@ -25,6 +25,8 @@ struct Options {
     double spin = -1.0;
     // RING_STALL_WARNING: seconds that an operation waits for ranks before standard error names them; 0 for never.
     double stall_warning = 0.0;
+    // Seconds until ranks that all wait for one another fail; 0 for never.
+    double standstill = 5.0;
     // RING_FUSION_THRESHOLD: most bytes of operations that are fused into one; the smallest value of all ranks counts.
     std::uint64_t fusion_threshold = std::uint64_t{64} << 20;
 };

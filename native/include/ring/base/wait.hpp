@@ -74,6 +74,30 @@ std::string seconds_text(double seconds);
 void cpu_pause();
 void cpu_yield();
 
+// ns of processors that this process has used, without what its waits below have.
+std::int64_t cpu_besides_waits();
+
+// Counts what the calling thread uses of its processor while it waits.
+class WaitMeter {
+   public:
+    ~WaitMeter() {
+        if (next_ != 0) count();
+    }
+    // For a thread that has waited for a while: looks at the clock of its processor now and then.
+    void tick() {
+        if (const std::int64_t now = monotonic_ns(); now >= next_) {
+            count();
+            next_ = now + kCheckEvery;
+        }
+    }
+
+   private:
+    void count() noexcept;
+
+    std::int64_t next_ = 0;  // 0 before the first look
+    std::int64_t cpu_ = 0;
+};
+
 template <class Ready>
 bool spin_until(const SpinPolicy& policy, Ready&& ready) {
     if (ready()) return true;
@@ -97,6 +121,7 @@ template <class Ready, class Idle>
 void wait_until(Doorbell& bell, const SpinPolicy& policy, Ready&& ready, Idle&& idle,
                 std::chrono::microseconds tick = kSleep) {
     if (spin_until(policy, ready)) return;
+    WaitMeter meter;
     for (;;) {
         {
             const Sleeper sleeper(bell);  // `ready` may throw
@@ -105,6 +130,7 @@ void wait_until(Doorbell& bell, const SpinPolicy& policy, Ready&& ready, Idle&& 
             sleep_on(bell, seen, tick);
         }
         if (ready()) return;
+        meter.tick();
         idle();
     }
 }

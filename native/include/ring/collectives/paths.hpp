@@ -31,6 +31,7 @@ struct Situation {
 struct Path {
     OpKind kind;
     bool between_hosts;
+    bool on_device;  // ends when it has been launched; else host memory moves the data
     const char* name;
     bool (*fits)(const Situation&);  // the first path that fits is taken
     const char* gates;               // that each rank passes, including the one behind the headers
@@ -45,14 +46,11 @@ struct Path {
 // Throws Unsupported where nothing can move tensors of that device, and InvalidArgument for no headers.
 const Path& choose(const std::vector<Header>& headers, const Topology& topology);
 
-// Whether the path ends when it has been launched on a device, and the device carries it out.
-bool is_launched(const Path& path);
-
 // Whether an operation of this path completes behind the gate of its headers, from what lies in the mailboxes: once all
 // ranks have arrived, none needs another one.
 bool takes_one_gate(const Path& path);
 
 // All paths, in the order in which they are tried.
-const std::vector<Path>& all_paths();
+std::vector<Path> all_paths();
 
 }  // namespace ring

@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
-#include <exception>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -18,109 +17,27 @@
 #include <vector>
 
 #include "ring/base/text.hpp"
-#include "ring/collectives/device/device_work.hpp"
 #include "ring/collectives/host/algorithm.hpp"
 #include "ring/collectives/inter_host/fabric.hpp"
+#include "ring/collectives/inter_host/standstill_watch.hpp"
 #include "ring/collectives/paths.hpp"
 #include "ring/communicator/operation_queue.hpp"
+#include "ring/communicator/work.hpp"
 #include "ring/group/host_group.hpp"
 #include "ring/group/recorder.hpp"
 #include "ring/messages/post_office.hpp"
 
 namespace ring {
 
-class Agreement;
 class Communicator;
 class DeviceOpening;
 class DeviceSide;
 class DeviceStream;
 class Devices;
-class LateFailure;
 class MemberGroup;
 class NamedLane;
 class Progress;
 struct SmallAllreduce;
-
-// One operation under way, shared by the thread that waits for it and the thread that carries it out.
-class Work : public std::enable_shared_from_this<Work> {
-   public:
-    Work();
-    ~Work();
-    bool done() const { return state_.load(std::memory_order_seq_cst) >= State::Done; }
-    // Whether it is done, or was launched on a device, where streams can wait for it.
-    bool launched() const { return state_.load(std::memory_order_seq_cst) != State::Pending; }
-    // Makes later work on the stream wait for the results of an operation launched on a device; else does nothing.
-    void hold_back(void* stream) const;
-    // The stream that the caller gave.
-    void* stream() const { return request_.stream; }
-    // Failed, and its tensors must be kept until the process ends: a kernel that cannot be aborted may touch them.
-    bool must_keep() const { return must_keep_; }
-    // Rethrows the error of a failed operation.
-    void get() const;
-    bool has_succeeded() const { return state_.load(std::memory_order_seq_cst) == State::Done; }
-    Result& result() { return result_; }
-    std::string describe() const { return ring::describe(header_); }
-    // The line that has called it, in the log of operations.
-    void set_site(std::uint32_t site) {
-        if (log_) log_->set_site(record_, site);
-    }
-
-   private:
-    friend class Communicator;
-    friend class DeviceOpening;
-    friend class DeviceSide;
-    friend class NamedLane;
-    enum class State : int { Pending, Launched, Done, Failed };
-    // Of what this rank does for it, until it is done. Agreed: between hosts, the ranks have compared their headers;
-    // Moved: only notices that are on their way may still fail it.
-    enum class Stage : char { Queued, Posted, Agreed, Moved };
-    // Names: all ranks have posted it by name. JoinedForOnce: a joined rank's part of such an operation. Trial: of
-    // NCCL; its failure does not end the epoch.
-    enum class Origin : char { Caller, Names, JoinedForOnce, Trial };
-    bool started() const { return stage_ != Stage::Queued; }
-    bool is_trial() const { return origin_ == Origin::Trial; }
-    void finish(std::exception_ptr error) noexcept;
-
-    Request request_;
-    Header header_;
-    std::shared_ptr<const Work> first_;  // of the same call: this one fails with it where the ranks mismatch
-    std::optional<Region> bounce_;       // the copy of the tensor in ring memory, or that of a list (place_list)
-    struct Guest {
-        const std::byte* from;
-        std::byte* copy;
-        std::byte* to;
-        std::size_t bytes;
-    };
-    std::vector<Guest> guests_;  // tensors of a list that have copies in `bounce_`
-    std::unique_ptr<Agreement> agreement_;
-    std::unique_ptr<Algorithm> algorithm_;
-    bool takes_one_gate_ = false;
-    std::uint64_t gate_ = 0;             // to wait for
-    std::uint64_t gates_ = 0;            // passed since the agreement or algorithm began
-    std::shared_ptr<OperationLog> log_;  // of its record; null where it has none
-    std::uint64_t record_ = 0;
-    std::int64_t mark_ = 0;      // when the present phase began, for a timeline; 0 while none is recorded
-    int last_ = -1;              // the rank that came last to its first gate; only while a timeline is recorded
-    bool polling_ = false;       // waits for the link and not for a gate
-    std::int64_t deadline_ = 0;  // monotonic ns, 0 for none
-    std::int64_t patience_ = 0;  // ns for which it continues after an abort
-    std::int64_t next_check_ = 0;
-    std::int64_t blocked_ = 0;   // when it began to wait for other ranks; 0 when all had come before
-    std::int64_t released_ = 0;  // when all had come
-    std::int64_t since_ = 0;     // when it was posted by name, or began to wait for gate `stalled_at_`
-    std::uint64_t stalled_at_ = 0;
-    bool warned_ = false;  // the warning of a stall was printed
-    Stage stage_ = Stage::Queued;
-    Origin origin_ = Origin::Caller;
-    std::shared_ptr<DeviceWork> device_;  // null where its tensors are in host memory, or it has none
-    std::shared_ptr<LateFailure> late_;   // of the epoch, told of a raised error; null without devices
-    bool must_keep_ = false;
-    Result result_;
-
-    std::atomic<State> state_{State::Pending};
-    std::exception_ptr error_;
-    Doorbell bell_;
-};
 
 class Communicator {
    public:
@@ -161,11 +78,6 @@ class Communicator {
     // have. It is 0 while a rank has joined, because that rank takes no step.
     std::uint64_t commit(std::string name, std::uint64_t newest, double timeout, const Interruption& check,
                          std::uint32_t site = 0);
-    // Later operations continue for so many seconds after an abort, unless a rank that takes part gives them up or
-    // dies; 0, the default, ends them at once. For work that all ranks have committed to.
-    void be_patient(double seconds) {
-        patience_.store(static_cast<std::int64_t>(seconds * 1e9), std::memory_order_relaxed);
-    }
     // `run` for an allreduce that fits the mailboxes of one host, while nothing is queued; for any other, returns false
     // and does nothing. `before_wait` is called once unless the other ranks have already come; it returns the site of
     // the caller.
@@ -241,6 +153,7 @@ class Communicator {
         std::shared_ptr<Fabric> fabric;  // null on one host
         std::shared_ptr<Progress> progress;
         std::shared_ptr<Recorder> recorder;
+        std::shared_ptr<StandstillWatch> standstill;
         std::shared_ptr<DeviceStream> devices;  // null where tensors on devices are refused
         std::uint64_t number = 0;
     };
@@ -291,9 +204,12 @@ class Communicator {
     void end(Work& work);
     void check_waiting(Work& work, const Interruption& check);
     void warn_of_stall(Work& work, std::int64_t now) const;
+    void report_wait(Work& work) const;
+    std::string awaited_text(const Work& work, const char* how) const;
     void fail(Work& work, std::exception_ptr error) noexcept;
     bool complete_in_spite(Work& work) noexcept;
     bool explain(const Work& work, std::exception_ptr& error);
+    std::exception_ptr stopped(const Work& work, const char* reason) const;
     void keep_tensors_until_quiet(const Work& work) noexcept;
     void announce_abort() noexcept;
     void leave() noexcept;
@@ -328,9 +244,8 @@ class Communicator {
     std::int64_t next_look_ = 0;        // when the progress thread next checks the peers of messages
 
     OperationQueue queue_;
-    std::atomic<bool> in_order_{false};      // after match_in_order()
-    std::atomic<std::int64_t> patience_{0};  // ns, for later operations
-    Doorbell idle_;                          // rings when an operation has ended
+    std::atomic<bool> in_order_{false};  // after match_in_order()
+    Doorbell idle_;                      // rings when an operation has ended
     std::unique_ptr<NamedLane> named_;
     std::unique_ptr<DeviceSide> device_;  // null where tensors on devices are refused
 };

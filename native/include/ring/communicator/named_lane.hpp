@@ -113,6 +113,7 @@ class NamedLane {
     void check_members(bool in_round) const;
     void check_deadlines();
     void note_waits(std::int64_t now);
+    void report_waits() const;
     bool in_round() const;
     std::vector<int> missing(const NameKey& key) const;
     std::string missing_text(const std::vector<int>& members) const;

@@ -72,8 +72,8 @@ std::string nccl_version_text(int version);
 
 // NCCL's number of an element type; none where it lacks the type.
 std::optional<int> nccl_dtype(DType dtype);
-// NCCL's number of a sum, minimum, maximum or product.
-int nccl_reduction(ReduceOp op);
+// NCCL's number of a reduction, or of the one that expresses it; none where it has no such reduction.
+std::optional<int> nccl_reduction(ReduceOp op);
 constexpr int kNcclAverage = 4;
 constexpr int kNcclBytes = 1;  // uint8
 

@@ -13,12 +13,13 @@
 #include "ring/base/process.hpp"
 #include "ring/base/shared_atomic.hpp"
 #include "ring/group/header.hpp"
+#include "ring/group/standstill.hpp"
 #include "ring/memory/memory.hpp"
 
 namespace ring {
 
-enum class RankState : std::uint32_t { Idle = 0, Waiting = 1, Moving = 2, Left = 3 };
-const char* to_string(RankState state);
+#define RING_RANK_STATES(X) X(Idle, "idle") X(Waiting, "waiting") X(Moving, "moving") X(Left, "left")
+RING_ENUM(RankState, std::uint32_t, RING_RANK_STATES);
 
 constexpr std::size_t kReasonBytes = 4096;
 constexpr std::uint64_t kRuledOut = std::uint64_t{1} << 63;
@@ -45,6 +46,7 @@ struct alignas(128) Mailbox {
     SharedAtomic<std::int64_t> since{0};
     SharedAtomic<std::uint32_t> left{0};
     SharedAtomic<Reference> reference{Reference::NotTaken};
+    SharedCopy<Standstill> standstill;  // in the block of an epoch
     // Of operations of even and odd sequence.
     struct alignas(64) Posted : SharedCopy<Header> {};
     Posted headers[2];
@@ -65,6 +67,7 @@ struct GroupBlock {
     SharedAtomic<std::uint64_t> ticket{0};  // of the operation on devices whose gate was released last; see Tickets
     // Only the block of an epoch uses these; its groups share them.
     alignas(64) SharedAtomic<std::uint32_t> aborted{0};  // 1: someone writes the reason, 2: it can be read
+    SharedAtomic<std::uint32_t> by_mismatch{0};          // the ranks have called different things
     SharedAtomic<std::uint32_t> announced{0};            // whether a rank of this host tells the other hosts
     SharedAtomic<std::uint32_t> departures{0};
     SharedAtomic<std::uint64_t> tickets{0};  // the greatest that a rank of this host has seen

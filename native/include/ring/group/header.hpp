@@ -93,6 +93,8 @@ void set_name(Header& header, std::string_view name);
 
 // " 'grad'", or nothing where there is no name.
 std::string quoted_name(const Header& header);
+// "float32 [3, 4]", or "float32 2 tensors, 24 elements"
+std::string tensor_text(const Header& header);
 // "allreduce 'grad'"
 std::string title(const Header& header);
 // "allreduce 'grad' (sequence 7)", without the number where the operation had none yet.

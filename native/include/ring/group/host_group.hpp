@@ -146,9 +146,9 @@ class HostGroup {
     // Both return whether the operation completes. `rule_out` also ends all later ones.
     bool decide(std::uint64_t sequence) noexcept;
     bool rule_out(std::uint64_t sequence) noexcept;
-    // This rank carries out operation `sequence`, and continues it for `ns` after an abort: an operation between two
-    // commits, or a commit between hosts. A member that gives an operation up ends that one and all later ones for the
-    // others. Earlier operations continue: that member has completed them, so the others can too.
+    // This rank carries out operation `sequence`, and continues it for `ns` after an abort, which is not 0 for a commit
+    // between hosts. A member that gives an operation up ends that one and all later ones for the others. Earlier
+    // operations continue: that member has completed them, so the others can too.
     void be_patient(std::int64_t ns, std::uint64_t sequence) noexcept {
         patience_.store(ns, std::memory_order_relaxed);
         carried_.store(sequence, std::memory_order_relaxed);
@@ -179,10 +179,13 @@ class HostGroup {
 
     // --- the end of an epoch ---
     bool aborted() const { return epoch_block_->aborted.load(std::memory_order_seq_cst) != 0; }
-    // Of several reasons the first counts.
-    void abort(std::string_view reason) noexcept;
+    // Of several reasons the first counts. A mismatch is one that no operation has found, and that all of them raise.
+    void abort(std::string_view reason, bool is_mismatch = false) noexcept;
     // For a reason that came from another host, which the other hosts know already.
-    void abort_by_other_host(std::string_view reason) noexcept;
+    void abort_by_other_host(std::string_view reason, bool is_mismatch) noexcept;
+    bool aborted_by_mismatch() const {
+        return aborted() && epoch_block_->by_mismatch.load(std::memory_order_seq_cst) != 0;
+    }
     // True once per abort on this host, for the rank that has to tell the other hosts.
     bool claim_announcement() noexcept { return epoch_block_->announced.exchange(1, std::memory_order_acq_rel) == 0; }
     // Valid as long as the group.
@@ -211,6 +214,11 @@ class HostGroup {
     bool has_left(int local) const;
     bool left() const { return left_.load(std::memory_order_acquire); }
 
+    // What this rank waits for, while it can do nothing else; of an epoch's group.
+    void show_standstill(const Standstill& one) { mailbox(index()).standstill.store(one); }
+    // Adds the members of this host that have not left. False where one of them has not shown since then that it stands
+    // still.
+    bool all_stand_still(StandingRanks& ranks, std::int64_t since) const;
     void set_state(RankState state, std::int64_t now = monotonic_ns());
     std::vector<RankActivity> activity() const;
     // "ranks 1, 3 have not called it": those that have not arrived at `gate`, and which of them are stopped.

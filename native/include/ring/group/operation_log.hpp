@@ -2,8 +2,8 @@
 //
 //   | LogHead, to kLogSites | sites: lines of callers | records |
 //
-// `ring_notebook/operation_log.py` reads it, also when the rank was killed. A record of one operation is written when
-// it is called, and completed when it ends. That costs two cache lines, and no clock that the operation does not read.
+// `parse` reads it, also when the rank was killed. A record of one operation is written when it is called, and
+// completed when it ends. That costs two cache lines, and no clock that the operation does not read.
 #pragma once
 
 #include <atomic>
@@ -18,13 +18,14 @@
 
 namespace ring {
 
-constexpr std::uint64_t kLogMagic = 0x52494e474c4f4734;  // "RINGLOG4"
+constexpr std::uint64_t kLogMagic = 0x52494e474c4f4735;  // "RINGLOG5"
 constexpr std::size_t kLogSites = 4096;                  // where the sites begin
 constexpr std::uint64_t kSites = 256;
 constexpr std::uint64_t kLogRecords = 1024;
-constexpr std::uint8_t kNote = 255;  // instead of a kind of operation: the name is what the rank says of itself
 
-enum class LogState : std::uint32_t { Pending = 0, Done = 1, Failed = 2 };
+// Note: no operation; the name is what the rank says of itself.
+#define RING_LOG_STATES(X) X(Pending, "pending") X(Done, "done") X(Failed, "failed") X(Note, "note")
+RING_ENUM(LogState, std::uint32_t, RING_LOG_STATES);
 
 struct LogHead {
     SharedAtomic<std::uint64_t> magic{0};
@@ -41,7 +42,7 @@ struct Site {
     char function[40] = {};
     char file[72] = {};  // the end of its path
 };
-static_assert(sizeof(Site) == 128, "operation_log.py reads it");
+static_assert(sizeof(Site) == 128, "two cache lines");
 
 struct LogRecord {
     SharedAtomic<std::uint64_t> number{0};  // 1 + its index among all; 0 while it is written
@@ -58,7 +59,18 @@ struct LogRecord {
     SharedAtomic<std::uint64_t> shape[7] = {};               // of two dimensions and more
     SharedAtomic<std::uint64_t> name[kNameBytes / 8] = {};   // or the text of a note
 };
-static_assert(sizeof(LogRecord) == 256, "operation_log.py reads it");
+static_assert(sizeof(LogRecord) == 256, "four cache lines");
+
+// A record as a reader sees it; the fields are those of Operation in ring_notebook/analysis/operation_log.py.
+struct LoggedOperation {
+    std::string kind, name, what;
+    std::uint64_t bytes = 0, group = 0;
+    std::uint32_t size = 0, epoch = 0;
+    std::uint64_t sequence = 0;
+    std::int64_t called = 0, arrived = 0, ended = 0;  // ns of the wall clock; 0 for what has not happened
+    LogState state = LogState::Failed;
+    std::string line;
+};
 
 // Which group and epoch an operation belongs to.
 struct LogGroup {
@@ -78,14 +90,18 @@ class OperationLog {
     OperationLog(const OperationLog&) = delete;
     OperationLog& operator=(const OperationLog&) = delete;
 
+    // What lies in the bytes of a log, in the order of the calls; nothing if they are no log. Safe with any bytes.
+    static std::vector<LoggedOperation> parse(std::string_view log);
     // A file that this user can open while its owner lives.
     const std::string& path() const { return path_; }
     // Of this process and those that it was forked from, no other log has it.
     std::uint64_t id() const { return id_; }
 
+    // So many operations have been called.
+    std::uint64_t calls() const { return head_->next.load(std::memory_order_relaxed); }
     // An operation is called; the number of its record. `arrived` is 0 where the others cannot see it yet.
     std::uint64_t begin(const Header& header, const LogGroup& group, std::int64_t called, std::int64_t arrived,
-                        std::uint32_t site) {
+                        std::uint32_t site, LogState state = LogState::Pending) {
         const std::uint64_t index = head_->next.fetch_add(1, std::memory_order_relaxed);
         LogRecord& record = records_[index % kLogRecords];
         // A reader that finds the number has what was written before it.
@@ -97,7 +113,7 @@ class OperationLog {
         record.group.store(group.id, std::memory_order_relaxed);
         record.site.store(site, std::memory_order_relaxed);
         record.size.store(group.size, std::memory_order_relaxed);
-        record.state.store(LogState::Pending, std::memory_order_relaxed);
+        record.state.store(state, std::memory_order_relaxed);
         record.epoch.store(group.epoch, std::memory_order_relaxed);
         put_line(record, header);
         std::uint64_t named = 0;

@@ -1,5 +1,5 @@
 // What operations did and when. The last ones are always kept (OperationLog). With a timeline, every phase of them is
-// recorded too; off, that costs a load per step; on, a clock and a copy.
+// recorded too; off, that costs a load per step; on, a clock and a copy. Operations and messages tell one recorder.
 #pragma once
 
 #include <atomic>
@@ -16,18 +16,20 @@
 
 namespace ring {
 
-enum class Phase : std::uint32_t {
-    Queued = 0,       // until its turn came
-    Packing = 1,      // into the mailbox or ring memory
-    Waiting = 2,      // for other ranks; `last` is who came last
-    Moving = 3,       // reducing or copying
-    Sending = 4,      // the link was at work
-    Negotiating = 5,  // until all ranks had posted the name and its turn came
-    // Of its callers:
-    Held = 6,    // they were in it, or waited for it
-    HeldUp = 7,  // the part of that in which other ranks had not come yet
-};
-const char* to_string(Phase phase);
+// Queued: until its turn came. Packing: into the mailbox or ring memory. Waiting: for other ranks; `last` is who came
+// last. Moving: reducing or copying. Sending: the link was at work. Negotiating: until all ranks had posted the name
+// and its turn came. Of its callers: Held, while they were in it or waited for it; HeldUp, the part of that in which
+// other ranks had not come yet.
+#define RING_PHASES(X)            \
+    X(Queued, "queued")           \
+    X(Packing, "packing")         \
+    X(Waiting, "waiting")         \
+    X(Moving, "moving")           \
+    X(Sending, "sending")         \
+    X(Negotiating, "negotiating") \
+    X(Held, "held")               \
+    X(HeldUp, "held up")
+RING_ENUM(Phase, std::uint32_t, RING_PHASES);
 
 struct Event {
     std::int64_t begin = 0;  // CLOCK_MONOTONIC, which all processes of a host share
@@ -42,26 +44,68 @@ struct Event {
 };
 static_assert(sizeof(Event) % sizeof(std::uint64_t) == 0, "an event is copied as words");
 
-// A ring buffer that any thread writes without a lock; the oldest events give way.
+// What the recorder keeps of one operation until that ends.
+struct OperationTimes {
+    std::shared_ptr<OperationLog> log;  // of its record; null where it has none
+    std::uint64_t record = 0;
+    std::int64_t mark = 0;      // when the present phase began; 0 while no timeline is recorded
+    std::int64_t blocked = 0;   // when it began to wait for other ranks; 0 when all had come before
+    std::int64_t released = 0;  // when all had come
+    int last = -1;              // the rank that came last to its first gate; only while a timeline is recorded
+
+    void block() { blocked = blocked == 0 ? monotonic_ns() : blocked; }
+    // The others can see it from now on, under the sequence of the header.
+    void arrive(const Header& header) const noexcept {
+        if (log) log->arrive(record, header, monotonic_ns());
+    }
+    // The line that has called it.
+    void set_site(std::uint32_t site) const noexcept {
+        if (log) log->set_site(record, site);
+    }
+    void end(bool done) const noexcept {
+        if (log) log->end(record, monotonic_ns(), done);
+    }
+};
+
+// Any thread writes to it without a lock; of a timeline the oldest events give way.
 class Recorder {
    public:
     // `log` may be null, in tests of the core alone.
     explicit Recorder(std::shared_ptr<OperationLog> log = nullptr) : log_(std::move(log)) {}
     // Null, or where the last operations are kept.
     const std::shared_ptr<OperationLog>& log() const { return log_; }
+    // An operation of that group is called.
+    void call(OperationTimes& times, const Header& header, const LogGroup& group, std::uint32_t site) const {
+        if (log_ == nullptr) return;
+        times.log = log_;
+        times.record = log_->begin(header, group, monotonic_ns(), 0, site);
+    }
+    // It begins its first phase.
+    void begin_phase(OperationTimes& times) {
+        calls_.fetch_add(1, std::memory_order_relaxed);
+        times.mark = on() ? monotonic_ns() : 0;
+    }
+    // A number that grows whenever this rank calls an operation or sends a message.
+    std::uint64_t calls() const {
+        return calls_.load(std::memory_order_relaxed) + posted() + (log_ ? log_->calls() : 0);
+    }
+    // Its present phase ends, and the next one begins.
+    void end_phase(OperationTimes& times, Phase phase, const Header& header, int group, int last = -1) {
+        const std::int64_t now = on() ? monotonic_ns() : 0;
+        record(phase, times.mark, now, header, group, last);
+        times.mark = now;
+    }
+    // It has ended; its caller has been in it, or has waited for it, since `begin`. Adds the part of that time in which
+    // it waited for late ranks, before any data moved.
+    void end_call(const OperationTimes& times, std::int64_t begin, const Header& header, int group);
     // The group of these ranks, as the log has it: all its members count the groups of the same ranks alike.
     LogGroup log_group(const std::vector<int>& ranks, std::uint64_t epoch, bool whole);
     bool on() const { return ring_.load(std::memory_order_relaxed) != nullptr; }
-    // Nanoseconds now, or 0 when off.
-    std::int64_t now() const { return on() ? monotonic_ns() : 0; }
-    // Ignores an event whose beginning was not seen.
-    void record(Phase phase, std::int64_t begin, std::int64_t end, const Header& header, int group, int last);
     // Numbers the groups of an epoch as they come to be, alike on all ranks that are in the same groups.
     int next_group() { return groups_.fetch_add(1, std::memory_order_relaxed); }
 
     // Nanoseconds that callers have spent in operations, other ranks' lateness included; always counted.
     std::int64_t spent() const { return spent_.load(std::memory_order_relaxed); }
-
     void spend(std::int64_t ns) { spent_.fetch_add(ns, std::memory_order_relaxed); }
     // The part of them in which other ranks had not come yet.
     std::int64_t waited() const { return waited_.load(std::memory_order_relaxed); }
@@ -82,6 +126,8 @@ class Recorder {
 
    private:
     struct Ring;
+    // Ignores an event whose beginning was not seen.
+    void record(Phase phase, std::int64_t begin, std::int64_t end, const Header& header, int group, int last);
     static std::vector<Event> events_of(Ring& ring, bool ended);
     struct Slot {
         std::atomic<std::uint64_t> filled{0};  // 1 + number of the event it holds
@@ -101,6 +147,7 @@ class Recorder {
     std::atomic<std::int64_t> spent_{0};
     std::atomic<std::int64_t> waited_{0};
     std::atomic<std::uint64_t> posted_{0};
+    std::atomic<std::uint64_t> calls_{0};
     std::mutex mutex_;
     // One of each capacity that was asked for, kept when a recording ends: a thread may still be writing its last
     // event.

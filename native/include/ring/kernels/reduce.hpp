@@ -13,7 +13,6 @@
 #include <string>
 
 #include "ring/base/types.hpp"
-#include "ring/kernels/update.hpp"
 
 namespace ring {
 
@@ -29,7 +28,7 @@ struct Scale {
 using ReduceFn = void (*)(void* const* dst, int dst_count, const void* const* src, int src_count, std::size_t count,
                           const Scale& scale);
 
-// out = adasum(left, right); see src/adasum_impl.hpp. `out` is neither of the two.
+// out = adasum(left, right); see src/kernels/adasum_impl.hpp. `out` is neither of the two.
 using AdasumFn = void (*)(void* out, const void* left, const void* right, std::size_t count);
 
 // Between float32 and a format of two bytes, rounded to nearest even. Neither may overlap the other.
@@ -38,11 +37,10 @@ using WidenFn = void (*)(float* out, const void* in, std::size_t count);
 
 struct KernelTable {
     const char* isa;
-    ReduceFn reduce[kDTypes][kReduceOps];  // Average and Adasum are null: callers express them by Sum
-    UpdateFn update[2];                    // by Rule
-    AdasumFn adasum[kDTypes];              // null for integers and bool
-    NarrowFn narrow[kDTypes];              // null but for float16 and bfloat16
-    WidenFn widen[kDTypes];
+    ReduceFn reduce[kValues<DType>][kValues<ReduceOp>];  // Average and Adasum are null: callers express them by Sum
+    AdasumFn adasum[kValues<DType>];                     // null for integers and bool
+    NarrowFn narrow[kValues<DType>];                     // null but for float16 and bfloat16
+    WidenFn widen[kValues<DType>];
 };
 
 const KernelTable& kernels_baseline();

@@ -22,6 +22,7 @@
 #include <string>
 #include <vector>
 
+#include "ring/collectives/inter_host/standstill_watch.hpp"
 #include "ring/group/host_group.hpp"
 #include "ring/group/recorder.hpp"
 #include "ring/messages/link_messages.hpp"
@@ -58,7 +59,7 @@ class Message {
     Letter* letter_ = nullptr;         // sent or matched
     std::uint64_t offset_ = kNowhere;  // of a letter that was sent
     std::int64_t deadline_ = 0;
-    std::int64_t mark_ = 0;
+    OperationTimes times_;
     std::int64_t came_ = 0;  // when the other side came
     int source_ = -1;
     bool attended_ = false;
@@ -78,6 +79,7 @@ class PostOffice {
         std::vector<int> ranks;                // of all members
         int index;                             // of this process
         std::shared_ptr<Recorder> recorder;
+        std::shared_ptr<StandstillWatch> standstill;
         int number;  // of the group, for timelines
     };
     explicit PostOffice(Place place);
@@ -142,7 +144,9 @@ class PostOffice {
     void fail_all(const std::exception_ptr& error) noexcept;
     void reap();
     void give_up_letter(std::uint64_t offset, int to) noexcept;
+    void report_wait(const Message& message) const;
     std::string describe(const Message& message) const;
+    std::string describe_call(const Message& message) const;
     std::string rank_of(int member) const;
 
     const Place place_;

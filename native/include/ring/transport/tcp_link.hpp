@@ -134,9 +134,10 @@ class TcpLink : public Link {
     bool take_arrived(Peer& peer, const Wanted& wanted);
     void mark_done(Transfer transfer) noexcept;
     void lose(int rank, std::string_view why);
+    void close_own() noexcept;
     void progress();
 
-    int attention_fd_;
+    int attention_fd_, ask_fd_;
     int poll_fd_;
     std::mutex mutex_;
     std::vector<std::unique_ptr<Peer>> peers_;  // by rank; null before the first message

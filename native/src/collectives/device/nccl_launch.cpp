@@ -53,8 +53,8 @@ class NcclLaunch : public Launch {
    protected:
     void enqueue() override {
         const DeviceContext::Current current(context());
-        if (lead_.kind == OpKind::Allreduce || lead_.kind == OpKind::ReduceScatter) make_reduction();
-        if (lead_.kind == OpKind::Allgather || lead_.kind == OpKind::Alltoall) allocate();
+        if (reduces(lead_.kind)) make_reduction();
+        if (output_of(lead_.kind) == Output::Parts) allocate();
         if (request_.kind == OpKind::Join) bring_nothing();
         check(api().ncclGroupStart(), "ncclGroupStart");
         try {
@@ -124,7 +124,11 @@ class NcclLaunch : public Launch {
                 return allgather();
             case OpKind::Alltoall:
                 return alltoall();
-            default:
+            case OpKind::Barrier:
+            case OpKind::Join:
+            case OpKind::Send:
+            case OpKind::Receive:
+            case OpKind::Commit:
                 throw Error(std::string("NCCL has no ") + to_string(lead_.kind));
         }
     }
@@ -213,7 +217,7 @@ class DeviceCopy : public Launch {
    protected:
     void enqueue() override {
         const std::size_t item = item_size(request_.dtype);
-        if (request_.kind == OpKind::Allgather || request_.kind == OpKind::Alltoall) {
+        if (output_of(request_.kind) == Output::Parts) {
             const Piece& piece = request_.pieces.front();
             result_.counts = {static_cast<std::int64_t>(piece.count)};
             result_.bytes = piece.count * item;

@@ -29,36 +29,36 @@ std::optional<std::uint64_t> two_bytes(double value, int exponent_bits, int frac
            (static_cast<std::uint64_t>(fraction) - implied);
 }
 
+// None for the types that are not floating point.
 std::optional<std::uint64_t> as_number_of(DType dtype, double value) {
-    switch (dtype) {
-        case DType::Float64:
-            return bits_of(value);
-        case DType::Float32:
-            return bits_of(static_cast<float>(value));
-        case DType::Float16:
+    switch (facts(dtype).numbers) {
+        case Numbers::Float:
+            if (item_size(dtype) == 8) return bits_of(value);
+            if (item_size(dtype) == 4) return bits_of(static_cast<float>(value));
             return two_bytes(value, 5, 10);
-        case DType::BFloat16:
+        case Numbers::Brain:
             return two_bytes(value, 8, 7);
-        default:
-            return std::nullopt;
+        case Numbers::Unsigned:
+        case Numbers::Signed:
+        case Numbers::Bool:
+            break;
     }
+    return std::nullopt;
 }
 
 }  // namespace
 
 std::optional<NcclReduction> nccl_reduction_for(const Header& header, int size) {
-    if (header.op == ReduceOp::Adasum || !nccl_dtype(header.dtype)) return std::nullopt;
+    const std::optional<int> reduction = nccl_reduction(header.op);
+    if (!reduction || !nccl_dtype(header.dtype)) return std::nullopt;
     const double factor = header.prescale * header.postscale;
-    const bool sum = header.op == ReduceOp::Sum || header.op == ReduceOp::Average;
-    if (!sum) {
+    if (!is_sum(header.op)) {
         if (header.prescale != 1.0 || header.postscale != 1.0) return std::nullopt;
-        return NcclReduction{nccl_reduction(header.op), false, 0};
+        return NcclReduction{*reduction, false, 0};
     }
     const double whole = header.op == ReduceOp::Average ? factor / size : factor;
-    const bool floating = header.dtype == DType::Float16 || header.dtype == DType::BFloat16 ||
-                          header.dtype == DType::Float32 || header.dtype == DType::Float64;
     if (whole == 1.0 && header.prescale == 1.0) return NcclReduction{};
-    if (!floating) return std::nullopt;
+    if (!is_floating(header.dtype)) return std::nullopt;
     if (std::abs(whole * size - 1.0) < 1e-12) return NcclReduction{kNcclAverage, false, 0};
     const std::optional<std::uint64_t> number = as_number_of(header.dtype, whole);
     if (!number) return std::nullopt;
@@ -77,9 +77,14 @@ bool nccl_moves(const Header& header, int size) {
         case OpKind::Allgather:
         case OpKind::Alltoall:
             return true;
-        default:
+        case OpKind::Barrier:
+        case OpKind::Join:
+        case OpKind::Send:
+        case OpKind::Receive:
+        case OpKind::Commit:
             return false;
     }
+    return false;
 }
 
 }  // namespace ring

@@ -33,10 +33,8 @@ class Join : public GatedAlgorithm {
     std::size_t last_ = 0;
 };
 
-bool is_integer(DType dtype) { return dtype <= DType::Int64; }
-
 bool is_rounded_between_hosts(const Header& header) {
-    return header.dtype == DType::Float16 || header.dtype == DType::BFloat16 || header.wire != DType::Float32;
+    return (is_floating(header.dtype) && item_size(header.dtype) == 2) || header.wire != DType::Float32;
 }
 
 }  // namespace
@@ -115,8 +113,7 @@ Reduction::Reduction(const std::vector<Header>& headers, const Header& lead, std
     // factor that makes it smaller is applied before the first rounding, as far as it is a power of two: that part
     // loses no precision.
     double early = 1.0;
-    const bool sum = lead.op == ReduceOp::Average || lead.op == ReduceOp::Sum;
-    if (share != Share::Whole && sum && is_rounded_between_hosts(lead) && std::abs(finish_.post) < 1.0) {
+    if (share != Share::Whole && is_sum(lead.op) && is_rounded_between_hosts(lead) && std::abs(finish_.post) < 1.0) {
         int exponent = 0;
         std::frexp(finish_.post, &exponent);
         early = std::ldexp(0.5, exponent);  // at most the factor, and more than half of it
@@ -149,8 +146,7 @@ const Header& lead_header(const std::vector<Header>& headers) {
 bool fill_inline(const HostGroup& group, const Request& request, int index, std::uint64_t sequence) {
     const std::size_t item = item_size(request.dtype);
     const std::uint64_t count = request.count();
-    if (!in_host_memory(request.device) || count * item > group.inline_bytes() || request.kind == OpKind::Step ||
-        request.op == ReduceOp::Adasum)
+    if (!in_host_memory(request.device) || count * item > group.inline_bytes() || request.op == ReduceOp::Adasum)
         return false;
     if (request.kind != OpKind::Broadcast || request.root == index)
         copy_in(request.pieces, 0, count, group.inline_slot(group.index(), sequence), item);

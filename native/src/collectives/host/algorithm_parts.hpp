@@ -138,7 +138,7 @@ class OnOneHost : public GatedAlgorithm {
     const std::size_t item_;
 };
 
-MakeAlgorithm make_nothing, make_join, make_push_step, make_adasum;
+MakeAlgorithm make_nothing, make_join, make_adasum;
 // One tensor of a list, as its rank shows it to the others: the offset in its header points to an array of these.
 struct ListedPiece {
     std::uint64_t input, output;  // offsets

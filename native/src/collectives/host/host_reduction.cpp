@@ -251,44 +251,6 @@ class PushList : public RingMemoryReduction {
     std::vector<void*> outputs_;
 };
 
-constexpr std::uint64_t kBlock = 2048;  // elements: gradients, state and parameters of a block stay in the L1 cache
-
-// The fused optimizer step: reduce-scatter, update and allgather in one pass over ring memory.
-// The owner of a chunk sums its gradients over all ranks block by block, updates its parameters with state that only it
-// has, and writes them to all ranks. For S bytes of parameters it reads p gradients, reads and writes its state, and
-// writes p parameters, each S/p: the summed gradient never goes to memory.
-class PushStep : public RingMemoryReduction {
-   public:
-    explicit PushStep(const Operation& operation)
-        : RingMemoryReduction(operation), update_(kernels().update[static_cast<int>(request_.update.rule)]) {}
-
-    bool step(std::uint64_t k) override {
-        if (k == 1) return true;
-        const Range own = own_chunk();
-        in_parts(group_, own, item_, [&](const Range& part) { update(own, part); });
-        return false;
-    }
-
-   private:
-    void update(const Range& own, const Range& part) {
-        alignas(64) float gradient[kBlock];
-        for (std::uint64_t begin = part.begin; begin < part.end; begin += kBlock) {
-            const std::uint64_t n = std::min(kBlock, part.end - begin);
-            void* sum = gradient;
-            reduction_.run(&sum, 1, n, [&](int member) { return place(member, &Header::input, begin); });
-            auto* parameter = reinterpret_cast<float*>(place(group_.index(), &Header::output, begin));
-            const std::uint64_t at = begin - own.begin;
-            update_(parameter, gradient, request_.state[0] ? request_.state[0] + at : nullptr,
-                    request_.state[1] ? request_.state[1] + at : nullptr, n, request_.update);
-            for (int member = 0; member < group_.size(); ++member)
-                if (member != group_.index())
-                    std::memcpy(place(member, &Header::output, begin), parameter, n * sizeof(float));
-        }
-    }
-
-    UpdateFn update_;
-};
-
 }  // namespace
 
 std::unique_ptr<Algorithm> make_local_allreduce(const Operation& operation) {
@@ -313,6 +275,5 @@ std::unique_ptr<Algorithm> make_pull_reducescatter(const Operation& operation) {
 std::unique_ptr<Algorithm> make_staged_reducescatter(const Operation& operation) {
     return std::make_unique<StagedReduceScatter>(operation);
 }
-std::unique_ptr<Algorithm> make_push_step(const Operation& operation) { return std::make_unique<PushStep>(operation); }
 
 }  // namespace ring

@@ -15,10 +15,6 @@ namespace {
 constexpr std::uint64_t kNoPayload = ~std::uint64_t{0};
 constexpr int kLooks = 8;
 
-bool is_reduction(const Header& header) {
-    return header.kind == OpKind::Allreduce || header.kind == OpKind::ReduceScatter;
-}
-
 // Whether one header is enough for another host. For a join each rank's header differs.
 bool are_alike(const std::vector<Header>& headers) {
     const Header& first = headers.front();
@@ -209,7 +205,7 @@ void Agreement::write_own() {
     if (all_inline(headers) && find_mismatch(headers, group_.ranks()).empty()) {
         const Header& lead = lead_header(headers);
         payload = 0;
-        if (is_reduction(lead)) {
+        if (reduces(lead.kind)) {
             const Reduction reduction(headers, lead, static_cast<std::size_t>(fabric_.size()), Share::OneHost);
             void* dst = out;
             reduction.run(&dst, 1, lead.count, [&](int member) { return group_.inline_slot(member, sequence_); });
@@ -267,10 +263,10 @@ void Agreement::check_message(int host, const MessageFront& front) const {
     const std::vector<int> ranks = ranks_of(ranks_, members);
     check_headers(headers, ranks, group_.inline_bytes());
     const Header& lead = lead_header(headers);
-    std::uint64_t payload = is_reduction(lead) ? bytes_of(lead) : 0, splits = 0;
+    std::uint64_t payload = reduces(lead.kind) ? bytes_of(lead) : 0, splits = 0;
     for (std::size_t i = 0; i < headers.size(); ++i) {
         const bool brings = lead.kind != OpKind::Broadcast || ranks[i] == lead.root;
-        if (!is_reduction(lead) && brings) payload += bytes_of(headers[i]);
+        if (!reduces(lead.kind) && brings) payload += bytes_of(headers[i]);
         if (headers[i].kind == OpKind::Alltoall) splits = members.size() * row_bytes();
     }
     if (front.splits != splits || (front.payload != kNoPayload && front.payload != payload))

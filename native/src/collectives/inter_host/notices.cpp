@@ -16,13 +16,16 @@ namespace {
 
 constexpr std::int64_t kAbort = -1;
 constexpr std::int64_t kLeaving = -2;
+constexpr std::int64_t kMismatch = -3;
+constexpr std::int64_t kStanding = -4;
 constexpr std::int64_t kLinger = 100'000'000;  // ns
 
 }  // namespace
 
 struct Notices::Notice {
-    std::uint64_t id = 0;            // of the group
-    std::int64_t last_sequence = 0;  // kAbort: the epoch has ended; kLeaving: its sender has left
+    std::uint64_t id = 0;  // of the group
+    // kAbort, kMismatch: the epoch has ended; kLeaving: its sender has left; kStanding: its sender's host stands still.
+    std::int64_t last_sequence = 0;
     char reason[kReasonBytes] = {};
 };
 
@@ -30,6 +33,7 @@ struct Notices::Outgoing {
     Notice notice;
     std::size_t bytes = 0;  // 0 before an announcement
     int next = 0;           // the member that it is sent to next
+    int end = 0;            // behind the last one
     Outgoing* kept = nullptr;
 };
 
@@ -38,6 +42,7 @@ Notices::Notices(const Fabric& fabric) : fabric_(fabric) {
     sending_.reserve(outgoing_.size() * static_cast<std::size_t>(fabric.size()));
     left_.reserve(static_cast<std::size_t>(fabric.size()));
     left_at_.assign(static_cast<std::size_t>(fabric.hosts()), kAbort);
+    standing_.resize(static_cast<std::size_t>(fabric.hosts()));
 }
 
 Notices::~Notices() {
@@ -46,7 +51,7 @@ Notices::~Notices() {
         for (auto& one : outgoing_) keep(std::move(one));
         return;
     }
-    const auto is_due = [&](const auto& one) { return one->bytes != 0 && one->next < fabric_.size(); };
+    const auto is_due = [&](const auto& one) { return one->bytes != 0 && one->next < one->end; };
     const std::int64_t deadline = monotonic_ns() + kLinger;
     bool all_sent = false;
     do {
@@ -68,7 +73,9 @@ void Notices::keep(std::unique_ptr<Outgoing> outgoing) noexcept {
     }
 }
 
-void Notices::announce_abort(std::string_view reason) noexcept { announce(kAbortion, kAbort, reason); }
+void Notices::announce_abort(std::string_view reason, bool is_mismatch) noexcept {
+    announce(kAbortion, is_mismatch ? kMismatch : kAbort, reason);
+}
 
 void Notices::announce_departure(std::uint64_t last_sequence) noexcept {
     announce(kDeparture, static_cast<std::int64_t>(last_sequence), {});
@@ -78,15 +85,41 @@ void Notices::announce_leaving() noexcept { announce(kLeave, kLeaving, {}); }
 
 void Notices::announce(Kind kind, std::int64_t last_sequence, std::string_view reason) noexcept {
     const std::lock_guard<std::mutex> lock(mutex_);
-    Outgoing& outgoing = *outgoing_[kind];
-    if (outgoing.bytes != 0) return;
-    Notice& notice = outgoing.notice;
-    notice.id = fabric_.id();
-    notice.last_sequence = last_sequence;
-    const std::size_t length = reason.copy(notice.reason, kReasonBytes - 1);
+    if (outgoing_[kind]->bytes != 0) return;
+    write(*outgoing_[kind], last_sequence, reason);
+    send(*outgoing_[kind]);
+}
+
+void Notices::write(Outgoing& outgoing, std::int64_t last_sequence, std::string_view text) noexcept {
+    outgoing.notice.id = fabric_.id();
+    outgoing.notice.last_sequence = last_sequence;
+    const std::size_t length = text.copy(outgoing.notice.reason, kReasonBytes - 1);
+    outgoing.notice.reason[length] = '\0';
     // As short as possible: an MPI sends short messages without the receiver's help.
     outgoing.bytes = offsetof(Notice, reason) + length + 1;
+    outgoing.end = fabric_.size();
+}
+
+void Notices::tell_standstill(std::string_view encoded) noexcept {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    forget_sent();
+    Outgoing& outgoing = *outgoing_[kStandstill];
+    if (!sending_.empty() || outgoing.next < outgoing.end) return;
+    write(outgoing, kStanding, encoded);
+    outgoing.next = fabric_.members(0).front();
+    outgoing.end = outgoing.next + 1;
     send(outgoing);
+}
+
+bool Notices::all_stand_still(StandingRanks& ranks, std::int64_t since) const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    for (int host = 0; host < fabric_.hosts(); ++host) {
+        const Standing& one = standing_[static_cast<std::size_t>(host)];
+        if (host == fabric_.host() || left_at_[static_cast<std::size_t>(host)] != kAbort) continue;
+        if (one.told < since) return false;
+        ranks.add_encoded(one.encoded);
+    }
+    return true;
 }
 
 void Notices::send_due() noexcept {
@@ -97,7 +130,7 @@ void Notices::send_due() noexcept {
 
 void Notices::send(Outgoing& outgoing) noexcept {
     if (outgoing.bytes == 0) return;
-    for (; outgoing.next < fabric_.size(); ++outgoing.next) {
+    for (; outgoing.next < outgoing.end; ++outgoing.next) {
         if (fabric_.host_of(outgoing.next) == fabric_.host()) continue;
         try {
             sending_.push_back(fabric_.send(Fabric::kNotice, outgoing.next, &outgoing.notice, outgoing.bytes));
@@ -133,14 +166,14 @@ bool Notices::read(HostGroup& group) {
         auto notice = std::make_shared<Notice>();
         arriving_.reserve(arriving_.size() + 1);
         const Link::Transfer transfer = fabric_.receive_come(Fabric::kNotice, source, notice.get(), sizeof(Notice));
-        arriving_.push_back({std::move(notice), source, transfer});
+        arriving_.push_back({std::move(notice), source, bytes, transfer});
     }
     // The rest of a message may never come: its sender may have died after it had announced it.
     for (auto one = arriving_.begin(); one != arriving_.end();) {
         if (fabric_.link().done(one->transfer)) {
             const Incoming come = std::move(*one);
             one = arriving_.erase(one);
-            apply(*come.notice, come.source, group);
+            apply(come, group);
         } else {
             ++one;
         }
@@ -148,15 +181,22 @@ bool Notices::read(HostGroup& group) {
     return arriving_.empty();
 }
 
-void Notices::apply(const Notice& notice, int source, HostGroup& group) {
+void Notices::apply(const Incoming& come, HostGroup& group) {
+    const Notice& notice = *come.notice;
     if (notice.id != fabric_.id()) return;  // of an epoch that ended long ago
-    if (notice.last_sequence == kAbort) {
-        group.abort_by_other_host({notice.reason, strnlen(notice.reason, kReasonBytes)});
+    const int member = fabric_.member_at(come.source);
+    const auto host = static_cast<std::size_t>(member < 0 ? 0 : fabric_.host_of(member));
+    if (notice.last_sequence == kAbort || notice.last_sequence == kMismatch) {
+        group.abort_by_other_host({notice.reason, strnlen(notice.reason, kReasonBytes)},
+                                  notice.last_sequence == kMismatch);
     } else if (notice.last_sequence == kLeaving) {
-        left_.push_back(source);
-    } else if (notice.last_sequence >= 0) {
-        const int member = fabric_.member_at(source);
-        if (member >= 0) left_at_[static_cast<std::size_t>(fabric_.host_of(member))] = notice.last_sequence;
+        left_.push_back(come.source);
+    } else if (notice.last_sequence == kStanding && member >= 0) {
+        const std::size_t front = offsetof(Notice, reason) + 1;  // with the zero behind the text
+        standing_[host].told = monotonic_ns();
+        standing_[host].encoded.assign(notice.reason, std::clamp(come.bytes, front, sizeof notice) - front);
+    } else if (notice.last_sequence >= 0 && member >= 0) {
+        left_at_[host] = notice.last_sequence;
     }
 }
 

@@ -34,7 +34,11 @@ class SmallOperation : public BetweenHosts {
                            return start;
                        });
                 break;
-            default:
+            case OpKind::Barrier:
+            case OpKind::Join:
+            case OpKind::Send:
+            case OpKind::Receive:
+            case OpKind::Commit:
                 break;
         }
         return Step::Done;

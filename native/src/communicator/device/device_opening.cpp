@@ -81,7 +81,7 @@ std::string DeviceOpening::read_cards() {
     const std::shared_ptr<Work> meeting = std::move(meeting_);
     meeting->get();
     cards_.resize(static_cast<std::size_t>(owner_.size()));
-    std::memcpy(cards_.data(), meeting->result().data.get(), cards_.size() * sizeof(DeviceCard));
+    std::memcpy(cards_.data(), meeting->result.data.get(), cards_.size() * sizeof(DeviceCard));
     for (const DeviceCard& card : cards_) insists_ |= card.insists != 0;
     return why_not_nccl(cards_, owner_.ranks());
 }
@@ -187,9 +187,9 @@ void DeviceOpening::begin_sum() {
     request.shape = {static_cast<std::int64_t>(kTerms)};
     request.name = "check of NCCL";
     sum_ = owner_.prepare(std::move(request), 0);
-    sum_->origin_ = Work::Origin::Trial;
+    sum_->origin = Work::Origin::Trial;
     owner_.device_->prepare(*sum_);
-    sum_->device_->own = terms_;
+    sum_->device->own = terms_;
     owner_.queue_.push_front(sum_);
 }
 
@@ -198,7 +198,7 @@ bool DeviceOpening::look_at_sum() {
     if (copied_) return copied_->passed() && read_sum();
     if (!sum_->launched()) {
         const HostGroup::Moving moving(*owner_.group_);
-        if (sum_->algorithm_->advance(sum_->gates_) == Step::Done) owner_.end(*sum_);
+        if (sum_->machine.algorithm->advance(sum_->machine.gates) == Step::Done) owner_.end(*sum_);
     }
     sum_->get();
     if (!sum_->done()) {
@@ -221,8 +221,8 @@ bool DeviceOpening::read_sum() {
 }
 
 std::shared_ptr<DeviceWork> DeviceOpening::unfinished_launch() const {
-    const bool launches = sum_ && !sum_->launched() && sum_->device_->issued;
-    return launches ? sum_->device_ : nullptr;
+    const bool launches = sum_ && !sum_->launched() && sum_->device->issued;
+    return launches ? sum_->device : nullptr;
 }
 
 // Some rank has refused. Waits until the kernels of the sum have ended: they use this object's memory.

@@ -34,7 +34,7 @@ std::pair<std::string, std::string> DeviceSide::transport() const {
 }
 
 void DeviceSide::prepare(Work& work) const {
-    const Request& request = work.request_;
+    const Request& request = work.request;
     auto device = std::make_shared<DeviceWork>();
     device->context = group_.stream().use(request.device_index);
     device->stream = request.stream;
@@ -50,8 +50,8 @@ void DeviceSide::prepare(Work& work) const {
         const std::string why = group_.stream().devices().given_up();
         throw DeviceError(owner_.locate(work) + ": " + (why.empty() ? error.what() : why), error.lasts);
     }
-    work.request_.targets.clear();  // the result gets its own memory on the device
-    work.device_ = std::move(device);
+    work.request.targets.clear();  // the result gets its own memory on the device
+    work.device = std::move(device);
 }
 
 // --- agreement ---
@@ -62,7 +62,7 @@ bool DeviceSide::must_agree(const std::vector<Header>& headers) const {
 
 void DeviceSide::agree(Work& work) {
     group_.stream().order().leave(*owner_.group_);
-    work.stage_ = Work::Stage::Queued;
+    work.machine.stage = Work::Stage::Queued;
     opening_ = std::make_unique<DeviceOpening>(owner_, group_, work);
 }
 
@@ -81,12 +81,12 @@ DeviceSide::Served DeviceSide::serve_agreement() {
 
 bool DeviceSide::through_host(const Work& work) const {
     if (work.is_trial() || group_.way() == DeviceGroup::Way::Unknown) return false;
-    return group_.way() != DeviceGroup::Way::Nccl || !nccl_moves(work.header_, owner_.size());
+    return group_.way() != DeviceGroup::Way::Nccl || !nccl_moves(work.header, owner_.size());
 }
 
 bool DeviceSide::fetch(Work& work) {
-    if (!work.device_ || !through_host(work)) return true;
-    DeviceWork& device = *work.device_;
+    if (!work.device || !through_host(work)) return true;
+    DeviceWork& device = *work.device;
     if (device.copied) {
         if (!device.copied->passed()) return false;
         device.issued = false;
@@ -97,7 +97,7 @@ bool DeviceSide::fetch(Work& work) {
     for (const auto& ready : device.ready)
         if (!ready->passed()) return false;
     void* const copies = group_.stream().copies();
-    Request& request = work.request_;
+    Request& request = work.request;
     const std::size_t item = item_size(request.dtype);
     const bool separate = request.kind == OpKind::ReduceScatter;
     std::size_t bytes = 0;
@@ -121,12 +121,12 @@ bool DeviceSide::fetch(Work& work) {
 }
 
 void DeviceSide::bring_back(Work& work) {
-    const Request& request = work.request_;
-    DeviceWork& device = *work.device_;
+    const Request& request = work.request;
+    DeviceWork& device = *work.device;
     void* const copies = group_.stream().copies();
     const std::size_t item = item_size(request.dtype);
-    if (request.kind == OpKind::Allgather || request.kind == OpKind::Alltoall) {
-        Result& result = work.result_;
+    if (output_of(request.kind) == Output::Parts) {
+        Result& result = work.result;
         result.on_device = std::make_shared<DeviceMemory>(device.context, result.bytes, copies, device.stream);
         device.context->copy_to_device(result.on_device->data(), result.data.get(), result.bytes, copies);
     }
@@ -140,25 +140,25 @@ void DeviceSide::bring_back(Work& work) {
 }
 
 void DeviceSide::posted(const Work& work) {
-    if (work.request_.kind != OpKind::Join && in_host_memory(work.header_.device)) return;
-    group_.stream().order().enter(*owner_.group_, work.gate_, owner_.fabric_ ? owner_.fabric_->id() : 0);
+    if (work.request.kind != OpKind::Join && in_host_memory(work.header.device)) return;
+    group_.stream().order().enter(*owner_.group_, work.machine.gate, owner_.fabric_ ? owner_.fabric_->id() : 0);
 }
 
 void DeviceSide::take_part(Work& work, Operation& operation, const Path& path) {
     const bool on_device = lead_header(operation.headers).device == Device::Cuda;
     if (on_device && group_.way() == DeviceGroup::Way::Error)
         throw Unsupported("RING_DEVICE=nccl, and NCCL cannot be used: " + group_.reason());
-    if (!is_launched(path)) {
-        if (on_device || work.request_.kind == OpKind::Join) group_.stream().order().leave(*owner_.group_);
+    if (!path.on_device) {
+        if (on_device || work.request.kind == OpKind::Join) group_.stream().order().leave(*owner_.group_);
         return;
     }
-    if (!work.device_) {  // it has joined
-        work.device_ = std::make_shared<DeviceWork>();
-        work.device_->context = group_.stream().context();
-        work.device_->stream = group_.stream().handle();
+    if (!work.device) {  // it has joined
+        work.device = std::make_shared<DeviceWork>();
+        work.device->context = group_.stream().context();
+        work.device->stream = group_.stream().handle();
     }
     operation.devices = &group_;
-    operation.on_device = work.device_.get();
+    operation.on_device = work.device.get();
 }
 
 void DeviceSide::take_no_part() { group_.stream().order().leave(*owner_.group_); }
@@ -172,19 +172,18 @@ void DeviceSide::fly(Flight flight) {
 }
 
 void DeviceSide::launch(const std::shared_ptr<Work>& work) {
-    if (!work->device_->done) bring_back(*work);
-    fly({{work}, work->device_, nullptr, work->deadline_});
-    work->state_.store(Work::State::Launched, std::memory_order_seq_cst);
-    work->bell_.ring();
+    if (!work->device->done) bring_back(*work);
+    fly({{work}, work->device, nullptr, work->deadline});
+    work->launch();
 }
 
 void DeviceSide::launch_for_joined(Work& work) {
-    if (work.device_) fly({{}, std::move(work.device_), nullptr, 0});
-    work.device_.reset();
+    if (work.device) fly({{}, std::move(work.device), nullptr, 0});
+    work.device.reset();
 }
 
 bool DeviceSide::fail(const std::shared_ptr<Work>& work, const std::exception_ptr& error) {
-    if (work->device_ || work->request_.kind == OpKind::Join) group_.stream().order().leave(*owner_.group_);
+    if (work->device || work->request.kind == OpKind::Join) group_.stream().order().leave(*owner_.group_);
     if (is_agreeing(*work)) {
         try {
             if (std::shared_ptr<DeviceWork> launch = opening_->unfinished_launch())
@@ -193,11 +192,11 @@ bool DeviceSide::fail(const std::shared_ptr<Work>& work, const std::exception_pt
         }
         opening_.reset();
     }
-    if (!work->device_ || !work->device_->issued || work->is_trial()) return false;
+    if (!work->device || !work->device->issued || work->is_trial()) return false;
     try {
-        fly({{work}, work->device_, error, 0});
+        fly({{work}, work->device, error, 0});
     } catch (...) {  // no memory: no thread will see the kernel end, so its tensors are never freed
-        work->must_keep_ = true;
+        work->must_keep = true;
         return false;
     }
     return true;
@@ -205,19 +204,18 @@ bool DeviceSide::fail(const std::shared_ptr<Work>& work, const std::exception_pt
 
 void DeviceSide::follow(const Work& work, const std::shared_ptr<Work>& other) {
     for (Flight& flight : flights_) {
-        if (flight.device != work.device_) continue;
-        other->device_ = work.device_;
-        other->result_ = work.result_;
+        if (flight.device != work.device) continue;
+        other->device = work.device;
+        other->result = work.result;
         flight.works.push_back(other);
-        other->state_.store(Work::State::Launched, std::memory_order_seq_cst);
-        other->bell_.ring();
+        other->launch();
         return;
     }
 }
 
 void DeviceSide::land(Flight& flight, std::exception_ptr error, bool must_keep) noexcept {
     for (const std::shared_ptr<Work>& work : flight.works) {
-        work->must_keep_ = must_keep;
+        work->must_keep = must_keep;
         work->finish(error);
     }
     if (error && !flight.error) group_.stream().late_failure()->note(error);

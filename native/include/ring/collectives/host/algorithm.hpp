@@ -55,8 +55,6 @@ struct Request {
     std::vector<std::int64_t> shape;
     std::vector<std::int64_t> splits;  // alltoall: elements for each rank
     std::vector<Target> targets;       // allgather, alltoall: one for each rank; empty for memory of the result's own
-    Update update;                     // step: what to do with the summed gradients
-    float* state[2] = {};              // step: this rank's shard of the optimizer's state
     std::uint64_t layout = 0;
     int operations = 1;      // that the call starts which this one belongs to
     std::uint32_t site = 0;  // of its caller, in the log of operations

@@ -1,0 +1,72 @@
+// The part of DLPack's C ABI, version 1, that is used here: https://dmlc.github.io/dlpack/latest/c_api.html
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+#include "ring/base/types.hpp"
+
+namespace dlpack {
+
+constexpr std::uint32_t kMajor = 1;
+constexpr const char* kCapsule = "dlpack_exchange_api";
+
+enum DeviceType : std::int32_t { kCpu = 1 };
+enum Code : std::uint8_t { kInt = 0, kUInt = 1, kFloat = 2, kBfloat = 4, kBool = 6 };
+constexpr std::size_t kCodes = 7, kMostBytes = 8;
+
+constexpr Code code_of(ring::Numbers numbers) {
+    switch (numbers) {
+        case ring::Numbers::Signed:
+            return kInt;
+        case ring::Numbers::Unsigned:
+            return kUInt;
+        case ring::Numbers::Float:
+            return kFloat;
+        case ring::Numbers::Brain:
+            return kBfloat;
+        case ring::Numbers::Bool:
+            return kBool;
+    }
+    return kInt;
+}
+
+struct Tensor {
+    void* data;
+    std::int32_t device_type;
+    std::int32_t device_id;
+    std::int32_t ndim;
+    Code code;
+    std::uint8_t bits;
+    std::uint16_t lanes;
+    const std::int64_t* shape;
+    const std::int64_t* strides;  // in elements; null where it is contiguous
+    std::uint64_t byte_offset;
+};
+
+// The struct behind the capsule at a type's `__dlpack_c_exchange_api__`, as far as it is used.
+struct ExchangeApi {
+    std::uint32_t major, minor;
+    const ExchangeApi* previous;
+    void* managed_tensor_allocator;
+    void* managed_tensor_from_object;
+    void* managed_tensor_to_object;
+    // Describes a tensor that the caller keeps alive. Returns 0, or -1 with a Python error set. May be null.
+    int (*tensor_from_object)(void* object, Tensor* out);
+    void* current_work_stream;
+};
+
+// The number of an element type, by its code and its bytes; -1 where the core lacks the type.
+constexpr auto kByCode = [] {
+    std::array<std::array<std::int8_t, kMostBytes + 1>, kCodes> all{};
+    for (auto& row : all)
+        for (auto& number : row) number = -1;
+    for (int number = 0; number < ring::kValues<ring::DType>; ++number) {
+        const auto dtype = static_cast<ring::DType>(number);
+        all[code_of(ring::facts(dtype).numbers)][ring::item_size(dtype)] = static_cast<std::int8_t>(number);
+    }
+    return all;
+}();
+
+}  // namespace dlpack

@@ -1,0 +1,146 @@
+"""Element types, reductions and operations are declared once, in types.hpp: what must know of a new one is found.
+
+The compiler finds the places in C++ (`-Werror=switch-enum`), this test those in Python.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from ring_notebook._core import DType, ReduceOp, paths
+
+ROOT = Path(__file__).parents[3]
+NATIVE = ROOT / "native"
+PACKAGE = ROOT / "ring_notebook"
+TYPES = NATIVE / "include" / "ring" / "base" / "types.hpp"
+SWITCH = re.compile(r"\bcase (ring::)?(DType|Numbers|ReduceOp|OpKind|Output)::")
+# What a new declaration looks like, by the list that it goes into.
+NEW = {
+    "RING_DTYPES": ' X(UInt16, "uint16", std::uint16_t, Unsigned, kNoNumber, 7)',
+    "RING_REDUCE_OPS": ' X(Xor, "xor")',
+    "RING_OPERATIONS": ' X(Scan, "scan", true, Whole)',
+}
+# Everything that is made from the lists has the new ones.
+MADE = """
+namespace ring {
+static_assert(to_string(DType::UInt16)[4] == '1' && item_size(DType::UInt16) == 2 && is_integer(DType::UInt16));
+static_assert(dlpack::kByCode[dlpack::kUInt][2] == static_cast<int>(DType::UInt16));
+static_assert(make_table("").reduce[static_cast<int>(DType::UInt16)][static_cast<int>(ReduceOp::Product)] != nullptr);
+static_assert(to_string(ReduceOp::Xor)[0] == 'x' && reduces(OpKind::Scan));
+}  // namespace ring
+"""
+FOUND = {
+    ("Xor", "types.hpp", "is_sum"),
+    ("Xor", "kernels_impl.hpp", "kernel_of"),
+    ("Xor", "nccl.cpp", "nccl_reduction"),
+    ("Scan", "nccl_reduction.cpp", "nccl_moves"),
+    ("Scan", "nccl_launch.cpp", "call"),
+    ("Scan", "small_messages.cpp", "advance"),
+    ("", "paths.cpp", "an operation has no path"),
+    ("Complex", "nccl_reduction.cpp", "as_number_of"),
+    ("Complex", "dlpack.hpp", "code_of"),
+}
+
+
+def compiled(types: str, folder: Path) -> str:
+    """What the compiler says of the core with this types.hpp, of all files that have a table or a switch."""
+    (folder / "ring" / "base").mkdir(parents=True)
+    (folder / "ring" / "base" / "types.hpp").write_text(types)
+    sources = [path for path in (NATIVE / "src").rglob("*.cpp") if SWITCH.search(path.read_text())]
+    sources += [NATIVE / "src" / name for name in ("kernels/kernels_baseline.cpp", "collectives/paths.cpp")]
+    sources.append(NATIVE / "bindings" / "dlpack.hpp")
+    program = folder / "all.cpp"
+    program.write_text("".join(f'#include "{path}"\n' for path in sources) + MADE)
+    folders = [f"-I{path}" for path in (folder, NATIVE / "include", NATIVE / "src")]
+    (options,) = re.findall(r"^add_compile_options\((.*)\)", (NATIVE / "CMakeLists.txt").read_text(), re.MULTILINE)
+    command = ["c++", "-std=c++17", "-fsyntax-only", *options.split(), *folders, str(program)]
+    return subprocess.run(
+        command, capture_output=True, text=True, check=False, env={**os.environ, "LC_ALL": "C"}
+    ).stderr
+
+
+def places(errors: str) -> set[tuple[str, str, str]]:
+    """The new value, file and function of each switch that lacks one; the file and text of each failed assertion."""
+    found, function = set(), ""
+    for line in errors.splitlines():
+        if match := re.search(r"In (?:member )?function '.*?(\w+)\(|In instantiation of '.*?(\w+)\(", line):
+            function = match[1] or match[2]
+        if match := re.match(r".*?([\w.]+):\d+:\d+: error: enumeration value '(\w+)' not handled", line):
+            found.add((match[2], match[1], function))
+        elif match := re.match(r".*?([\w.]+):\d+:\d+: error: (?:static assertion failed: )?(.*)", line):
+            found.add(("", match[1], match[2]))
+    return found
+
+
+def test_the_compiler_finds_the_places_in_the_core(tmp_path: Path) -> None:
+    text = TYPES.read_text().replace("Brain, Bool };", "Brain, Bool, Complex };")
+    for name, line in NEW.items():
+        text, count = re.subn(rf"(#define {name}\(X\)(?:.*\\\n)*.*)", rf"\g<1>{line}", text)
+        assert count == 1, name
+    errors = compiled(text, tmp_path)
+    assert places(errors) == FOUND, errors
+
+
+def attributes(path: str, owner: str) -> set[str]:
+    """The values of the enum ``owner`` that a file names."""
+    nodes = ast.walk(ast.parse((PACKAGE / path).read_text()))
+    return {node.attr for node in nodes if isinstance(node, ast.Attribute) and ast.unparse(node.value) == owner}
+
+
+def keys(path: str, name: str) -> set[str]:
+    """The keys of a dict that a file gives this name."""
+    for node in ast.walk(ast.parse((PACKAGE / path).read_text())):
+        if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == name and isinstance(node.value, ast.Dict):
+            return {str(ast.literal_eval(key)) for key in node.value.keys if key is not None}
+    raise AssertionError(f"{path} has no dict {name}")
+
+
+def lacking(dtypes: Iterable[str], reductions: Iterable[str], operations: Iterable[str]) -> set[tuple[str, str]]:
+    """The places in Python that do not know one of them. What a place leaves out on purpose stands here."""
+    stub = {node.name: node for node in ast.parse((PACKAGE / "_core.pyi").read_text()).body if hasattr(node, "name")}
+    declared = {
+        name: {ast.unparse(one.targets[0]) for one in stub[name].body if isinstance(one, ast.Assign)}
+        for name in ("DType", "ReduceOp")
+    }
+    known = {
+        "_core.pyi: DType": (set(dtypes), declared["DType"]),
+        "_core.pyi: ReduceOp": (set(reductions), declared["ReduceOp"]),
+        # The doctor compares the types that NCCL has.
+        "core/gpu_check_rank.py": (set(dtypes) - {"INT16", "BOOL"}, attributes("core/gpu_check_rank.py", "DType")),
+        "api/basics.py": (set(reductions), attributes("api/basics.py", "ReduceOp")),
+        # torch.distributed has no Adasum.
+        "torch/process_group/ring_process_group.py": (
+            set(reductions) - {"ADASUM"},
+            attributes("torch/process_group/ring_process_group.py", "ReduceOp"),
+        ),
+        # Graphs have no join, and their steps commit with the last sum.
+        "api/foreign_calls.py": (set(operations) - {"join", "commit"}, keys("api/foreign_calls.py", "_KINDS")),
+    }
+    return {(place, name) for place, (wanted, found) in known.items() for name in wanted - found}
+
+
+def test_the_places_in_python_are_found() -> None:
+    dtypes, reductions = [one.name for one in DType], [one.name for one in ReduceOp]
+    operations = [one.operation for one in paths()]
+    assert lacking(dtypes, reductions, operations) == set()
+    assert lacking([*dtypes, "UINT16"], [*reductions, "XOR"], [*operations, "scan"]) == {
+        ("_core.pyi: DType", "UINT16"),
+        ("core/gpu_check_rank.py", "UINT16"),
+        ("_core.pyi: ReduceOp", "XOR"),
+        ("api/basics.py", "XOR"),
+        ("torch/process_group/ring_process_group.py", "XOR"),
+        ("api/foreign_calls.py", "scan"),
+    }
+
+
+@pytest.mark.parametrize("dtype", DType)
+def test_every_type_has_its_name_in_torch(dtype: DType) -> None:
+    torch = pytest.importorskip("torch")
+    assert getattr(torch, dtype.name.lower()).itemsize == dtype.itemsize
