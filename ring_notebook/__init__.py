@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ __all__ = [
     "notify",
     "run",
 ]
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 # Name -> module. Loaded on first use, so that `import ring_notebook` costs nothing on either island.
 _LAZY = {
@@ -81,6 +82,12 @@ def _load(module: str) -> Any:
         raise ModuleNotFoundError(
             f"{module} needs {missing}, which is not installed: `pip install ring-notebook` brings it", name=error.name
         ) from None
+    except AttributeError as error:
+        if sys.flags.optimize > 1:
+            raise ImportError(
+                f"{module} needs ipyparallel, which `python -OO` cannot import because that removes docstrings; use -O"
+            ) from error
+        raise
 
 
 def __dir__() -> list[str]:

@@ -6,16 +6,17 @@ Each rank has a worker, one of whose threads it occupies, and is a process of it
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
 from distributed import Client
 
 from ring_notebook.errors import RingError
-from ring_notebook.launch.lent_places import LentPlaces
+from ring_notebook.launch.lent_places import run_there
 from ring_notebook.launch.remote.network import address_towards
-from ring_notebook.launch.remote.relay import Where, serve
-from ring_notebook.words import plural
+from ring_notebook.launch.remote.relay import Relay, introduce, serve
+from ring_notebook.text.words import plural
 
 __all__ = ["run"]
 
@@ -36,9 +37,7 @@ def run(
     many threads as its worker has. ``env``, ``min_np`` and what is raised are those of `ring_notebook.run`; RingError
     when there are too few workers.
     """
-    places = DaskPlaces(client)
-    with LentPlaces(places, num_proc or places.most) as lent:
-        return lent.run(fn, args, kwargs, env, min_np)
+    return run_there(DaskPlaces(client), fn, args, kwargs, num_proc, env, min_np)
 
 
 def places_at(address: str) -> DaskPlaces:
@@ -61,17 +60,25 @@ class DaskPlaces:
         self.address = address_towards(urlsplit(client.scheduler.address).hostname or "127.0.0.1")
         self._calls: list[Any] = []
 
-    def begin(self, size: int, where: Where) -> None:
+    def begin(self, size: int, relay: Relay) -> None:
         if size > len(self._workers):
             raise RingError(
                 f"expected {plural(size, 'worker')}, one for each rank, got {len(self._workers)}; "
                 "start more workers, or fewer ranks"
             )
-        self._calls = [
-            # Elsewhere, or again, it would be the place of another rank.
-            self._client.submit(serve, *where, workers=[name], allow_other_workers=False, retries=0, pure=False)
-            for name in list(self._workers)[:size]
-        ]
+        self._calls = [self._submit(number, introduce) for number in range(size)]
+        for number, call in enumerate(self._calls):
+            call.add_done_callback(partial(self._serve, number, relay))
+
+    def _submit(self, number: int, function: Callable[..., Any], *arguments: Any) -> Any:
+        # Elsewhere, or again, it would be the place of another rank.
+        options = {"workers": [list(self._workers)[number]], "allow_other_workers": False, "retries": 0, "pure": False}
+        return self._client.submit(function, *arguments, **options)
+
+    def _serve(self, number: int, relay: Relay, introduced: Any) -> None:
+        if introduced.status == "finished" and self._calls:
+            relay.admit(introduced.result())
+            self._calls[number] = self._submit(number, serve, *relay.where)
 
     def trouble(self) -> str:
         for call in self._calls:

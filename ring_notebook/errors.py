@@ -21,7 +21,8 @@ class CollectiveError(HorovodInternalError):
 class CollectiveMismatch(CollectiveError):
     """Ranks called different collectives, or one collective with different shapes, dtypes, roots or operations.
 
-    Raised on every rank of the group; the message has a table of who called what. The group stays usable.
+    Raised on every rank of the group; the message has a table of who called what. The group stays usable, unless the
+    ranks waited for one another in different calls: that ends the epoch.
     """
 
 

@@ -1,29 +1,38 @@
 """Ranks in pods that run: ``%ring start --on k8s://app=train``, ``ring_notebook.k8s.run(fn, "app=train")``.
 
 `kubectl`, which has to reach the cluster, runs a process in each pod; it connects back to this one, which therefore is
-best a pod itself. Pods that are the ranks of a job of their own need none of this: see docs/kubernetes.md.
+best a pod itself. Pods that are the ranks of a job of their own need none of this: see docs/kubernetes/.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
+import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from ring_notebook.errors import RingError
-from ring_notebook.launch.lent_places import LentPlaces
+from ring_notebook.launch.lent_places import run_there
 from ring_notebook.launch.remote.network import address_towards
-from ring_notebook.launch.remote.relay import Where
-from ring_notebook.words import plural
+from ring_notebook.launch.remote.relay import Relay
+from ring_notebook.text.words import plural
 
 __all__ = ["run"]
 
+_CAPACITY = 1 << 16
 _SECONDS_TO_LIST = 30.0
 _RUNNING = ("--field-selector", "status.phase=Running", "--output", "json")
-# The secret comes over standard input: a command line is seen by others.
-_SERVE = "import json; from ring_notebook.launch.remote.relay import serve; serve(*json.loads(input()))"
+# It says who it is before it is told where the relay is.
+_SERVE = """
+import json
+from ring_notebook.launch.remote.relay import introduce, serve
+print(json.dumps(introduce()), flush=True)
+serve(*json.loads(input()))
+"""
 
 
 def run(
@@ -41,9 +50,7 @@ def run(
     ``selector`` is a label's, such as ``app=train``, after ``NAMESPACE/`` where that is not the default one. ``env``,
     ``min_np`` and what is raised are those of `ring_notebook.run`; RingError when there are too few pods.
     """
-    places = PodPlaces(selector)
-    with LentPlaces(places, num_proc or places.most) as lent:
-        return lent.run(fn, args, kwargs, env, min_np)
+    return run_there(PodPlaces(selector), fn, args, kwargs, num_proc, env, min_np)
 
 
 def places_at(selector: str) -> PodPlaces:
@@ -78,27 +85,32 @@ class PodPlaces:
         self.most = len(pods)
         self.address = address_towards(pods[self._pods[0]])
         self._processes: dict[str, subprocess.Popen[str]] = {}
+        self._reading = threading.Lock()
+        self._words: dict[str, bytes] = {}  # of processes that have ended
 
-    def begin(self, size: int, where: Where) -> None:
+    def begin(self, size: int, relay: Relay) -> None:
         if size > self.most:
             raise RingError(f"expected {plural(size, 'pod')}, one for each rank, got {self.most}")
         for pod in self._pods[:size]:
             process = subprocess.Popen(
                 ["kubectl", "exec", "--stdin", *self._flags, pod, "--", "python3", "-c", _SERVE],
                 stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
             )
             self._processes[pod] = process
-            assert process.stdin is not None
-            process.stdin.write(f"{json.dumps(where)}\n")
-            process.stdin.flush()
+            threading.Thread(target=_introduce, args=(process, relay), name="ring-pod", daemon=True).start()
 
     def trouble(self) -> str:
         for pod, process in self._processes.items():
             if process.poll() is not None:
                 assert process.stderr is not None
-                return f"the process in pod {pod} has ended: {process.stderr.read().strip().splitlines()[-1:]}"
+                with self._reading, suppress(BlockingIOError, ValueError):  # what it has started may still have it
+                    os.set_blocking(process.stderr.fileno(), False)
+                    self._words[pod] = self._words.get(pod, b"") + os.read(process.stderr.fileno(), _CAPACITY)
+                last = self._words.get(pod, b"").decode(errors="replace").strip().rpartition("\n")[2]
+                return ": ".join(filter(None, [f"the process in pod {pod} has ended", last]))
         return ""
 
     def end(self) -> None:
@@ -106,3 +118,13 @@ class PodPlaces:
             process.kill()
             process.communicate()
         self._processes = {}
+
+
+def _introduce(process: subprocess.Popen[str], relay: Relay) -> None:
+    """Have ``relay`` take the place that runs in ``process``, and tell the place where that is."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    with suppress(OSError, ValueError):  # it has ended
+        relay.admit(json.loads(process.stdout.readline()))
+        process.stdin.write(f"{json.dumps(relay.where)}\n")
+        process.stdin.flush()

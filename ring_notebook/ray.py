@@ -6,21 +6,22 @@ ring_notebook at the same path.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import ray
-from ray.exceptions import GetTimeoutError
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from ring_notebook.api import basics
-from ring_notebook.launch.lent_places import LentPlaces
-from ring_notebook.launch.remote.relay import Where, serve
+from ring_notebook.launch.lent_places import LentPlaces, run_there
+from ring_notebook.launch.remote.relay import Relay, introduce, serve
 from ring_notebook.rank.function_rank import report
 
 __all__ = ["ElasticRayExecutor", "RayExecutor", "ray_logger", "run"]
 
+_SECONDS_TO_RETURN = 0.5  # between two attempts to reach an actor whose node has died
 Callbacks: TypeAlias = "Sequence[Callable[[Any], object]] | None"
 
 
@@ -44,8 +45,7 @@ def run(
     ranks join an elastic job up to so many, where Ray gets room for them, and where one has ended.
     """
     places = RayPlaces(cpus_per_worker, gpus_per_worker)
-    with LentPlaces(places, num_proc or places.most, max_np or 0) as lent:
-        return lent.run(fn, args, kwargs, env, min_np)
+    return run_there(places, fn, args, kwargs, num_proc, env, min_np, max_np)
 
 
 class RayExecutor:
@@ -195,38 +195,29 @@ class RayPlaces:
         self.address = str(ray.util.get_node_ip_address())
         self._group: Any = None
         self._size = 0
-        self._actors: list[Any] = []
-        self._calls: list[Any] = []
+        self._places: list[_Lent] = []
 
-    def begin(self, size: int, where: Where) -> None:
+    def begin(self, size: int, relay: Relay) -> None:
         needs = {kind: count for kind, count in self._needs.items() if count}
         self._size = size
         self._group = placement_group([needs] * size, strategy="PACK")
         kind = self._kind()
         for bundle in range(size):
             where_to = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=bundle)
-            self._actors.append(kind.options(scheduling_strategy=where_to).remote())
-        self._calls = [actor.serve.remote(*where) for actor in self._actors]
+            self._places.append(_Lent(kind.options(scheduling_strategy=where_to).remote(), relay))
 
-    def offer(self, count: int, where: Where) -> None:
+    def offer(self, count: int, relay: Relay) -> None:
         # Those for which there is no room wait for it; one whose node has died begins again elsewhere.
-        again = self._kind().options(max_restarts=-1, max_task_retries=-1)
-        more = [again.remote() for _ in range(count)]
-        self._actors += more
-        self._calls += [actor.serve.remote(*where) for actor in more]
+        again = self._kind().options(max_restarts=-1)
+        self._places += [_Lent(again.remote(), relay, again=True) for _ in range(count)]
 
     def _kind(self) -> Any:
         return ray.remote(num_cpus=self._needs["CPU"], num_gpus=self._needs["GPU"], max_restarts=0)(_Place)
 
     def trouble(self) -> str:
-        calls = self._calls[: self._size]
-        for call in ray.wait(calls, num_returns=len(calls), timeout=0)[0]:
-            try:
-                ray.get(call, timeout=0)
-            except GetTimeoutError:
-                continue
-            except Exception as error:
-                return str(error).strip().splitlines()[0]
+        for place in self._places[: self._size]:
+            if place.problem:
+                return place.problem
         needs = " and ".join(f"{count} {kind}" for kind, count in self._needs.items() if count)
         total = ray.cluster_resources()
         if self._size > self.most:
@@ -235,15 +226,50 @@ class RayPlaces:
         return ""
 
     def end(self) -> None:
-        for actor in self._actors:
-            ray.kill(actor)
+        for place in self._places:
+            place.end()
         if self._group is not None:
             remove_placement_group(self._group)
-        self._actors, self._calls, self._group = [], [], None
+        self._places, self._group = [], None
 
 
 class _Place:
     """What an actor is."""
 
+    def introduce(self) -> str:
+        return introduce()
+
     def serve(self, *where: Any) -> None:
         serve(*where)
+
+
+class _Lent(threading.Thread):
+    """Has an actor introduce itself to ``relay``, and serve it; ``again`` wherever Ray has started it again."""
+
+    def __init__(self, actor: Any, relay: Relay, again: bool = False) -> None:
+        super().__init__(name="ring-ray", daemon=True)
+        self._actor = actor
+        self._relay = relay
+        self._again = again
+        self._ended = threading.Event()
+        self.problem = ""
+        """Why it serves no more."""
+        self.start()
+
+    def run(self) -> None:
+        while not self._ended.is_set():
+            try:
+                self._relay.admit(ray.get(self._actor.introduce.remote()))
+                ray.get(self._actor.serve.remote(*self._relay.where))
+                return
+            except Exception as error:
+                self.problem = str(error).strip().splitlines()[0]
+            if not self._again:
+                return
+            self._ended.wait(_SECONDS_TO_RETURN)
+
+    def end(self) -> None:
+        """Give the place back."""
+        self._ended.set()
+        ray.kill(self._actor)
+        self.join()

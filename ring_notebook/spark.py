@@ -12,12 +12,13 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from ring_notebook.launch.lent_places import LentPlaces
-from ring_notebook.launch.remote.relay import Where, serve
+from ring_notebook.launch.lent_places import run_there
+from ring_notebook.launch.remote.relay import Relay, Where, introduce, serve
 
 __all__ = ["run"]
 
 _SECONDS_TO_END = 5.0
+_MOST_STAGES = 8
 
 
 def run(
@@ -35,9 +36,7 @@ def run(
     GPUs of its task. ``env``, ``min_np`` and what is raised are those of `ring_notebook.run`; RingError when Spark has
     no room for the tasks.
     """
-    places = SparkPlaces()
-    with LentPlaces(places, num_proc or places.most) as lent:
-        return lent.run(fn, args, kwargs, env, min_np)
+    return run_there(SparkPlaces(), fn, args, kwargs, num_proc, env, min_np)
 
 
 def places_at(_address: str) -> SparkPlaces:
@@ -61,24 +60,28 @@ class SparkPlaces:
         self._thread: threading.Thread | None = None
         self._problem = ""
 
-    def begin(self, size: int, where: Where) -> None:
-        self._thread = threading.Thread(target=self._run, args=(size, where), name="ring-spark", daemon=True)
+    def begin(self, size: int, relay: Relay) -> None:
+        self._thread = threading.Thread(target=self._run, args=(size, relay), name="ring-spark", daemon=True)
         self._thread.start()
 
-    def _run(self, size: int, where: Where) -> None:
-        def task(_: Iterator[int]) -> Iterator[int]:
-            from pyspark import TaskContext
+    def _run(self, size: int, relay: Relay) -> None:
+        """Run the stage, until all of its tasks are in processes that have introduced themselves.
 
-            context = TaskContext.get()
-            gpus = context.resources().get("gpu") if context is not None else None
-            if gpus is not None:
-                os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus.addresses)
-            serve(*where)
-            yield 0
-
+        A task says nothing before it ends. So those in new processes end, all others with them, and Spark, which keeps
+        its processes, runs the next stage in the same ones.
+        """
+        known: set[str] = set()
         try:
             self._context.addJobTag(self._tag)
-            self._context.parallelize(range(size), size).barrier().mapPartitions(task).collect()
+            for _ in range(_MOST_STAGES):
+                task = _task(frozenset(known), relay.where)
+                found = self._context.parallelize(range(size), size).barrier().mapPartitions(task).collect()
+                if not found:  # they have served
+                    return
+                for certificate in found:
+                    relay.admit(certificate)
+                known.update(found)
+            self._problem = "Spark runs each task in a new process; set spark.python.worker.reuse=true"
         except Exception as error:
             lines = str(error).strip().splitlines()
             self._problem = next((line for line in lines if "Exception" in line or "Error" in line), lines[0])
@@ -92,3 +95,22 @@ class SparkPlaces:
             self._context.cancelJobsWithTag(self._tag)  # where `serve` could not begin
             self._thread.join()
             self._thread = None
+
+
+def _task(known: frozenset[str], where: Where) -> Callable[[Iterator[int]], Iterator[str]]:
+    """A task of the stage: it serves the relay where the processes of all tasks are ``known``, else says who it is."""
+
+    def task(_: Iterator[int]) -> Iterator[str]:
+        from pyspark import BarrierTaskContext
+
+        context = BarrierTaskContext.get()
+        own = introduce()
+        if not known.issuperset(context.allGather(own)):
+            yield own
+            return
+        gpus = context.resources().get("gpu")
+        if gpus is not None:
+            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus.addresses)
+        serve(*where)
+
+    return task

@@ -18,12 +18,12 @@ PRIVATE_NAMES = {
     # has failed on a rank, its groups may have other names than on other ranks.
     "group_registry": "torch.distributed.distributed_c10d:_world",
     # Whether a backward pass runs on this thread. Without: DistributedDataParallel's operations always go to the
-    # progress thread, and its futures complete before they are returned.
+    # progress thread, and its futures complete before they are returned; prepared optimizers average in `step`.
     "current_graph_task": "torch._C:_current_graph_task_id",
     # The function that calls C++ in `backward`. Without: we assume that `torch.autograd.backward` calls it itself.
     "run_backward": "torch.autograd.graph:_engine_run_backward",
-    # Runs a function at the end of a backward pass. Without: futures complete before they are returned, and waits of
-    # DistributedDataParallel in other backends are not counted.
+    # Runs a function at the end of a backward pass. Without: futures complete before they are returned, waits of
+    # DistributedDataParallel in other backends are not counted, and prepared optimizers average in `step`.
     "at_end_of_backward": "torch.autograd:Variable._execution_engine.queue_callback",
     # These three keep torch.compile out of process groups. Without: torch.compiler.disable, whose import takes seconds.
     "set_frame_strategy": "torch._C._dynamo:eval_frame.set_code_exec_strategy",
@@ -34,9 +34,9 @@ PRIVATE_NAMES = {
     "operation_kind": "torch.distributed:Work._get_op_type",
     "functional_collectives": "torch.distributed:_functional_collectives",
     "sync_buffers": "torch.nn.parallel:DistributedDataParallel._sync_buffers",
-    # The pass of a loader with workers, which have drawn more than the loop has got. Without: a snapshot in the middle
-    # of a pass continues behind what they have drawn.
-    "workers_passes": "torch.utils.data.dataloader:_MultiProcessingDataLoaderIter",
+    # A pass of a loader, whose workers may have drawn more than the loop has got. Without: a snapshot in the middle of
+    # a pass continues behind what they have drawn, and `prepare` does not divide a loader that keeps a pass.
+    "loader_passes": "torch.utils.data.dataloader:_BaseDataLoaderIter",
     # One call for many tensors. Without: one call for each.
     "multiply_each": "torch:_foreach_mul_",
     "copy_each": "torch:_foreach_copy_",

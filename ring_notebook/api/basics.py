@@ -210,8 +210,8 @@ def join(device: int = -1) -> int:
     """Wait until all ranks have no more data; returns the rank that joined last, on all ranks (Horovod: ``join``).
 
     Until all have joined, this rank contributes zeros to the others' allreduces (their Average still divides by the
-    full size). An allgather, a broadcast or the step of a fused optimizer raises CollectiveMismatch on the ranks that
-    call it; this rank stays joined. ``device`` is Horovod's argument and has no effect.
+    full size). An allgather or a broadcast raises CollectiveMismatch on the ranks that call it; this rank stays joined.
+    ``device`` is Horovod's argument and has no effect.
     """
     global _joins
     work = global_process_set.communicator.join()

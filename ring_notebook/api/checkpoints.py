@@ -211,7 +211,12 @@ class Checkpoint:
             )
         self.set_content(content, path)
         if rank() == 0:
-            print(f"Resumed after step {self.steps}, in epoch {self.epoch}, from {path}")  # noqa: T201
+            remarks = "".join(f"; {one}" for one in self.remarks() if one)
+            print(f"Resumed after step {self.steps}, in epoch {self.epoch}, from {path}{remarks}")  # noqa: T201
+
+    def remarks(self) -> list[str]:
+        """What is to be known of a training that resumes; empty ones are left out."""
+        return []
 
     def set_content(self, content: dict[str, Any], path: Path) -> None:
         """Continue from the ``content`` of the checkpoint at ``path``."""

@@ -27,8 +27,8 @@ from ring_notebook.core.native import core
 from ring_notebook.core.partition import row_split
 from ring_notebook.core.step_guard import COMMIT
 from ring_notebook.core.work import Call, Work
-from ring_notebook.error_text import error_text
 from ring_notebook.errors import CollectiveError
+from ring_notebook.text.error_text import error_text
 
 Shape = tuple[int, ...]
 Allocate = Callable[[int, Shape], int]

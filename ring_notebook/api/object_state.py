@@ -12,8 +12,8 @@ from ring_notebook.api.basics import rank
 from ring_notebook.api.elastic_training import State
 from ring_notebook.api.objects import broadcast_object
 from ring_notebook.api.rank_0_files import read_on_rank_0, write_on_rank_0
-from ring_notebook.error_text import error_text
 from ring_notebook.errors import HorovodInternalError, RingError
+from ring_notebook.text.error_text import error_text
 
 
 class ObjectState(State):

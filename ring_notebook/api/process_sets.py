@@ -38,6 +38,10 @@ class ProcessSet:
         self._world: world.World | None = None
         self._group: Communicator | None = None
 
+    def __deepcopy__(self, memo: object) -> ProcessSet:
+        """Itself: a copy of what uses a set uses the same ranks."""
+        return self
+
     @property
     def ranks(self) -> list[int] | None:
         """Global ranks of the members, ascending; None for a set made from a communicator that is not registered."""
@@ -95,7 +99,7 @@ class ProcessSet:
         return ranks.index(rank)
 
     def __reduce__(self) -> Any:
-        """As the set of these ranks, which is not registered; a copy of the global set is that itself."""
+        """As the set of these ranks: the registered one, if this process has one of them."""
         return _set_of, (None if self is global_process_set else self.ranks,)
 
     def __repr__(self) -> str:
@@ -136,7 +140,10 @@ global_process_set: ProcessSet = _GlobalProcessSet()
 
 
 def _set_of(ranks: list[int] | None) -> ProcessSet:
-    return global_process_set if ranks is None else ProcessSet(ranks)
+    if ranks is None:
+        return global_process_set
+    known = _registered() if world.is_initialized() else []
+    return next((one for one in known if one.ranks == ranks), None) or ProcessSet(ranks)
 
 
 # Sets of earlier worlds stay here until the next change; `_registered` skips them.

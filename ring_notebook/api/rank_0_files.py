@@ -8,10 +8,10 @@ from typing import IO, Any
 
 from ring_notebook.api.basics import rank
 from ring_notebook.api.objects import broadcast_object
-from ring_notebook.error_text import error_text
 from ring_notebook.errors import RingError
 from ring_notebook.files.private_files import make_private_folder, open_own
 from ring_notebook.files.whole_file import is_whole, whole_file
+from ring_notebook.text.error_text import error_text
 
 
 def write_on_rank_0(path: Path, write: Callable[[IO[bytes]], object], *, private: bool) -> None:

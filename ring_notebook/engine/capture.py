@@ -1,4 +1,4 @@
-"""Captures what a rank prints, displays and draws during a run, in order."""
+"""Captures what a rank prints, displays and draws during a run, in order, with what is written below Python."""
 
 from __future__ import annotations
 
@@ -11,22 +11,21 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import groupby
-from typing import Any, Literal, TextIO
+from typing import Any, TextIO
 
 from IPython.core.displaypub import DisplayPublisher
 from IPython.core.interactiveshell import InteractiveShell
 
-from ring_notebook.error_text import printable
-from ring_notebook.records import Cleared, Display, Output
+from ring_notebook.engine import descriptors
+from ring_notebook.engine.descriptors import Stream
+from ring_notebook.protocol.records import Cleared, Display, Output
+from ring_notebook.text.error_text import printable
 
 Piece = Output | Display | Cleared
 
 
 # Characters of one Output. The kernel holds several copies of a record while it takes it in, and of one record only.
 MOST_TEXT = 250_000
-
-
-_Stream = Literal["stdout", "stderr"]
 
 
 _current: Capture | None = None  # of the present run
@@ -47,6 +46,8 @@ class Capture:
         global _current
         before, streams, publisher = _current, (sys.stdout, sys.stderr), shell.display_pub
         redirect()
+        for _ in descriptors.take(wait=True):  # written before this run
+            pass
         _current = self
         shell.display_pub = _Publisher(self)
         # When an object's display raises, IPython shows the traceback and continues. An engine's shell would send it to
@@ -60,7 +61,7 @@ class Capture:
             _current = before
             sys.stdout, sys.stderr = streams
 
-    def write(self, stream: _Stream, text: str) -> None:
+    def write(self, stream: Stream, text: str) -> None:
         """Add printed text."""
         self._add(Output(self._run, self._rank, stream, text))
 
@@ -78,12 +79,23 @@ class Capture:
             self._pieces.append(Cleared(self._run, self._rank))
 
     def _add(self, piece: Piece) -> None:
+        self._take_descriptors()  # first, because it was written before this piece
+        self._append(piece)
+
+    def _take_descriptors(self, wait: bool = False) -> None:
+        for stream, text in descriptors.take(wait):
+            for line in text.splitlines(keepends=True):  # of many calls, unlike that of one print
+                self._append(Output(self._run, self._rank, stream, line))
+
+    def _append(self, piece: Piece) -> None:
         if self._clears_next:
-            self.clear(wait=False)
+            self._clears_next = False
+            self._pieces.append(Cleared(self._run, self._rank))
         self._pieces.append(piece)
 
     def drain(self) -> list[Piece]:
         """Take all pieces: text joined up to a change of stream, displays without those that were replaced."""
+        self._take_descriptors(wait=True)
         taken = [self._pieces.popleft() for _ in range(len(self._pieces))]
         pieces: list[Piece] = []
         for stream, group in groupby(_not_replaced(taken), key=lambda piece: getattr(piece, "stream", None)):
@@ -167,14 +179,14 @@ class _Publisher(DisplayPublisher):
 
 
 class _Writer(io.TextIOBase):
-    """A text stream for all runs of this engine: writes to the present run, and between runs to the engine's log."""
+    """A text stream for all runs of this engine: writes to the present run, and between runs to its descriptor."""
 
     encoding = "utf-8"
     errors = "replace"
 
-    def __init__(self, stream: _Stream) -> None:
+    def __init__(self, stream: Stream) -> None:
         self.name = f"<{stream}>"
-        self._stream: _Stream = stream
+        self._stream: Stream = stream
         self._process = os.getpid()
 
     def writable(self) -> bool:
@@ -192,7 +204,7 @@ class _Writer(io.TextIOBase):
         return len(text)
 
     def fileno(self) -> int:
-        """The engine's log, for processes that the cell starts."""
+        """The descriptor that processes inherit which the cell starts."""
         return self._log().fileno()
 
     def close(self) -> None:

@@ -19,8 +19,8 @@ from typing import Any
 from ring_notebook.core import world
 from ring_notebook.engine.dialogue import ask, release
 from ring_notebook.engine.interrupt import Interruptible
-from ring_notebook.error_text import printable
 from ring_notebook.rank.named_interrupt import DEBUGGER
+from ring_notebook.text.error_text import printable
 
 _CELL = re.compile(r"<cell of run [^>]*>")
 

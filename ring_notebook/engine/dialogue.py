@@ -15,8 +15,8 @@ from typing import Any, Literal
 
 from ring_notebook.core import world
 from ring_notebook.core.native import core
-from ring_notebook.error_text import printable
-from ring_notebook.question import Question
+from ring_notebook.protocol.question import Question
+from ring_notebook.text.error_text import printable
 
 _MOST_TEXT = 100_000  # characters shown before a prompt
 _numbers = itertools.count(1)

@@ -10,7 +10,10 @@ from contextlib import contextmanager
 from json import JSONDecodeError
 from typing import Any
 
-from ipyparallel.engine.app import IPEngine
+from ring_notebook.machine.own_python import prepare_for_jupyter
+
+prepare_for_jupyter()
+from ipyparallel.engine.app import IPEngine  # noqa: E402
 
 _SECONDS_TO_WRITE = 10.0  # for the controller, on a busy machine
 

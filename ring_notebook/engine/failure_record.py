@@ -8,9 +8,9 @@ from types import TracebackType
 
 import cloudpickle
 
-from ring_notebook.error_text import MOST, error_text, printable
 from ring_notebook.errors import RingError
-from ring_notebook.records import Failure
+from ring_notebook.protocol.records import Failure
+from ring_notebook.text.error_text import MOST, error_text, printable
 
 # An exception may refer to a whole tensor. The message and the frames are sent in any case.
 _PICKLE_LIMIT = 1 << 20

@@ -17,9 +17,9 @@ from IPython.core.interactiveshell import InteractiveShell
 from ring_notebook.core import kept_state, metrics
 from ring_notebook.core.steering import steering
 from ring_notebook.engine import setup
-from ring_notebook.error_text import error_text
 from ring_notebook.errors import RingError
 from ring_notebook.files import snapshot_files
+from ring_notebook.text.error_text import error_text
 
 # IPython's own, and what ipyparallel calls functions with.
 _HIDDEN = re.compile(r"_+|_i+|_i?\d+|_[iod]h|_exit_code|__\w+__|_[0-9a-f]{8}_\w+_(f|args|kwargs|result)")

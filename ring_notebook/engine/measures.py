@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 
 from ring_notebook.core.native import core
-from ring_notebook.gpus import gpus
+from ring_notebook.machine.gpus import gpus
 
 MOST = 32  # steps of a loop that are recorded
 SHORTEST = 0.5  # seconds over which a rate is measured

@@ -22,7 +22,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from ring_notebook.core import world
 from ring_notebook.core.place import unname_shared_memory
 from ring_notebook.errors import MPIMissingError
-from ring_notebook.rank.rank_variables import STARTED_AGAIN
+from ring_notebook.rank.rank_variables import NO_MPI, STARTED_AGAIN
 
 _MODULE = "mpi4py.MPI"
 _ADVICE = (
@@ -41,8 +41,8 @@ def begin() -> None:
         return
     if find_spec("mpi4py") is None:  # then no cell can use MPI
         return
-    if "PMI_FD" in os.environ and not os.access("/dev/shm", os.W_OK):  # those of a site's mpiexec are its own matter
-        withdraw("MPI needs /dev/shm, which cannot be written here. The functions of `ring` work without it")
+    if why := os.environ.get(NO_MPI):
+        withdraw(f"{why}. The functions of `ring` work without it")
         return
     try:
         from mpi4py import MPI

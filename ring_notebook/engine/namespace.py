@@ -16,9 +16,9 @@ import cloudpickle
 from IPython.core.interactiveshell import InteractiveShell
 
 from ring_notebook.engine import setup
-from ring_notebook.error_text import printable
 from ring_notebook.frameworks import default, frameworks, named
 from ring_notebook.rank.rank_threads import threads_set
+from ring_notebook.text.error_text import printable
 
 _MOST_NAMES = 12  # in a message
 _MOST_HELP = 20_000  # characters

@@ -18,15 +18,16 @@ _END = b"End of native stack"
 _file = 2
 
 
-def register(log: bool) -> None:
-    """Write the stack of the main thread on SIGUSR1: to standard error where that is a log, else to a file.
+def register(log: int | None) -> None:
+    """Write the stack of the main thread on SIGUSR1: to ``log``, or to a file without a name.
 
     Only the main thread's: walking the frames of running threads may crash the process.
     """
     global _file
-    if not log:
+    if log is None:
         with tempfile.TemporaryFile() as own:
-            _file = os.dup(own.fileno())
+            log = os.dup(own.fileno())
+    _file = log
     faulthandler.register(signal.SIGUSR1, _file, all_threads=False)
     core.report_native_stack(signal.SIGUSR1, _file)
 

@@ -11,7 +11,7 @@ from time import time
 
 from ring_notebook.files.appender import Appender
 from ring_notebook.files.private_files import make_private_folder
-from ring_notebook.records import Record, messages, stamped
+from ring_notebook.protocol.records import Record, messages, stamped
 
 PERIOD = 0.25
 """Seconds between two messages of a rank that prints often."""
@@ -79,10 +79,10 @@ class Spool:
         self._directory = directory
         self._rank = rank
         self._journal: Appender | None = None
-        make_private_folder(directory)
 
     def begin(self, run: str) -> None:
         """Begin the journal of run ``run`` and remove the one before."""
+        make_private_folder(self._directory)
         for old in self._directory.glob(f"*.{self._rank}"):
             old.unlink()
         if self._journal is not None:

@@ -17,13 +17,11 @@ from typing import Any, Literal
 from ipyparallel.engine.datapub import publish_data
 from IPython.core.interactiveshell import InteractiveShell
 
-from ring_notebook.cell_request import CellRequest
 from ring_notebook.core import checkpoint_place, metrics, other_waits, step_points, trace, world
 from ring_notebook.core.steering import present, steering
 from ring_notebook.core.sync_every import of_run as local_steps
 from ring_notebook.core.time_spent import TimeSpent
-from ring_notebook.energy import LACKS
-from ring_notebook.engine import debuggers, dialogue, kept_variables, mpi_access, namespace, setup
+from ring_notebook.engine import debuggers, descriptors, dialogue, kept_variables, mpi_access, namespace, setup
 from ring_notebook.engine.capture import Capture, show_figures
 from ring_notebook.engine.cell import Begin, Cell
 from ring_notebook.engine.failure_record import describe, from_cell
@@ -35,10 +33,12 @@ from ring_notebook.errors import CollectiveAborted, NotInitializedError, RingErr
 from ring_notebook.files.snapshot_files import kept_text
 from ring_notebook.horovod.as_horovod import as_horovod
 from ring_notebook.horovod.names import NAME
-from ring_notebook.question import QUESTIONS, Question
+from ring_notebook.machine.energy import LACKS
+from ring_notebook.protocol.cell_request import CellRequest
+from ring_notebook.protocol.question import QUESTIONS, Question
+from ring_notebook.protocol.records import RECORDS, SET, Ended, Failure, Load, Params, Record, Status, Trace, messages
 from ring_notebook.rank.exit_watch import EndingForks
 from ring_notebook.rank.rank_variables import master, rank_variables
-from ring_notebook.records import RECORDS, SET, Ended, Failure, Load, Params, Record, Status, Trace, messages
 
 _LAST_WAIT = 5.0
 """Seconds to wait, when a run ends, for logged numbers on a device."""
@@ -51,7 +51,7 @@ def execute(request: CellRequest) -> None:
     """
     mpi_access.withdraw_from_survivors(request.lost)
     checkpoint_place.begin(request.checkpoints, request.resume)
-    local_steps.begin(request.sync_every)
+    local_steps.begin(request.options.sync_every)
     own = not request.only or setup.rank() in request.only
     _Execution(request).execute(request.source if own else "")
 
@@ -63,7 +63,8 @@ class _Execution:
         self.request = request
         self.run = request.run
         self.rank = request.engines.index(setup.rank())
-        self.begin = Begin(**request.branch) if request.branch else None
+        branch = {name: value for name, value in request.options.branch.items() if name not in ("of", "run")}
+        self.begin = Begin(**branch) if branch else None
         self.cell: Cell | None = None
         self.calls = 0  # number of collectives
         self.aborted = False  # another rank failed first
@@ -99,8 +100,8 @@ class _Execution:
         children = active_children()
         debuggers.forget_frames()
         shell = InteractiveShell.instance()
-        metrics.begin(self.loops.begin, self._training_begins, self.request.warmup)
-        steering.begin(self.run, self.rank, self.request.replay, dialogue.pause, self._at_snapshot)
+        metrics.begin(self.loops.begin, self._training_begins, self.request.options.warmup)
+        steering.begin(self.run, self.rank, self.request.changes, dialogue.pause, self._at_snapshot)
         if self.begin is not None:
             metrics.continue_held()
         other_waits.begin()
@@ -143,7 +144,7 @@ class _Execution:
         except RingError as error:
             self._say(str(error))
         else:
-            if whole is not None:
+            if whole is not None and not asked.get("told"):  # else the cell that asks tells it
                 self._say(kept_text(whole))
 
     def _end_steering(self) -> None:
@@ -167,7 +168,7 @@ class _Execution:
         self.capture.write("stderr", f"{line}\n")
 
     def _run(self, shell: InteractiveShell, source: str) -> None:
-        self.cell = Cell(shell, source, self.run, self.request.first_line, self.begin)
+        self.cell = Cell(shell, source, self.run, self.request.options.first_line, self.begin)
         namespace.provide_ring(self.cell.names())
         namespace.prepare_calls(self.cell.tree)
         namespace.count_waits()
@@ -177,13 +178,14 @@ class _Execution:
         opened = world.open_run(self.run, self.request.epoch, self.request.engines)
         here = (opened.rank, opened.size, opened.local_rank, opened.local_size)
         os.environ.update(rank_variables(*here, master()))
-        if self.request.recorded:
+        if self.request.options.timeline:
             trace.record()
-        if self.request.horovod:
+            trace.count(self.spent.counted())
+        if self.request.options.horovod:
             setup.wait_for_preload()
         try:
             with (
-                as_horovod() if self.request.horovod else nullcontext(),
+                as_horovod() if self.request.options.horovod else nullcontext(),
                 dialogue.Listening(_ask),
                 HeldBack(),
                 EndingForks(),
@@ -212,6 +214,7 @@ class _Execution:
             self.aborted = world.is_aborted() and namespace.tells_of_lost_rank(error)
             world.fail(error)
         self.spent.end()
+        trace.count(self.spent.counted())
         try:
             world.close_run()
         except CollectiveAborted as late:
@@ -221,6 +224,7 @@ class _Execution:
 
     def _report(self, seconds: float) -> None:
         error = self.error
+        descriptors.flush()
         records = [*self._trace(), *self._collect(rows=True, status=True, limit=_LAST_WAIT)]
         if failure := self._failure(error):
             records.append(failure)
@@ -288,6 +292,7 @@ class _Execution:
     def _training_begins(self) -> None:
         self.spent.begin_training()
         trace.training_begins()
+        trace.count(self.spent.counted())
 
     def _load(self) -> list[Record]:
         """The load of this rank's machine. Where it cannot be read, tells the user once in a run."""
@@ -303,6 +308,7 @@ class _Execution:
 
     def _now(self, line: int, paused: bool) -> Status:
         """The status of this rank, at this line of the cell."""
+        trace.count(self.spent.counted())
         self.transport = _transport() or self.transport
         return Status(
             run=self.run,

@@ -20,14 +20,15 @@ from IPython.core.page import as_hook, display_page
 
 from ring_notebook.config import config
 from ring_notebook.core import world
-from ring_notebook.engine import capture, debuggers, dialogue, mpi_access, own_stack, progress_bars
+from ring_notebook.engine import capture, debuggers, descriptors, dialogue, mpi_access, own_stack, progress_bars
 from ring_notebook.engine.publisher import Spool
-from ring_notebook.error_text import error_text
 from ring_notebook.frameworks import default
-from ring_notebook.gpus import VISIBLE, gpus, gpus_of_engine
-from ring_notebook.question import CONTROL
+from ring_notebook.machine.gpus import VISIBLE, gpus, gpus_of_engine
+from ring_notebook.machine.process_life import resident
+from ring_notebook.protocol.question import CONTROL
 from ring_notebook.rank.named_interrupt import tell_executions
 from ring_notebook.rank.rank_threads import threads_set
+from ring_notebook.text.error_text import error_text
 
 _preload: Thread | None = None
 _rank = (0, 1, 0, 1)  # rank and size, and both on this host
@@ -35,13 +36,13 @@ spool: Spool | None = None
 """The journal of this rank, in a cluster that outlives its notebook."""
 
 
-def prepare(directory: str, keep: bool, replaceable: bool) -> dict[str, Any]:
+def prepare(directory: str, journals: str, replaceable: bool) -> dict[str, Any]:
     """Prepare this engine and return its rank, size, pid, host, gpu, threads and status file.
 
-    All engines that start together call it. ``directory`` is the cluster's, if it exists on this host. With ``keep``
-    the cluster outlives its notebook, and this rank keeps the records of its run for the next notebook. With
-    ``replaceable`` the engines find each other later, in `form`; else in this call. Raises CoreMissingError when the
-    native core is not compiled here.
+    All engines that start together call it. ``directory`` is the cluster's, if it exists on this host. Where the
+    cluster outlives its notebook, this rank keeps the records of its run for the next one in the folder ``journals``.
+    With ``replaceable`` the engines find each other later, in `form`; else in this call. Raises CoreMissingError when
+    the native core is not compiled here.
     """
     global _rank
     _rank = _find_rank(replaceable)
@@ -64,8 +65,8 @@ def prepare(directory: str, keep: bool, replaceable: bool) -> dict[str, Any]:
     # ipyparallel's handler waits for the end of the cell, but stopping a cluster must not.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     global _preload, spool
-    if keep:
-        spool = Spool(Path(directory) / "spool", number)
+    if journals:
+        spool = Spool(Path(journals), number)
     tell_executions(config().status_file)
     _preload = Thread(target=_load_face, name="ring-preload", daemon=True)
     _preload.start()
@@ -87,7 +88,7 @@ def rank() -> int:
 
 def memory() -> int:
     """Bytes of memory that this process uses, including shared memory."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return resident(os.getpid())
 
 
 def form(generation: int, members: list[int], size: int) -> None:
@@ -110,14 +111,10 @@ def _find_rank(replaceable: bool) -> tuple[int, int, int, int]:
 
 
 def _keep_log(logs: Path, rank: int) -> None:
-    """Redirect standard output and error to a file, which also gets the stack on a crash or SIGUSR1."""
-    if has_log := logs.is_dir():
-        log = os.open(logs / f"rank-{rank}.log", os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_TRUNC, 0o600)
-        os.dup2(log, 1)
-        os.dup2(log, 2)
-        os.close(log)
-    faulthandler.enable(2, all_threads=False)
-    own_stack.register(has_log)
+    """Redirect descriptors 1 and 2 to files; a file of its own gets the stack on a crash or SIGUSR1."""
+    log = descriptors.redirect(logs, rank)
+    faulthandler.enable(log, all_threads=False)
+    own_stack.register(log if logs.is_dir() else None)
 
 
 def wait_for_preload() -> None:

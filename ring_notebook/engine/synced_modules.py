@@ -15,11 +15,11 @@ from types import ModuleType
 from IPython.extensions.autoreload import superreload
 
 from ring_notebook.engine import setup
-from ring_notebook.error_text import error_text
 from ring_notebook.files.claimed_folders import claimed_folder
 from ring_notebook.files.file_digest import digest
 from ring_notebook.files.private_files import make_private_folder, open_private
 from ring_notebook.rank.exit_watch import at_exit
+from ring_notebook.text.error_text import error_text
 
 _OWN = __name__.partition(".")[0]
 _copy: Path | None = None  # of the notebook's folder, if this host does not have it

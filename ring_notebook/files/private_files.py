@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import pwd
 import stat
 from pathlib import Path
 from typing import IO, Any
@@ -13,6 +15,11 @@ def make_private_folder(path: Path) -> None:
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     for folder in reversed(missing):
         folder.mkdir(mode=0o700, exist_ok=True)  # mkdir's own `parents` would leave their mode to the umask
+
+
+def temporary_folder() -> Path:
+    """The folder of temporary files. `tempfile` tries whether it can write there, and fails under a limit on files."""
+    return Path(os.environ.get("TMPDIR") or "/tmp")
 
 
 def open_private(path: Path, mode: str) -> IO[Any]:
@@ -46,10 +53,22 @@ def changed_by_others(folder: Path) -> str:
     except OSError:
         return ""
     if not is_own(folder) or status.st_uid not in (os.geteuid(), 0):
-        return f"{folder} belongs to another user; remove it"
+        return f"{folder} belongs to another user, {owner_of(folder)}; remove it"
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not status.st_mode & stat.S_ISVTX:
         return f"other users may write to {folder}; `chmod go-w` it"
     return ""
+
+
+def owner_of(path: Path) -> str:
+    """The name of the user to whom ``path``, or the nearest folder above it that can be seen, belongs."""
+    for seen in (path, *path.parents):
+        with contextlib.suppress(OSError):
+            user = seen.lstat().st_uid
+            try:
+                return pwd.getpwuid(user).pw_name
+            except KeyError:
+                return f"user {user}"
+    return "nobody"
 
 
 def is_own(path: Path) -> bool:

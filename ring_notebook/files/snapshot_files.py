@@ -26,7 +26,7 @@ from ring_notebook.config import config
 from ring_notebook.errors import RingError
 from ring_notebook.files.private_files import changed_by_others, is_own, make_private_folder, open_own
 from ring_notebook.files.whole_file import is_whole, whole_file
-from ring_notebook.words import plural, ranks
+from ring_notebook.text.words import plural, ranks
 
 FORMAT = 1
 KEPT = 3

@@ -114,11 +114,12 @@ def _of_reduction(cell: CellCalls, wrapped: Call | None) -> Iterator[Hint]:
     if ours is None or cell.names & _STRATEGIES:
         return
     clips = cell.first(_CLIPPING)
-    if clips and "synchronize" not in cell.names:
+    local = next((call for call in cell.calls if call.has("sync_every") or "Adasum" in ast.unparse(call.node)), None)
+    if clips and local:
         yield Hint(
             clips.line,
-            "this clips the gradients of each rank before they are averaged in `step()`: call "
-            "`optimizer.synchronize()` before it, and `step()` within `with optimizer.skip_synchronize():`",
+            "this clips the gradients of each rank: with `sync_every` or `op=Adasum` the ranks average weights or "
+            "steps. Without them gradients are averages when `backward()` returns",
         )
     if prepared and not cell.gpus:
         return  # `prepare` replaces it there
@@ -164,6 +165,21 @@ def _numbers_a_gpu(node: ast.JoinedStr) -> bool:
     return isinstance(first, ast.Constant) and first.value == "cuda:"
 
 
+_OVER_ACCELERATE = (
+    "Accelerator",
+    *("TrainingArguments", "Seq2SeqTrainingArguments", "SentenceTransformerTrainingArguments"),
+    *(
+        "SFTConfig",
+        "DPOConfig",
+        "GRPOConfig",
+        "RLOOConfig",
+        "RewardConfig",
+        "KTOConfig",
+        "DistillationConfig",
+    ),  # trl's training arguments
+)
+"""Calls with which a program asks accelerate who its ranks are: of itself, of Hugging Face's Trainer, and of trl."""
+
 TORCH = Framework(
     name="torch",
     face="ring_notebook.torch",
@@ -179,8 +195,7 @@ if torch.cuda.is_available():
     # It raises where a group exists, and a cell may be run again.
     before={
         "init_process_group": "ring_notebook.torch.process_group.default_group:end_groups",
-        "Accelerator": "ring_notebook.torch.process_group.default_group:forget_accelerate",
-        "TrainingArguments": "ring_notebook.torch.process_group.default_group:forget_accelerate",
+        **dict.fromkeys(_OVER_ACCELERATE, "ring_notebook.torch.process_group.default_group:forget_accelerate"),
     },
     count_waits="ring_notebook.torch.process_group.foreign_time:count_foreign_time",
     threads="torch:get_num_threads",

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any, TypeVar
 
-from ring_notebook.gpus import gpus
+from ring_notebook.machine.gpus import gpus
 
 T = TypeVar("T")
 

@@ -22,20 +22,8 @@ from ring_notebook.core.buffers import DType
 from ring_notebook.core.foreign_interrupts import watch_interrupts
 from ring_notebook.core.native import core
 
-_DTYPES = {  # by XLA_FFI_DataType
-    1: DType.BOOL,
-    2: DType.INT8,
-    3: DType.INT16,
-    4: DType.INT32,
-    5: DType.INT64,
-    6: DType.UINT8,
-    10: DType.FLOAT16,
-    11: DType.FLOAT32,
-    12: DType.FLOAT64,
-    16: DType.BFLOAT16,
-}
-register_dtypes("xla", _DTYPES)
-_NUMBERS = {dtype.name.lower(): number for number, dtype in _DTYPES.items()}  # by JAX's names
+_NUMBERS = {dtype.name.lower(): dtype.xla for dtype in DType if dtype.xla >= 0}  # by JAX's names
+register_dtypes("xla", {dtype.xla: dtype for dtype in DType if dtype.xla >= 0})
 _TARGET = "ring_notebook_collective"
 
 Result: TypeAlias = Any

@@ -15,7 +15,7 @@ from ring_notebook.keras.chosen_keras import keras
 from ring_notebook.keras.distributed_optimizer import DistributedMixin
 from ring_notebook.keras.keras_state import rate_of
 from ring_notebook.keras.prepared_models import callbacks_of
-from ring_notebook.knobs import Range
+from ring_notebook.protocol.knobs import Range
 
 _DEFAULT_BATCH = 32  # of Keras, for arrays
 

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from ring_notebook.files.private_files import open_private
 from ring_notebook.launch.batch_systems import SYSTEMS, BatchError
+from ring_notebook.machine.os_calls import exit_descriptor
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _TRIES, _PERIOD = 60, 5.0  # a batch system may not answer for some minutes
@@ -45,7 +46,7 @@ def main() -> None:
     _tell(job)
     with contextlib.suppress(ProcessLookupError):
         if os.getppid() == parent:
-            select.select([0, woken, os.pidfd_open(parent)], [], [])
+            select.select([0, woken, exit_descriptor(parent)], [], [])
     for _ in range(_TRIES):
         if system.end(job):
             return

@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from threading import Event, Thread
 
+from ring_notebook.analysis.verdict import WALLTIME_WARNING, judge_batch_job
 from ring_notebook.launch.allocation import expand_slurm
 from ring_notebook.launch.batch_systems import SLURM, ask
 from ring_notebook.launch.launchers.hosts import Host
-from ring_notebook.verdict import WALLTIME_WARNING, judge_batch_job
 
 _LOST = ("down", "fail", "unknown", "error", "not_responding")
 _ended: dict[str, str] = {}  # by job that has ended: the sentence that says why

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import IO, Literal
 
 from ring_notebook.launch.allocation import expand_slurm
+from ring_notebook.launch.supervisor.outer_job import for_batch_system
 
 _SECONDS_TO_ANSWER = 5.0
 _SECONDS_TO_TEST = 3.0  # a hint is not worth more
@@ -69,12 +70,15 @@ class BatchSystem:
     test: tuple[str, ...] = ()
 
     def submit_script(self, script: str) -> str:
-        """Submit the file ``script``; returns the number of the job. Raises BatchError when it is rejected."""
+        """Submit the file ``script``; returns the number of the job. Raises BatchError when it is rejected.
+
+        The job gets no secrets of this process's environment.
+        """
         if self.reads_input:
             with open(script) as file:
-                done = ask(self.submit, _SECONDS_TO_SUBMIT, file)
+                done = ask(self.submit, _SECONDS_TO_SUBMIT, file, for_batch_system(os.environ))
         else:
-            done = ask([*self.submit, script], _SECONDS_TO_SUBMIT)
+            done = ask([*self.submit, script], _SECONDS_TO_SUBMIT, env=for_batch_system(os.environ))
         if done is None:
             why = "does not answer" if shutil.which(self.submit[0]) else "is not on the PATH of this host"
             raise BatchError(f"{self.submit[0]}, which submits jobs to {self.name}, {why}")
@@ -120,7 +124,7 @@ class BatchSystem:
         with tempfile.TemporaryFile("w+") as file:
             file.write(script)
             file.seek(0)
-            done = ask(self.test, _SECONDS_TO_TEST, file)
+            done = ask(self.test, _SECONDS_TO_TEST, file, for_batch_system(os.environ))
         found = re.search(r"to start at (\d+)", done.stderr) if done else None
         return float(found[1]) if found else None
 
@@ -188,13 +192,16 @@ def _number(text: str) -> float | None:
 
 
 def ask(
-    command: Sequence[str], seconds: float = _SECONDS_TO_ANSWER, stdin: IO[str] | int = subprocess.DEVNULL
+    command: Sequence[str],
+    seconds: float = _SECONDS_TO_ANSWER,
+    stdin: IO[str] | int = subprocess.DEVNULL,
+    env: Mapping[str, str] = os.environ,
 ) -> subprocess.CompletedProcess[str] | None:
     """Run a command of a batch system; None where it does not exist or does not answer."""
     try:
         return subprocess.run(
             command,
-            env={**os.environ, "SLURM_TIME_FORMAT": "%s"},
+            env={**env, "SLURM_TIME_FORMAT": "%s"},
             stdin=stdin,
             capture_output=True,
             text=True,

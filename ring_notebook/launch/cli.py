@@ -14,9 +14,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from ring_notebook.analysis.prediction import compare
+from ring_notebook.analysis.scaling import Measured, measured, table, write_csv
+from ring_notebook.analysis.slow_ranks import SlowLink, SlowRanks, find
+from ring_notebook.analysis.spent import RankTimes, spent
 from ring_notebook.config import config
 from ring_notebook.errors import RingError
-from ring_notebook.gpus import gpus, sharing
 from ring_notebook.launch.allocation import find_allocation
 from ring_notebook.launch.batch_job import walltime, who_ended_it
 from ring_notebook.launch.batch_systems import login_node_of
@@ -28,13 +31,10 @@ from ring_notebook.launch.shell_run import ShellRun
 from ring_notebook.launch.supervisor.growth import NOT_ELASTIC, Elastic
 from ring_notebook.launch.supervisor.outer_job import ADDED
 from ring_notebook.launch.supervisor.rank_failure import explain_start
-from ring_notebook.prediction import compare
+from ring_notebook.machine.gpus import gpus, sharing
 from ring_notebook.rank.launch_check import started_several
 from ring_notebook.rank.rank_threads import threads_started
-from ring_notebook.scaling import Measured, measured, table, write_csv
-from ring_notebook.slow_ranks import SlowLink, SlowRanks, find, find_link
-from ring_notebook.spent import RankTimes, spent
-from ring_notebook.words import aligned
+from ring_notebook.text.words import aligned
 
 _SECONDS_TO_SAY = 2.0  # that the first of several ringruns has to say what is wrong; srun may end all when one ends
 
@@ -208,8 +208,7 @@ def _run(
 def _what_is_slow(times: Mapping[int, RankTimes]) -> SlowRanks | SlowLink | None:
     """The ranks that the others wait for, or the link, in steps of a script that has logged them."""
     accounts = {rank: spent(one.spent, one.seconds) for rank, one in times.items()}
-    steps = max((one.steps for one in times.values()), default=0)
-    return find(accounts, steps) or find_link(accounts, steps)
+    return find(accounts, max((one.steps for one in times.values()), default=0))
 
 
 def _reserve_standard_streams() -> None:

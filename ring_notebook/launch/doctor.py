@@ -1,13 +1,15 @@
 """The doctor of all hosts of a job: visits each, compares them, and has ranks of all of them sum.
 
 On each host it starts this module as a program, as an agent is started: that one says that it is there, tells the time
-when asked, reads one line of JSON, and answers with one: its checks, and what is compared between hosts.
+when asked, gets one text of JSON, and answers with one: its checks, and what is compared between hosts.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import re
 import shlex
 import signal
 import socket
@@ -22,11 +24,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from ring_notebook import __version__
+from ring_notebook.analysis.verdict import SECONDS_TO_CONNECT, describe_exit
 from ring_notebook.config import config
-from ring_notebook.hardware import RDMA
+from ring_notebook.files.private_files import temporary_folder
 from ring_notebook.launch.host_checks import (
     Check,
     against_limit,
@@ -34,21 +37,28 @@ from ring_notebook.launch.host_checks import (
     diagnose,
     installed,
     measure_allreduce,
+    starts_no_rank,
 )
 from ring_notebook.launch.launchers.hosts import Host, is_local, slots_by_name
+from ring_notebook.launch.launchers.own_launchers import processes_allowed
+from ring_notebook.launch.remote.frames import Dialogue, take_streams
+from ring_notebook.launch.remote.introduction import Way, forget
 from ring_notebook.launch.remote.network import interface_towards
-from ring_notebook.launch.remote.remote_shell import agent_command
+from ring_notebook.launch.remote.remote_shell import agent_command, shell_environment, way_to
 from ring_notebook.launch.supervisor.outer_job import without_outer_job
 from ring_notebook.launch.supervisor.parent_death import wrap
-from ring_notebook.own_python import module_command
-from ring_notebook.verdict import SECONDS_TO_CONNECT, describe_exit
+from ring_notebook.machine.hardware import RDMA
+from ring_notebook.machine.os_calls import clone3_is_refused, number_in
+from ring_notebook.machine.own_python import module_command
 
 _SECONDS_TO_ANSWER = 240.0  # for all checks of a host: MPI, torch and GPUs are used, and a disk may be slow
 _CLOCKS_APART = 1.0  # seconds from which the order of what ranks of two hosts report may be wrong
 _MOST_VISITS = 64  # at a time
-_MARK = "ring-doctor: "  # of each line, because a shell may print lines of its own
 _INTERFACES = Path("/sys/class/net")
 _PROGRAM = "ring_notebook.launch.doctor"
+_FIRST = ("versions", "core", "network")
+"""Checks whose failure is the reason that ranks of several hosts cannot sum: that is not tried then."""
+_NO_WAY = "connect|timed out|time out|unreachable|no route|refused|no result within|no answer"
 _SAME = "install the same environment at the same path on every host"
 
 
@@ -71,9 +81,15 @@ class Visit:
 
 def diagnose_hosts(hosts: Sequence[Host] = ()) -> list[Check]:
     """Check all hosts at the same time, then what is between them; no hosts mean this one."""
+    try:
+        thread = threading.Thread(target=bool)
+        thread.start()
+        thread.join()
+    except RuntimeError as error:
+        return [_no_thread(str(error))]
     slots = slots_by_name(hosts or [Host(socket.gethostname(), 0)])
     text, token = uuid.uuid4().hex, Path(f".ring-doctor-{uuid.uuid4().hex}").absolute()
-    started: list[subprocess.Popen[str]] = []
+    started: list[subprocess.Popen[bytes]] = []
     try:
         with suppress(OSError):  # nobody may write here
             token.write_text(text)
@@ -89,13 +105,29 @@ def diagnose_hosts(hosts: Sequence[Host] = ()) -> list[Check]:
                 raise
     finally:
         token.unlink(missing_ok=True)
+        forget()
     checks = [check for visit in visits for check in visit.checks]
     there = [visit for visit in visits if visit.versions]
-    if len(slots) > 1 and there:
-        checks += compare(there)
-    if len(there) > 1:
-        checks.append(_between(there, {visit.host: max(1, slots[visit.host]) for visit in there}))
-    return checks
+    differ = compare(there) if len(slots) > 1 and there else []
+    if len(there) > 1 and not any(check.status == "fail" for check in [*differ, *checks] if check.name in _FIRST):
+        differ.append(_between(there, {visit.host: max(1, slots[visit.host]) for visit in there}))
+    return _once(checks, differ)
+
+
+def _no_thread(error: str) -> Check:
+    if clone3_is_refused():
+        found = f"{error}: the sandbox refuses clone3 with EPERM, and the C library needs ENOSYS to call clone instead"
+        return Check("system", "fail", found, "update the container's runtime (Docker 20.10.10) or its seccomp profile")
+    found = f"{error}: {processes_allowed()} processes and threads are allowed here"
+    return Check("system", "fail", found, "allow more: `docker run --pids-limit`, `ulimit -u`")
+
+
+def _once(checks: Sequence[Check], differ: Sequence[Check]) -> list[Check]:
+    """All findings, without the versions of hosts where another line says how they differ."""
+    said = {
+        name for name in ("python", "torch") for check in differ if check.found.lower().startswith(f"{name} differs")
+    }
+    return [*(check for check in checks if check.status != "ok" or check.name not in said), *differ]
 
 
 def render(checks: Sequence[Check]) -> str:
@@ -121,10 +153,11 @@ def as_json(checks: Sequence[Check]) -> str:
 
 
 def _visit(
-    name: str, slots: Mapping[str, int], token: Path | None, text: str, started: list[subprocess.Popen[str]]
+    name: str, slots: Mapping[str, int], token: Path | None, text: str, started: list[subprocess.Popen[bytes]]
 ) -> Visit:
     """Run all checks on host ``name``; its process is added to ``started``."""
-    command = module_command(_PROGRAM) if is_local(name) else agent_command(name, module=_PROGRAM)
+    way: Way = "plain" if is_local(name) else way_to()
+    command = module_command(_PROGRAM, way) if is_local(name) else agent_command(name, module=_PROGRAM)
     given = {
         "environment": without_outer_job(os.environ),
         "folder": os.getcwd(),
@@ -137,25 +170,28 @@ def _visit(
         try:
             process = subprocess.Popen(
                 wrap(command),
+                env=None if is_local(name) else shell_environment(),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
-                text=True,
-                errors="replace",
                 start_new_session=True,
             )
         except OSError as error:
             return _unusable(name, f"{command[0]} does not start: {error.strerror}", command)
         started.append(process)
         with process:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            dialogue = Dialogue(process.stdout.fileno(), process.stdin.fileno(), way, agent=False)
             try:
-                _answer(process, SECONDS_TO_CONNECT)
+                dialogue.hear(SECONDS_TO_CONNECT)
                 began = time.time()
-                _send(process, "now")
-                clock = float(_answer(process, SECONDS_TO_CONNECT))
+                dialogue.say("now")
+                clock = float(dialogue.hear(SECONDS_TO_CONNECT))
                 ended = time.time()
-                _send(process, json.dumps(given))
-                answer: dict[str, Any] = json.loads(_answer(process, _SECONDS_TO_ANSWER))
+                dialogue.say(json.dumps(given))
+                answer: dict[str, Any] = json.loads(dialogue.hear(_SECONDS_TO_ANSWER))
+                dialogue.close()
             except (EOFError, ValueError, OSError) as error:
                 process.kill()
                 how = str(error) if isinstance(error, EOFError) and str(error) else describe_exit(process.wait())
@@ -172,32 +208,6 @@ def _visit(
         clock - (began + ended) / 2,
         (ended - began) / 2,
     )
-
-
-def _send(process: subprocess.Popen[str], line: str) -> None:
-    assert process.stdin is not None
-    process.stdin.write(f"{line}\n")
-    process.stdin.flush()
-
-
-def _answer(process: subprocess.Popen[str], seconds: float) -> str:
-    """The next line of the doctor on that host. Raises EOFError when none comes, in time."""
-    assert process.stdout is not None
-    late = threading.Event()
-
-    def end() -> None:
-        late.set()
-        process.kill()
-
-    timer = threading.Timer(seconds, end)
-    timer.start()
-    try:
-        for line in process.stdout:
-            if line.startswith(_MARK):
-                return line.removeprefix(_MARK).strip()
-    finally:
-        timer.cancel()
-    raise EOFError(f"no answer within {seconds:g} s" if late.is_set() else "")
 
 
 def _unusable(name: str, why: str, command: Sequence[str]) -> Visit:
@@ -236,10 +246,12 @@ def _between(visits: Sequence[Visit], slots: Mapping[str, int]) -> Check:
     where = ",".join(f"{host}:{count}" for host, count in slots.items())
     measured = measure_allreduce(["-np", str(ranks), "-H", where])
     if isinstance(measured, str):
-        advice = (
-            "let the hosts connect to one another on all TCP ports (a firewall?), or name an interface that leads to "
-            "all of them: --network-interface NAME, RING_INTERFACE"
-        )
+        advice = "repair what this says first; `ringrun` with these hosts shows more"
+        if re.search(_NO_WAY, measured, re.IGNORECASE):
+            advice = (
+                "let the hosts connect to one another on all TCP ports (a firewall?), or name an interface that leads "
+                "to all of them: --network-interface NAME, RING_INTERFACE"
+            )
         return Check("between hosts", "fail", f"ranks of {hosts} hosts cannot sum: {measured}", advice)
     who = f"{ranks} ranks of {hosts} hosts"
     speeds = [visit.speed for visit in visits if visit.speed]
@@ -249,10 +261,7 @@ def _between(visits: Sequence[Visit], slots: Mapping[str, int]) -> Check:
     # Each host sends the sum of its ranks to the next one in pieces, twice all but one of them.
     limit = min(speeds) / (2 * (hosts - 1) / hosts)
     slowest = min((visit for visit in visits if visit.speed), key=lambda visit: visit.speed or 0.0)
-    advice = (
-        "measure the link itself, as with iperf3: a virtual interface may claim what it has not got; "
-        "--network-interface NAME takes another one"
-    )
+    advice = "measure the link itself, as with iperf3: others may use it; --network-interface NAME takes another one"
     return against_limit(
         "between hosts", who, measured["rate"], limit, f"{slowest.interface} of {slowest.host} claims", advice
     )
@@ -260,10 +269,12 @@ def _between(visits: Sequence[Visit], slots: Mapping[str, int]) -> Check:
 
 def main() -> None:
     """Check this host for the doctor at the other end of standard input and output."""
-    _say("ready")
-    sys.stdin.readline()
-    _say(repr(time.time()))
-    given = json.loads(sys.stdin.readline())
+    dialogue = Dialogue(*take_streams(), cast(Way, sys.argv[1]), agent=True)
+    dialogue.say("ready")
+    dialogue.hear()
+    dialogue.say(repr(time.time()))
+    given = json.loads(dialogue.hear())
+    forget()
     os.environ.clear()
     os.environ.update(given["environment"])
     config.cache_clear()
@@ -272,19 +283,17 @@ def main() -> None:
     if given["others"]:
         interface, speed, found = _network(given["others"])
         checks.append(found)
-    checks = [*diagnose(given["slots"]), *checks, check_allreduce(given["slots"])]
+    checks = [*diagnose(given["slots"]), *checks]
+    if not starts_no_rank(checks):
+        checks.append(check_allreduce(given["slots"]))
     facts: dict[str, Any] = {
         "host": socket.gethostname(),
         "versions": {"ring_notebook": __version__, "Python": sys.version.split()[0], "torch": installed("torch")},
         "interface": interface,
         "speed": speed,
     }
-    _say(json.dumps({"checks": [asdict(check) for check in checks], "facts": facts}))
-
-
-def _say(text: str) -> None:
-    sys.__stdout__.write(f"{_MARK}{text}\n")  # type: ignore[union-attr]
-    sys.__stdout__.flush()  # type: ignore[union-attr]
+    dialogue.say(json.dumps({"checks": [asdict(check) for check in checks], "facts": facts}))
+    dialogue.close()
 
 
 def _disk(folder: str, token: str, text: str) -> Check:
@@ -294,6 +303,9 @@ def _disk(folder: str, token: str, text: str) -> Check:
     except OSError as error:
         advice = "ranks start in this folder: make it on each host, or start from a folder that all hosts share"
         return Check("disk", "fail", f"{folder}: {error.strerror}", advice)
+    if problem := _no_pipes():
+        advice = "without them a cluster ends when one engine dies; set TMPDIR to a folder of a local disk"
+        return Check("disk", "warn", f"{temporary_folder()} takes no named pipes ({problem})", advice)
     if not token:
         return Check("disk", "ok", f"{folder}; whether other hosts see it was not tried: it cannot be written")
     with suppress(OSError):
@@ -301,6 +313,17 @@ def _disk(folder: str, token: str, text: str) -> Check:
             return Check("disk", "ok", f"{folder} is shared")
     advice = "bring script and data to each host at this path; what rank 0 saves stays on its host"
     return Check("disk", "warn", f"{folder} is another one than on the host of the doctor", advice)
+
+
+def _no_pipes() -> str:
+    """Why no named pipe can be made among temporary files; empty where one can, or nothing at all."""
+    path = f"{temporary_folder()}/ring-doctor-{uuid.uuid4().hex}"
+    try:
+        os.mkfifo(path)
+    except OSError as error:
+        return "" if error.errno in (errno.EACCES, errno.EROFS) else os.strerror(error.errno or 0)
+    os.unlink(path)
+    return ""
 
 
 def _network(others: Sequence[str]) -> tuple[str, float | None, Check]:
@@ -317,9 +340,11 @@ def _network(others: Sequence[str]) -> tuple[str, float | None, Check]:
         advice = f"give {others[0]} its own address in /etc/hosts or the DNS of this host"
         return name, None, Check("network", "fail", f"{others[0]} leads to this host itself", advice)
     megabits = 0
-    with suppress(OSError, ValueError):  # of a wireless one, for example
-        megabits = int((_INTERFACES / name / "speed").read_text())
-    claim = f"{megabits / 1000:g} Gbit/s" if megabits > 0 else "of unknown speed"
+    # A veth, a bridge or a tunnel claims 10 Gbit/s, whatever carries it.
+    is_real = any((_INTERFACES / name / kind).exists() for kind in ("device", "bonding"))
+    if is_real:
+        megabits = number_in(_INTERFACES / name / "speed") or 0
+    claim = f"{megabits / 1000:g} Gbit/s" if megabits > 0 else f"{'' if is_real else 'virtual, '}of unknown speed"
     rdma = f", and RDMA by {', '.join(sorted(os.listdir(RDMA)))}" if RDMA.is_dir() and any(RDMA.iterdir()) else ""
     return name, megabits * 125e3 if megabits > 0 else None, Check("network", "ok", f"{name}, {claim}{rdma}")
 

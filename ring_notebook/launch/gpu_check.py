@@ -9,9 +9,9 @@ import subprocess
 from typing import Literal, TypeAlias
 
 from ring_notebook.config import config
-from ring_notebook.gpus import SHARED_BY_NCCL, gpus
 from ring_notebook.launch.supervisor.outer_job import without_outer_job
-from ring_notebook.own_python import module_command
+from ring_notebook.machine.gpus import SHARED_BY_NCCL, VISIBLE, gpus
+from ring_notebook.machine.own_python import module_command
 
 LIMIT = 30.0
 """Seconds that all steps together may take."""
@@ -77,6 +77,9 @@ def check_gpus() -> Finding:
     """Run the check where there are GPUs; it loads no framework."""
     names = gpus()
     if not names and not config().cuda_library:
+        if os.environ.get(VISIBLE, "").partition(",")[0].isdigit():
+            found = f"none: {VISIBLE}={os.environ[VISIBLE]} names some, and no driver is here"
+            return "warn", found, f"install the driver, start the container with `--gpus all`, or unset {VISIBLE}"
         return "ok", "none found", ""
     if config().device == "host":
         return "ok", f"{len(names)} found; sums of their tensors go through CPU memory, as RING_DEVICE=host says", ""

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import resource
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -18,13 +19,16 @@ from typing import Literal
 
 from ring_notebook import config as settings
 from ring_notebook.errors import RingError
-from ring_notebook.gpus import gpus
-from ring_notebook.hardware import cores
+from ring_notebook.launch.connections.mpi_host import mpich_problem
 from ring_notebook.launch.gpu_check import check_gpus
 from ring_notebook.launch.launchers.find_launcher import find_launcher
 from ring_notebook.launch.launchers.launcher import loaded_mpi
 from ring_notebook.launch.supervisor.outer_job import without_outer_job
-from ring_notebook.own_python import code_command, module_command
+from ring_notebook.launch.supervisor.rank_failure import split_reports
+from ring_notebook.machine.gpus import gpus
+from ring_notebook.machine.hardware import cores
+from ring_notebook.machine.os_calls import resource_limits, substitutes
+from ring_notebook.machine.own_python import code_command, module_command
 from ring_notebook.rank.preload import ineligible, preloaded
 from ring_notebook.rank.rank_threads import threads_set
 
@@ -50,9 +54,21 @@ class Check:
 def diagnose(slots: int = 0) -> list[Check]:
     """Run all checks that need no other host, for ``slots`` ranks; 0: as many as a cluster has by default.
 
-    It takes a few seconds: MPI, torch and GPUs are really used.
+    Without the core no rank starts: what would only say that again is left out. It takes a few seconds: MPI, torch and
+    GPUs are really used.
     """
-    return [*(_guarded(look) for look in _LOOKS), _guarded(partial(_cores, slots), "cores")]
+    found = check_system()
+    if starts_no_rank(found):
+        return found
+    for look in _LOOKS:
+        if look not in _NEED_CORE or not starts_no_rank(found):
+            found.append(_guarded(look))
+    return [*found, _guarded(partial(_cores, slots), "cores")]
+
+
+def starts_no_rank(checks: Sequence[Check]) -> bool:
+    """Whether these checks have found no native core, or a system on which nothing starts."""
+    return any(check.name in ("core", "system") and check.status == "fail" for check in checks)
 
 
 def check_allreduce(slots: int) -> Check:
@@ -106,6 +122,10 @@ def _allreduce(slots: int) -> Check:
     if isinstance(measured, str):
         advice = f"`ringrun -np {ranks} python -c 'import ring_notebook.torch as hvd; hvd.init()'` may show more"
         return Check("allreduce", "fail", f"{ranks} ranks of this host cannot sum: {measured}", advice)
+    if "memory" not in measured:
+        found = f"{ranks} ranks of this host take one another for ranks of other hosts, and use TCP"
+        advice = "start them all in one container: ranks share memory within one process and one network namespace"
+        return Check("allreduce", "warn", found, advice)
     # Each rank reads a part of all inputs, and writes it to all outputs: two bytes for each byte of a rank.
     limit = measured["memory"] / (2 * ranks)
     advice = "other programs may use its cores or memory: try again when it is idle, or start fewer ranks"
@@ -128,12 +148,24 @@ def _ask(code: str, timeout: float = 60, env: Mapping[str, str] | None = None) -
 
 
 def _last_line(done: subprocess.CompletedProcess[str]) -> str:
-    last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+    said, failures, _ = split_reports(done.stderr.encode())
+    if failures:
+        return failures[0].sentence
+    last = (said.decode().strip().splitlines() or [f"exit code {done.returncode}"])[-1]
     return last.removeprefix("ringrun: ")
 
 
 def _python() -> Check:
     return Check("python", "ok", f"{sys.version.split()[0]} at {sys.executable}")
+
+
+def check_system() -> list[Check]:
+    """What the kernel or a sandbox refuses, and what takes its place: a line for each call."""
+    try:
+        missing = substitutes()
+    except OSError as error:
+        return [Check("system", "fail", str(error.strerror), "no rank starts without it")]
+    return [Check("system", "ok", one) for one in missing or ["has every call that we use"]]
 
 
 def _settings() -> Check:
@@ -149,9 +181,10 @@ def _settings() -> Check:
 def _core() -> Check:
     done = _ask("from ring_notebook.core.native import core; print(core.isa())")
     if done.returncode:
-        return Check(
-            "core", "fail", _last_line(done), "compile it: `pip install -e .` in a clone, or reinstall the wheel"
-        )
+        advice = "compile it: `pip install -e .` in a clone, or reinstall the wheel"
+        if not any(map(shutil.which, ("c++", "g++", "clang++"))):
+            advice = "install a C++17 compiler (`apt-get install g++ python3-dev`), then `pip install -e .` in a clone"
+        return Check("core", "fail", _last_line(done), advice)
     return Check("core", "ok", f"compiled, kernels for {done.stdout.strip()}")
 
 
@@ -160,6 +193,9 @@ def _mpi() -> Check:
         return Check("mpi", "ok", "none: ranks find each other without it (`ring-notebook[mpi]` brings one for mpi4py)")
     mpi = loaded_mpi()
     launcher = find_launcher()
+    if not launcher.foreign and (problem := mpich_problem(2)):
+        cure = "`docker run --shm-size=1g`, or free space there" if "/dev/shm" in problem else "run these elsewhere"
+        return Check("mpi", "warn", problem, f"only programs that import mpi4py need it; {cure}")
     program = code_command("import os; from mpi4py import MPI; os.write(1, b'%d;' % MPI.COMM_WORLD.size)")
     done = subprocess.run(
         launcher.command(program, 2),
@@ -171,7 +207,9 @@ def _mpi() -> Check:
     )
     found = f"mpi4py loads {mpi}, {launcher} starts ranks"
     if done.returncode:
-        return Check("mpi", "fail", f"{found}; two ranks do not start: {_last_line(done)}", "`pip install mpich`")
+        package = "mpich" if mpi == "MPICH" else "mpi4py"
+        advice = f"`pip install --force-reinstall {package}`, or set RING_MPIEXEC to an mpiexec of {mpi}"
+        return Check("mpi", "fail", f"{found}; two ranks do not start: {_last_line(done)}", advice)
     if done.stdout != "2;2;":
         sizes = done.stdout.replace(";", " ").strip()
         return Check(
@@ -198,11 +236,11 @@ def _memory() -> Check:
     meminfo = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
     free = int(meminfo["MemAvailable"].split()[0]) * 1024
     found = f"{free / _GIB:.1f} GiB available"
-    done = _ask("from ring_notebook import _core; print(_core.memory_left())")
+    done = _ask("from ring_notebook.core.native import core; print(core.memory_left())")
     if done.returncode == 0 and (left := int(done.stdout)) < 0.9 * free:  # what is available changes all the time
         found = f"{left / _GIB:.1f} GiB left of what this container or job may use, {found} on the machine"
         free = left
-    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+    soft, _ = resource_limits(resource.RLIMIT_AS)
     if soft != resource.RLIM_INFINITY:
         found += f", {soft / _GIB:.1f} GiB per process (ulimit -v)"
     if free < _GIB:
@@ -211,7 +249,9 @@ def _memory() -> Check:
 
 
 def _files() -> Check:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft, hard = resource_limits(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return Check("files", "ok", "any number of open files allowed")
     if soft < 1024:
         return Check(
             "files", "warn", f"{soft} open files allowed", f"`ulimit -n {min(hard, 4096)}` before starting Jupyter"
@@ -277,3 +317,4 @@ def _allocator() -> Check:
 
 
 _LOOKS = (_python, _settings, _core, _allocator, _mpi, _memory, _files, _torch, _gpus, _notebook)
+_NEED_CORE = (_allocator,)

@@ -19,7 +19,10 @@ from functools import partial
 from types import FrameType
 from typing import Literal, TextIO
 
-from ring_notebook import verdict
+from ring_notebook.analysis import verdict
+from ring_notebook.analysis.operation_log import TRACE
+from ring_notebook.analysis.spent import RankTimes
+from ring_notebook.analysis.verdict import Event, Kind, RankFailure, Rules, describe_exit, first_failure, judge
 from ring_notebook.config import config
 from ring_notebook.launch.launchers.find_launcher import find_launcher
 from ring_notebook.launch.launchers.hosts import Host, check_interface, master_of
@@ -31,14 +34,12 @@ from ring_notebook.launch.supervisor.output_lines import SOON, TAGGED, Carrier, 
 from ring_notebook.launch.supervisor.parent_death import wrap
 from ring_notebook.launch.supervisor.rank_failure import RankMark, split_reports
 from ring_notebook.launch.supervisor.start_and_signal import end_session
-from ring_notebook.operation_log import TRACE
+from ring_notebook.machine.os_calls import Wake, exit_descriptor
 from ring_notebook.rank.rank_variables import MASTER
-from ring_notebook.spent import RankTimes
-from ring_notebook.verdict import Event, Kind, RankFailure, Rules, describe_exit, first_failure, judge
 
 _HIDING = ("SLURM_STDERRMODE", "SLURM_STDOUTMODE")  # by which srun keeps from us what the ranks say
 _LOOK = 0.5  # seconds after which a signal is handled that did not interrupt the wait for the job
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *verdict.ENDS_NOTHING)
 
 
 class Job:
@@ -103,9 +104,9 @@ class Job:
         self._events: list[Event] = []
         self.verdict = judge(self._rules, (), 0.0)
         """On what has happened so far; final after `wait`."""
-        self._exited, self._wake = os.pidfd_open(self._process.pid), os.eventfd(0, os.EFD_CLOEXEC)
-        for descriptor in (self._exited, self._wake):
-            weakref.finalize(self, os.close, descriptor)
+        self._exited, self._wake = exit_descriptor(self._process.pid), Wake()
+        weakref.finalize(self, os.close, self._exited)
+        weakref.finalize(self, self._wake.close)
         self._causes: dict[int, str] = {}  # what ranks raised
         self.times: dict[int, RankTimes] = {}
         """What each rank has measured of its steps, where its script calls `log`."""
@@ -164,8 +165,8 @@ class Job:
             self._look()
             wait = max(0.0, min(_LOOK, self.verdict.look_at - self._now()))
             ready = {descriptor for descriptor, _ in poll.poll(1000 * wait)}
-            if self._wake in ready:
-                os.eventfd_read(self._wake)
+            if self._wake.fileno() in ready:
+                self._wake.clear()
         self._note("launcher", self._process.wait())
         if self.verdict.ends:
             end_session(self._process.pid)  # it may have ended without its ranks
@@ -185,6 +186,8 @@ class Job:
                 end_session(self._process.pid)
             else:
                 os.kill(self._process.pid, signum)
+            if signum == signal.SIGTSTP:  # of the command line, whose shell waits for it
+                os.kill(os.getpid(), signal.SIGSTOP)
         for text in latest.words[len(before.words) :]:  # which nobody may read: a thread that is stuck is left behind
             printer = threading.Thread(target=print_message, args=(text,), daemon=True)
             printer.start()
@@ -196,7 +199,7 @@ class Job:
     def _note(self, kind: Kind, value: RankFailure | str | float = 0.0) -> None:
         """Take in an event, from any thread or signal handler."""
         self._events.append(Event(self._now(), kind, value))
-        os.eventfd_write(self._wake, 1)
+        self._wake.set()
 
     @property
     def _output_error(self) -> str:
@@ -225,7 +228,7 @@ class Job:
 
     @contextlib.contextmanager
     def signals_passed_on(self) -> Iterator[None]:
-        """While the block runs, signals that would end this process end the job instead (command line only).
+        """While the block runs, signals that would end or stop this process reach the job too (command line only).
 
         A signal that this process ignores, as under ``nohup``, stays ignored.
         """

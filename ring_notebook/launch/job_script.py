@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ring_notebook.launch.batch_systems import SYSTEMS, BatchError, BatchSystem
-from ring_notebook.words import plural
+from ring_notebook.text.words import plural
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -7,15 +7,31 @@ import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 from ring_notebook.files.claimed_folders import claimed_folder
-from ring_notebook.launch.remote.relay import Relay, Where, wait_for_places
+from ring_notebook.launch.remote.relay import Relay, wait_for_places
 from ring_notebook.launch.run_function import elastic_of, run_on_ranks
 from ring_notebook.rank.rank_threads import OMP
 
-ENGINES = {"ray": "ray", "dask": "distributed", "spark": "pyspark", "k8s": ""}
-"""The engines by the scheme of their addresses, and the package that each needs."""
+
+class Lender(NamedTuple):
+    """An engine that lends places, by the module of this package that has its name."""
+
+    address: str
+    """As a user types it."""
+    package: str
+    """What its module needs; empty where that is part of no extra."""
+
+
+LENDERS = {
+    "ray": Lender("ray://HOST:PORT", "ray"),
+    "dask": Lender("dask://HOST:PORT", "distributed"),
+    "spark": Lender("spark", "pyspark"),
+    "k8s": Lender("k8s://SELECTOR", ""),
+}
+*_FIRST, _LAST = (one.address for one in LENDERS.values())
+ADDRESSES = f"{', '.join(_FIRST)} or {_LAST}"
 _SECONDS_TO_COME = 300.0  # for places: an engine may start machines for them
 
 
@@ -31,8 +47,11 @@ class Engine(Protocol):
     threads: int
     """With how many threads the rank of a place computes; 0 where the engine does not say."""
 
-    def begin(self, size: int, where: Where) -> None:
-        """Begin to call ``serve(*where)`` in ``size`` processes at once. Raises RingError where there are too few."""
+    def begin(self, size: int, relay: Relay) -> None:
+        """Begin to call ``serve(*relay.where)`` in ``size`` processes at once, and do not wait.
+
+        ``relay.admit`` takes before what ``introduce()`` returns in each. Raises RingError where there are too few.
+        """
 
     def trouble(self) -> str:
         """Why a place has ended that was not given back, or will not come; empty while all is well."""
@@ -44,8 +63,8 @@ class Engine(Protocol):
 class GrowingEngine(Engine, Protocol):
     """One that may lend more places later."""
 
-    def offer(self, count: int, where: Where) -> None:
-        """Call ``serve(*where)`` in up to ``count`` more processes, whenever there is room; again where one ends."""
+    def offer(self, count: int, relay: Relay) -> None:
+        """Do the same in up to ``count`` more processes, whenever there is room; again where one ends."""
 
 
 class LentPlaces:
@@ -67,16 +86,16 @@ class LentPlaces:
 
     def __enter__(self) -> LentPlaces:
         with contextlib.ExitStack() as stack:
-            relay = Relay(self._engine.address, stack.enter_context(claimed_folder("run")))
+            relay = Relay(self._engine.address, stack.enter_context(claimed_folder("run")), self._why_one_has_ended)
             stack.callback(self._engine.end)
             stack.callback(relay.close)
-            self._engine.begin(self._size, relay.where)
+            self._engine.begin(self._size, relay)
             if self._most > self._size:
-                cast(GrowingEngine, self._engine).offer(self._most - self._size, relay.where)
+                cast(GrowingEngine, self._engine).offer(self._most - self._size, relay)
                 self._script = relay.discovery
             grows = bool(self._script)
             found = wait_for_places(relay, self._size, _SECONDS_TO_COME, self._engine.trouble, self._engine.name, grows)
-            self.hosts = ",".join(f"{host.name}:{host.slots}" for host in found)
+            self.hosts = ",".join(map(str, found))
             threads = {OMP: str(self._engine.threads)} if self._engine.threads else {}
             self.environment = {"RING_REMOTE_SHELL": relay.shell, **threads}
             self._held = stack.pop_all()
@@ -86,6 +105,10 @@ class LentPlaces:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._held.__exit__(kind, error, traceback)
+
+    def _why_one_has_ended(self) -> str:
+        trouble = self._engine.trouble()
+        return f"{self._engine.name}: {trouble}" if trouble else ""
 
     def run(
         self,
@@ -108,18 +131,33 @@ class LentPlaces:
         return run_on_ranks(fn, args, kwargs or {}, self._size, self.hosts, None, given, (), elastic, take=take)
 
 
+def run_there(
+    engine: Engine,
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None,
+    num_proc: int | None,
+    env: Mapping[str, str] | None,
+    min_np: int | None,
+    max_np: int | None = None,
+) -> list[Any]:
+    """`LentPlaces.run` in ``num_proc`` places of ``engine``, by default in all, which are then given back."""
+    with LentPlaces(engine, num_proc or engine.most, max_np or 0) as lent:
+        return lent.run(fn, args, kwargs, env, min_np)
+
+
 def engine_at(address: str) -> Engine:
-    """The engine at ``ray://...``, ``dask://...``, ``spark`` or ``k8s://...``; what follows the scheme is its own.
+    """The engine at an address of LENDERS; what follows the scheme is its own.
 
     Raises ValueError for another scheme, and ModuleNotFoundError where the package of the engine is not installed.
     """
     scheme, _, rest = address.partition("://")
-    if scheme not in ENGINES:
-        raise ValueError(f"cannot read {address!r}; expected ray://ADDRESS, dask://ADDRESS, spark or k8s://SELECTOR")
+    if scheme not in LENDERS:
+        raise ValueError(f"cannot read {address!r}; expected {ADDRESSES}")
     try:
         engine: Engine = importlib.import_module(f"ring_notebook.{scheme}").places_at(rest)
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != ENGINES[scheme]:
+        if (error.name or "").partition(".")[0] != LENDERS[scheme].package:
             raise
         raise ModuleNotFoundError(
             f"{scheme} is not installed here: `pip install 'ring-notebook[{scheme}]'`", name=error.name

@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from ring_notebook import __version__
+from ring_notebook.analysis.prediction import link_rate
+from ring_notebook.analysis.scaling import rank_counts
 from ring_notebook.config import config
 from ring_notebook.horovod.as_horovod import variables
 from ring_notebook.launch.launchers.hosts import Host, discovered_hosts, named_hosts
 from ring_notebook.launch.remote.remote_shell import ssh_command
 from ring_notebook.launch.supervisor.growth import Elastic
-from ring_notebook.prediction import link_rate
 from ring_notebook.rank.rank_threads import OMP
-from ring_notebook.scaling import rank_counts
 
 T = TypeVar("T")
 _CYCLES, _FIRST_IN_HOSTS = "there are no cycles", "ranks of a host always reduce in memory that they share, first"

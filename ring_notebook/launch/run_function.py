@@ -15,20 +15,20 @@ from typing import Any
 
 import cloudpickle
 
+from ring_notebook.analysis.verdict import first_failure
 from ring_notebook.errors import RunFailed
 from ring_notebook.files.claimed_folders import claimed_folder
-from ring_notebook.gpus import gpus
-from ring_notebook.hardware import cores
 from ring_notebook.launch.allocation import find_allocation
 from ring_notebook.launch.job import Job
 from ring_notebook.launch.launchers.hosts import Host, check_slots, is_local, named_hosts, only_here
 from ring_notebook.launch.rank_output import RankFiles
 from ring_notebook.launch.remote.network import address_towards
 from ring_notebook.launch.supervisor.growth import NOT_ELASTIC, Elastic
-from ring_notebook.own_python import code_command
+from ring_notebook.machine.gpus import gpus
+from ring_notebook.machine.hardware import cores
+from ring_notebook.machine.own_python import code_command
 from ring_notebook.rank.function_rank import ADDRESS, KEY, Outcome
 from ring_notebook.rank.known_callers import Caller, KnownCallers
-from ring_notebook.verdict import first_failure
 
 
 def run(
@@ -55,7 +55,8 @@ def run(
     ``max_np`` ranks join it, in place of those and where the hosts have slots, up to so many; see `elastic.run`.
 
     Raises the exception that the first failing rank raised, caused by a RunFailed that holds the rank and its
-    traceback; RunFailed alone when a rank died; MPIMissingError when there is no MPI; ValueError for a ``min_np``
+    traceback; RunFailed alone when a rank died, and when it called ``sys.exit``; TypeError for a result that cannot be
+    pickled; MPIMissingError when there is no MPI; ValueError for a ``min_np``
     out of range, and for hosts with too few slots.
     """
     return run_on_ranks(
@@ -157,6 +158,10 @@ def _results(outcomes: Mapping[int, Outcome], size: int, code: int, job: Job) ->
             error = pickle.loads(first.value)
         except Exception:
             raise cause from None
+        if isinstance(error, SystemExit):  # which would end this process without a word
+            given = "" if error.code is None else repr(error.code)
+            said = f"rank {first.rank} of {size} called sys.exit({given}); return from the function to end its work"
+            raise RunFailed(said) from cause
         raise error from cause
     if code or len(outcomes) < size:
         missing = sorted(set(range(size)) - {rank for rank, outcome in outcomes.items() if not outcome.traceback})

@@ -11,10 +11,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from ring_notebook.analysis.spent import RankTimes
 from ring_notebook.config import config
 from ring_notebook.files.private_files import make_private_folder, open_private
 from ring_notebook.files.run_names import RUN, SUMMARY, new_run_id
-from ring_notebook.spent import RankTimes
 
 _LONGEST_SOURCE = 1 << 20  # bytes
 

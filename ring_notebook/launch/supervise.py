@@ -18,12 +18,19 @@ import sys
 from collections.abc import Iterable, Sequence
 from types import FrameType
 
+from ring_notebook.analysis.verdict import Rules
 from ring_notebook.launch.connections.connections import Connections, new_job_name
 from ring_notebook.launch.connections.mpi_host import ALONE
-from ring_notebook.launch.launchers.hosts import Host, discovered_hosts, is_local, parse_hosts, slots_by_name
+from ring_notebook.launch.launchers.hosts import (
+    Host,
+    discovered_hosts,
+    is_local,
+    parse_hosts,
+    slots_by_name,
+    with_one_name,
+)
 from ring_notebook.launch.remote.network import network_variables
 from ring_notebook.launch.remote.remote_ranks import HostsLostError, RemoteRanks, connect
-from ring_notebook.launch.remote.remote_shell import agent_command
 from ring_notebook.launch.supervisor.engine_supervisor import EngineSupervisor
 from ring_notebook.launch.supervisor.growth import Elastic, Growth
 from ring_notebook.launch.supervisor.local_ranks import Assignment, HostRanks, LocalRanks, raise_file_limit
@@ -32,7 +39,6 @@ from ring_notebook.launch.supervisor.output_lines import TAGGED
 from ring_notebook.launch.supervisor.rank_failure import report, report_start_error
 from ring_notebook.launch.supervisor.supervisor import Hosts, Supervisor
 from ring_notebook.rank.rank_variables import MASTER, loopback
-from ring_notebook.verdict import Rules
 
 
 def place(n: int, hosts: Sequence[Host]) -> dict[str, list[int]]:
@@ -43,10 +49,10 @@ def place(n: int, hosts: Sequence[Host]) -> dict[str, list[int]]:
     """
     placed: dict[str, list[int]] = {}
     rank = 0
-    for host in hosts or [Host(socket.gethostname(), n)]:
+    for host in with_one_name(hosts or [Host(socket.gethostname(), n)]):
         here = range(rank, min(rank + host.slots, n))
         if here:
-            placed.setdefault(socket.gethostname() if is_local(host.name) else host.name, []).extend(here)
+            placed.setdefault(host.name, []).extend(here)
         rank += len(here)
     return placed
 
@@ -86,7 +92,7 @@ def _supervise(program: list[str], n: int, elastic: Elastic, requests: str, know
         assignment = Assignment(program, environment, ranks, size, master, elastic.min_np, tagged, bool(requests))
         if is_local(name):
             return LocalRanks(assignment, connections.variables, files)
-        return RemoteRanks(name, assignment, [other for other in others if other != name], job, agent_command(name))
+        return RemoteRanks(name, assignment, [other for other in others if other != name], job)
 
     hosts = Hosts(make, {name: make(name, ranks, n, placed) for name, ranks in placed.items()}, slots)
     connect([host for host in hosts.by_name.values() if isinstance(host, RemoteRanks)])

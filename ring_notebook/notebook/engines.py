@@ -15,11 +15,11 @@ from typing import Any
 import ipyparallel
 from ipyparallel.serialize import deserialize_object
 
-from ring_notebook import words
 from ring_notebook.errors import ClusterError
-from ring_notebook.question import CONTROL, QUESTIONS
+from ring_notebook.protocol.question import CONTROL, QUESTIONS
+from ring_notebook.protocol.records import RECORDS
 from ring_notebook.rank.named_interrupt import interrupt
-from ring_notebook.records import RECORDS
+from ring_notebook.text import words
 
 _POLL = 0.02
 _SECONDS_TO_HEAR = 1.0  # of engines that register, until the controller is asked for them
@@ -199,11 +199,18 @@ class Engines:
                 raise ClusterError(content["error"])
         return [contents.get(rank, {}).get("result") for rank in wanted]
 
-    def call(self, function: str, *args: Any, ranks: Sequence[int] | None = None, timeout: float = 60.0) -> list[Any]:
+    def call(
+        self,
+        function: str,
+        *args: Any,
+        ranks: Sequence[int] | None = None,
+        timeout: float = 60.0,
+        trouble: Callable[[], str] = str,
+    ) -> list[Any]:
         """Call ``module:function`` and return its results by rank.
 
-        Raises ClusterError with the message of the first rank that raised, or when there is no answer in
-        time.
+        Raises ClusterError with the message of the first rank that raised, with what ``trouble`` returns as soon as
+        that is not empty, or when there is no answer in time.
         """
         wanted = range(len(self.all)) if ranks is None else ranks
         self.require_living(wanted)
@@ -211,8 +218,8 @@ class Engines:
         deadline = monotonic() + timeout
         for future in futures:
             while not future.wait(_POLL):  # type: ignore[attr-defined]
-                if trouble := self.trouble():
-                    raise ClusterError(trouble)
+                if why := self.trouble() or trouble():
+                    raise ClusterError(why)
                 self.require_living(wanted)
                 if monotonic() > deadline:
                     raise ClusterError(f"no answer from the engines within {timeout:g} s; try `%ring restart`")

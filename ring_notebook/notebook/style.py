@@ -17,6 +17,7 @@ RED = "#ef4444"
 # Where the time of a rank goes, in the table of ranks and on the timeline. Dull, because bright colors are ranks.
 PHASE_COLORS = {
     "compute": "#64748b",
+    "asleep": "#dcdcc4",
     "data": "#b694c9",
     "packing": "#7d9c8a",
     "waiting": "#d3ae78",
@@ -27,6 +28,7 @@ PHASE_COLORS = {
 }
 PHASE_WORDS = {
     "compute": "compute",
+    "asleep": "sleeping or waiting outside of collectives",
     "moving": "moving data",
     "waiting": "waiting for ranks",
     "bubble": "idle until a message comes",

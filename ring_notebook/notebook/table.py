@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import Any
 
-from ring_notebook.words import aligned, plural, shortened
+from ring_notebook.text.words import aligned, plural, shortened
 
 _HIDDEN = "position:absolute;opacity:0;width:0"
 # CSS can order items of a grid, but not rows of a table. Without this sheet there are no arrows.

@@ -8,14 +8,13 @@ import sys
 import threading
 import traceback
 from dataclasses import dataclass
-from multiprocessing.connection import Client
 from typing import Any
 
 import cloudpickle
 
 from ring_notebook.errors import CollectiveAborted
 from ring_notebook.rank import exit_watch
-from ring_notebook.rank.known_callers import Caller
+from ring_notebook.rank.known_callers import Caller, call
 from ring_notebook.rank.rank_status import rank_of_process
 
 ADDRESS = "RING_RUN_ADDRESS"
@@ -56,8 +55,7 @@ def main() -> int:
     """Entry point in each rank. Returns the exit code."""
     address, key = os.environ.pop(ADDRESS), os.environ.pop(KEY)
     global _launcher
-    host, colon, port = address.rpartition(":")
-    with Client((host, int(port)) if colon else address, authkey=key.encode()) as launcher:
+    with call(address, key.encode()) as launcher:
         launcher.send(rank_of_process())
         path, function = launcher.recv()
         _import_as(path)
@@ -82,9 +80,19 @@ def _call(function: bytes) -> Outcome:
         fn, args, kwargs = pickle.loads(function)
         with exit_watch.EndingForks():
             result = fn(*args, **kwargs)
-        return Outcome(rank, cloudpickle.dumps(result))
+        return Outcome(rank, _pickled(rank, result))
     except BaseException as error:
         return _failure(rank, error)
+
+
+def _pickled(rank: int, result: Any) -> bytes:
+    try:
+        return bytes(cloudpickle.dumps(result))
+    except Exception as error:
+        raise TypeError(
+            f"rank {rank}: the function returned an object of {type(result).__qualname__} that cannot be pickled "
+            f"({error}); return what can, such as numbers, arrays and dicts of them"
+        ) from error
 
 
 def _failure(rank: int, error: BaseException) -> Outcome:

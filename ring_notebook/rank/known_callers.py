@@ -1,80 +1,152 @@
-"""Serves callers that prove that they know a key, each in a thread; `multiprocessing.connection.Client` calls it."""
+"""Objects between processes that know each other, by pickle: `KnownCallers` serves those that `call` it.
+
+On one host they meet at a socket file, and the kernel says whose process the other one is. Between hosts both prove by
+TLS that they know a secret.
+"""
 
 from __future__ import annotations
 
 import os
+import pickle
 import select
 import socket
+import ssl
 import struct
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from multiprocessing import AuthenticationError
-from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
-from typing import Any, TypeAlias
+from types import TracebackType
+from typing import Any
 
-Caller: TypeAlias = "Connection[Any, Any]"
-_SECONDS_TO_PROVE = 10  # for each message of the proof
+from ring_notebook.machine.os_calls import Wake, peer_of
+from ring_notebook.rank.rank_variables import bracketed
+from ring_notebook.rank.secure_streams import tls_of_secret
+from ring_notebook.rank.serving import SECONDS_TO_PROVE
+
 _SECONDS_TO_END = 1.0
 _BACKLOG = 1024
+_LENGTH = struct.Struct("!Q")
+
+
+class Caller:
+    """One end of a connection to a process that is known: `send` and `recv` carry any object that pickle takes."""
+
+    def __init__(self, channel: socket.socket) -> None:
+        self._channel = channel
+        self._file = channel.makefile("rb")
+
+    def __enter__(self) -> Caller:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def send(self, value: Any) -> None:
+        """Send ``value``. Raises OSError where the other end has gone."""
+        data = pickle.dumps(value)
+        self._channel.sendall(_LENGTH.pack(len(data)))
+        self._channel.sendall(data)
+
+    def recv(self) -> Any:
+        """The next object. Raises EOFError where the other end has gone."""
+        (length,) = _LENGTH.unpack(self._read(_LENGTH.size))
+        return pickle.loads(self._read(length))
+
+    def _read(self, size: int) -> bytes:
+        data = self._file.read(size)
+        if len(data) < size:
+            raise EOFError("it has closed the connection")
+        return data
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._file.close()
+        self._channel.close()
+
+
+def call(address: str, secret: bytes) -> Caller:
+    """Connect to `KnownCallers` at ``address``, a path or ``host:port``.
+
+    Raises OSError, such as ssl.SSLError where they have another secret.
+    """
+    host, colon, port = address.rpartition(":")
+    channel = socket.create_connection((host.strip("[]"), int(port))) if colon else socket.socket(socket.AF_UNIX)
+    try:
+        if colon:
+            channel = tls_of_secret(secret, server=False).wrap_socket(channel)
+        else:
+            channel.connect(address)
+        return Caller(channel)
+    except BaseException:
+        channel.close()
+        raise
+
+
+def _family(address: str | tuple[str, int]) -> socket.AddressFamily:
+    if isinstance(address, str):
+        return socket.AF_UNIX
+    return socket.AF_INET6 if ":" in address[0] else socket.AF_INET
 
 
 class KnownCallers:
-    """Listens at a path or an address, and calls ``serve`` with each caller that knows ``key``, until `close`."""
+    """Listens at a path or an address, and calls ``serve`` with each caller that is known, until `close`.
 
-    def __init__(self, address: str | tuple[str, int], key: bytes, serve: Callable[[Caller], None]) -> None:
-        self._key = key
+    Callers at a path are known if they are processes of this user, others if they know ``secret``.
+    """
+
+    def __init__(self, address: str | tuple[str, int], secret: bytes, serve: Callable[[Caller], None]) -> None:
+        self._tls = None if isinstance(address, str) else tls_of_secret(secret, server=True)
         self._serve = serve
-        self._listener = socket.socket(socket.AF_UNIX if isinstance(address, str) else socket.AF_INET)
+        self._listener = socket.socket(_family(address))
         self._listener.bind(address)
         self._listener.listen(_BACKLOG)
         self._listener.setblocking(False)
         at = self._listener.getsockname()
-        self.address = at if isinstance(at, str) else f"{at[0]}:{at[1]}"
+        self.address = at if isinstance(at, str) else f"{bracketed(at[0])}:{at[1]}"
         """The path of the socket file, or ``host:port``."""
-        self._threads: list[tuple[threading.Thread, Caller]] = []
-        self._known: set[Caller] = set()
-        self._closing = os.eventfd(0)
+        self._threads: list[tuple[threading.Thread, socket.socket]] = []
+        self._known: set[socket.socket] = set()
+        self._closing = Wake()
         self._acceptor = threading.Thread(target=self._accept, name="ring-callers", daemon=True)
         self._acceptor.start()
 
     def close(self) -> None:
         """Take what the callers have sent, all of which have ended, and stop."""
-        os.eventfd_write(self._closing, 1)
+        self._closing.set()
         self._acceptor.join()
-        os.close(self._closing)
+        self._closing.close()
         self._listener.close()
-        for thread, caller in self._threads:
-            thread.join(_SECONDS_TO_END if caller in self._known else 0.0)
+        for thread, channel in self._threads:
+            thread.join(_SECONDS_TO_END if channel in self._known else 0.0)
             if thread.is_alive():
                 # A stranger, or a process that a caller has forked: it holds the connection and sends nothing.
-                with suppress(OSError), socket.socket(fileno=os.dup(caller.fileno())) as connection:
-                    connection.shutdown(socket.SHUT_RDWR)
+                with suppress(OSError):
+                    socket.socket.shutdown(channel, socket.SHUT_RDWR)  # TLS would be taken from the thread that uses it
                 thread.join()
 
     def _accept(self) -> None:
         poll = select.poll()
-        for descriptor in (self._listener.fileno(), self._closing):
-            poll.register(descriptor, select.POLLIN)
+        for one in (self._listener, self._closing):
+            poll.register(one, select.POLLIN)
         while self._listener.fileno() in dict(poll.poll()):  # what has connected before the end is taken first
             with suppress(OSError):  # the caller has hung up already
-                caller: Caller = Connection(self._listener.accept()[0].detach())
-                thread = threading.Thread(target=self._answer, args=(caller,), name="ring-caller", daemon=True)
+                channel, _ = self._listener.accept()
+                channel.setblocking(True)
+                if self._tls:
+                    channel = self._tls.wrap_socket(channel, server_side=True, do_handshake_on_connect=False)
+                thread = threading.Thread(target=self._answer, args=(channel,), name="ring-caller", daemon=True)
                 thread.start()
-                self._threads.append((thread, caller))
+                self._threads.append((thread, channel))
 
-    def _answer(self, caller: Caller) -> None:
-        with caller, suppress(AuthenticationError, EOFError, OSError):  # as when the caller has died
-            _limit_waits(caller, _SECONDS_TO_PROVE)
-            deliver_challenge(caller, self._key)
-            answer_challenge(caller, self._key)
-            self._known.add(caller)
-            _limit_waits(caller, 0)
+    def _answer(self, channel: socket.socket) -> None:
+        with Caller(channel) as caller, suppress(EOFError, OSError):  # as when the caller has died
+            if isinstance(channel, ssl.SSLSocket):
+                channel.settimeout(SECONDS_TO_PROVE)
+                channel.do_handshake()
+                channel.settimeout(None)
+            elif peer_of(channel)[1] != os.getuid():
+                return
+            self._known.add(channel)
             self._serve(caller)
-
-
-def _limit_waits(caller: Caller, seconds: int) -> None:
-    """Have receives and sends fail after so many ``seconds``; 0: never."""
-    with socket.socket(fileno=os.dup(caller.fileno())) as connection:
-        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-            connection.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", seconds, 0))

@@ -57,7 +57,7 @@ def interrupt(pid: int, path: str, name: str) -> None:
 
 @contextmanager
 def _locked(file: int) -> Iterator[None]:
-    """Hold the lock on ``file``; without it where the other side holds it for too long."""
+    """Hold the lock on ``file``; without it where the other side holds it for too long, or there are no locks."""
     deadline = time.monotonic() + _SECONDS_TO_LOCK
     while True:
         try:
@@ -67,7 +67,10 @@ def _locked(file: int) -> Iterator[None]:
             if time.monotonic() > deadline:
                 break
             time.sleep(0.0005)
+        except OSError:
+            break
     try:
         yield
     finally:
-        fcntl.flock(file, fcntl.LOCK_UN)
+        with suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_UN)

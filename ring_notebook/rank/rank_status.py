@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import sys
 import time
@@ -17,14 +18,16 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ring_notebook import operation_log
+from ring_notebook.analysis import operation_log
 from ring_notebook.config import config
 from ring_notebook.errors import CollectiveAborted
+from ring_notebook.machine.os_calls import memory_file
 
 Event = Literal["initialized", "raised", "aborted", "exiting"]
 
 LONGEST_NAME = 64
 """Bytes at the beginning of a status file, for the name of what the rank executes."""
+_LOST_LINK = re.compile(r"link: rank (\d{1,9}) ")  # what the core says of it, on all ranks that this aborts
 _LONGEST = 1 << 20  # bytes that are read of a file: more than any rank reports
 
 
@@ -35,6 +38,8 @@ class RankStatus:
     times: dict[str, float] = field(default_factory=dict)
     code: int = 1
     """What it exits with if it has raised."""
+    behind: int = -1
+    """The rank to which it has lost its link, if it knows no more of what has aborted it."""
 
     @property
     def aborted(self) -> bool:
@@ -70,9 +75,9 @@ class StatusFile:
     """The launcher's side, for one rank."""
 
     def __init__(self) -> None:
-        self._file = os.memfd_create("rank-status")  # has no name, so nothing is left behind
+        self._file = memory_file("rank-status")  # has no name, so nothing is left behind
         os.truncate(self._file, LONGEST_NAME)
-        self._log = os.memfd_create("rank-operations")
+        self._log = memory_file("rank-operations")
 
     @property
     def path(self) -> str:
@@ -93,13 +98,13 @@ class StatusFile:
         os.close(self._log)
 
     def operations(self) -> bytes:
-        """The log of the rank's last operations (`ring_notebook.operation_log`), also when it was killed."""
-        return os.pread(self._log, operation_log.SIZE, 0)
+        """The log of the rank's last operations (`ring_notebook.analysis.operation_log`), also when it was killed."""
+        return os.pread(self._log, operation_log.MOST_BYTES, 0)
 
     def read(self) -> RankStatus:
         """What the rank has reported so far. Reports of its children, which inherit its environment, are ignored."""
         data = os.pread(self._file, _LONGEST, LONGEST_NAME).decode(errors="replace")
-        own, times, code = "", dict[str, float](), 1
+        own, times, code, behind = "", dict[str, float](), 1, -1
         for line in data.splitlines():
             try:
                 pid, event, text, *rest = line.split("\t")
@@ -111,21 +116,27 @@ class StatusFile:
                 times[event] = when
                 if event == "raised":
                     code = next((number for number in numbers if 0 < number < 256), 1)
-        return RankStatus(times, code)
+                elif event == "aborted":
+                    behind = next(iter(numbers), -1)
+        return RankStatus(times, code, behind)
 
 
-def report_status(event: Event, *code: int) -> None:
-    """Report ``event`` to the launcher, if it wants to know, with the exit ``code`` of a rank that has raised."""
+def report_status(event: Event, *number: int) -> None:
+    """Report ``event`` to the launcher, if it wants to know.
+
+    Its number is the exit code of a rank that has raised, and the rank to which an aborted one has lost its link.
+    """
     if not config().status_file:
         return
     with suppress(OSError), open(config().status_file, "a") as file:
-        file.write("\t".join(map(str, (os.getpid(), event, time.monotonic(), *code))) + "\n")
+        file.write("\t".join(map(str, (os.getpid(), event, time.monotonic(), *number))) + "\n")
 
 
 def report_error(error: BaseException) -> None:
     """Report to the launcher that ``error`` ends this rank."""
     if isinstance(error, CollectiveAborted):
-        report_status("aborted")
+        lost = _LOST_LINK.search(str(error))
+        report_status("aborted", *([int(lost[1])] if lost else []))
     else:
         report_status("raised", exit_code_of(error))
 

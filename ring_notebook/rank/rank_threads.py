@@ -10,7 +10,8 @@ import os
 import re
 from collections.abc import Mapping
 
-from ring_notebook.hardware import cores_of
+from ring_notebook.machine.hardware import cores_of
+from ring_notebook.machine.os_calls import processors
 
 OMP, MKL = "OMP_NUM_THREADS", "MKL_NUM_THREADS"
 
@@ -26,7 +27,7 @@ def thread_share(own: int, shared: int, ranks: int, asked: int = 0) -> int:
 
 def thread_variables(ranks: int, env: Mapping[str, str] = os.environ) -> dict[str, str]:
     """What sets the threads of each of ``ranks`` ranks that this process starts; empty where the user has set them."""
-    own = cores_of(os.sched_getaffinity(0))
+    own = cores_of(processors())
     shared = min(own, _number(env, "SLURM_CPUS_ON_NODE") or own)
     return _variables(thread_share(own, shared, ranks, _number(env, "SLURM_CPUS_PER_TASK")), env)
 
@@ -40,9 +41,9 @@ def launched_thread_variables(env: Mapping[str, str] = os.environ) -> dict[str, 
     ranks = _launched_here(env)
     if not ranks:
         return {}
-    processors, of_launcher = os.sched_getaffinity(0), os.sched_getaffinity(os.getppid())
-    own = cores_of(processors)
-    shared = cores_of(of_launcher) if processors <= of_launcher else own
+    usable, of_launcher = processors(), processors(os.getppid())
+    own = cores_of(usable)
+    shared = cores_of(of_launcher) if usable <= of_launcher else own
     asked = _number(env, "SLURM_CPUS_PER_TASK") if "SLURM_PROCID" in env else 0
     # What Slurm gives each of its tasks is that task's alone, and its own processes may be bound elsewhere.
     return _variables(thread_share(own, max(shared, asked * ranks), ranks, asked), env)

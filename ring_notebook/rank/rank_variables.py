@@ -10,6 +10,8 @@ MASTER = "RING_MASTER"
 """The variable in which a launcher tells ranks the host of rank 0 and a port of it, as ``host:port``."""
 STARTED_AGAIN = "RING_STARTED_AGAIN"
 """Set for a process that joins ranks which run, maybe in place of one that has died. MPI cannot take it in."""
+NO_MPI = "RING_NO_MPI"
+"""Why MPICH would end this process when it starts; unset where it would not."""
 _LOOPBACK, _USUAL_PORT = "127.0.0.1", 29500
 # What MPICH, HPE Cray's PALS, Open MPI and Slurm tell a rank: its rank, the size, and both on its host.
 _LAUNCHERS = (
@@ -51,13 +53,18 @@ def rank_variables(rank: int, size: int, local_rank: int, local_size: int, maste
         "WORLD_SIZE": str(size),
         "LOCAL_RANK": str(local_rank),
         "LOCAL_WORLD_SIZE": str(local_size),
-        "MASTER_ADDR": address,
+        "MASTER_ADDR": address.strip("[]"),
         "MASTER_PORT": port,
         MASTER: master,
     }
     if size == local_size:
         variables["GLOO_SOCKET_IFNAME"] = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
     return variables
+
+
+def bracketed(name: str) -> str:
+    """A host's name or address, to be followed by a colon: an IPv6 address is in brackets."""
+    return f"[{name}]" if ":" in name else name
 
 
 def free_port() -> int:
@@ -74,5 +81,5 @@ def is_of_this_job(rank: int, size: int, env: Mapping[str, str] = os.environ) ->
     False for ranks that a program starts itself within a rank, as ``torchrun`` and ``torch.multiprocessing`` do.
     """
     now = f"{env.get('MASTER_ADDR')}:{env.get('MASTER_PORT')}"
-    own = (env.get("RANK"), env.get("WORLD_SIZE"), env.get(MASTER))
+    own = (env.get("RANK"), env.get("WORLD_SIZE"), env.get(MASTER, "").replace("[", "").replace("]", ""))
     return own == (str(rank), str(size), now) and env.get("TORCHELASTIC_USE_AGENT_STORE") != "True"

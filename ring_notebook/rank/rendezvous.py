@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import hmac
 import json
 import math
 import os
-import secrets
 import socket
+import ssl
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,23 +22,21 @@ from typing import Any, NamedTuple
 
 from ring_notebook.config import config
 from ring_notebook.errors import CollectiveTimeout, RingError
+from ring_notebook.machine.os_calls import namespace, peer_of
 from ring_notebook.rank.rank_variables import STARTED_AGAIN
 from ring_notebook.rank.rendezvous_server import (
     ACCEPTED,
     ASSEMBLE,
-    DIGEST,
     GATHER,
     GATHERED,
     GIVE_UP,
     JOIN,
-    MAGIC,
     RENDEZVOUS,
     SECRET,
     RendezvousServer,
-    prove,
     resolve,
-    user_of,
 )
+from ring_notebook.rank.secure_streams import tls_of_secret
 
 RANK, SIZE = "RING_RANK", "RING_SIZE"
 SECRET_FILE = f"{SECRET}_FILE"
@@ -52,7 +49,7 @@ _LIMIT = 120.0
 _SECONDS_TO_ANSWER = 10.0
 _PAUSE = 0.05
 _CAPACITY = 1 << 16
-_SHORTEST = 16  # characters of a secret: who hears a handshake can try all shorter ones
+_SHORTEST = 16  # characters of a secret: who connects to the server can try all shorter ones
 
 
 def variables(rank: int, size: int, descriptor: int) -> dict[str, str]:
@@ -85,7 +82,7 @@ class Assembled(NamedTuple):
 class Rendezvous:
     """A rank's side. ``rank`` and ``size`` are those of the job."""
 
-    def __init__(self, channel: socket.socket, rank: int, size: int, secret: bytes = b"", where: str = "") -> None:
+    def __init__(self, channel: socket.socket, rank: int, size: int, where: str = "") -> None:
         self.rank = rank
         self.size = size
         self.host = this_host()
@@ -102,7 +99,6 @@ class Rendezvous:
         """Whether the others of an elastic job have formed without this one, which they are to take in."""
         self._updated = False  # processes wait to be taken in
         self._channel = channel
-        self._secret = secret
         self._where = where  # the address of the server; empty where our supervisor serves
         self._server: RendezvousServer | None = None  # where this process serves
         self.generation = 0
@@ -153,7 +149,7 @@ class Rendezvous:
         channel: socket.socket | None = None
         try:
             channel = _connect(where, secret, limit, deadline, _name(rank))
-            made = cls(channel, -1 if rank is None else rank, size or 0, secret, where)
+            made = cls(channel, -1 if rank is None else rank, size or 0, where)
             made._limit, made._deadline, made._server = limit, deadline, server
             found = made._ask(JOIN, {"rank": rank, "size": size, "host": made.host, "about": _name(None)})
             number, count = found.get("rank"), found.get("size")
@@ -197,8 +193,7 @@ class Rendezvous:
         if not isinstance(values, list) or len(values) != self.size or not isinstance(key, str):
             raise self._error(f"expected what {self.size} ranks have given, got {values!r:.100}")
         self._step += 1
-        # A server on another host does not send the key of the connections: an eavesdropper would learn it.
-        self.key = hmac.digest(self._secret, key.encode(errors="replace"), "sha256")
+        self.key = key.encode(errors="replace")
         self.elastic = answer.get("elastic") is True
         return values
 
@@ -317,6 +312,7 @@ def _serve(where: str, secret: bytes, size: int) -> RendezvousServer | None:
 
 def _connect(where: str, secret: bytes, limit: float, deadline: float, who: str) -> socket.socket:
     """A connection to the server, which has proven that it knows the secret, as has this process."""
+    tls = None if where.startswith("@") else tls_of_secret(secret, server=False)
     while True:
         channel = None
         try:
@@ -324,22 +320,20 @@ def _connect(where: str, secret: bytes, limit: float, deadline: float, who: str)
             channel = socket.socket(family, socket.SOCK_STREAM)
             channel.settimeout(_SECONDS_TO_ANSWER)
             channel.connect(place)
-            if family == socket.AF_UNIX and user_of(channel) != os.getuid():
+            if tls is not None:
+                channel = tls.wrap_socket(channel)
+            elif peer_of(channel)[1] != os.getuid():
                 raise RingError(f"{who} failed to initialize: a process of another user has taken the name of the job")
-            front = MAGIC + secrets.token_bytes(DIGEST)
-            channel.sendall(front)
-            challenge, proof = _read(channel, DIGEST), _read(channel, DIGEST)
-            if not hmac.compare_digest(proof, prove(secret, b"accept", front, challenge)):
-                raise RingError(
-                    f"{who} failed to initialize: the server at {where} does not know the secret of this process; "
-                    f"{SECRET} must be the same for the server and all ranks"
-                )
-            channel.sendall(prove(secret, b"connect", front, challenge))
-            if _read(channel, len(ACCEPTED)) == ACCEPTED:
+            if channel.recv(len(ACCEPTED)) == ACCEPTED:
                 return channel
             why = "it answers no rendezvous"
-        except (OSError, EOFError) as error:  # nobody listens there yet, or not any more
-            why = getattr(error, "strerror", None) or str(error)
+        except ssl.SSLCertVerificationError:
+            raise RingError(
+                f"{who} failed to initialize: the server at {where} does not know the secret of this process; "
+                f"{SECRET} must be the same for the server and all ranks"
+            ) from None
+        except OSError as error:  # nobody listens there yet, or not any more
+            why = error.strerror or str(error)
         except BaseException:
             if channel is not None:
                 channel.close()
@@ -357,16 +351,6 @@ def _connect(where: str, secret: bytes, limit: float, deadline: float, who: str)
 def _name(rank: int | None) -> str:
     """What errors call this process."""
     return f"process {os.getpid()} on {socket.gethostname()}" if rank is None or rank < 0 else f"rank {rank}"
-
-
-def _read(channel: socket.socket, size: int) -> bytes:
-    data = b""
-    while len(data) < size:
-        piece = channel.recv(size - len(data))
-        if not piece:
-            raise EOFError("it has closed the connection")
-        data += piece
-    return data
 
 
 def _numbers(env: Mapping[str, str]) -> tuple[int | None, int | None]:
@@ -422,7 +406,7 @@ def _name_of_torchrun(env: Mapping[str, str]) -> str:
 
 def this_host() -> str:
     """What processes that can share memory have in common: the machine, and namespaces of processes and networks."""
-    facts = [socket.gethostname(), *(os.readlink(f"/proc/self/ns/{kind}") for kind in ("pid", "net"))]
-    boot = Path("/proc/sys/kernel/random/boot_id")
-    facts.append(boot.read_text() if boot.exists() else "")
+    facts = [socket.gethostname(), *map(namespace, ("pid", "net"))]
+    with contextlib.suppress(OSError):
+        facts.append(Path("/proc/sys/kernel/random/boot_id").read_text())
     return hashlib.blake2b("\0".join(facts).encode(), digest_size=16).hexdigest()

@@ -8,30 +8,21 @@ secret.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import hmac
 import json
-import os
 import secrets
 import socket
-import struct
-import threading
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from ring_notebook.rank.secure_streams import tls_of_secret
+from ring_notebook.rank.serving import MOST_STRANGERS, Serving
+
 RENDEZVOUS, SECRET = "RING_RENDEZVOUS", "RING_RENDEZVOUS_SECRET"
 GATHER, GATHERED, JOIN, GIVE_UP = "ring_gather", "ring_gathered", "ring_join", "ring_give_up"
 ASSEMBLE = "ring_assemble"
-MAGIC = b"ring-rendezvous 1\n"
-DIGEST = 32
 ACCEPTED = b"+"
-_SECONDS_TO_PROVE = 10.0
-MOST_STRANGERS = 128
-"""Connections that have proven nothing yet."""
-_LONGEST_LINE = 1 << 16
-_CREDENTIALS = struct.Struct("3i")
+_KEY_BYTES = 32
 _NOT_JOINED = "rank {} has not joined the others"
 
 Replies = dict[int, dict[str, Any]]
@@ -69,7 +60,7 @@ class Gathering:
 
     def _begin(self, generation: int) -> None:
         self._generation = generation
-        self._key = secrets.token_hex(DIGEST)
+        self._key = secrets.token_hex(_KEY_BYTES)
         self._values: dict[int, Any] = {}
         self._awaited: tuple[int, tuple[int, ...], bool] | None = None  # step and members of those who wait, and `last`
         self.has_formed = False
@@ -250,70 +241,6 @@ class Gathering:
         return {"generation": self._generation, "step": self._awaited[0] if self._awaited else None}
 
 
-class Strangers:
-    """The tasks that find out who has connected: for one more than `MOST_STRANGERS` the oldest is cancelled.
-
-    That is the oldest of the address that has most of them: who floods a port displaces its own connections, and a
-    rank needs one round trip to be a stranger no more.
-    """
-
-    def __init__(self) -> None:
-        self._places: dict[asyncio.Task[Any], str] = {}
-
-    def add(self, task: asyncio.Task[Any], address: object) -> None:
-        """Add the task for a caller from ``address``, as a socket names it."""
-        if len(self._places) >= MOST_STRANGERS:
-            ((most, _),) = Counter(self._places.values()).most_common(1)
-            oldest = next(task for task, place in self._places.items() if place == most)
-            self.discard(oldest)
-            oldest.cancel()
-        self._places[task] = str(address[0]) if isinstance(address, tuple) else ""
-
-    def discard(self, task: asyncio.Task[Any]) -> None:
-        """It has found out, or has ended."""
-        self._places.pop(task, None)
-
-
-class Serving(threading.Thread):
-    """A thread with an event loop that serves callers of ``listener``, which it closes at the end."""
-
-    def __init__(self, name: str, listener: socket.socket) -> None:
-        super().__init__(name=name, daemon=True)
-        self._listener = listener
-        self._strangers = Strangers()
-        self._loop = asyncio.new_event_loop()
-        self._serving = self._loop.create_task(self._serve())
-        self.start()
-
-    async def _serve(self) -> None:
-        """Serve until it is cancelled."""
-        raise NotImplementedError
-
-    def stop(self) -> None:
-        """Serve nobody any more. Does not wait."""
-        self._loop.call_soon_threadsafe(self._serving.cancel)
-
-    def close(self) -> None:
-        """`stop`, and return when what was served has ended."""
-        with contextlib.suppress(RuntimeError):  # closed before
-            self.stop()
-        self.join()
-
-    def run(self) -> None:
-        """Serve until `stop`."""
-        try:
-            with contextlib.suppress(asyncio.CancelledError):
-                self._loop.run_until_complete(self._serving)
-            for task in (left := asyncio.all_tasks(self._loop)):
-                task.cancel()
-            if left:
-                self._loop.run_until_complete(asyncio.wait(left))
-            self._loop.run_until_complete(asyncio.sleep(0))  # what they have closed is closed in the next turn
-        finally:
-            self._loop.close()
-            self._listener.close()  # also where it was stopped before it had begun to serve
-
-
 @dataclass(slots=True, eq=False)
 class _Member:
     """A process that has proven that it knows the secret; ``rank`` is -1 until one is assigned."""
@@ -342,12 +269,13 @@ class RendezvousServer(Serving):
         if size < 1:
             raise ValueError(f"a rendezvous needs at least one rank, got size={size}")
         self._size = size
-        self._secret = secret or secrets.token_hex(DIGEST)
+        self._secret = secret or secrets.token_hex(_KEY_BYTES)
         listener = _listen(address)
         host, port = (address, "") if address.startswith("@") else address.rsplit(":", 1)
         self._address = f"{host}:{listener.getsockname()[1]}" if port else host
         self._members: list[_Member] = []
         self._gathering: Gathering | None = None  # once all have come
+        self._tls = None if listener.family == socket.AF_UNIX else tls_of_secret(self._secret.encode(), server=True)
         super().__init__("ring-rendezvous", listener)
 
     @property
@@ -362,54 +290,28 @@ class RendezvousServer(Serving):
         self.close()
 
     async def _serve(self) -> None:
-        start = asyncio.start_unix_server if self._listener.family == socket.AF_UNIX else asyncio.start_server
-        server = await start(self._meet, sock=self._listener, limit=_LONGEST_LINE)
         try:
-            await self._loop.create_future()  # until `close`
+            await super()._serve()
         finally:
             self._refuse(f"the rendezvous at {self._address} has ended")
-            server.close()
 
-    async def _meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _answer(self, channel: socket.socket) -> None:
         """A process has connected: it proves who it is, joins, and gathers."""
         member: _Member | None = None
+        writer: asyncio.StreamWriter | None = None
         try:
-            if await self._is_stranger(reader, writer):
-                return
+            reader, writer = await self._streams(channel, self._tls)
+            writer.write(ACCEPTED)  # only now: nobody cancels it any more
             member = self._join(writer, *_parse(await reader.readline()))
             while line := await reader.readline():
                 self._take(member, *_parse(line))
-        except (OSError, EOFError, ValueError, asyncio.CancelledError):
+        except (OSError, EOFError, ValueError, asyncio.TimeoutError, asyncio.CancelledError):
             pass
         finally:
             if member in self._members:
                 self._refuse(f"{_name(member)} exited before all ranks had called init()")
-            writer.close()
-
-    async def _is_stranger(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        """Whether the process at the other end cannot prove that it knows the secret."""
-        task = asyncio.current_task()
-        assert task is not None
-        self._strangers.add(task, writer.get_extra_info("peername"))
-        try:
-            known = await asyncio.wait_for(self._know(reader, writer), _SECONDS_TO_PROVE)
-        except asyncio.TimeoutError:
-            return True
-        finally:
-            self._strangers.discard(task)
-        if known:
-            writer.write(ACCEPTED)  # only now: nobody cancels it any more
-        return not known
-
-    async def _know(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        if self._listener.family == socket.AF_UNIX and user_of(writer.get_extra_info("socket")) != os.getuid():
-            return False
-        front = await reader.readexactly(len(MAGIC) + DIGEST)
-        if not front.startswith(MAGIC):
-            return False
-        key, challenge = self._secret.encode(), secrets.token_bytes(DIGEST)
-        writer.write(challenge + prove(key, b"accept", front, challenge))
-        return hmac.compare_digest(await reader.readexactly(DIGEST), prove(key, b"connect", front, challenge))
+            if writer is not None:
+                writer.close()
 
     def _join(self, writer: asyncio.StreamWriter, command: str, request: Any) -> _Member | None:
         """A process is to be a rank; where that cannot be, nobody is, because the others would wait for ever."""
@@ -502,18 +404,6 @@ def _listen(address: str) -> socket.socket:
         listener.close()
         raise
     return listener
-
-
-def user_of(channel: socket.socket) -> int:
-    """The user of the process at the other end, on this host."""
-    credentials = channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    user: int = _CREDENTIALS.unpack(credentials)[1]
-    return user
-
-
-def prove(secret: bytes, direction: bytes, front: bytes, challenge: bytes) -> bytes:
-    """What only a process that knows ``secret`` can say."""
-    return hmac.digest(secret, direction + front + challenge, "sha256")
 
 
 def _name(member: _Member) -> str:

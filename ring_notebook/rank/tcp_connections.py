@@ -1,37 +1,33 @@
 """The TCP connections between ranks of several hosts: made when they are needed, between ranks that prove who they are.
 
 Each rank listens on one port of the interface that leads to the other hosts. Who connects and who accepts prove to each
-other that they know the secret of the job (HMAC-SHA256 of fresh random numbers, of both ranks and of the direction),
-before any message passes. Of two ranks that connect to each other at once the lower one prevails.
+other by TLS that they know the secret of the job, and say which ranks they are, before any message passes. What follows
+is not encrypted: tensors. Of two ranks that connect to each other at once the lower one prevails.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
-import hmac
 import os
-import secrets
 import socket
+import ssl
 import struct
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import psutil
 
-from ring_notebook import verdict
+from ring_notebook.analysis import verdict
 from ring_notebook.config import config
-from ring_notebook.rank.rendezvous_server import DIGEST, MOST_STRANGERS, Serving, prove
+from ring_notebook.rank.secure_streams import ProvingChannel, tls_of_secret
+from ring_notebook.rank.serving import MOST_STRANGERS, SECONDS_TO_PROVE, Serving
 
 if TYPE_CHECKING:
     from ring_notebook import _core
 
-_MAGIC = b"ring-notebook 1\n"
-_FRONT = struct.Struct(f"!{len(_MAGIC)}sii32s")  # the rank that connects, the one that it means, its random number
+_FRONT = struct.Struct("!ii")  # the rank that connects, and the one that it means
 _ACCEPTED, _REFUSED = b"+", b"-"
-_SECONDS_TO_PROVE = 10.0
-"""For a caller to say who it is; others may connect meanwhile."""
 _SECONDS_TO_CONNECT = 30.0
 _PAUSE = 0.1  # seconds between attempts
 _SECONDS_TO_FLUSH = 0.005
@@ -47,7 +43,7 @@ def listen(own: str = "") -> socket.socket:
     """
     found = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
     name = config().interface or ("" if found == "lo" else found)  # what a job found on one host leads nowhere else
-    address = _address_of(name) if name else own or socket.gethostbyname(socket.gethostname())
+    address = _address_of(name) if name else own or _address_of_this_host()
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -58,6 +54,12 @@ def listen(own: str = "") -> socket.socket:
         listener.close()
         raise
     return listener
+
+
+def _address_of_this_host() -> str:
+    """Of its name; of IPv4 where there is one."""
+    found = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
+    return str(min(found, key=lambda one: one[0] != socket.AF_INET)[4][0])
 
 
 def _address_of(interface: str) -> str:
@@ -87,7 +89,7 @@ class TcpConnections(Serving):
         self._link = link
         self._rank = rank
         self._addresses = addresses
-        self._key = key
+        self._as_client, self._as_server = (tls_of_secret(key, server=server) for server in (False, True))
         self._connected: set[int] = set()
         self._calling: dict[int, asyncio.Task[None]] = {}
         self._flushing: asyncio.TimerHandle | None = None
@@ -96,33 +98,7 @@ class TcpConnections(Serving):
     async def _serve(self) -> None:
         loop = asyncio.get_running_loop()
         loop.add_reader(self._link.attention_fd, self._attend)
-        answers: set[asyncio.Task[None]] = set()
-        while True:
-            try:
-                channel, address = await self._accept()
-            except OSError:  # out of descriptors, or the caller has gone
-                await asyncio.sleep(_PAUSE)
-                continue
-            answer = asyncio.create_task(self._answer(channel))
-            answer.add_done_callback(functools.partial(_close, channel))  # also when it is cancelled before it begins
-            answers.add(answer)
-            answer.add_done_callback(answers.discard)
-            self._strangers.add(answer, address)
-            answer.add_done_callback(self._strangers.discard)
-            await asyncio.sleep(0)  # callers that never cease leave the others their turn
-
-    async def _accept(self) -> tuple[socket.socket, object]:
-        """The next connection. A cancelled `loop.sock_accept` may lose one, which then stays open."""
-        loop = asyncio.get_running_loop()
-        while True:
-            with contextlib.suppress(BlockingIOError, InterruptedError):
-                return self._listener.accept()
-            readable = loop.create_future()
-            loop.add_reader(self._listener, _set_once, readable)
-            try:
-                await readable
-            finally:
-                loop.remove_reader(self._listener)
+        await super()._serve()
 
     def _attend(self) -> None:
         if self._flushing is None:
@@ -152,6 +128,8 @@ class TcpConnections(Serving):
             except asyncio.CancelledError:  # wait_for drops what the attempt has just brought
                 attempt.add_done_callback(_close_result)
                 raise
+            except ssl.SSLError:
+                why = "another program answers there"
             except (OSError, EOFError) as error:
                 why = getattr(error, "strerror", None) or str(error)
             await asyncio.sleep(_PAUSE)
@@ -172,13 +150,11 @@ class TcpConnections(Serving):
         try:
             channel.setblocking(False)
             await loop.sock_connect(channel, (host, port))
-            front = _FRONT.pack(_MAGIC, self._rank, rank, secrets.token_bytes(DIGEST))
-            await loop.sock_sendall(channel, front)
-            challenge = await _read(channel, DIGEST)
-            if not hmac.compare_digest(await _read(channel, DIGEST), prove(self._key, b"accept", front, challenge)):
-                raise OSError("another program answers there")
-            await loop.sock_sendall(channel, prove(self._key, b"connect", front, challenge))
-            if await _read(channel, 1) == _ACCEPTED:
+            proving = ProvingChannel(channel, self._as_client, server=False)
+            await proving.meet()
+            await proving.say(_FRONT.pack(self._rank, rank))
+            if await proving.hear(1) == _ACCEPTED:
+                await proving.leave()
                 return channel
         except BaseException:
             channel.close()
@@ -191,36 +167,31 @@ class TcpConnections(Serving):
 
         The caller closes ``channel`` at the end of the task: what the link was given is detached from it.
         """
-        channel.setblocking(False)
+        proving = ProvingChannel(channel, self._as_server, server=True)
         try:
-            rank = await asyncio.wait_for(self._find_out(channel), _SECONDS_TO_PROVE)
+            rank = await asyncio.wait_for(self._find_out(proving), SECONDS_TO_PROVE)
         except (OSError, EOFError, asyncio.TimeoutError):
             return
-        task = asyncio.current_task()
-        assert task is not None
-        self._strangers.discard(task)
+        self._know()
         # Of two calls that cross, that of the lower rank prevails. What is decided here holds for both sides.
         wins = rank not in self._connected and not (rank in self._calling and self._rank < rank)
         if wins:
             self._connected.add(rank)
         try:
-            await asyncio.get_running_loop().sock_sendall(channel, _ACCEPTED if wins else _REFUSED)
-        except OSError:
+            await proving.say(_ACCEPTED if wins else _REFUSED)
+            if wins:
+                await asyncio.wait_for(proving.leave(), SECONDS_TO_PROVE)
+        except (OSError, EOFError, asyncio.TimeoutError):
             self._connected.difference_update({rank} if wins else ())
             wins = False
         if wins:
             self._hand_over(rank, channel)
 
-    async def _find_out(self, channel: socket.socket) -> int:
+    async def _find_out(self, proving: ProvingChannel) -> int:
         """The rank at the other end, which has proven that it knows the key. Raises OSError where it is none."""
-        front = await _read(channel, _FRONT.size)
-        magic, rank, meant, _ = _FRONT.unpack(front)
-        if magic != _MAGIC or meant != self._rank or not 0 <= rank < len(self._addresses) or rank == meant:
-            raise OSError("no rank of this job")
-        challenge = secrets.token_bytes(DIGEST)
-        proof = prove(self._key, b"accept", front, challenge)
-        await asyncio.get_running_loop().sock_sendall(channel, challenge + proof)
-        if not hmac.compare_digest(await _read(channel, DIGEST), prove(self._key, b"connect", front, challenge)):
+        await proving.meet()
+        rank, meant = _FRONT.unpack(await proving.hear(_FRONT.size))
+        if meant != self._rank or not 0 <= rank < len(self._addresses) or rank == meant:
             raise OSError("no rank of this job")
         return int(rank)
 
@@ -236,26 +207,6 @@ class TcpConnections(Serving):
         self._link.connected(rank, channel.detach())
 
 
-def _close(channel: socket.socket, _: asyncio.Task[None]) -> None:
-    channel.close()
-
-
 def _close_result(attempt: asyncio.Task[socket.socket | None]) -> None:
     if not attempt.cancelled() and not attempt.exception() and (channel := attempt.result()) is not None:
         channel.close()
-
-
-def _set_once(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
-
-
-async def _read(channel: socket.socket, size: int) -> bytes:
-    loop = asyncio.get_running_loop()
-    data = b""
-    while len(data) < size:
-        piece = await loop.sock_recv(channel, size - len(data))
-        if not piece:
-            raise EOFError("it has closed the connection")
-        data += piece
-    return data

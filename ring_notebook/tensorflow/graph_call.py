@@ -24,18 +24,7 @@ from ring_notebook.core.buffers import DType
 from ring_notebook.core.foreign_interrupts import watch_interrupts
 from ring_notebook.core.native import core
 
-_DTYPES = {
-    tf.uint8: DType.UINT8,
-    tf.int8: DType.INT8,
-    tf.int16: DType.INT16,
-    tf.int32: DType.INT32,
-    tf.int64: DType.INT64,
-    tf.float16: DType.FLOAT16,
-    tf.bfloat16: DType.BFLOAT16,
-    tf.float32: DType.FLOAT32,
-    tf.float64: DType.FLOAT64,
-    tf.bool: DType.BOOL,
-}
+_DTYPES: dict[tf.DType, DType] = {getattr(tf, dtype.name.lower()): dtype for dtype in DType}
 register_dtypes("tf", {known.as_datatype_enum: dtype for known, dtype in _DTYPES.items()})
 _NUMBERS = {known.as_numpy_dtype: known.as_datatype_enum for known in _DTYPES}
 

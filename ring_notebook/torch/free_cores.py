@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from functools import lru_cache
 
 import torch
 
 from ring_notebook.config import config
 from ring_notebook.core import world
-from ring_notebook.hardware import cores_of
+from ring_notebook.machine.hardware import cores_of
+from ring_notebook.machine.os_calls import processors
 
 
 def reduces_beside_backward(on_device: bool = False) -> bool:
@@ -21,7 +21,7 @@ def reduces_beside_backward(on_device: bool = False) -> bool:
     if overlap != "auto":
         return overlap == "thread"
     busy = world.current().local_size * torch.get_num_threads()
-    return on_device or busy < _cores(frozenset(os.sched_getaffinity(0)))
+    return on_device or busy < _cores(frozenset(processors()))
 
 
 @lru_cache(maxsize=8)

@@ -23,18 +23,7 @@ if TYPE_CHECKING:
 
 
 _STRIDED = torch.strided
-_DTYPES = {
-    torch.uint8: DType.UINT8,
-    torch.int8: DType.INT8,
-    torch.int16: DType.INT16,
-    torch.int32: DType.INT32,
-    torch.int64: DType.INT64,
-    torch.float16: DType.FLOAT16,
-    torch.bfloat16: DType.BFLOAT16,
-    torch.float32: DType.FLOAT32,
-    torch.float64: DType.FLOAT64,
-    torch.bool: DType.BOOL,
-}
+_DTYPES: dict[torch.dtype, DType] = {getattr(torch, dtype.name.lower()): dtype for dtype in DType}
 _TORCH_DTYPES = {dtype: known for known, dtype in _DTYPES.items()}
 _NUMBERED = tuple(DType)
 _multiply_each, _copy_each = private("multiply_each"), private("copy_each")
@@ -93,6 +82,11 @@ def for_core(tensor: Tensor) -> Tensor:
     if tensor.is_contiguous() and not tensor.is_neg():
         return tensor
     return tensor.detach().resolve_neg().contiguous()
+
+
+def real_view(tensor: Tensor) -> Tensor:
+    """A complex tensor as a view of real numbers, with one more dimension of 2; any other tensor itself."""
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
 def in_memory_order(tensor: Tensor) -> Tensor:

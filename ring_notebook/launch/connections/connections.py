@@ -6,6 +6,7 @@ import contextlib
 import os
 import secrets
 import socket
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from ring_notebook.launch.connections.mpi_host import ALONE, MpiHost
@@ -37,7 +38,7 @@ class Connections:
         self._pmi = PmiServer(job, places, elastic)
         self.gathering = self._pmi.gathering
         """What the ranks have told each other, and who of them has formed."""
-        self._host = MpiHost(job, network, elastic)
+        self._host = MpiHost(job, max(Counter(places).values()), network, elastic)
 
     def resize(self, size: int) -> None:
         """The job has ``size`` ranks from its next formation on. MPI keeps those that it began with."""

@@ -17,24 +17,53 @@ from pathlib import Path
 from ring_notebook.files.claimed_folders import claim, remove_unclaimed
 from ring_notebook.launch.connections import pmi
 from ring_notebook.rank import rendezvous
-from ring_notebook.rank.rank_variables import STARTED_AGAIN
+from ring_notebook.rank.rank_variables import NO_MPI, STARTED_AGAIN
 
 ALONE: Mapping[str, str] = {"UCX_TLS": "self,sm"}
 """The transports of ranks on one host. UCX, MPICH's transport, listens on all interfaces unless it stays within one."""
+_SHM = "/dev/shm"
 # MPICH names its files there and nowhere else; without it, as in some containers, ranks without MPI still start.
-FOLDER = Path("/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir())
+FOLDER = Path(_SHM if os.access(_SHM, os.W_OK) else tempfile.gettempdir())
+_FIRST, _EACH = 20 << 20, 5 << 20  # bytes that MPICH 5 was seen to need there, and for each rank
 _JOB = re.compile(r"ring-\d+-[0-9a-f]{16}")
 
 
-class MpiHost:
-    """The ranks of ``job`` on this host, with variables for their ``network``; those of an ``elastic`` job have no MPI.
+def mpich_problem(ranks: int) -> str:
+    """Why MPICH cannot start ``ranks`` ranks on this host, where it would abort or hang; empty if it can."""
+    if not os.access(_SHM, os.W_OK):
+        return f"MPI needs {_SHM}, which cannot be written here"
+    about = os.statvfs(_SHM)
+    free, needed = about.f_bavail * about.f_frsize, _FIRST + _EACH * ranks
+    if free < needed:
+        return f"MPI needs {needed >> 20} MiB of {_SHM} for {ranks} ranks, and {free / (1 << 20):.3g} MiB are free"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.bind("")  # as UCX does: the system chooses an abstract name
+        except OSError as error:
+            return f"MPI needs Unix sockets with abstract names, which this system refuses ({error.strerror})"
+    try:
+        os.sched_getaffinity(0)
+    except OSError as error:  # hwloc, which MPICH has in it, would ask for ever
+        return f"MPI needs sched_getaffinity, which this system refuses ({error.strerror})"
+    return ""
 
-    ``at_death`` is called when this process dies before `close`. Create it before this process has threads.
+
+class MpiHost:
+    """The ``ranks`` ranks of ``job`` on this host, with variables for their ``network``.
+
+    Those of an ``elastic`` job have no MPI. ``at_death`` is called when this process dies before `close`. Create it
+    before this process has threads.
     """
 
     def __init__(
-        self, job: str, network: Mapping[str, str], elastic: bool = False, at_death: Callable[[], None] | None = None
+        self,
+        job: str,
+        ranks: int,
+        network: Mapping[str, str],
+        elastic: bool = False,
+        at_death: Callable[[], None] | None = None,
     ) -> None:
+        self._problem = mpich_problem(ranks)  # before MPICH of one of them takes memory: all get one answer
         remove_abandoned()
         self._claim = claim_folder(job)
         self._cleaner = Cleaner((*pmi.shared_memory_prefixes(job), job), self._claim, at_death)
@@ -48,6 +77,8 @@ class MpiHost:
         found = {**rendezvous.variables(rank, size, descriptor), **self._network}
         if self._elastic or again:
             return {**found, STARTED_AGAIN: "1"} if again else found
+        if self._problem:
+            found[NO_MPI] = self._problem
         # What UCX names while it starts would outlive ranks that are killed then.
         return {**found, **pmi.variables(rank, size, descriptor), "UCX_POSIX_DIR": str(self._folder)}
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from ring_notebook.config import config
 from ring_notebook.errors import MPIMissingError
 from ring_notebook.launch.launchers.launcher import Launcher, loaded_mpi
-from ring_notebook.launch.launchers.own_launchers import Own, check_file_size
+from ring_notebook.launch.launchers.own_launchers import Own, check_shared_memory
 from ring_notebook.launch.launchers.site_launchers import Aprun, Hydra, Jsrun, OpenMPI, Pals, Srun
 from ring_notebook.launch.supervisor.growth import NOT_ELASTIC, Elastic
 
@@ -46,7 +46,7 @@ def find_launcher(elastic: Elastic = NOT_ELASTIC, mpi_args: Sequence[str] = (), 
     another MPI than mpi4py loads: each rank would be a job of size 1. Raises ValueError for ``mpi_args`` of an elastic
     job, and RingError where a limit of this process lets no rank start.
     """
-    check_file_size()
+    check_shared_memory()
     if elastic.min_np:
         if mpi_args:
             raise ValueError("an elastic job starts without mpiexec; leave out the options for mpiexec")

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ring_notebook.rank.rank_variables import free_port, loopback
+from ring_notebook.rank.rank_variables import bracketed, free_port, loopback
 
 _SECONDS_TO_DISCOVER = 60.0
 
@@ -21,10 +21,22 @@ class Host:
     name: str
     slots: int
 
+    def __str__(self) -> str:
+        return f"{bracketed(self.name)}:{self.slots}"
+
 
 def parse_hosts(text: str, slots: int = 1) -> list[Host]:
-    """``"a:2,b"`` as hosts, with ``slots`` where no number is. Raises ValueError that quotes what it cannot read."""
+    """``"a:2,b"`` as hosts, with ``slots`` where no number is; ``[fd00::1]:2`` or ``fd00::1`` for an IPv6 address.
+
+    Raises ValueError that quotes what it cannot read.
+    """
     return [_host(piece.strip(), slots) for piece in text.split(",") if piece.strip()]
+
+
+def checked_hosts(text: str) -> str:
+    """The text, where `parse_hosts` can read it. Raises ValueError as that."""
+    parse_hosts(text)
+    return text
 
 
 def parse_hostfile(text: str, slots: int = 1) -> list[Host]:
@@ -39,17 +51,25 @@ def parse_hostfile(text: str, slots: int = 1) -> list[Host]:
             continue
         try:
             slots_given = [word.removeprefix("slots=") for word in words[1:] if word.startswith("slots=")]
-            hosts.append(_host(f"{words[0]}:{slots_given[0]}" if slots_given else words[0], slots))
+            host = _host(words[0], slots)
+            hosts.append(_host(f"{bracketed(host.name)}:{slots_given[0]}", slots) if slots_given else host)
         except ValueError as error:
             raise ValueError(f"host file, line {number}: {error}") from None
     return hosts
 
 
 def named_hosts(hosts: str | None, hostfile: str | None, slots: int = 1) -> list[Host]:
-    """The hosts that a user has named, in a list or in a file; empty when in neither."""
-    if hosts:
-        return parse_hosts(hosts, slots)
-    return parse_hostfile(Path(hostfile).read_text(), slots) if hostfile else []
+    """The hosts that a user has named, in a list or in a file; empty when in neither.
+
+    Raises ValueError for a list or a file that names none: its ranks would all start here.
+    """
+    if not hosts and not hostfile:
+        return []
+    found = parse_hosts(hosts, slots) if hosts else parse_hostfile(Path(hostfile or "").read_text(), slots)
+    if not found:
+        where = f"the list of hosts {hosts!r}" if hosts else f"the host file {hostfile}"
+        raise ValueError(f"{where} names no host; expected HOST or HOST:SLOTS for each")
+    return found
 
 
 def discovered_hosts(script: str, slots: int) -> list[Host]:
@@ -105,7 +125,7 @@ def with_equal_slots(n: int, hosts: Sequence[Host], launcher: str) -> tuple[list
             used.append(host)
     each = used[0].slots
     if any(host.slots != each for host in used[:-1]) or n - each * (len(used) - 1) > each:
-        named = ", ".join(f"{host.name}:{host.slots}" for host in used)
+        named = ", ".join(map(str, used))
         raise ValueError(
             f"{launcher} starts the same number of ranks on each host, got {named}; give all the same slots"
         )
@@ -122,26 +142,53 @@ def master_of(hosts: Sequence[Host]) -> str:
     if only_here(hosts):
         return loopback()
     first = hosts[0].name
-    return f"{socket.gethostname() if is_local(first) else first}:{free_port()}"
+    return f"{bracketed(socket.gethostname() if is_local(first) else first)}:{free_port()}"
 
 
 def is_local(name: str) -> bool:
-    """Whether ``name`` is this host."""
-    here = socket.gethostname()
-    return name in {"localhost", "127.0.0.1", "::1", here, here.split(".")[0]}
+    """Whether ``name``, which has no case, is this host."""
+    here = socket.gethostname().lower()
+    return name.lower() in {"localhost", "127.0.0.1", "::1", here, here.split(".")[0]}
+
+
+def with_one_name(hosts: Sequence[Host]) -> list[Host]:
+    """The hosts, each by the first of its names: names have no case, and all names of this host are one."""
+    names: dict[str, str] = {}
+    return [
+        Host(
+            socket.gethostname() if is_local(host.name) else names.setdefault(host.name.lower(), host.name), host.slots
+        )
+        for host in hosts
+    ]
 
 
 def slots_by_name(hosts: Sequence[Host]) -> dict[str, int]:
-    """The slots of each host by its name. A host may be named twice, and all names of this one are one."""
+    """The slots of each host by its name. A host may be named twice."""
     slots: dict[str, int] = {}
-    for host in hosts:
-        name = socket.gethostname() if is_local(host.name) else host.name
-        slots[name] = slots.get(name, 0) + host.slots
+    for host in with_one_name(hosts):
+        slots[host.name] = slots.get(host.name, 0) + host.slots
     return slots
 
 
 def _host(piece: str, default: int) -> Host:
-    name, colon, slots = piece.partition(":")
-    if not name or (colon and not (slots.isdigit() and int(slots) > 0)):
+    if piece.startswith("["):
+        name, bracket, rest = piece[1:].partition("]")
+        colon, slots = rest[:1], rest[1:]
+        known = bool(bracket) and rest[:1] in ("", ":") and is_ipv6(name)
+    elif known := is_ipv6(piece):
+        name, colon, slots = piece, "", ""
+    else:
+        name, colon, slots = piece.partition(":")
+        known = bool(name)
+    if not known or (colon and not (slots.isdigit() and int(slots) > 0)):
         raise ValueError(f"cannot read host {piece!r}; expected NAME or NAME:SLOTS, for example a:2")
     return Host(name, int(slots) if colon else default)
+
+
+def is_ipv6(text: str) -> bool:
+    """Whether the text is an IPv6 address, with a zone or not."""
+    try:
+        socket.getaddrinfo(text, None, socket.AF_INET6, flags=socket.AI_NUMERICHOST)
+    except (OSError, UnicodeError):
+        return False
+    return ":" in text

@@ -11,7 +11,7 @@ from typing import ClassVar, Literal
 
 from ring_notebook.errors import MPIMissingError
 from ring_notebook.launch.launchers.hosts import Host
-from ring_notebook.own_python import code_command, module_command
+from ring_notebook.machine.own_python import code_command, module_command
 
 MPI = Literal["MPICH", "Open MPI"]
 """An MPI, or all that are built like it: Intel, Cray and MVAPICH count as MPICH, Spectrum as Open MPI."""

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import resource
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from ring_notebook.errors import RingError
 from ring_notebook.launch.launchers.hosts import Host, check_slots, only_here
 from ring_notebook.launch.launchers.launcher import Launcher
 from ring_notebook.launch.supervisor.growth import NOT_ELASTIC, Elastic
-from ring_notebook.own_python import module_command
+from ring_notebook.machine.hardware import processes_of_container
+from ring_notebook.machine.os_calls import NO_PROC, has_proc, number_in, resource_limits
+from ring_notebook.machine.own_python import module_command
 
 _FILES_PER_RANK = 8
 """Open files of the supervisor: a socket, a status file, a log, two pipes, two process descriptors and a selector."""
@@ -25,7 +25,7 @@ _BYTES_PER_RANK = 1 << 20
 """Memory of the smallest program."""
 _LEAST_FILE = 16 << 20
 """Bytes of a file below which no MPI starts either."""
-_PIDS_OF_GROUP = Path("/sys/fs/cgroup/pids.max")
+_UNLIMITED = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Own(Launcher):
         named = ""
         if not here or self.elastic.grows:  # else slots that are free do not matter
             check_slots(n, hosts or [Host("localhost", n)])
-            named = ",".join(f"{host.name}:{host.slots}" for host in hosts)
+            named = ",".join(map(str, hosts))
         arguments = str(n), str(self.elastic), self.requests, named
         return module_command("ring_notebook.launch.supervise", *arguments)[1:]
 
@@ -68,7 +68,7 @@ class Own(Launcher):
 def too_many_ranks(n: int) -> str:
     """Why this host cannot start ``n`` ranks, and how many it can; empty when nothing speaks against it."""
     limits = {
-        "processes that this user may have": _processes() // _THREADS_PER_RANK,
+        "processes that this user may have": processes_allowed() // _THREADS_PER_RANK,
         "open files that a process may have": (_open_files() - _FILES_OF_SUPERVISOR) // _FILES_PER_RANK,
         "memory": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // _BYTES_PER_RANK,
     }
@@ -78,9 +78,11 @@ def too_many_ranks(n: int) -> str:
     return f"{n} ranks are more than this host can start: at most {max(most, 0)}, limited by the {what}"
 
 
-def check_file_size() -> None:
-    """Raise RingError where a limit on the size of files keeps ranks from sharing memory at all."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+def check_shared_memory() -> None:
+    """Raise RingError where a limit on the size of files, or no /proc, keeps ranks from sharing memory at all."""
+    if not has_proc():
+        raise RingError(NO_PROC)
+    soft, _ = resource_limits(resource.RLIMIT_FSIZE)
     if soft != resource.RLIM_INFINITY and soft < _LEAST_FILE:
         raise RingError(
             f"this process may write files of {soft >> 10} KiB at most (`ulimit -f`), and ranks share memory that "
@@ -89,15 +91,15 @@ def check_file_size() -> None:
 
 
 def _open_files() -> int:
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return 1 << 30 if hard == resource.RLIM_INFINITY else hard
+    _, hard = resource_limits(resource.RLIMIT_NOFILE)
+    return _UNLIMITED if hard == resource.RLIM_INFINITY else hard
 
 
-def _processes() -> int:
-    limits = [int(Path(f"/proc/sys/kernel/{name}").read_text()) for name in ("pid_max", "threads-max")]
-    soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
+def processes_allowed() -> int:
+    """How many processes and threads this process and others beside it may be together."""
+    files = ("/proc/sys/kernel/pid_max", "/proc/sys/kernel/threads-max")
+    limits = [processes_of_container(), *(limit for file in files if (limit := number_in(file)) is not None)]
+    soft, _ = resource_limits(resource.RLIMIT_NPROC)
     if soft != resource.RLIM_INFINITY:
         limits.append(soft)
-    with contextlib.suppress(OSError, ValueError):  # no such limit
-        limits.append(int(_PIDS_OF_GROUP.read_text()))
     return min(limits)

@@ -15,7 +15,7 @@ def _number_and_list(n: int, hosts: Sequence[Host], option: str) -> list[str]:
     if only_here(hosts):
         return ["-n", str(n)]
     check_slots(n, hosts)
-    return ["-n", str(n), option, ",".join(f"{host.name}:{host.slots}" for host in hosts)]
+    return ["-n", str(n), option, ",".join(map(str, hosts))]
 
 
 class Hydra(Launcher):

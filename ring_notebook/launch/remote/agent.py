@@ -1,7 +1,8 @@
-"""Starts and watches the ranks of this host for a supervisor on another one: ``python -m ...agent``, by ssh or srun.
+"""Starts and watches the ranks of this host for a supervisor elsewhere: ``python -m ...agent WAY``, by ssh or srun.
 
-The two talk in frames over the agent's standard input and output; nothing listens. When the supervisor is gone, by the
-end of the stream or its silence, the ranks are killed. When the agent is killed, so are they.
+The two talk in frames over the agent's standard input and output, which are protected as WAY says; nothing listens.
+When the supervisor is gone, by the end of the stream or its silence, the ranks are killed. When the agent is killed, so
+are they.
 """
 
 from __future__ import annotations
@@ -15,20 +16,22 @@ import selectors
 import signal
 import socket
 import subprocess
+import sys
 import threading
 from dataclasses import asdict
-from typing import Any
+from typing import Any, cast
 
 from ring_notebook import __version__
+from ring_notebook.analysis.operation_log import TRACE, pack
+from ring_notebook.analysis.verdict import SECONDS_TO_BE_ASSIGNED, RankFailure
 from ring_notebook.launch.connections.mpi_host import MpiHost
-from ring_notebook.launch.remote.frames import MAGIC, Channels, Frame, FrameStream, Inlet, Kind, Parser, Window
+from ring_notebook.launch.remote.frames import Channels, Frame, FrameStream, Inlet, Kind, Window, take_streams
+from ring_notebook.launch.remote.introduction import Way, forget
 from ring_notebook.launch.remote.network import network_variables
 from ring_notebook.launch.supervisor.local_ranks import Assignment, LocalRanks, raise_file_limit
 from ring_notebook.launch.supervisor.output_lines import Carrier, carry
 from ring_notebook.launch.supervisor.rank_failure import explain_start_error
 from ring_notebook.launch.supervisor.start_and_signal import FORWARDED, end_session
-from ring_notebook.operation_log import TRACE, pack
-from ring_notebook.verdict import SECONDS_TO_BE_ASSIGNED, RankFailure
 
 _CAPACITY = 1 << 16
 
@@ -80,8 +83,10 @@ class Agent:
         if self._ranks is not None:
             self._ranks.send(signum)
 
-    def _lose(self, _why: str) -> None:
+    def _lose(self, why: str) -> None:
         self._lost = True
+        if why:
+            os.write(2, f"{why}\n".encode())
 
     def _take(self, frame: Frame) -> None:
         if frame.kind == Kind.ASSIGNMENT:
@@ -116,6 +121,7 @@ class Agent:
 
     def _assign(self, given: dict[str, Any]) -> None:
         """Become a process of the job: its environment, its folder, its ranks."""
+        forget()
         assignment = Assignment(**given["assignment"])
         self._program = assignment.program
         self._silence = float(given["silence"])
@@ -126,7 +132,7 @@ class Agent:
             files = raise_file_limit()
             at_death = functools.partial(end_session, self._session) if self._session else None
             network = network_variables(given["others"])
-            self._mpi = MpiHost(given["job"], network, bool(assignment.min_np), at_death)
+            self._mpi = MpiHost(given["job"], len(assignment.ranks), network, bool(assignment.min_np), at_death)
             if 0 in assignment.ranks:
                 self._input_ends = os.pipe()
         except OSError as error:
@@ -134,7 +140,7 @@ class Agent:
             return
         stdin = self._input_ends[0] if self._input_ends else None
         self._ranks = LocalRanks(assignment, self._mpi.variables, files, self._carry, stdin)
-        self._ranks.watch(self._selector, self._tell_exit)
+        self._ranks.watch(self._selector, self._tell_exit, self._speak)
 
     def _start(self, rank: int, now: dict[str, Any]) -> None:
         if self._ranks is None:
@@ -179,6 +185,9 @@ class Agent:
             self._windows[fd].take(len(piece))
             self._stream.send(Kind.OUTPUT, fd, piece)
 
+    def _speak(self) -> None:
+        self._stream.check(self._silence)  # whether the supervisor is silent shows when it is read again
+
     def _tell_exit(self, how: RankFailure) -> None:
         while self._channels.pass_on(how.rank):
             pass  # whether it has finalized may still lie in the socket
@@ -212,14 +221,7 @@ def _own_session() -> int:
 
 def main() -> None:
     """Serve the supervisor that has started this process, and exit when the job is over."""
-    output = os.dup(1)
-    os.dup2(2, 1)  # what anything here prints is no frame
-    source = os.dup(0)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
-    _write_all(output, MAGIC)
-    agent = Agent(FrameStream(source, output, Parser(magic=False)), _own_session())
+    agent = Agent(FrameStream(*take_streams(), cast(Way, sys.argv[1]), agent=True), _own_session())
     for signum in FORWARDED:
         signal.signal(signum, lambda number, _: agent.pass_on(number))
     os._exit(agent.run())  # the threads that carry output may wait for a supervisor that is gone

@@ -2,6 +2,8 @@
 
 A frame is its kind (1 byte), a number (4), the length of its payload (4), the payload and a newline, because srun
 passes on whole lines only. The agent's first frame follows `MAGIC`: what a login shell prints before is skipped.
+
+Where the streams are not those of ssh, both sides first introduce themselves, and all further frames are those of TLS.
 """
 
 from __future__ import annotations
@@ -10,15 +12,21 @@ import contextlib
 import enum
 import os
 import queue
+import select
 import selectors
 import socket
+import ssl
 import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
+from math import inf
 from typing import NamedTuple
 
-from ring_notebook.verdict import judge_silence
+from ring_notebook.analysis.verdict import judge_silence
+from ring_notebook.launch.remote.introduction import IntroductionError, Way, certificate_in, introduction
+from ring_notebook.machine.os_calls import Wake
+from ring_notebook.rank.secure_streams import Tls, own_identity, tls_context
 
 MAGIC = b"\x00ring-agent\x00"
 LONGEST = 1 << 24
@@ -63,6 +71,10 @@ class Kind(enum.IntEnum):
     """To the agent: kill a rank [rank]."""
     INTERRUPT = 15
     """To the agent: interrupt a rank, if it still executes what the payload names [rank]."""
+    INTRODUCTION = 16
+    """From both sides, as the first one: the certificate of the sender, and what proves it."""
+    SEALED = 17
+    """Bytes of TLS, which carries frames of all other kinds."""
 
 
 class Frame(NamedTuple):
@@ -112,21 +124,73 @@ class Parser:
         self._data = self._data[at:]
 
 
-class FrameStream:
-    """Frames over two descriptors, neither of which ever blocks. Any thread may send."""
+class _Sealed:
+    """Frames within TLS, whose server is the agent. ``way`` says how both sides prove who they are."""
 
-    def __init__(self, source: int, sink: int, parser: Parser) -> None:
+    def __init__(self, way: Way, agent: bool) -> None:
+        self._way = way
+        self._agent = agent
+        self._tls: Tls | None = None  # once the other side has introduced itself
+        self._waiting = b""
+        self._parser = Parser(magic=False)
+
+    @property
+    def known(self) -> bool:
+        """Whether the other side has proven who it is."""
+        return self._tls is not None and self._tls.known
+
+    def seal(self, frame: bytes) -> bytes:
+        """What to send so that the other side gets ``frame``."""
+        if self._tls is None:
+            self._waiting += frame
+            return b""
+        return _in_frames(self._tls.seal(frame))
+
+    def open(self, outer: Frame) -> tuple[list[Frame], bytes]:
+        """The frames that ``outer`` completes, and what to send back.
+
+        Raises IntroductionError where nothing proves who the other side is, ValueError for what no agent sends, and
+        ssl.SSLError.
+        """
+        if self._tls is None and outer.kind == Kind.INTRODUCTION:
+            certificate = certificate_in(outer.payload, self._way)
+            context = tls_context(own_identity(), [certificate], server=self._agent)
+            self._tls = Tls(context, server=self._agent)
+            return [], _in_frames(self._tls.begin() + self._tls.seal(self._waiting))
+        if self._tls is None and outer.kind == Kind.HELLO:  # of an older version, which its reader has to say
+            return [outer], b""
+        if self._tls is None or outer.kind != Kind.SEALED:
+            raise ValueError(f"a frame of kind {outer.kind.name} that is not encrypted")
+        data, back = self._tls.open(outer.payload)
+        return list(self._parser.feed(data)), _in_frames(back)
+
+
+def _in_frames(sealed: bytes) -> bytes:
+    pieces = (sealed[at : at + WINDOW] for at in range(0, len(sealed), WINDOW))
+    return b"".join(encode(Kind.SEALED, payload=piece) for piece in pieces)
+
+
+class FrameStream:
+    """Frames over two descriptors, neither of which ever blocks. Any thread may send.
+
+    ``way`` says how they are protected; ``agent`` that this process is the agent.
+    """
+
+    def __init__(self, source: int, sink: int, way: Way, *, agent: bool) -> None:
         os.set_blocking(source, False)
         os.set_blocking(sink, False)
-        self.parser = parser
+        self._parser = Parser(magic=not agent)
+        self._sealed = None if way == "plain" else _Sealed(way, agent)
         self._source = source
         self._sink = sink
         self._lock = threading.Lock()
-        self._unsent = bytearray()
-        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._unsent = bytearray(MAGIC if agent else b"")
+        self._wake = Wake()
         self._selector: selectors.BaseSelector | None = None
         self._waits_to_write = False
         self._heard = self._spoke = time.monotonic()
+        if self._sealed is not None:
+            self._unsent += encode(Kind.INTRODUCTION, payload=introduction(way))
 
     def watch(
         self, selector: selectors.BaseSelector, on_frame: Callable[[Frame], None], on_end: Callable[[str], None]
@@ -145,31 +209,47 @@ class FrameStream:
     def unwatch(self) -> None:
         """Deliver no frames until `watch` is called again."""
         if self._selector is not None:
-            for descriptor in (self._source, self._wake, *([self._sink] if self._waits_to_write else [])):
+            for descriptor in (self._source, self._wake.fileno(), *([self._sink] if self._waits_to_write else [])):
                 self._selector.unregister(descriptor)
             self._selector = None
             self._waits_to_write = False
 
     def send(self, kind: Kind, number: int = 0, payload: bytes = b"") -> None:
         """Send a frame, later when the other side does not read."""
+        frame = encode(kind, number, payload)
         with self._lock:
-            self._unsent += encode(kind, number, payload)
+            self._unsent += frame if self._sealed is None else self._sealed.seal(frame)
             self._write()
             if self._unsent:
                 self.wake()
 
     def check(self, silence: float) -> str:
-        """Give a sign of life when it is time. Returns why the other side, silent for so many seconds, is lost."""
+        """Give a sign of life when it is time. Returns why the other side, silent for so many seconds, is lost.
+
+        It is not while something of it is unread, as after work of this process that took longer.
+        """
         now = time.monotonic()
         lost, speaks = judge_silence(self._heard, self._spoke, now, silence)
         if speaks:
             self._spoke = now
             self.send(Kind.ALIVE)
-        return lost
+        return "" if lost and self._has_unread else lost
+
+    @property
+    def _has_unread(self) -> bool:
+        """Whether anything of the other side waits to be read, if only its end."""
+        poll = select.poll()
+        poll.register(self._source, select.POLLIN)
+        return bool(poll.poll(0))
 
     def wake(self) -> None:
         """Have the selector return, from another thread."""
-        os.eventfd_write(self._wake, 1)
+        self._wake.set()
+
+    @property
+    def known(self) -> bool:
+        """Whether the other side has proven who it is, or what carries the stream has."""
+        return self._sealed is None or self._sealed.known
 
     @property
     def unsent(self) -> int:
@@ -186,8 +266,7 @@ class FrameStream:
 
     def _arm(self) -> None:
         """Wait until the other side takes what is unsent, if anything is."""
-        with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self._wake)
+        self._wake.clear()
         if self._selector is None:
             return
         with self._lock:
@@ -208,21 +287,81 @@ class FrameStream:
             self._stop(str(error.strerror))
             return
         try:
-            for frame in self.parser.feed(data):
-                if self._selector is None:  # a frame before has ended it
-                    return
+            for outer in self._parser.feed(data):
                 self._heard = time.monotonic()
-                self._on_frame(frame)
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
+                for frame in [outer] if self._sealed is None else self._open(self._sealed, outer):
+                    if self._selector is None:  # a frame before has ended it
+                        return
+                    self._on_frame(frame)
+        except IntroductionError as error:
+            self._stop(str(error))
+            return
+        except (ValueError, KeyError, TypeError, RecursionError, ssl.SSLError) as error:
             self._stop(f"it sent what no agent sends: {error}")
             return
         if not data:
             self._stop("")
 
+    def _open(self, sealed: _Sealed, outer: Frame) -> list[Frame]:
+        """The frames in one of TLS, or in none."""
+        with self._lock:
+            frames, back = sealed.open(outer)
+            self._unsent += back
+        self.wake()  # what has waited until the other side is known
+        return frames
+
     def _stop(self, why: str) -> None:
         if self._selector is not None:
             self.unwatch()
             self._on_end(why)
+
+
+def take_streams() -> tuple[int, int]:
+    """Descriptors of standard input and output, for frames alone: what this process prints goes to standard error."""
+    source, sink = os.dup(0), os.dup(1)
+    os.dup2(2, 1)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    return source, sink
+
+
+class Dialogue:
+    """Texts between this process and one on another host, in frames of kind HELLO; the arguments of `FrameStream`."""
+
+    def __init__(self, source: int, sink: int, way: Way, *, agent: bool) -> None:
+        self._stream = FrameStream(source, sink, way, agent=agent)
+        self._selector = selectors.DefaultSelector()
+        self._heard: list[str] = []
+        self._ended: str | None = None
+        self._stream.watch(self._selector, lambda frame: self._heard.append(frame.payload.decode()), self._end)
+
+    def _end(self, why: str) -> None:
+        self._ended = why
+
+    def say(self, text: str) -> None:
+        """Send ``text``, before `hear` or `close` returns."""
+        self._stream.send(Kind.HELLO, payload=text.encode())
+
+    def hear(self, seconds: float = inf) -> str:
+        """The next text of the other side. Raises EOFError where none comes, in time, which may say why."""
+        until = time.monotonic() + seconds
+        while not self._heard:
+            if self._ended is not None:
+                raise EOFError(self._ended)
+            if (left := until - time.monotonic()) <= 0:
+                raise EOFError(f"no answer within {seconds:g} s")
+            for key, _ in self._selector.select(None if left == inf else left):
+                key.data()
+        return self._heard.pop(0)
+
+    def close(self) -> None:
+        """Return when the other side has taken everything, or has gone."""
+        while self._stream.unsent and self._ended is None:
+            for key, _ in self._selector.select():
+                key.data()
+        self._stream.unwatch()
+        self._selector.close()
 
 
 class Channels:

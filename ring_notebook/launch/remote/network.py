@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import socket
-import struct
 from collections.abc import Iterable, Mapping
 
 from ring_notebook.config import config
-from ring_notebook.hardware import RDMA
+from ring_notebook.machine.hardware import RDMA
 
-_SIOCGIFADDR = 0x8915
 _PORT = 9  # nothing is sent to it
 
 
@@ -31,24 +28,30 @@ def network_variables(others: Iterable[str], env: Mapping[str, str] = os.environ
 
 
 def address_towards(other: str) -> str:
-    """The address of this host on the route to ``other``. Raises OSError where there is none."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((other, _PORT))  # sends nothing; the kernel picks the route, and with it our address
-        return str(probe.getsockname()[0])
+    """The address of this host on the route to ``other``, of IPv4 where both have one.
+
+    Raises OSError where there is no route.
+    """
+    found = socket.getaddrinfo(other, _PORT, type=socket.SOCK_DGRAM)
+    refused: OSError | None = None
+    for family, kind, _, _, address in sorted(found, key=lambda one: one[0] != socket.AF_INET):
+        with socket.socket(family, kind) as probe:
+            try:
+                probe.connect(address)  # sends nothing; the kernel picks the route, and with it our address
+                return str(probe.getsockname()[0])
+            except OSError as error:
+                refused = error
+    raise refused or OSError(f"{other} has no address")
 
 
 def interface_towards(others: Iterable[str]) -> str:
-    """The interface of the route to the first of ``others`` whose name resolves to an IPv4 address; empty for none."""
+    """The interface of the route to the first of ``others`` that has an address; empty for none."""
     for other in others:
-        with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
-            own = socket.inet_aton(address_towards(other))
-            for _, name in socket.if_nameindex():
-                if _address(asked, name) == own:
-                    return name
+        import psutil  # only jobs over several hosts need it
+
+        with contextlib.suppress(OSError):
+            own = address_towards(other).partition("%")[0]
+            for name, addresses in psutil.net_if_addrs().items():
+                if any(one.address.partition("%")[0] == own for one in addresses):
+                    return str(name)
     return ""
-
-
-def _address(asked: socket.socket, name: str) -> bytes:
-    with contextlib.suppress(OSError):  # it has no IPv4 address
-        return fcntl.ioctl(asked, _SIOCGIFADDR, struct.pack("256s", name.encode()))[20:24]
-    return b""

@@ -4,41 +4,38 @@ A place is a process of such an engine that runs `serve`, with the resources of 
 the process that wants ranks. The remote shell that a supervisor starts (`main`) connects to the relay too, over a
 socket file, with a host and a command. The relay has a place on that host run the command, and carries its streams.
 
-Places connect over TLS without certificates: both sides prove, over what is unique to the TLS session, that they know a
-secret that the engine has carried. So nobody is between them.
+Places connect over TLS. The engine carries the certificate of the relay to the places, and theirs back (`introduce`,
+`Relay.admit`). Who hears these can do nothing with them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import hmac
 import json
 import os
-import secrets
 import shlex
 import socket
 import ssl
 import sys
 import threading
 import time
-import weakref
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ring_notebook.errors import RingError
 from ring_notebook.launch.launchers.hosts import Host, is_local
-from ring_notebook.own_python import module_command
+from ring_notebook.machine.own_python import module_command
 from ring_notebook.rank.rendezvous import this_host
-from ring_notebook.rank.rendezvous_server import Serving
-from ring_notebook.words import plural
+from ring_notebook.rank.secure_streams import know, own_identity, tls_context
+from ring_notebook.rank.serving import SECONDS_TO_PROVE, Serving
+from ring_notebook.text.words import plural
 
-_PROOF = 32
 _CAPACITY = 1 << 18
-_SECONDS_TO_PROVE = 10.0
 _SECONDS_TO_RETURN = 10.0  # for a place whose agent has ended
 _SECONDS_TO_LOOK = 0.2
+_SECONDS_TO_TELL = 1.0  # for the engine, why a place has ended; a supervisor waits `verdict.SECONDS_TO_HANG_UP` for it
 _SECONDS_TO_NAME = 0.5  # between two looks which places are there
 # An address of this machine that is none of its names: ranks there are to run in places too.
 _LOOPBACK = "127.0.1.1"
@@ -50,16 +47,21 @@ class Where(NamedTuple):
 
     address: str
     port: int
-    secret: str
+    certificate: str
 
 
 class Relay(Serving):
-    """Waits at ``address``, which the places reach, and at a socket file in ``folder``, a private one."""
+    """Waits at ``address``, which the places reach, and at a socket file in ``folder``, a private one.
 
-    def __init__(self, address: str, folder: Path) -> None:
+    ``trouble`` says why a place has ended that nobody has given back; any thread may call it.
+    """
+
+    def __init__(self, address: str, folder: Path, trouble: Callable[[], str] = str) -> None:
+        self._trouble = trouble
         listener = socket.create_server((address, 0))
-        self.where = Where(address, listener.getsockname()[1], secrets.token_hex(_PROOF))
+        self.where = Where(address, listener.getsockname()[1], own_identity().certificate)
         """What `serve` takes."""
+        self._tls = tls_context(own_identity(), [], server=True)
         self._socket = str(folder / "relay")
         self._shells = socket.socket(socket.AF_UNIX)
         self._shells.bind(self._socket)
@@ -69,7 +71,6 @@ class Relay(Serving):
         self._used: dict[str, int] = {}  # by the name of the host: places in which an agent runs
         self._hosts = folder / "hosts"
         self._named = ""  # what is in that file
-        self._writers: weakref.WeakSet[asyncio.StreamWriter] = weakref.WeakSet()
         self._changed = asyncio.Condition()
         super().__init__("ring-relay", listener)
 
@@ -83,6 +84,10 @@ class Relay(Serving):
         """The script that names the hosts of all places to an elastic job, as they come and go."""
         return shlex.join(["cat", str(self._hosts)])
 
+    def admit(self, certificate: str) -> None:
+        """Take the place that has returned ``certificate`` from `introduce`, when it connects."""
+        know(self._tls, certificate)
+
     def hosts(self) -> list[Host]:
         """The hosts with places that no agent uses, each with its number of them."""
         return [Host(name, len(places)) for name, places in list(self._free.items()) if places]
@@ -93,21 +98,20 @@ class Relay(Serving):
         self._shells.close()
 
     async def _serve(self) -> None:
-        places = await asyncio.start_server(
-            self._meet_place, sock=self._listener, ssl=_tls(server=True), ssl_handshake_timeout=_SECONDS_TO_PROVE
-        )
         shells = await asyncio.start_unix_server(self._meet_shell, sock=self._shells)
+        naming = asyncio.create_task(self._name_hosts())
         try:
-            while True:
-                self._name_hosts()
-                await asyncio.sleep(_SECONDS_TO_NAME)
+            await super()._serve()
         finally:
-            places.close()
+            naming.cancel()
             shells.close()
-            for writer in self._writers:
-                writer.transport.abort()
 
-    def _name_hosts(self) -> None:
+    async def _name_hosts(self) -> None:
+        while True:
+            self._write_hosts()
+            await asyncio.sleep(_SECONDS_TO_NAME)
+
+    def _write_hosts(self) -> None:
         """Write the hosts, with their places that are still there, for `discovery`."""
         lines = []
         for host, places in self._free.items():
@@ -122,31 +126,32 @@ class Relay(Serving):
             new.replace(self._hosts)
             self._named = text
 
-    async def _meet_place(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._writers.add(writer)
-        with contextlib.suppress(OSError, EOFError, ValueError, TimeoutError, asyncio.TimeoutError):
-            found = await asyncio.wait_for(self._prove(reader, writer), _SECONDS_TO_PROVE)
-            name = self._names.setdefault(found["host"], _name_of(writer))
+    async def _answer(self, channel: socket.socket) -> None:
+        """A place has connected."""
+        with contextlib.suppress(OSError, EOFError, ValueError, KeyError, TypeError, asyncio.TimeoutError):
+            reader, writer = await self._streams(channel, self._tls)
+            try:
+                found = json.loads(await asyncio.wait_for(reader.readline(), SECONDS_TO_PROVE))
+                name = self._names.setdefault(str(found["host"]), _name_of(writer))
+                place = _Place(reader, writer, str(found["devices"]))
+            except BaseException:
+                writer.close()
+                raise
             async with self._changed:
-                self._free.setdefault(name, []).append(_Place(reader, writer, found["devices"]))
+                self._free.setdefault(name, []).append(place)
                 self._changed.notify_all()
-            return
-        writer.close()
-
-    async def _prove(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> dict[str, Any]:
-        """What a place says of itself, once it has proven that it knows the secret, and this side too."""
-        ours, theirs = (_proof(self.where.secret, writer, server) for server in (True, False))
-        if not hmac.compare_digest(await reader.readexactly(_PROOF), theirs):
-            raise ValueError("a stranger")
-        writer.write(ours)
-        found = json.loads(await reader.readline())
-        return {"host": str(found["host"]), "devices": str(found["devices"])}
 
     async def _meet_shell(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writers.add(writer)
         place = None
         with contextlib.suppress(OSError, EOFError, ValueError):
             asked = json.loads(await reader.readline())
+            if not asked:
+                try:
+                    writer.write(f"{json.dumps(await asyncio.to_thread(self._trouble))}\n".encode())
+                finally:  # whatever the engine raises
+                    writer.close()
+                return
             devices = self._devices(asked["host"])
             place = await self._take(asked["host"])
             answer = "" if place else f"no place is left on {asked['host']}"
@@ -209,24 +214,30 @@ def wait_for_places(
         time.sleep(_SECONDS_TO_LOOK)
 
 
-def serve(address: str, port: int, secret: str) -> None:
-    """In a process of the engine: run what the relay asks for, until that ends. The arguments are a `Where`."""
-    asyncio.run(_serve_relay(Where(address, port, secret)))
+def introduce() -> str:
+    """In a process of the engine, before `serve` there: what `Relay.admit` takes."""
+    return own_identity().certificate
+
+
+def serve(address: str, port: int, certificate: str) -> None:
+    """In a process of the engine: run what the relay asks for, until that ends. The arguments are a `Where`.
+
+    Raises RingError where another process has the address of the relay.
+    """
+    asyncio.run(_serve_relay(Where(address, port, certificate)))
 
 
 async def _serve_relay(where: Where) -> None:
     about = {"host": this_host(), "devices": os.environ.get(_DEVICES, "")}
+    tls = tls_context(own_identity(), [where.certificate], server=False)
     while True:
         try:
-            reader, writer = await asyncio.open_connection(
-                where.address, where.port, ssl=_tls(server=False), server_hostname=""
-            )
+            reader, writer = await asyncio.open_connection(where.address, where.port, ssl=tls, server_hostname="")
+        except ssl.SSLCertVerificationError as error:
+            raise RingError(f"the process at {where.address}:{where.port} is not the relay of this place") from error
         except OSError:  # the relay has ended
             return
         try:
-            writer.write(_proof(where.secret, writer, server=False))
-            if not hmac.compare_digest(await reader.readexactly(_PROOF), _proof(where.secret, writer, server=True)):
-                raise RingError(f"the process at {where.address}:{where.port} does not know the secret of this place")
             writer.write(f"{json.dumps(about)}\n".encode())
             request = await reader.readline()
             if not request:
@@ -271,47 +282,46 @@ async def _carry(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> No
             await sink.drain()
 
 
-def _tls(server: bool) -> ssl.SSLContext:
-    """TLS without certificates, which alone would not say who is at the other end; `_proof` does."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE
-    # The last version with such ciphers, and with what is unique to a session on both sides.
-    context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_2
-    context.set_ciphers("AECDH-AES256-SHA:@SECLEVEL=0")
-    return context
-
-
-def _proof(secret: str, writer: asyncio.StreamWriter, server: bool) -> bytes:
-    """What only a side of this session that knows ``secret`` can say."""
-    session = writer.get_extra_info("ssl_object").get_channel_binding("tls-unique")
-    return hmac.digest(secret.encode(), (b"relay" if server else b"place") + session, "sha256")
-
-
 def _name_of(writer: asyncio.StreamWriter) -> str:
     address = str(writer.get_extra_info("peername")[0])
     return _LOOPBACK if is_local(address) else address
 
 
 def main() -> None:
-    """The remote shell: ``SOCKET HOST COMMAND...`` runs a command on a host, with the streams of this process."""
+    """The remote shell: ``SOCKET HOST COMMAND...`` runs a command on a host, with the streams of this process.
+
+    Where the place has ended against the will of the supervisor, its last words are why.
+    """
     where, host, *command = sys.argv[1:]
     with socket.socket(socket.AF_UNIX) as channel:
-        try:
-            channel.connect(where)
-            channel.sendall(f"{json.dumps({'host': host, 'command': ' '.join(command)})}\n".encode())
-            with channel.makefile("rb", buffering=0) as replies:
-                problem = json.loads(replies.readline() or '"it has ended"')
-        except OSError as error:
-            problem = str(error)
-        if problem:
+        if problem := _ask(channel, where, {"host": host, "command": " ".join(command)}):
             sys.exit(f"the relay of the ranks: {problem}")
-        threading.Thread(target=_send_input, args=(channel,), daemon=True).start()
+        sending = threading.Thread(target=_send_input, args=(channel,), daemon=True)
+        sending.start()
         with contextlib.suppress(OSError):  # the supervisor reads no more
             while data := channel.recv(_CAPACITY):
                 while data:
                     data = data[os.write(1, data) :]
+    os.close(1)
+    deadline = time.monotonic() + _SECONDS_TO_TELL
+    while sending.is_alive() and time.monotonic() < deadline:  # a supervisor that has wanted this end closes the input
+        with socket.socket(socket.AF_UNIX) as channel:
+            if why := _ask(channel, where, {}):
+                os.write(2, why.encode())
+                os._exit(1)
+        sending.join(_SECONDS_TO_LOOK)
     os._exit(0)  # the thread may still wait for input
+
+
+def _ask(channel: socket.socket, where: str, request: dict[str, str]) -> str:
+    """What the relay says to a ``request``, or why it says nothing; empty where all is well."""
+    try:
+        channel.connect(where)
+        channel.sendall(f"{json.dumps(request)}\n".encode())
+        with channel.makefile("rb", buffering=0) as replies:
+            return str(json.loads(replies.readline() or '"it has ended"'))
+    except OSError as error:
+        return str(error)
 
 
 def _send_input(channel: socket.socket) -> None:

@@ -18,18 +18,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from ring_notebook import verdict
+from ring_notebook.analysis import verdict
+from ring_notebook.analysis.operation_log import unpack
+from ring_notebook.analysis.verdict import RankFailure, describe_exit
 from ring_notebook.config import config
 from ring_notebook.launch.remote.agent import greeting
-from ring_notebook.launch.remote.frames import Channels, Frame, FrameStream, Inlet, Kind, Parser, Window
-from ring_notebook.launch.remote.remote_shell import command_on
-from ring_notebook.launch.supervisor.local_ranks import Assignment, HostRanks
+from ring_notebook.launch.remote.frames import Channels, Frame, FrameStream, Inlet, Kind, Window
+from ring_notebook.launch.remote.introduction import forget
+from ring_notebook.launch.remote.remote_shell import agent_command, command_on, is_relay, shell_environment, way_to
+from ring_notebook.launch.supervisor.local_ranks import Assignment, HostRanks, nothing
 from ring_notebook.launch.supervisor.output_lines import put
 from ring_notebook.launch.supervisor.parent_death import bind_to_parent
 from ring_notebook.launch.supervisor.rank_failure import parse_report
-from ring_notebook.operation_log import unpack
 from ring_notebook.rank.rank_status import RankStatus
-from ring_notebook.verdict import RankFailure, describe_exit
 
 _CAPACITY = 1 << 16
 _FOR_EVER = 1e6  # seconds
@@ -45,12 +46,12 @@ class HostsLostError(Exception):
 
 
 class RemoteRanks(HostRanks):
-    """``command`` starts the agent on the host ``name``, which `connect` waits for.
+    """An agent on the host ``name``, which `connect` waits for.
 
     ``others`` are the names of the other hosts of ``job``. On a host that was lost a new agent starts a rank again.
     """
 
-    def __init__(self, name: str, assignment: Assignment, others: Sequence[str], job: str, command: list[str]) -> None:
+    def __init__(self, name: str, assignment: Assignment, others: Sequence[str], job: str) -> None:
         super().__init__(assignment)
         self.name = name
         self.unusable: RankFailure | None = None
@@ -58,7 +59,7 @@ class RemoteRanks(HostRanks):
         self._others = list(others)
         self._host = name  # its own name for itself, once its agent has sent it
         self._job = job
-        self._command = command
+        self._command = agent_command(name)
         self._running: set[int] = set()
         self._statuses: dict[int, RankStatus] = {}
         self._operations: dict[int, bytes] = {}
@@ -84,7 +85,12 @@ class RemoteRanks(HostRanks):
             bind_to_parent(parent)
 
         self._process = subprocess.Popen(
-            self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=in_shell
+            self._command,
+            env=shell_environment(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            preexec_fn=in_shell,
         )
         stdin, stdout, stderr = self._process.stdin, self._process.stdout, self._process.stderr
         assert stdin is not None
@@ -92,11 +98,16 @@ class RemoteRanks(HostRanks):
         assert stderr is not None
         self._stdin, self._stdout, self._stderr = stdin, stdout, stderr
         os.set_blocking(stderr.fileno(), False)
-        self._stream = FrameStream(stdout.fileno(), stdin.fileno(), Parser(magic=True))
+        self._stream = FrameStream(stdout.fileno(), stdin.fileno(), way_to(), agent=False)
         self._channels = Channels(self._stream)
 
-    def watch(self, selector: selectors.BaseSelector, on_exit: Callable[[RankFailure], None]) -> None:
-        super().watch(selector, on_exit)
+    def watch(
+        self,
+        selector: selectors.BaseSelector,
+        on_exit: Callable[[RankFailure], None],
+        while_starting: Callable[[], None] = nothing,
+    ) -> None:
+        super().watch(selector, on_exit, while_starting)
         self._watch_agent()
 
     def _watch_agent(self) -> None:
@@ -174,6 +185,7 @@ class RemoteRanks(HostRanks):
             output.put(b"")
             output.join()
         self._stdin.close()
+        forget()
         try:
             self._process.wait(verdict.SECONDS_TO_HANG_UP)
         except subprocess.TimeoutExpired:
@@ -182,6 +194,10 @@ class RemoteRanks(HostRanks):
     def check(self) -> None:
         if lost := self._stream.check(verdict.SILENCE):
             self.lose(lost)
+
+    def speak(self) -> None:
+        if not self.lost:
+            self._stream.check(verdict.SILENCE)
 
     def _end(self, children: int) -> None:
         if not self._asked_to_end:
@@ -213,6 +229,8 @@ class RemoteRanks(HostRanks):
                     "install the same environment at the same path on every host",
                 )
                 return
+        if not self._stream.known:
+            raise ValueError("a greeting that is not encrypted")
         self._host = hello["host"]
         self.ready = True
         given = {
@@ -258,13 +276,15 @@ class RemoteRanks(HostRanks):
             why = f"its host cannot be used: {self.lost.rstrip('.')}; {advice}"
             self.unusable = replace(self.failure(self.ranks[0], 1), reason=why)
         for rank in sorted(self._running):
-            self._fail(rank, 1, f"its host is lost: {self.lost}")
+            self._fail(rank, 1, f"its {'place' if is_relay(self._command) else 'host'} is lost: {self.lost}")
 
     def _why_it_ended(self) -> str:
         """What the remote shell says, which has closed its output."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(verdict.SECONDS_TO_HANG_UP)
         self._read_words()
+        if is_relay(self._command):
+            return self._words.decode(errors="replace").strip() or "the process there has ended"
         shell, code = self._command[0], self._process.returncode
         how = f"{shell} ended: {describe_exit(code)}" if code else f"{shell} closed the connection"
         last = self._words.decode(errors="replace").strip().splitlines()[-1:]
@@ -323,5 +343,6 @@ def connect(hosts: Sequence[RemoteRanks]) -> None:
         for host in hosts:
             if not host.lost:
                 host.unwatch()
+    forget()
     if lost := [host for host in hosts if host.lost]:
         raise HostsLostError(lost)

@@ -9,15 +9,13 @@ from __future__ import annotations
 import os
 import re
 import selectors
-import stat
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
-from ring_notebook.files.private_files import make_private_folder, open_private
+from ring_notebook.analysis.verdict import RankFailure, Rules
 from ring_notebook.launch.connections.connections import Connections
 from ring_notebook.launch.supervisor.supervisor import Hosts, Supervisor
-from ring_notebook.verdict import RankFailure, Rules
 
 Request = Literal["start", "end", "interrupt", "size", "slots"]
 """Start a rank again, or the first time; end one; interrupt a run on one; have so many ranks, or slots on a host."""
@@ -49,26 +47,9 @@ class EngineSupervisor(Supervisor):
         self._wanted: set[int] = set()  # to be started again as soon as their processes have ended
         self._unread = b""
         super().__init__(hosts, connections, Rules(n, engines=True), program)
-        self._pipe = Path(requests)
-        self._folder = KeptFolder(self._pipe.parent, self._pipe)
-        self._listen()
-
-    def _listen(self) -> None:
         # For writing too: so the pipe has a writer when all kernels have closed it, and never reads as closed.
-        self._requests = os.open(self._pipe, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+        self._requests = os.open(requests, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
         self._selector.register(self._requests, selectors.EVENT_READ, self._read_requests)
-
-    def _keep_folder(self) -> None:
-        """Make the folder of the cluster again where it has been removed: a heal and other notebooks need it."""
-        if not self._folder.look() or self._verdict.is_ending:
-            return
-        with suppress(OSError):  # it cannot be made, and the engines do without
-            self._folder.restore()
-            make_requests(self._pipe)  # last: who waits for it finds all else
-            self._folder.watch()
-            self._selector.unregister(self._requests)
-            os.close(self._requests)
-            self._listen()
 
     def _read_requests(self) -> None:
         with suppress(BlockingIOError):
@@ -107,85 +88,8 @@ class EngineSupervisor(Supervisor):
         self._connections.resize(size)
         self._hosts.resize(size)
 
-    def _look(self) -> None:
-        super()._look()
-        self._keep_folder()
-
     def _handle_exit(self, how: RankFailure) -> None:
         super()._handle_exit(how)
         if how.rank in self._wanted and not self._verdict.is_ending:
             self._wanted.discard(how.rank)
             self._start_again(how.rank)
-
-
-_MOST_BYTES = 1 << 16  # of a file that is remembered: those by which processes find each other are small
-_GROWING, _RECORDS = ".log", "spool"  # how the names of other files end, and a folder of them
-
-
-class KeptFolder:
-    """The folder of a cluster, made again when somebody has removed it under it, as `git clean` does.
-
-    Remembers the small files of the folder at ``path``; ``last`` is the one by which it is known to be there."""
-
-    def __init__(self, path: Path, last: Path) -> None:
-        self._path = path
-        self._last = last
-        self._inode = last.stat().st_ino
-        self._files: dict[Path, tuple[float, bytes]] = {}  # when each was written, and what it holds
-        self._missing = False
-
-    def look(self) -> bool:
-        """Remember what there is. Returns whether the folder has gone, now and at the look before.
-
-        It may be going just now, with a folder around it that is to go too.
-        """
-        try:
-            there = self._last.stat().st_ino == self._inode
-        except OSError:
-            there = False
-        if there:
-            self._remember()
-        before, self._missing = self._missing, not there
-        return before and not there
-
-    def _remember(self) -> None:
-        before, self._files = self._files, {}
-        for folder, names, files in os.walk(self._path):
-            names[:] = [name for name in names if name != _RECORDS]
-            for file in (Path(folder, name) for name in files if not name.endswith(_GROWING)):
-                with suppress(OSError):  # it is being replaced
-                    about = file.lstat()
-                    known = before.get(file)
-                    if known and known[0] == about.st_mtime:
-                        self._files[file] = known
-                    elif stat.S_ISREG(about.st_mode) and about.st_size <= _MOST_BYTES:
-                        self._files[file] = about.st_mtime, file.read_bytes()
-
-    def restore(self) -> None:
-        """Make the folder again, with what was remembered, and with what this process has written to its log.
-
-        Raises OSError where the folder around the cluster's has gone too, which was removed on purpose.
-        """
-        os.stat(self._path.parents[2])
-        make_private_folder(self._path / "log")
-        for file, (_, content) in self._files.items():
-            if not file.exists():
-                make_private_folder(file.parent)
-                with open_private(file, "wb") as written:
-                    written.write(content)
-        self._restore_log()
-
-    def watch(self) -> None:
-        """``last`` is there again, another file than before."""
-        self._inode = self._last.stat().st_ino
-
-    def _restore_log(self) -> None:
-        name = os.readlink("/proc/self/fd/2")
-        path = Path(name.removesuffix(" (deleted)"))
-        if not name.endswith(" (deleted)") or not path.is_relative_to(self._path):
-            return
-        with open("/proc/self/fd/2", "rb") as before, open_private(path, "ab") as log:
-            log.write(before.read())
-            log.flush()
-            for descriptor in (1, 2):
-                os.dup2(log.fileno(), descriptor)

@@ -44,11 +44,13 @@ from ring_notebook.launch.supervisor.forked_rank import (
     socket_address,
 )
 from ring_notebook.launch.supervisor.parent_death import bind_to_parent, wrap
-from ring_notebook.own_python import module_command
+from ring_notebook.machine.os_calls import pidfd_open
+from ring_notebook.machine.own_python import module_command
 
 _ROOM = 16 << 10
 """Bytes that a server keeps free in its command line and environment, which `ps` and others read there."""
 _LONGEST = 1 << 20
+_LOOK = 0.01  # seconds after which ranks are looked at where the system does not tell that they have ended
 
 
 def start_server(address: str, modules: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
@@ -88,7 +90,7 @@ def main() -> None:
 @dataclass
 class _Rank:
     pid: int
-    pidfd: int
+    pidfd: int  # -1 where the system has none
     connection: socket.socket
     ended: bool = False
 
@@ -107,10 +109,15 @@ class _Server:
     def serve(self) -> Callable[[], None]:
         """Fork ranks for as long as this process lives. Returns in each of them."""
         while self._program is None:
-            for key, _ in self._selector.select():
+            unwatched = [rank for rank in self._ranks.values() if rank.pidfd < 0 and not rank.ended]
+            for key, _ in self._selector.select(_LOOK if unwatched else None):
                 key.data()
                 if self._program is not None:
                     break
+            else:
+                for rank in unwatched:
+                    if os.waitid(os.P_PID, rank.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG):
+                        self._report_end(rank)
         return self._program
 
     def _accept(self) -> None:
@@ -133,8 +140,10 @@ class _Server:
             return
         for fd in received:
             os.close(fd)
-        rank = self._ranks[pid] = _Rank(pid, os.pidfd_open(pid), connection)
-        self._selector.register(rank.pidfd, selectors.EVENT_READ, lambda: self._report_end(rank))
+        rank = self._ranks[pid] = _Rank(pid, -1, connection)
+        with contextlib.suppress(OSError):  # not `exit_descriptor`: a process that forks must have no thread
+            rank.pidfd = pidfd_open(pid)
+            self._selector.register(rank.pidfd, selectors.EVENT_READ, lambda: self._report_end(rank))
         self._selector.register(connection, selectors.EVENT_READ, lambda: self._forget(rank))
         with contextlib.suppress(OSError):
             connection.send(NUMBER.pack(pid))
@@ -142,23 +151,25 @@ class _Server:
     def _report_end(self, rank: _Rank) -> None:
         if rank.ended:  # its supervisor has gone at the same moment
             return
-        self._selector.unregister(rank.pidfd)
-        os.close(rank.pidfd)
-        rank.ended = True
+        self._unwatch(rank)
         ended = os.waitid(os.P_PID, rank.pid, os.WEXITED | os.WNOWAIT)
         assert ended is not None
         with contextlib.suppress(OSError):
             rank.connection.send(NUMBER.pack(ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status))
+
+    def _unwatch(self, rank: _Rank) -> None:
+        rank.ended = True
+        if rank.pidfd >= 0:
+            self._selector.unregister(rank.pidfd)
+            os.close(rank.pidfd)
 
     def _forget(self, rank: _Rank) -> None:
         """Its supervisor has gone, or knows how it ended."""
         self._selector.unregister(rank.connection)
         rank.connection.close()
         if not rank.ended:
-            rank.ended = True
+            self._unwatch(rank)
             os.kill(rank.pid, signal.SIGKILL)
-            self._selector.unregister(rank.pidfd)
-            os.close(rank.pidfd)
         os.waitpid(rank.pid, 0)
         del self._ranks[rank.pid]
 
@@ -260,7 +271,9 @@ def _reopen_streams(unbuffered: bool) -> None:
 def _show(program: Sequence[str], environment: Mapping[str, str]) -> None:
     """Have /proc show the rank's command line and environment in the place of the server's, as far as there is room."""
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-    begin, end, env_begin, env_end = map(int, fields[45:49])
+    begin, end, env_begin, env_end = map(int, fields[45:49] or 4 * ["0"])
+    if not 0 < begin < end or not 0 < env_begin < env_end:  # gVisor does not tell
+        return
     shown = ("\0".join(program), "\0".join(f"{name}={value}" for name, value in environment.items()))
     for text, first, last in zip(shown, (begin, env_begin), (end, env_end), strict=True):
         data = text.encode(errors="surrogateescape")[: last - first - 1]

@@ -10,15 +10,18 @@ import contextlib
 import os
 import pickle
 import resource
+import select
 import shutil
 import signal
 import socket
 import struct
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from ring_notebook.machine.os_calls import namespace, peer_of, resource_limits
 
 ADDRESS = "RING_FORK_SERVER"
 """Environment: the socket of a server that forks the ranks of jobs, of this user; a path, or @ and a name."""
@@ -30,6 +33,7 @@ _NAMESPACES = ("mnt", "net", "pid", "user", "uts")
 _LIMITS = tuple(value for name, value in vars(resource).items() if name.startswith("RLIMIT_"))
 HIGH = 512
 """The least number of a descriptor that no rank wants for one of its own."""
+_LOOK = 500  # milliseconds
 NUMBER = struct.Struct("i")
 """How a server tells a process id, and an exit code (minus the number of the signal, for a rank that one has ended)."""
 
@@ -72,10 +76,12 @@ class ForkedRank(subprocess.Popen[bytes]):
         streams: tuple[int | None, int | None, int | None],
         descriptors: Sequence[int],
         limits: Mapping[int, tuple[int, int]],
+        waiting: Callable[[], None],
     ) -> ForkedRank | None:
         """Have the server of RING_FORK_SERVER start ``program``; None where there is none, or it must not.
 
         ``streams`` and ``descriptors`` are as for Popen, ``limits`` are those by which the rank's differ from ours.
+        ``waiting`` is called twice a second until the server has imported what it is to import.
         """
         address = os.environ.get(ADDRESS)
         if not address or max(descriptors, default=0) >= HIGH or not _is_python(program, environment):
@@ -98,13 +104,17 @@ class ForkedRank(subprocess.Popen[bytes]):
                 dict(environment),
                 os.getcwd(),
                 _umask(),
-                {limit: resource.getrlimit(limit) for limit in _LIMITS} | dict(limits),
+                {limit: resource_limits(limit) for limit in _LIMITS} | dict(limits),
                 [0, 1, 2, *descriptors],
                 fixed(environment),
             )
             connection.connect(socket_address(address))
             prove_same_user(connection)
             socket.send_fds(connection, [pickle.dumps(request)], [*theirs, *descriptors])
+            answer = select.poll()
+            answer.register(connection, select.POLLIN)
+            while not answer.poll(_LOOK):
+                waiting()
             pid = NUMBER.unpack(connection.recv(NUMBER.size))[0]
         except (OSError, struct.error):  # no server is there, or it cannot read this
             pid = 0
@@ -158,7 +168,7 @@ def fixed(environment: Mapping[str, str]) -> dict[str, str]:
     fixed = {
         name: value for name, value in environment.items() if name.startswith(_READ_AT_START) and name != UNBUFFERED
     }
-    return fixed | {name: os.readlink(f"/proc/self/ns/{name}") for name in _NAMESPACES} | {"python": sys.executable}
+    return fixed | {name: namespace(name) for name in _NAMESPACES} | {"python": sys.executable}
 
 
 def socket_address(address: str) -> str:
@@ -168,11 +178,14 @@ def socket_address(address: str) -> str:
 
 def prove_same_user(connection: socket.socket) -> None:
     """Raise PermissionError where another user is at the other end."""
-    data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    if struct.unpack("3i", data)[1:] != (os.getuid(), os.getgid()):
+    if peer_of(connection)[1:] != (os.getuid(), os.getgid()):
         raise PermissionError("the other end of the socket is another user's")
 
 
 def _umask() -> int:
     text = Path("/proc/self/status").read_text()
-    return int(text.partition("Umask:")[2].split()[0], 8)
+    if "Umask:" in text:
+        return int(text.partition("Umask:")[2].split()[0], 8)
+    own = os.umask(0o077)  # no other thread may make a file meanwhile, so this comes second
+    os.umask(own)
+    return own

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -11,6 +10,8 @@ from itertools import count
 from math import inf
 from threading import Thread
 from typing import NamedTuple
+
+from ring_notebook.machine.os_calls import Wake
 
 _MOST = 1 << 16
 _PAUSE = 1.0  # seconds between two runs of the script that names the hosts
@@ -109,7 +110,7 @@ class Discovery(Thread):
 
     def __init__(self, ask: Callable[[], Mapping[str, int]], say: Callable[[str], None]) -> None:
         super().__init__(name="ring-discovery", daemon=True)
-        self.changed = os.eventfd(0, os.EFD_CLOEXEC)
+        self.changed = Wake()
         """Readable when ``slots`` are others than before."""
         self.slots: dict[str, int] = {}
         """The last answer."""
@@ -131,4 +132,4 @@ class Discovery(Thread):
             problem = ""
             if slots != self.slots:
                 self.slots = slots
-                os.eventfd_write(self.changed, 1)
+                self.changed.set()

@@ -15,20 +15,21 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ring_notebook.gpus import gpus, gpus_of_script
-from ring_notebook.hardware import oom_kills
+from ring_notebook.analysis.verdict import RankFailure
 from ring_notebook.launch.supervisor.fork_server import start_server
 from ring_notebook.launch.supervisor.forked_rank import ADDRESS
 from ring_notebook.launch.supervisor.outer_job import with_variables_of_job
 from ring_notebook.launch.supervisor.output_lines import Carrier, carry
 from ring_notebook.launch.supervisor.rank_failure import failure_of
 from ring_notebook.launch.supervisor.start_and_signal import end_children, end_if_late, send_signal, start_rank
+from ring_notebook.machine.gpus import gpus, gpus_of_script
+from ring_notebook.machine.hardware import oom_kills
+from ring_notebook.machine.os_calls import exit_descriptor, resource_limits, set_resource_limits
 from ring_notebook.rank.named_interrupt import interrupt
 from ring_notebook.rank.preload import preloaded
 from ring_notebook.rank.rank_status import RankStatus, StatusFile
 from ring_notebook.rank.rank_threads import thread_variables
 from ring_notebook.rank.rank_variables import rank_variables
-from ring_notebook.verdict import RankFailure
 
 SHARED_IMPORTS = "RING_SHARED_IMPORTS"
 """Environment of a job: the modules that one process of each host imports for all ranks there, which are its forks.
@@ -56,6 +57,10 @@ class Assignment:
     engines: bool = False
 
 
+def nothing() -> None:
+    """Do nothing."""
+
+
 class HostRanks(ABC):
     """The ranks of one host. ``watch`` comes first, then one ``start`` for each rank, then ``carry_output``.
 
@@ -74,13 +79,20 @@ class HostRanks(ABC):
         """The host has ``ranks`` of a job of ``size`` from now on, some of which are yet to be started."""
         self._assignment = replace(self._assignment, ranks=list(ranks), size=size)
 
-    def watch(self, selector: selectors.BaseSelector, on_exit: Callable[[RankFailure], None]) -> None:
+    def watch(
+        self,
+        selector: selectors.BaseSelector,
+        on_exit: Callable[[RankFailure], None],
+        while_starting: Callable[[], None] = nothing,
+    ) -> None:
         """Have what happens here noticed by ``selector``, whose keys carry functions to call.
 
-        ``on_exit`` takes how a rank has exited; with code 0 it has ended well, as far as is known.
+        ``on_exit`` takes how a rank has exited; with code 0 it has ended well, as far as is known. ``while_starting``
+        is called after each rank is started, and while one takes long: nothing else happens then.
         """
         self._selector = selector
         self._on_exit = on_exit
+        self._while_starting = while_starting
 
     @abstractmethod
     def start(self, rank: int, channel: socket.socket, again: bool = False) -> None:
@@ -92,6 +104,9 @@ class HostRanks(ABC):
 
     def check(self) -> None:  # noqa: B027 - most have nothing to check
         """Called at least twice a second while ranks run."""
+
+    def speak(self) -> None:  # noqa: B027 - this host needs none
+        """Give another host a sign of life when it is time."""
 
     @abstractmethod
     def carry_output(self) -> None:
@@ -132,9 +147,9 @@ class HostRanks(ABC):
 
 def raise_file_limit() -> tuple[int, int]:
     """Let this process have as many open files as it may, several per rank. Returns the limits it had."""
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (limits[1], limits[1]))
-    return limits
+    soft, hard = resource_limits(resource.RLIMIT_NOFILE)
+    set_resource_limits(resource.RLIMIT_NOFILE, hard, hard)
+    return soft, hard
 
 
 class LocalRanks(HostRanks):
@@ -160,7 +175,7 @@ class LocalRanks(HostRanks):
         self._gpus = gpus()
         self._status_files: dict[int, StatusFile] = {}
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
-        self._pidfds: dict[int, int] = {}
+        self._exits: dict[int, int] = {}  # descriptors
         self._groups: list[int] = []
         self._late: set[int] = set()  # ranks that have failed and are being ended while they wait for others
         self._carries = False  # what the ranks print
@@ -171,7 +186,7 @@ class LocalRanks(HostRanks):
         """Have the ranks forked from one process that imports what the job's SHARED_IMPORTS names.
 
         Not where there are GPUs: what CUDA does in forks of a process that has its libraries has not been tried. Not
-        over several hosts: while this process waits for the imports it gives other hosts no sign of life.
+        over several hosts, where it has not been tried either.
         """
         modules = self._assignment.environment.get(SHARED_IMPORTS, "").split()
         if not modules or len(self.ranks) < max(2, self._assignment.size) or self._gpus or ADDRESS in os.environ:
@@ -200,9 +215,10 @@ class LocalRanks(HostRanks):
     def _launch(self, rank: int, variables: dict[str, str], stdin: int | None, inherited: list[int]) -> None:
         """Start the process of ``rank`` with these variables besides those of the job."""
         environment = self._environment(rank, variables)
-        self._processes[rank] = start_rank(self._assignment.program, environment, stdin, inherited, files=self._files)
+        program, waiting = self._assignment.program, self._while_starting
+        self._processes[rank] = start_rank(program, environment, stdin, inherited, files=self._files, waiting=waiting)
+        waiting()
         self._groups.append(self._processes[rank].pid)
-        self._pidfds[rank] = os.pidfd_open(self._processes[rank].pid)
         if self._carries:
             self._carry_output_of(rank)
 
@@ -210,7 +226,8 @@ class LocalRanks(HostRanks):
         tag = rank if self._assignment.tagged else None
         self._output = [output for output in self._output if output.is_alive()]
         self._output.append(self._carrier(self._processes[rank], tag))
-        self._selector.register(self._pidfds[rank], selectors.EVENT_READ, lambda: self._handle_exit(rank))
+        self._exits[rank] = exit_descriptor(self._processes[rank].pid)
+        self._selector.register(self._exits[rank], selectors.EVENT_READ, lambda: self._handle_exit(rank))
 
     def check(self) -> None:
         for rank, process in self._processes.items():
@@ -220,7 +237,7 @@ class LocalRanks(HostRanks):
     def carry_output(self) -> None:
         # Threads only now: what Popen runs between fork and exec may need a lock that one of them holds.
         self._carries = True
-        for rank in self._pidfds:  # one that has exited already has printed too
+        for rank in self._processes:  # one that has exited already has printed too
             self._carry_output_of(rank)
 
     def send(self, signum: int) -> None:
@@ -260,8 +277,8 @@ class LocalRanks(HostRanks):
 
     def _handle_exit(self, rank: int) -> None:
         # A dead process's descriptor stays readable: left in the selector, no select would wait any more.
-        self._selector.unregister(self._pidfds[rank])
-        os.close(self._pidfds.pop(rank))
+        self._selector.unregister(self._exits[rank])
+        os.close(self._exits.pop(rank))
         process = self._processes.pop(rank)
         code = _exit_code(process)
         if rank in self._late:

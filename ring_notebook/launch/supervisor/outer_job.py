@@ -1,5 +1,6 @@
-"""The environment of a new job: without what makes the process that starts it a rank of another job.
+"""The environment of a new job, and of the programs of batch systems that start its parts.
 
+A job has none of what makes the process that starts it a rank of another job.
 A batch script, and a task of srun, have a rank of their own in their variables. A rank of ours that inherited it would
 be taken for that one: Lightning reads SLURM_PROCID before anything else.
 """
@@ -44,6 +45,24 @@ def without_outer_job(environment: Mapping[str, str]) -> dict[str, str]:
     """``environment`` without the variables of the job whose rank this process is, if it is one."""
     drop = _NAMES.union(environment.get(ADDED, "").split())
     return {name: value for name, value in environment.items() if name not in drop and not name.startswith(_PREFIXES)}
+
+
+# What a batch system's program needs to find a job, and Python its libraries.
+_OF_PROGRAMS = (
+    *("BASH_FUNC_", "CONDA", "EGO_", "LC_", "LD_LIBRARY_PATH", "LMOD", "LS", "MODULE", "MUNGE", "PBS_"),
+    *("PYTHON", "SBATCH_", "SLURM_"),
+)
+_NAMES_OF_PROGRAMS = ("HOME", "LANG", "LOGNAME", "PATH", "SHELL", "TMPDIR", "TZ", "USER", "VIRTUAL_ENV")
+_TOKENS = ("SLURM_JWT",)
+
+
+def for_batch_system(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a program of a batch system, which may send it to other hosts in clear text.
+
+    It has no secrets of the user. What ranks need reaches them by another way.
+    """
+    kept = (name for name in environment if name.startswith(_OF_PROGRAMS) or name in _NAMES_OF_PROGRAMS)
+    return {name: environment[name] for name in kept if name not in _TOKENS}
 
 
 def with_variables_of_job(environment: Mapping[str, str], added: Mapping[str, str]) -> dict[str, str]:

@@ -16,6 +16,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import IO
 
+from ring_notebook.machine.os_calls import exit_descriptor
+
 TAGGED = "RING_TAGGED_OUTPUT"
 """Set where the job wants to know which rank has printed a line (`tagged`)."""
 SHARED = -1
@@ -108,7 +110,7 @@ class Carrier(threading.Thread):
         hold: float = HOLD,
     ) -> None:
         super().__init__(name="ring-output", daemon=True)
-        self._pidfd = os.pidfd_open(process.pid)
+        self._exited = exit_descriptor(process.pid)
         self._streams = [_Stream(source, sink, hold) for source, sink in sinks.items()]
         self.start()
 
@@ -116,7 +118,7 @@ class Carrier(threading.Thread):
         """Pass output on until there is no more."""
         until: float | None = None
         with selectors.DefaultSelector() as selector:
-            selector.register(self._pidfd, selectors.EVENT_READ)
+            selector.register(self._exited, selectors.EVENT_READ)
             for stream in self._streams:
                 selector.register(stream.source, selectors.EVENT_READ, stream)
             while self._streams:
@@ -127,7 +129,7 @@ class Carrier(threading.Thread):
                 last = until is not None and time.monotonic() >= until
                 for key, _ in selector.select(wait):
                     if key.data is None:
-                        selector.unregister(self._pidfd)
+                        selector.unregister(self._exited)
                         until = time.monotonic() + LINGER
                     elif not self._take(key.data):
                         selector.unregister(key.data.source)
@@ -141,7 +143,7 @@ class Carrier(threading.Thread):
         for stream in list(self._streams):
             stream.flush()
             self._drop(stream)
-        os.close(self._pidfd)
+        os.close(self._exited)
 
     def _take(self, stream: _Stream) -> bool:
         for other in self._streams:

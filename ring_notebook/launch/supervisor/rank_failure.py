@@ -18,11 +18,12 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
-from ring_notebook.field_types import check_fields
-from ring_notebook.hardware import oom_kills
+from ring_notebook.analysis.spent import RankTimes
+from ring_notebook.analysis.verdict import RankFailure
+from ring_notebook.machine.hardware import oom_kills
+from ring_notebook.machine.os_calls import resource_limits
+from ring_notebook.protocol.field_types import check_fields
 from ring_notebook.rank.rank_status import RankStatus, report_to_job
-from ring_notebook.spent import RankTimes
-from ring_notebook.verdict import RankFailure
 
 # A report is one line between two record separators, which programs may print too. A terminal adds the \r. That of a
 # rank itself comes with the tag of its output.
@@ -44,7 +45,8 @@ def failure_of(rank: int, code: int, status: RankStatus, oom_kills_before: int) 
     """The failure of a rank of this host that exits now with ``code`` and has reported ``status``."""
     # Across hosts only the clocks agree. One that is set meanwhile must not change which rank of this host was first.
     failed_at = _BOOTED + (status.failed_at(code) or time.monotonic())
-    return RankFailure(rank, socket.gethostname(), code, failed_at, oom_kills() > oom_kills_before, status.aborted)
+    killed = oom_kills() > oom_kills_before
+    return RankFailure(rank, socket.gethostname(), code, failed_at, killed, status.aborted, behind=status.behind)
 
 
 def report(what: RankFailure | RankMark) -> None:
@@ -125,7 +127,7 @@ def explain_start_error(program: Sequence[str], error: OSError) -> tuple[int, st
     if isinstance(error, NoProgramError):
         code, reason = explain_start(program, error=error) or (code, reason)
     elif error.errno == errno.EMFILE:
-        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        files, _ = resource_limits(resource.RLIMIT_NOFILE)
         reason += f"; this process may have {files}, raise it with `ulimit -n`"
     elif error.filename:
         reason += f": {error.filename}"

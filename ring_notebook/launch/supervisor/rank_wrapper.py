@@ -16,8 +16,7 @@ import subprocess
 import sys
 import time
 
-from ring_notebook.gpus import gpus, gpus_of_script
-from ring_notebook.hardware import oom_kills
+from ring_notebook.analysis.verdict import ENDS_NOTHING, LINGER, judge_parting
 from ring_notebook.launch.supervisor.outer_job import with_variables_of_job
 from ring_notebook.launch.supervisor.output_lines import TAGGED, carry
 from ring_notebook.launch.supervisor.rank_failure import RankMark, failure_of, report, report_start_error
@@ -28,11 +27,13 @@ from ring_notebook.launch.supervisor.start_and_signal import (
     send_signal,
     start_rank,
 )
+from ring_notebook.machine.gpus import gpus, gpus_of_script
+from ring_notebook.machine.hardware import oom_kills
+from ring_notebook.machine.os_calls import exit_descriptor, set_resource_limits
 from ring_notebook.rank.preload import preloaded
 from ring_notebook.rank.rank_status import StatusFile, rank_of_process
 from ring_notebook.rank.rank_threads import launched_thread_variables
 from ring_notebook.rank.rank_variables import variables_of_rank
-from ring_notebook.verdict import LINGER, judge_parting
 
 _SECONDS_TO_LOOK = 1.0
 
@@ -57,7 +58,7 @@ def _hang_up(manager: int) -> None:
 def _wait(child: subprocess.Popen[bytes], status_file: StatusFile) -> int:
     """Wait for the program, and end one that has failed and waits for other ranks. Returns how it ended."""
     late = False
-    exited = os.pidfd_open(child.pid)
+    exited = exit_descriptor(child.pid)
     while not select.select([exited], [], [], _SECONDS_TO_LOOK)[0]:
         late = end_if_late(child, status_file.read())
     os.close(exited)
@@ -72,7 +73,7 @@ def main() -> None:
 
     def pass_on(signum: int, _frame: object) -> None:
         nonlocal stopping
-        stopping = stopping or signum not in (signal.SIGUSR1, signal.SIGUSR2)
+        stopping = stopping or signum not in ENDS_NOTHING
         if child is not None:
             send_signal(child, signum)
 
@@ -117,7 +118,7 @@ def main() -> None:
         _hang_up(int(manager))
     if code < 0:
         # End by the same signal, without a second core file, so that mpiexec reports what happened.
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        set_resource_limits(resource.RLIMIT_CORE, 0, 0)
         with contextlib.suppress(OSError):
             signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)

@@ -8,18 +8,22 @@ import resource
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+from ring_notebook.analysis.verdict import judge_late_rank
 from ring_notebook.launch.supervisor.forked_rank import ForkedRank
 from ring_notebook.launch.supervisor.output_lines import outlet
 from ring_notebook.launch.supervisor.parent_death import bind_to_parent
 from ring_notebook.launch.supervisor.rank_failure import NoProgramError
+from ring_notebook.machine.os_calls import set_resource_limits
 from ring_notebook.rank.rank_status import RankStatus
-from ring_notebook.verdict import judge_late_rank
 
-FORWARDED = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+FORWARDED = (
+    *(signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM),
+    *(signal.SIGUSR1, signal.SIGUSR2, signal.SIGTSTP, signal.SIGCONT),
+)
 """Signals that are passed on to the program."""
-_TO_ALL = (signal.SIGINT, signal.SIGQUIT, signal.SIGKILL)
+_TO_ALL = (signal.SIGINT, signal.SIGQUIT, signal.SIGKILL, signal.SIGSTOP, signal.SIGCONT)
 """Signals that the program's children get too: those of a terminal's keys, and the one that nobody can pass on."""
 
 
@@ -31,14 +35,16 @@ def start_rank(
     *,
     close_fds: bool = True,
     files: tuple[int, int] | None = None,
+    waiting: Callable[[], None] = lambda: None,
 ) -> subprocess.Popen[bytes]:
     """Start ``program``, which inherits ``descriptors``, with pipes for `carry`. It is killed when this process dies.
 
-    ``files`` are its limits of open files. Raises NoProgramError when the program is the reason, OSError else.
+    ``files`` are its limits of open files. ``waiting`` is called twice a second while a fork server is not ready.
+    Raises NoProgramError when the program is the reason, OSError else.
     """
     if close_fds:
         limits = {} if files is None else {resource.RLIMIT_NOFILE: files}
-        forked = ForkedRank.start(program, environment, (stdin, outlet(1), outlet(2)), descriptors, limits)
+        forked = ForkedRank.start(program, environment, (stdin, outlet(1), outlet(2)), descriptors, limits, waiting)
         if forked is not None:
             return forked
     parent = os.getpid()
@@ -48,7 +54,7 @@ def start_rank(
         bind_to_parent(parent, signal.SIGKILL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
         if files is not None:
-            resource.setrlimit(resource.RLIMIT_NOFILE, files)
+            set_resource_limits(resource.RLIMIT_NOFILE, *files)
 
     try:
         return subprocess.Popen(
@@ -68,7 +74,7 @@ def start_rank(
 
 
 def send_signal(process: subprocess.Popen[bytes], signum: int) -> None:
-    """Send a signal to the program; Ctrl-C and SIGKILL reach its children too.
+    """Send a signal to the program; Ctrl-C, Ctrl-Z and SIGKILL reach its children too.
 
     The others do not: what the program has started need not know SIGUSR1, and SIGTERM is the program's to handle.
 
@@ -77,6 +83,8 @@ def send_signal(process: subprocess.Popen[bytes], signum: int) -> None:
     """
     if process.returncode is not None:
         return
+    if signum == signal.SIGTSTP:  # which does not stop a group without a shell
+        signum = signal.SIGSTOP
     with contextlib.suppress(ProcessLookupError):
         if signum in _TO_ALL:
             os.killpg(process.pid, signum)

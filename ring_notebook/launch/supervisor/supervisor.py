@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
+from ring_notebook.analysis.verdict import Event, Kind, RankFailure, Rules, judge
 from ring_notebook.config import config
 from ring_notebook.launch.connections.connections import Connections
 from ring_notebook.launch.supervisor.error_trace import write_trace
@@ -19,7 +20,7 @@ from ring_notebook.launch.supervisor.growth import Discovery, Growth
 from ring_notebook.launch.supervisor.local_ranks import HostRanks
 from ring_notebook.launch.supervisor.rank_failure import report, report_start_error
 from ring_notebook.launch.supervisor.start_and_signal import FORWARDED
-from ring_notebook.verdict import Event, Kind, RankFailure, Rules, describe_exit, judge
+from ring_notebook.machine.os_calls import Wake
 
 _LOOK = 0.5  # seconds: hosts are checked so often
 
@@ -102,7 +103,7 @@ class Supervisor:
         signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
         self._catch_signals()
         for host in hosts.by_name.values():
-            host.watch(self._selector, self._handle_exit)
+            host.watch(self._selector, self._handle_exit, self._speak)
         for rank in range(rules.n):
             self._start(rank)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
@@ -148,6 +149,11 @@ class Supervisor:
         self._channels[rank] = ours
         self._selector.register(ours, selectors.EVENT_READ, lambda: self._read_message(rank))
 
+    def _speak(self) -> None:
+        """Give all other hosts a sign of life, while the ranks of this one are started."""
+        for host in self._hosts.by_name.values():
+            host.speak()
+
     def _start_again(self, rank: int) -> None:
         """Start a process as ``rank`` in place of one that has exited, or as one more rank."""
         self._hang_up(rank)
@@ -164,7 +170,7 @@ class Supervisor:
         """``rank`` is on the host ``name`` from now on, and may be one more than there were."""
         self._connections.resize(max(self._connections.size, rank + 1))
         if made := self._hosts.assign(rank, name, self._connections.size):
-            made.watch(self._selector, self._handle_exit)
+            made.watch(self._selector, self._handle_exit, self._speak)
 
     def _grow(self) -> None:
         """Start the ranks for which there are slots now, and end those for which there are none any more."""
@@ -192,7 +198,7 @@ class Supervisor:
             self._start_again(rank)
 
     def _take_slots(self) -> None:
-        os.eventfd_read(self._discovery.changed)
+        self._discovery.changed.clear()
         assert self._growth is not None
         self._growth.slots = self._discovery.slots
 
@@ -212,7 +218,7 @@ class Supervisor:
         self._running.discard(how.rank)
         if self._growth is not None and how.code and how.rank not in self._verdict.doomed:
             self._growth.fail(self._hosts.names([how.rank])[how.rank], self._now())
-        self._connections.exited(how.rank, describe_exit(how.code))
+        self._connections.exited(how.rank, how.how)
         if error := self._connections.gathering.error:
             self._note("apart", error)
         self._note("exited", how)
@@ -248,12 +254,12 @@ class Supervisor:
             self._hosts.of(rank).kill(rank)
 
     def _catch_signals(self) -> None:
-        wake = os.eventfd(0, os.EFD_CLOEXEC)
-        self._selector.register(wake, selectors.EVENT_READ, lambda: os.eventfd_read(wake))
+        wake = Wake()
+        self._selector.register(wake, selectors.EVENT_READ, wake.clear)
 
         def note(signum: int, _frame: object) -> None:
             self._note("signal", signum)
-            os.eventfd_write(wake, 1)
+            wake.set()
 
         for signum in FORWARDED:
             signal.signal(signum, note)

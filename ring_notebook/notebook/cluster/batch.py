@@ -15,6 +15,7 @@ from socket import gethostname
 from threading import Event, Thread, current_thread
 from typing import Any
 
+from ring_notebook.analysis.verdict import judge_batch_job
 from ring_notebook.config import config
 from ring_notebook.errors import ClusterError, RingError
 from ring_notebook.files.private_files import is_own, make_private_folder, open_private
@@ -22,14 +23,13 @@ from ring_notebook.launch import batch_job
 from ring_notebook.launch.batch_systems import SLURM, JobState, clock
 from ring_notebook.launch.job_script import BatchRequest
 from ring_notebook.launch.launchers.hosts import Host
+from ring_notebook.machine.own_python import module_command
+from ring_notebook.machine.process_life import began, is_alive
 from ring_notebook.notebook.cluster import cluster_folders
 from ring_notebook.notebook.cluster.cluster import Cluster
-from ring_notebook.notebook.cluster.process_life import began, is_alive
 from ring_notebook.notebook.record.run_files import read_json, read_text, write_json
 from ring_notebook.notebook.style import duration
-from ring_notebook.own_python import module_command
-from ring_notebook.verdict import judge_batch_job
-from ring_notebook.words import plural
+from ring_notebook.text.words import plural
 
 HOLD = ("sleep", "infinity")
 """The command of a job that only holds its hosts."""
@@ -115,7 +115,7 @@ class BatchJob:
         Files of jobs that have ended with their kernels are removed.
         """
         found = []
-        for folder in _root().glob("*-*") if _root().is_dir() else ():
+        for folder in _folders():
             with suppress(OSError, ValueError, TypeError, KeyError):
                 about = read_json(folder / _ABOUT)
                 job = cls(folder, BatchRequest(**about["request"]), True, about)
@@ -199,6 +199,12 @@ class BatchJob:
     def output(self) -> str:
         """The last lines that the job has written."""
         return "\n".join(read_text(self.folder / "output").strip().splitlines()[-_LAST_LINES:])
+
+
+def _folders() -> list[Path]:
+    with suppress(OSError):  # the folder around them is another user's, who hides what is in it
+        return list(_root().glob("*-*"))
+    return []
 
 
 def _root() -> Path:
@@ -404,4 +410,14 @@ def join(job: BatchJob, state: JobState) -> Cluster:
     if request.batch_system is SLURM:
         batch_job.enter(job.number, hosts)
         return Cluster(request.n, keep=job.keep)
-    return Cluster(request.n, ",".join(f"{host.name}:{host.slots}" for host in hosts), keep=job.keep)
+    return Cluster(request.n, ",".join(map(str, hosts)), keep=job.keep)
+
+
+def running_in(job: BatchJob) -> Cluster | None:
+    """The cluster of a job that a kernel before this one has kept, which is in the job from now on."""
+    state = job.state()
+    if job.cluster and state is not None and state.phase == "runs":
+        join(job, state)
+        with suppress(ClusterError):  # the engines have ended, as with the login node: others start
+            return Cluster.attach(job.cluster.split("-")[1])
+    return None

@@ -6,7 +6,6 @@ import atexit
 import functools
 import os
 import pickle
-import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -29,7 +28,7 @@ from ring_notebook.notebook.cluster.default_size import choose_size
 from ring_notebook.notebook.cluster.engine_status import EngineStatus, engine_statuses
 from ring_notebook.notebook.cluster.heal import NOT_HERE, end, heal, meet, prepare_engines, remove
 from ring_notebook.notebook.cluster.lost_ranks import LostRanks
-from ring_notebook.notebook.cluster.processes import Processes, require_descriptors
+from ring_notebook.notebook.cluster.processes import Processes, require_descriptors, require_processes
 from ring_notebook.notebook.cluster.readiness import UnfinishedRuns, check_ranks, require_living
 from ring_notebook.notebook.cluster.stacks import Stack, stacks
 from ring_notebook.notebook.cluster.workspace import Synced, Workspace
@@ -137,9 +136,10 @@ class Cluster:
         started = time.monotonic()
         if self._on:
             self._borrow(self._on)
+        require_processes(self.n)
         require_descriptors(self.n)
         self.foreign = False
-        self.directory = cluster_folders.new_directory()
+        self.directory = cluster_folders.new_directory(self._keep)
         atexit.register(self._leave_or_stop)
         try:
             lent = self._lent.environment if self._lent else {}
@@ -239,7 +239,7 @@ class Cluster:
             self._lent = None
         self.runs = UnfinishedRuns()
         if self.directory.name and not leave:
-            shutil.rmtree(self.directory, ignore_errors=True)
+            cluster_folders.remove(self.directory)
 
     def restart(self, n: int | None = None) -> Cluster:
         """Stop the cluster and start it again with ``n`` engines, by default as many. All variables are lost."""
@@ -290,7 +290,7 @@ class Cluster:
         """
         engines, processes, lost = self._changeable("grow")
         if n <= self.n:
-            raise ClusterError(f"the cluster has {self.n} engines already; `%ring shrink {n}` ends some")
+            raise ClusterError(f"the cluster has {self.n} engines already; `%ring resize {n}` ends some")
         where = tuple(parse_hosts(hosts)) or self._hosts
         if only_here(self._hosts) and not only_here(where):
             raise ClusterError(
@@ -301,9 +301,10 @@ class Cluster:
             try:
                 check_slots(n, where)
             except ValueError as error:
-                raise ClusterError(f"{error}: `%ring grow {n} --hosts a:4,b:4`") from None
+                raise ClusterError(f"{error}: `%ring resize {n} --hosts a:4,b:4`") from None
         elif problem := too_many_ranks(n):
             raise ClusterError(problem)
+        require_processes(n)
         require_descriptors(n)
         self.runs.require_idle(engines, True)
         for name, slots in slots_by_name(where).items():
@@ -559,7 +560,8 @@ class Cluster:
         return engines
 
     def _prepare(self, engines: Engines, processes: Processes) -> None:
-        engines.all = prepare_engines(engines, self.n, self.directory, self._keep, processes.lost is not None)
+        replaceable, trouble = processes.lost is not None, processes.trouble_at_start
+        engines.all = prepare_engines(engines, self.n, self.directory, self._keep, replaceable, trouble=trouble)
         if processes.lost is not None:
             processes.lost.watch(engines.all)
             self._generation = 1
@@ -578,7 +580,7 @@ class Cluster:
             self.directory,
             {
                 "n": self.n,
-                "hosts": ",".join(f"{host.name}:{host.slots}" for host in self._hosts),
+                "hosts": ",".join(map(str, self._hosts)),
                 "why": self.why,
                 "keep": self._keep,
                 "met": self._met,

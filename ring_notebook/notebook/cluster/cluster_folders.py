@@ -1,4 +1,8 @@
-"""The folders of running clusters: another kernel finds a cluster by its folder; folders of ended ones are removed."""
+"""The folders of running clusters: another kernel finds a cluster by its folder; folders of ended ones are removed.
+
+They are not in the folder of the notebook, which `git clean` empties, but in one of this user on this host: that of the
+runtime, or a private one of temporary files. Each folder of notebooks has one of its own there.
+"""
 
 from __future__ import annotations
 
@@ -11,48 +15,69 @@ import time
 import uuid
 from collections.abc import Iterator
 from contextlib import suppress
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from ring_notebook.config import config
 from ring_notebook.errors import ClusterError
-from ring_notebook.files.private_files import changed_by_others, is_own, make_private_folder
-from ring_notebook.notebook.cluster.process_life import began, is_alive
+from ring_notebook.files.private_files import changed_by_others, is_own, make_private_folder, owner_of, temporary_folder
+from ring_notebook.machine.process_life import began, is_alive
 from ring_notebook.notebook.record.run_files import read_json, write_json
-from ring_notebook.words import plural
+from ring_notebook.notebook.run.takeover import journals_of
+from ring_notebook.text.words import plural
 
 _FILE = "cluster.json"
 _NAME = re.compile(r"\d+-[0-9a-f]{8}-")  # the kernel's process id first; other folders are not ours
 
 
-def new_directory() -> Path:
+def new_directory(keep: bool = False) -> Path:
     """Make a folder for the files of a new cluster of this kernel; remove folders of clusters that have ended.
 
-    Raises as `check_folder`, and ClusterError where this user cannot write.
+    With ``keep`` the cluster may outlive the user's last session. Raises as `check_folder`, and ClusterError where this
+    user cannot write.
     """
     check_folder()
     for directory in _directories():
         if not _in_use(directory):
-            shutil.rmtree(directory, ignore_errors=True)
-    directory = _root() / f"{os.getpid()}-{uuid.uuid4().hex[:8]}-{socket.gethostname()}"
+            remove(directory)
+    root = _roots()[-1 if keep else 0]
+    directory = root / f"{os.getpid()}-{uuid.uuid4().hex[:8]}-{socket.gethostname()}"
     try:
+        make_private_folder(_runs())
         for name in ("log", "security"):  # where ipyparallel writes, which leaves their mode to the umask
+            with suppress(FileNotFoundError):  # another kernel has just removed the folder above, which was empty
+                make_private_folder(directory / name)
             make_private_folder(directory / name)
     except OSError as error:
         raise ClusterError(
-            f"cannot make {error.filename}: {error.strerror}. Clusters and runs are recorded in the notebook's folder: "
-            "`%cd` into one that you can write, such as `%cd ~`, or set RING_RUNS_DIR before the kernel starts"
+            f"cannot make {error.filename}: {error.strerror}{_whose()}. Runs are recorded in the "
+            "notebook's folder: `%cd` into one that you can write, such as `%cd ~`, or set RING_RUNS_DIR before the "
+            "kernel starts"
         ) from None
     return directory
 
 
+def remove(directory: Path) -> None:
+    """Remove the folder of a cluster that has ended, with the records that its ranks have kept, and what is empty."""
+    kept = journals_of(directory)
+    for folder in (directory, kept):
+        shutil.rmtree(folder, ignore_errors=True)
+    with suppress(OSError):
+        kept.parent.rmdir()
+    with suppress(OSError):
+        directory.parent.rmdir()
+        directory.parent.parent.rmdir()
+
+
 def check_folder() -> None:
-    """Raise ClusterError if another user could replace the files of a cluster."""
-    root = _root()
-    for folder in (root.parent, root) if root.parent.name == ".ring" else (root,):
+    """Raise ClusterError if another user could replace the files of a cluster or its runs."""
+    folders = [(_runs().parent, "RING_RUNS_DIR")] if _runs().parent.name == ".ring" else []
+    folders += zip((root.parent for root in reversed(_roots())), ("TMPDIR", "XDG_RUNTIME_DIR"), strict=False)
+    for folder, setting in folders:
         if how := changed_by_others(folder):
             raise ClusterError(
-                f"{how}, or set RING_RUNS_DIR to a folder of your own: a user who can change the "
+                f"{how}, or set {setting} to a folder of your own: a user who can change the "
                 "files of a cluster can run code as its owner"
             )
 
@@ -170,8 +195,20 @@ def running() -> Iterator[Path]:
     yield from (directory for _, _, directory in sorted(found, reverse=True))
 
 
-def _root() -> Path:
-    return Path(config().runs_dir).absolute().parent / "clusters"
+def _runs() -> Path:
+    return Path(config().runs_dir).absolute()
+
+
+def _roots() -> list[Path]:
+    """The folders with the clusters of this folder of notebooks: that of the runtime if there is one, and the lasting.
+
+    The system removes the first when the user's last session ends.
+    """
+    lasting = Path(temporary_folder(), f"ring-notebook-{os.geteuid()}")
+    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+    own = [Path(runtime, "ring-notebook")] if runtime and os.access(runtime, os.W_OK) else []
+    name = sha256(os.fsencode(_runs().parent)).hexdigest()[:12]
+    return [folder / name for folder in (*own, lasting)]
 
 
 def _directories() -> list[Path]:
@@ -180,8 +217,18 @@ def _directories() -> list[Path]:
     Another host that shares the disk has process ids of its own, and another user who can write here could have us
     attach to a cluster that sends pickles.
     """
-    found = _root().glob(f"*-*-{glob.escape(socket.gethostname())}")
-    return [path for path in found if _NAME.match(path.name) and path.is_dir() and is_own(path)]
+    host = glob.escape(socket.gethostname())
+    with suppress(OSError):  # the folder is another user's, who hides what is in it
+        found = [path for root in _roots() for path in root.glob(f"*-*-{host}")]
+        return [path for path in found if _NAME.match(path.name) and path.is_dir() and is_own(path)]
+    return []
+
+
+def _whose() -> str:
+    ring = _runs().parent
+    if not os.path.lexists(ring) or ring.lstat().st_uid == os.geteuid():
+        return ""
+    return f" ({ring} belongs to {owner_of(ring)})"
 
 
 def _in_use(directory: Path) -> bool:

@@ -7,7 +7,10 @@ import socket
 from secrets import token_hex
 from typing import Any
 
-from ipyparallel.controller.app import IPController
+from ring_notebook.machine.own_python import prepare_for_jupyter
+
+prepare_for_jupyter()
+from ipyparallel.controller.app import IPController  # noqa: E402
 
 
 class Controller(IPController):  # type: ignore[misc]

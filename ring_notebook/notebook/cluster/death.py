@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
 
+from ring_notebook.analysis.verdict import RankFailure, first_failure, signal_name
 from ring_notebook.launch.batch_job import who_ended_it
 from ring_notebook.launch.supervisor.rank_failure import split_reports
 from ring_notebook.notebook.record.run_files import read_text
-from ring_notebook.verdict import RankFailure, first_failure, signal_name
 
 _TAIL = 30  # lines
 # Of MPICH's launcher, of faulthandler, and of what a batch system starts ranks with.
@@ -48,7 +48,7 @@ class Death:
 def explain(ended: str, output: str, logs: Path) -> Death:
     """The death of ``ended`` (``controller`` or ``engines``), from the engines' common output and log files.
 
-    ``logs`` holds ``rank-N.log`` files, those of ranks on other hosts only where the hosts share the disk.
+    ``logs`` holds what each rank wrote (`engine.descriptors`), on other hosts only where the hosts share the disk.
     """
     if ended == "controller":
         return Death("the controller of the cluster died, and the engines were stopped")
@@ -92,7 +92,9 @@ def explain_failure(failure: RankFailure) -> str:
 
 def _log(rank: int, text: bytes, logs: Path) -> str:
     # A rank has a log of its own once it has started; before that it writes to the output of all ranks.
-    return tail(read_text(logs / f"rank-{rank}.log") or text.decode(errors="replace"))
+    # What it wrote comes before the stack of its crash.
+    own = "".join(read_text(logs / f"rank-{rank}.{suffix}") for suffix in ("out", "err", "log"))
+    return tail(own or text.decode(errors="replace"))
 
 
 def not_started(reason: str, output: str) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ring_notebook.errors import ClusterError
-from ring_notebook.notebook.cluster.process_life import resident
+from ring_notebook.machine.process_life import resident
 from ring_notebook.notebook.engines import Engine, Engines
 
 EngineState = Literal["idle", "running", "died"]

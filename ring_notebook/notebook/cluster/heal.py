@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,10 +11,11 @@ from time import time
 
 from ring_notebook.errors import ClusterError
 from ring_notebook.launch.supervisor.engine_supervisor import Request
+from ring_notebook.machine.process_life import began
 from ring_notebook.notebook.cluster.death import Death
 from ring_notebook.notebook.cluster.lost_ranks import LostRanks
-from ring_notebook.notebook.cluster.process_life import began
 from ring_notebook.notebook.engines import Engine, Engines
+from ring_notebook.notebook.run.takeover import journals_of
 
 NOT_HERE = (
     "`%ring heal` needs engines that our own supervisor has started: all of these end when one dies; use "
@@ -48,8 +50,9 @@ def heal(
             request("end", rank)
             engines.forget(rank, _FORGET_TIMEOUT)
             request("start", rank)
-        engines.wait_for(ranks, _START_TIMEOUT, lambda: _failed(lost, ranks))
-        for engine in prepare_engines(engines, n, directory, keep, True, ranks):
+        ended = functools.partial(_failed, lost, ranks)  # they are watched only when it is known who they are
+        engines.wait_for(ranks, _START_TIMEOUT, ended)
+        for engine in prepare_engines(engines, n, directory, keep, True, ranks, ended):
             engines.all[engine.rank : engine.rank + 1] = [replace(engine, replaced=time())]
             lost.watch([engine])
         meet(engines, engines.living(), generation, n)
@@ -97,14 +100,24 @@ _TIMEOUT = 120.0
 
 
 def prepare_engines(
-    engines: Engines, n: int, directory: Path, keep: bool, replaceable: bool, ranks: Sequence[int] | None = None
+    engines: Engines,
+    n: int,
+    directory: Path,
+    keep: bool,
+    replaceable: bool,
+    ranks: Sequence[int] | None = None,
+    trouble: Callable[[], str] = str,
 ) -> list[Engine]:
     """Prepare the engines of the cluster of ``n`` in ``directory``, or those of ``ranks``; returns what each is.
 
-    With ``replaceable`` they have yet to `meet`. Raises ClusterError when one is not the rank that it should be.
+    With ``replaceable`` they have yet to `meet`. Raises ClusterError when one is not the rank that it should be, and
+    with what ``trouble`` returns as soon as that is not empty.
     """
     wanted = list(range(n)) if ranks is None else list(ranks)
-    found = engines.call(f"{_SETUP}:prepare", str(directory), keep, replaceable, ranks=wanted, timeout=_TIMEOUT)
+    journals = str(journals_of(directory)) if keep else ""
+    found = engines.call(
+        f"{_SETUP}:prepare", str(directory), journals, replaceable, ranks=wanted, timeout=_TIMEOUT, trouble=trouble
+    )
     for rank, about in zip(wanted, found, strict=True):
         if (about["rank"], about["size"]) != (rank, n):
             raise ClusterError(

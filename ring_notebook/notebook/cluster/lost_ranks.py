@@ -10,11 +10,12 @@ from contextlib import suppress
 from pathlib import Path
 from threading import Lock, Thread
 
+from ring_notebook.analysis.verdict import SECONDS_TO_EXPLAIN
+from ring_notebook.machine.os_calls import Wake, exit_descriptor
+from ring_notebook.machine.process_life import is_alive, is_ending
 from ring_notebook.notebook.cluster.death import Death, by_batch_system, explain_rank, failures_of
-from ring_notebook.notebook.cluster.process_life import is_alive, is_ending
 from ring_notebook.notebook.engines import Engine
 from ring_notebook.notebook.record.run_files import read_text
-from ring_notebook.verdict import SECONDS_TO_EXPLAIN
 
 _SECONDS_TO_END = 5.0  # of a process that gives much memory back
 _POLL = 0.005
@@ -40,7 +41,7 @@ class LostRanks:
         self._watched: dict[int, tuple[int, int]] = {}  # descriptors of processes: their ranks, and which start
         self._elsewhere: dict[int, int] = {}  # ranks of other hosts, and which start
         self._read = -1  # bytes of the log that were there when it was looked at for them
-        self._wake = os.eventfd(0)
+        self._wake = Wake()
         self._closed = False
         self._thread = Thread(target=self._watch, name="ring-deaths", daemon=True)
         self._thread.start()
@@ -60,10 +61,10 @@ class LostRanks:
                 with self._lock:
                     self._elsewhere[engine.rank] = start
                     self._reports.setdefault(engine.rank, 0)
-                os.eventfd_write(self._wake, 1)
+                self._wake.set()
                 continue
             try:
-                descriptor = os.pidfd_open(engine.pid)
+                descriptor = exit_descriptor(engine.pid)
             except ProcessLookupError:
                 self._explain(engine.rank, start)
                 continue
@@ -74,7 +75,7 @@ class LostRanks:
             with self._lock:
                 self._watched[descriptor] = engine.rank, start
                 self._reports[engine.rank] = reports
-            os.eventfd_write(self._wake, 1)
+            self._wake.set()
 
     def look(self, engines: Iterable[Engine]) -> None:
         """Return when ``deaths`` has those of these engines that have ended by now, or are ending."""
@@ -120,11 +121,11 @@ class LostRanks:
     def close(self) -> None:
         """Stop watching."""
         self._closed = True
-        os.eventfd_write(self._wake, 1)
+        self._wake.set()
         self._thread.join()
         for descriptor in self._watched:
             os.close(descriptor)
-        os.close(self._wake)
+        self._wake.close()
 
     def _output(self) -> str:
         """The output so far; what was read before while the file of it is missing, or is written again."""
@@ -141,8 +142,8 @@ class LostRanks:
             if self._elsewhere:
                 self._look_elsewhere()
             for descriptor, _ in poll.poll(1000 * _LOOK if self._elsewhere else None):
-                if descriptor == self._wake:
-                    os.eventfd_read(self._wake)
+                if descriptor == self._wake.fileno():
+                    self._wake.clear()
                     continue
                 with self._lock:
                     rank, start = self._watched.pop(descriptor)

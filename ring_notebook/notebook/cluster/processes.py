@@ -25,15 +25,17 @@ from ring_notebook.errors import ClusterError
 from ring_notebook.files.private_files import open_private
 from ring_notebook.launch.launchers.find_launcher import find_launcher
 from ring_notebook.launch.launchers.hosts import Host, check_interface, master_of, only_here
+from ring_notebook.launch.launchers.own_launchers import processes_allowed
 from ring_notebook.launch.supervisor.engine_supervisor import Request, make_requests, request
 from ring_notebook.launch.supervisor.local_ranks import SHARED_IMPORTS
 from ring_notebook.launch.supervisor.outer_job import without_outer_job
 from ring_notebook.launch.supervisor.parent_death import wrap
 from ring_notebook.launch.supervisor.rank_failure import split_reports
+from ring_notebook.machine.os_calls import Wake, exit_descriptor, resource_limits, set_resource_limits
+from ring_notebook.machine.own_python import module_command
 from ring_notebook.notebook.cluster.death import Death, by_batch_system, explain, explain_failure, not_started, tail
 from ring_notebook.notebook.cluster.lost_ranks import LostRanks
 from ring_notebook.notebook.record.run_files import read_json, read_text
-from ring_notebook.own_python import module_command
 from ring_notebook.rank.rank_variables import MASTER
 
 # A heartbeat registers an engine, so a short period starts a cluster sooner. Deaths are noticed at the processes
@@ -52,7 +54,6 @@ _ENGINE_ARGS = ["--log-level=ERROR", "--IPEngine.timeout=60", "--IPEngine.wait_f
 _REQUESTS = "requests"
 _SECONDS_TO_TERMINATE = 2
 _SECONDS_TO_FORGET = 1  # the period at which ipyparallel's threads poll their processes
-_SECONDS_TO_RESTORE = 5.0  # the supervisor looks twice a second
 _POLL = 0.02
 
 
@@ -143,7 +144,7 @@ class Processes:
         self._error: BaseException | None = None
         self._output = ""  # what the engines have written, when they have ended
         self._asked = ""  # "stop" or "leave", for the thread
-        self._wake = os.eventfd(0)
+        self._wake = Wake()
         self._thread = Thread(target=self._live, name="ring-cluster", daemon=True)
         self._thread.start()
         try:
@@ -153,7 +154,7 @@ class Processes:
             raise
         if self._error is not None:
             self._thread.join()  # it ends what has started
-            os.close(self._wake)
+            self._wake.close()
             raise self._error
         if requests.exists():
             self.lost = LostRanks(Path(self._cluster.engine_set.output_file), requests.parent / "log")
@@ -174,7 +175,10 @@ class Processes:
         except ValueError as error:
             raise ClusterError(str(error)) from None
         if launcher.starts_again:
-            make_requests(requests)
+            try:
+                make_requests(requests)
+            except OSError:  # a file system without named pipes: no engine is started again, and all end with one
+                launcher = find_launcher()
         return cls(_cluster(directory, hosts, keep, pipe if launcher.starts_again else "", lent), n, requests)
 
     @classmethod
@@ -225,20 +229,12 @@ class Processes:
         return self.lost.deaths if self.lost else {}
 
     def request(self, what: Request, number: int, name: str = "") -> None:
-        """Ask the supervisor for something, as `request` says. Raises ClusterError when there is none.
-
-        Where somebody has removed the cluster's folder, the supervisor makes it again.
-        """
-        deadline = monotonic() + _SECONDS_TO_RESTORE
-        while True:
-            try:
-                request(self._requests, what, number, name)
-                return
-            except OSError as error:
-                if (trouble := self.trouble()) or monotonic() > deadline:
-                    why = trouble or f"the supervisor of the engines does not answer: {error}"
-                    raise ClusterError(why) from None
-            sleep(_POLL)
+        """Ask the supervisor for something, as `request` says. Raises ClusterError when there is none."""
+        try:
+            request(self._requests, what, number, name)
+        except OSError as error:
+            why = self.trouble() or f"the supervisor of the engines does not answer: {error}"
+            raise ClusterError(why) from None
 
     @property
     def controller(self) -> int:
@@ -262,11 +258,10 @@ class Processes:
         if self.lost is not None:
             lost, self.lost = self.lost, None
             lost.close()
-        if self._wake >= 0:
-            os.eventfd_write(self._wake, 1)
+        if self._wake.fileno() >= 0:
+            self._wake.set()
             self._thread.join()
-            os.close(self._wake)
-            self._wake = -1
+            self._wake.close()
 
     def log(self, which: str) -> str:
         """What ``controller`` or ``engines`` have written to their standard output and error so far."""
@@ -301,20 +296,20 @@ class Processes:
 
     def _wait(self) -> str:
         """Return when one of both has ended (its name), or `stop` or `leave` was called (nothing)."""
-        watched = {self._wake: ""}
+        watched = {self._wake.fileno(): ""}
         poll = select.poll()
         poll.register(self._wake, select.POLLIN)
         try:
             for name, launcher in (("controller", self._cluster.controller), ("engines", self._cluster.engine_set)):
                 try:
-                    descriptor = os.pidfd_open(launcher.pid)
+                    descriptor = exit_descriptor(launcher.pid)
                 except ProcessLookupError:
                     return name
                 watched[descriptor] = name
                 poll.register(descriptor, select.POLLIN)
             return watched[poll.poll()[0][0]]
         finally:
-            for descriptor in watched.keys() - {self._wake}:
+            for descriptor in watched.keys() - {self._wake.fileno()}:
                 os.close(descriptor)
 
     def _end(self) -> None:
@@ -369,6 +364,19 @@ def _silent() -> logging.Logger:
     return log
 
 
+_TASKS, _TASKS_PER_ENGINE = 24, 14  # processes and threads: of kernel, controller and supervisor, and of an engine
+
+
+def require_processes(n: int) -> None:
+    """Raise ClusterError where this container or user may not have the processes of a cluster of ``n`` engines."""
+    needed, allowed = _TASKS + _TASKS_PER_ENGINE * n, processes_allowed()
+    if needed > allowed:
+        raise ClusterError(
+            f"a cluster of {n} engines needs about {needed} processes and threads, {allowed} are allowed here; allow "
+            "more (`docker run --pids-limit`, `ulimit -u`), or ask for fewer engines"
+        )
+
+
 _BASE, _PER_ENGINE = 128, 16  # the controller needs the most: about 100 for its ports, and 8 for each engine
 
 
@@ -377,7 +385,7 @@ def require_descriptors(n: int) -> None:
 
     Raises ClusterError when the hard limit is lower: libzmq ends its process when it cannot open a socket.
     """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft, hard = resource_limits(resource.RLIMIT_NOFILE)
     needed = _BASE + _PER_ENGINE * n
     if _allows(soft, needed):
         return
@@ -386,7 +394,7 @@ def require_descriptors(n: int) -> None:
             f"a cluster of {n} engines needs {needed} file descriptors, this process may have {hard}; start Jupyter "
             f"after `ulimit -n {max(1024, needed)}`, or ask for fewer engines"
         )
-    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+    set_resource_limits(resource.RLIMIT_NOFILE, needed, hard)
 
 
 def _allows(limit: int, needed: int) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from ring_notebook.errors import ClusterError
 from ring_notebook.notebook.engines import Engines, died
 from ring_notebook.notebook.run.run import Run
-from ring_notebook.words import rank_list, ranks
+from ring_notebook.text.words import rank_list, ranks
 
 SECONDS_TO_SETTLE = 2.0
 """A new run waits so long for ranks that are still ending the previous one."""
@@ -77,7 +77,7 @@ def _require_idle(engines: Engines, run: Run, heals: bool, but: Sequence[int]) -
         where = "" if len(run.ranks) == len(engines.all) else f" on {ranks(run.ranks)} of the cluster"
         raise ClusterError(
             f"run {run.log.title} is in progress{where} ({run.describe()}); stop it with "
-            "`%ring interrupt`, the Stop button or `Run.stop()`"
+            "`%ring stop --runs`, the Stop button or `Run.stop()`"
         )
     if run.wait_idle(SECONDS_TO_SETTLE) or not (stuck := sorted(set(run.busy).difference(but))):
         return

@@ -6,7 +6,8 @@ import shutil
 import signal
 import time
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from ring_notebook.errors import ClusterError, RingError
 from ring_notebook.files import snapshot_files
@@ -15,7 +16,8 @@ from ring_notebook.files.snapshot_files import Snapshot, by_reason, kept_text, p
 from ring_notebook.notebook.engines import Engines
 from ring_notebook.notebook.record.run_record import RunRecord
 from ring_notebook.notebook.table import Listing
-from ring_notebook.words import plural
+from ring_notebook.protocol.cell_request import CellOptions
+from ring_notebook.text.words import plural
 
 _RANK_SIDE = "ring_notebook.engine.kept_variables"
 _TIMEOUT = 3600.0  # seconds that ranks have to write or load all variables
@@ -73,6 +75,40 @@ def described(snapshot: Snapshot) -> str:
     return kept_text(snapshot)
 
 
+class Continued(NamedTuple):
+    """The cell that continues a run from a snapshot on. ``begins_anew`` says which functions do not continue."""
+
+    source: str
+    options: CellOptions
+    begins_anew: str
+
+
+def continued(snapshot: Snapshot, name: str = "") -> Continued:
+    """The cell that continues the run of a snapshot, once it is restored, as a run of this name.
+
+    Raises RingError for a snapshot that was made between runs.
+    """
+    run, place = snapshot.about.get("run"), dict(snapshot.about["ranks"][0]["place"])
+    if not run:
+        kept = snapshot.name
+        raise RingError(f"{kept} was made between runs: `%ring snapshots restore {kept}`, then run a cell")
+    functions = ", ".join(place.pop("functions"))
+    options = replace(
+        CellOptions.of(run["options"]),
+        name=name,
+        branch={**place, "of": f"{run['name']}@{snapshot.step}", "run": run["id"]},
+        resume=False,
+        setup=False,
+        ranks=None,
+        n=None,
+        replay="",
+        pause_at=(),  # of steps since its beginning
+        who="",
+    )
+    anew = f"{functions}() begins anew: variables of functions are not kept; those of the cell are."
+    return Continued(run["source"], options, anew * bool(functions))
+
+
 def set_up_cells(snapshot: Snapshot) -> list[RunRecord]:
     """The runs of the set-up cells that a snapshot keeps."""
     records = []
@@ -88,7 +124,7 @@ def _restored(snapshot: Snapshot, size: int, loaded: Sequence[Any]) -> str:
     at = time.strftime("%d %b %H:%M", time.localtime(snapshot.about["time"]))
     lines = [f"Restored {plural(len(names), 'variable')} of {snapshot.name} ({at}) on {plural(size, 'rank')}."]
     if size != snapshot.size:
-        text = f"It is of {plural(snapshot.size, 'rank')}: state of fused=True and prepared loaders are shared anew"
+        text = f"It is of {plural(snapshot.size, 'rank')}: prepared loaders are shared anew"
         if size > snapshot.size:
             new = range(snapshot.size, size)[:_MOST_NAMES]
             text += "".join(f"; rank {rank} has the variables of rank {rank % snapshot.size}" for rank in new)
@@ -103,6 +139,12 @@ def _restored(snapshot: Snapshot, size: int, loaded: Sequence[Any]) -> str:
 def find(name: str) -> Snapshot:
     """The newest snapshot of this folder called ``name``. Raises RingError where there is none that is whole."""
     return snapshot_files.find(snapshot_files.root(), name)
+
+
+def names() -> list[str]:
+    """The snapshots of this folder that are whole, newest first, each once; for completion."""
+    whole, _ = snapshot_files.found(snapshot_files.root())
+    return list(dict.fromkeys(one.name for one in reversed(whole)))
 
 
 def listing() -> Listing:
@@ -121,7 +163,7 @@ def listing() -> Listing:
     return Listing(
         ["name", "when", "ranks", "size", "variables", "run", "step"],
         rows,
-        note or ("" if rows else "No snapshot; `%ring snapshot NAME` keeps the variables of all ranks."),
+        note or ("" if rows else "No snapshot; `%ring snapshots save NAME` keeps the variables of all ranks."),
     )
 
 

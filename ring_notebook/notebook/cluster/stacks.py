@@ -11,8 +11,8 @@ from pathlib import Path, PurePath
 from time import monotonic, sleep
 from typing import TYPE_CHECKING
 
-from ring_notebook.notebook.cluster.process_life import is_stopped
-from ring_notebook.words import ranks
+from ring_notebook.machine.process_life import is_stopped
+from ring_notebook.text.words import ranks
 
 if TYPE_CHECKING:
     from ring_notebook.notebook.engines import Engines

@@ -12,20 +12,21 @@ from contextlib import suppress
 from pathlib import Path
 from threading import Timer
 
+from ring_notebook.analysis.verdict import WALLTIME_WARNING
 from ring_notebook.config import config
 from ring_notebook.errors import ClusterError, RingError
 from ring_notebook.files.private_files import make_private_folder, open_private
 from ring_notebook.launch.batch_job import end_of_job
 from ring_notebook.launch.batch_systems import BatchError
 from ring_notebook.launch.job_script import BatchRequest
+from ring_notebook.launch.supervisor.outer_job import without_outer_job
+from ring_notebook.machine.own_python import module_command
 from ring_notebook.notebook.cluster.cluster import Cluster
 from ring_notebook.notebook.record.run_files import read_json
 from ring_notebook.notebook.record.run_record import RunRecord
 from ring_notebook.notebook.run.catalogue import resumes_from
 from ring_notebook.notebook.run.send import spoken_name
-from ring_notebook.own_python import module_command
-from ring_notebook.verdict import WALLTIME_WARNING
-from ring_notebook.words import plural
+from ring_notebook.text.words import plural
 
 _CELLS = "cells.json"
 
@@ -43,7 +44,8 @@ def submit(request: BatchRequest, runs: Sequence[RunRecord]) -> str:
     ]
     make_private_folder(folder)
     with open_private(folder / _CELLS, "w") as file:
-        json.dump({"n": request.n, "cells": cells}, file)
+        # Not by way of the batch system, which sends and keeps it for others to read.
+        json.dump({"n": request.n, "cells": cells, "environment": without_outer_job(os.environ)}, file)
     command = module_command("ring_notebook.notebook.cluster.submitted", str(folder))
     with open_private(folder / "job.sh", "w") as file:
         file.write(request.script(command, folder / "output"))
@@ -62,6 +64,8 @@ def submit(request: BatchRequest, runs: Sequence[RunRecord]) -> str:
 def main() -> None:
     """Run the cells on a cluster over the hosts of this job; exits with 1 when one fails."""
     about = read_json(Path(sys.argv[1]) / _CELLS)
+    os.environ.update({name: value for name, value in about["environment"].items() if name not in os.environ})
+    config.cache_clear()
     try:
         with Cluster(about["n"]) as cluster:
             _write_checkpoint_in_time(cluster)
@@ -75,6 +79,8 @@ def main() -> None:
                 cluster.run(cell["source"], name=cell["name"], first_line=first_line, options=options).wait()
     except Exception as error:
         sys.exit(f"{type(error).__name__}: {error}")
+    finally:  # unless the job is put back into the queue
+        (Path(sys.argv[1]) / _CELLS).unlink(missing_ok=True)
 
 
 def _write_checkpoint_in_time(cluster: Cluster) -> None:

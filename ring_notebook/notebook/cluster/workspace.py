@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ring_notebook.error_text import printable
 from ring_notebook.errors import ClusterError
 from ring_notebook.files.file_digest import digest
-from ring_notebook.words import plural, ranks
+from ring_notebook.text.error_text import printable
+from ring_notebook.text.words import plural, ranks
 
 if TYPE_CHECKING:
     from ring_notebook.notebook.engines import Engines

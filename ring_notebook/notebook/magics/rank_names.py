@@ -23,16 +23,12 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from ring_notebook.errors import RingError
 from ring_notebook.frameworks import default
-from ring_notebook.notebook.magics import options
-from ring_notebook.notebook.magics.cells import runs_on_ranks
-from ring_notebook.notebook.magics.session import Session
-from ring_notebook.notebook.run import catalogue
+from ring_notebook.notebook.magics.commands import MAGICS
+from ring_notebook.notebook.session.cells import runs_on_ranks
+from ring_notebook.notebook.session.known_names import help_on_rank_0, names_of_ranks, names_on_rank_0
+from ring_notebook.notebook.session.session import Session
 
 _CELL = re.compile(r"\s*%%ring(train|scale)\b.*\n")  # the lines after it run on the ranks
-_SET = re.compile(r"\s*%ring\s+set\s")
-_PULL = re.compile(r"\s*%ring\s+pull\s")
-_RUN = re.compile(r"\s*%ring\s+(runs\s+(?:compare|output|tag|note|delete)\s|(?:export|plot)\s+\S+\s+)")
-_NAME = re.compile(r"[^\W\d]\w*(\.\w*)*$")
 
 
 def register(shell: InteractiveShell, session: Session) -> None:
@@ -143,7 +139,7 @@ def _inspect(shell: InteractiveShell, session: Session) -> None:
         try:
             return own(oname, *args, **kwargs)
         except KeyError:
-            if text := session.help(oname):
+            if text := help_on_rank_0(session, oname):
                 # Without HTML, which it takes out for most front ends, the kernel says that nothing is found.
                 return {"text/plain": text, "text/html": f"<pre>{escape(text)}</pre>"}
             raise
@@ -161,7 +157,7 @@ def _advise_on_missing(shell: InteractiveShell, session: Session) -> None:
         traceback: TracebackType,
         tb_offset: int | None = None,
     ) -> None:
-        if error.name and error.name in session.names():
+        if error.name and error.name in names_on_rank_0(session):
             error.args = (f"{error}; the ranks have it: `%ring pull {error.name}` brings it here",)
         shell.showtraceback((kind, error, traceback), tb_offset=tb_offset)
 
@@ -172,24 +168,18 @@ def _complete(shell: InteractiveShell, session: Session) -> None:
     """Add the options of the magics and the names of the ranks to the completer of ``shell``."""
 
     def complete_ring(context: CompletionContext) -> dict[str, object]:
-        line, token = context.text_until_cursor, context.token
-        words = options.completions(line.lstrip())
-        if _RUN.match(line):
-            words += [name for name in catalogue.names() if name.startswith(token)]
-        if _SET.match(line):
-            words += [f"{name}=" for name in session.knob_names() if name.startswith(token)]
-        pull = _PULL.match(line) is not None
+        token = context.token
+        words, own = _words(context.text_until_cursor.lstrip(), token, session)
         on_ranks = _in_cell(context) or (session.default and runs_on_ranks(context.full_text))
         of_ring = token.startswith("ring.") and isinstance(shell.user_ns.get("ring"), _Ring)
-        ranks = (pull and not token) or (_NAME.match(token) and (pull or on_ranks or of_ring))
-        names = _names(session, token) if ranks else []
+        names = names_of_ranks(session, token) if token and not own and (on_ranks or of_ring) else []
         return {
             "completions": [
                 *(SimpleCompletion(word, type="option") for word in words),
                 *(SimpleCompletion(name, type="rank") for name in names),
             ],
             # A name of this notebook makes no sense there. Behind a dot it is the same name once more.
-            "suppress": bool(words) or pull or (bool(names) and "." in token),
+            "suppress": bool(words) or own or (bool(names) and "." in token),
         }
 
     own = shell.Completer.completions
@@ -206,14 +196,18 @@ def _complete(shell: InteractiveShell, session: Session) -> None:
     shell.Completer.custom_matchers.append(complete_ring)
 
 
+def _words(line: str, token: str, session: Session) -> tuple[list[str], bool]:
+    """What can take the place of ``token``, the end of a magic's line, and whether nothing else can."""
+    magic, *words = line.split() or [""]
+    if magic.lstrip("%") not in MAGICS or not line.startswith("%") or not (words or line[-1].isspace()):
+        return [], False
+    begun = "" if line[-1].isspace() else words.pop()
+    command, given = MAGICS[magic.lstrip("%")].find(words)
+    found, own = command.complete(given, begun, session)
+    # Of a word such as ``run@80`` the token is a part.
+    return [word[len(begun) - len(token) :] for word in found if begun.endswith(token)], own
+
+
 def _in_cell(context: CompletionContext) -> bool:
     before = context.full_text.split("\n")[: context.cursor_line]
     return _CELL.match("\n".join([*before, ""])) is not None
-
-
-def _names(session: Session, token: str) -> list[str]:
-    """The names on the ranks that begin with ``token``, a name or a path of names with dots."""
-    path, dot, begun = token.rpartition(".")
-    names = session.names(path)
-    shown = names if begun.startswith("_") else [name for name in names if not name.startswith("_")]
-    return [f"{path}{dot}{name}" for name in shown if name.startswith(begun)]

@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from html import escape
 from typing import NamedTuple
 
-from ring_notebook.energy import energy_text
+from ring_notebook.analysis.verdict import WALLTIME_WARNING
+from ring_notebook.machine.energy import energy_text
 from ring_notebook.notebook.panel import machines
 from ring_notebook.notebook.panel.progress import Progress, progress
 from ring_notebook.notebook.panel.waits import left_out, left_out_in_loop, stall_sentence
 from ring_notebook.notebook.record.run_record import RunRecord
 from ring_notebook.notebook.record.run_view import EPOCH, RankView, RunView
 from ring_notebook.notebook.style import RED, STATUS_COLORS, duration, whole, with_code
-from ring_notebook.records import TRANSPORTS
-from ring_notebook.verdict import WALLTIME_WARNING
-from ring_notebook.words import plural, ranks
+from ring_notebook.protocol.records import TRANSPORTS
+from ring_notebook.text.words import plural, ranks
 
 _AMBER = STATUS_COLORS["interrupted"]
 MOST_BROKEN = 3  # metrics with NaN or infinite values
@@ -58,7 +58,7 @@ def headline(log: RunRecord, view: RunView, stuck: Sequence[RankView] = ()) -> H
     else:
         alarms = [left_out(view, log.source, log.first_line) if running else ""]
     alarms = [*filter(None, [*alarms, left_out_in_loop(view) if running else ""])]
-    slow = None if stuck else view.slow or view.slow_link
+    slow = None if stuck else view.slow
     waits = any(rank.status and rank.status.waiting for rank in stuck)
     done = progress(view, log.source) if running else Progress(None, None)
     return Headline(

@@ -14,8 +14,8 @@ from IPython.core.inputtransformer2 import TransformerManager
 from ring_notebook.frameworks import CellCalls, Hint, default, named, names_in
 from ring_notebook.notebook.record.run_view import RunView
 from ring_notebook.notebook.style import with_code
-from ring_notebook.records import MEDIA
-from ring_notebook.words import rank_list
+from ring_notebook.protocol.records import MEDIA
+from ring_notebook.text.words import rank_list
 
 _SAME_LINES = 5  # equal lines of all ranks before there is a hint
 
@@ -31,6 +31,8 @@ class Lint:
             tree = ast.parse("\n" * (first_line - 1) + TransformerManager().transform_cell(source))
         except SyntaxError:  # the ranks report it
             tree = ast.Module([], [])
+        last = tree.body[-1] if tree.body else None
+        self._has_value = isinstance(last, ast.Expr) and not source.rstrip().endswith(";")
         self._framework = named(names_in(tree)) or default()
         self._cell = CellCalls(tree, gpus)
         self._static = tuple(self._framework.hints(self._cell))
@@ -74,7 +76,10 @@ class Lint:
         )
 
     def _of_output(self, view: RunView) -> Iterator[Hint]:
-        count = Counter((piece.rank, line) for piece in view.output for line in piece.text.splitlines() if line.strip())
+        last = {piece.rank: piece for piece in view.output}
+        values = [piece for piece in last.values() if piece.block and self._has_value]  # of the last line, not printed
+        printed = (piece for piece in view.output if piece not in values)
+        count = Counter((piece.rank, line) for piece in printed for line in piece.text.splitlines() if line.strip())
         alike = sum(
             min(count[rank, line] for rank in range(view.size)) for line in {line for rank, line in count if rank == 0}
         )

@@ -24,9 +24,9 @@ from ipywidgets import (
 )
 
 from ring_notebook.errors import RingError
-from ring_notebook.knobs import Range, Value
 from ring_notebook.notebook.panel.chart_area import answer_while_busy
 from ring_notebook.notebook.record.run_view import RunView
+from ring_notebook.protocol.knobs import Range, Value
 
 Steer = Callable[[str, Mapping[str, Any]], object]
 """Makes a change: "set" with values of knobs by name, "pause" or "resume"."""

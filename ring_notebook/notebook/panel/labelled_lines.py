@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from ring_notebook.notebook.record.run_view import Printed
 from ring_notebook.notebook.style import GREY, rank_color
-from ring_notebook.words import rank_list
+from ring_notebook.text.words import rank_list
 
 _RankLine = tuple[int, str, str]  # rank, stream and line
 # How `warnings` and tracebacks name a place in a cell.

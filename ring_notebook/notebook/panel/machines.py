@@ -14,7 +14,7 @@ from ring_notebook.notebook.record.run_record import RunRecord
 from ring_notebook.notebook.record.run_view import RunView
 from ring_notebook.notebook.record.series import Points
 from ring_notebook.notebook.style import duration, number
-from ring_notebook.words import plural, ranks
+from ring_notebook.text.words import plural, ranks
 
 COLUMNS = {"cpu": "CPU", "memory": "memory", "gpu": "GPU", "gpu_memory": "GPU mem"}  # of the table
 _TITLES = {

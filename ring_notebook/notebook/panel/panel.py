@@ -183,7 +183,8 @@ class Panel:
         trouble = report.alert(self._log.trouble) + report.question(self._asks())
         waiting = waits.stall_html(stuck, self._log.source, self._log.first_line)
         begun = bool(view.names or stuck)
-        self._beginning.value = "" if begun else waits.beginning_html(view, self._log.source, self._log.first_line)
+        doing = () if begun else waits.beginning(view, self._log.source, self._log.first_line)
+        self._beginning.value = waits.beginning_html(doing)
         self._beginning.layout.display = "none" if begun else None
         self._axes.layout.display = "none" if begun and not view.names else None
         self._notices.value = trouble + waiting + hints.html(self._lint.hints(view))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from html import escape
 
+from ring_notebook.analysis.spent import SHARES, shares
 from ring_notebook.notebook.panel import machines
 from ring_notebook.notebook.panel.charts.chart import RATE
 from ring_notebook.notebook.record.run_view import RankView, RunView
@@ -21,8 +22,7 @@ from ring_notebook.notebook.style import (
     rank_color,
     whole,
 )
-from ring_notebook.spent import SHARES, Spent
-from ring_notebook.words import shortened
+from ring_notebook.text.words import shortened
 
 MOST_COLORS = 8  # ranks with a color each
 TEXT_ROWS = 16
@@ -31,10 +31,6 @@ MOST_METRICS = 6  # columns,
 FIRST_METRICS = 2  # of which a narrow page always shows so many
 NARROW = 6  # columns of metrics and machines for which a narrow page has room
 SAID = 0.15  # the smallest share of time with room for its number in the bar
-
-
-# Columns, and the part of `Spent` that each shows.
-_SHARES = {word: part for word, part in SHARES.items() if word != "compute"}
 
 
 @dataclass(frozen=True)
@@ -54,11 +50,12 @@ class Table:
 
 def table(view: RunView, still: bool = False, loads: machines.Cells | None = None) -> Table:
     """The rows of a run. ``still`` leaves out the columns of a run in progress; ``loads`` remembers its own cells."""
-    shares = _shares(view)
+    parts = shares([rank.spent for rank in view.ranks])
+    compute = parts.pop("compute", None)  # the rest of the others
     metrics = view.charted[:MOST_METRICS]
     more = len(view.charted) - len(metrics)
     silent = not still and any(rank.quiet > SILENT and not rank.ended for rank in view.ranks)
-    columns = ["rank", "status", "step", *[RATE] * bool(view.throughput), *shares, *["silent for"] * silent]
+    columns = ["rank", "status", "step", *[RATE] * bool(view.throughput), *parts, *["silent for"] * silent]
     titles = [title for name, title in machines.COLUMNS.items() if view.loads.get(name)]
     aside = frozenset({RATE, *metrics[max(FIRST_METRICS, NARROW - len(titles)) :]})
     columns += [*metrics, *[f"and {more:,} more metrics"] * (more > 0), *titles]
@@ -70,26 +67,22 @@ def table(view: RunView, still: bool = False, loads: machines.Cells | None = Non
     died = view.died
     of_machines = (loads or machines.Cells()).of(view)
     for rank in shown_ranks:
-        cells = [str(rank.rank), status_of(rank, still, died), str(rank.step)]
+        cells = [str(rank.rank), status_of(rank, still, died), _step(rank)]
         if view.throughput:
             cells.append(whole(rank.samples_per_s) if rank.samples_per_s else "")
-        cells += [f"{by_rank[rank.rank]:.0%}" for by_rank in shares.values()]
+        cells += [f"{by_rank[rank.rank]:.0%}" for by_rank in parts.values()]
         if silent:
             cells.append("" if rank.ended or rank.quiet < SILENT else duration(rank.quiet))
         cells += [*_last(rank, metrics), *[""] * (more > 0), *of_machines[rank.rank]]
         rows.append(tuple(cells))
-    bars = tuple(_bar(rank.spent) for rank in shown_ranks) if shares else ()
-    return Table(tuple(columns), tuple(rows), late, bars, aside)
+    whole_bar = {"compute": compute, **parts} if compute else parts
+    bars = tuple(_bar(tuple((word, of[rank.rank]) for word, of in whole_bar.items())) for rank in shown_ranks)
+    return Table(tuple(columns), tuple(rows), late, bars if parts else (), aside)
 
 
-def _shares(view: RunView) -> dict[str, dict[int, float]]:
-    """The shares of each rank's time by column, without columns that are 0 for all."""
-    shares = {}
-    for title, kind in _SHARES.items():
-        spent = {rank.rank: getattr(rank.spent, kind) for rank in view.ranks}
-        if any(spent.values()):
-            shares[title] = {rank.rank: rank.spent.share(spent[rank.rank]) for rank in view.ranks}
-    return shares
+def _step(rank: RankView) -> str:
+    """The newest step known. A rank that was killed took the last half second of its records along."""
+    return f"≥{rank.step}" if rank.ended and rank.ended.status == "died" else str(rank.step)
 
 
 def _last(rank: RankView, names: Sequence[str]) -> list[str]:
@@ -98,15 +91,13 @@ def _last(rank: RankView, names: Sequence[str]) -> list[str]:
 
 # When the table is drawn again, a fifth of a second later, most rows and bars are the same: they are cached.
 @lru_cache(maxsize=1024)
-def _bar(spent: Spent) -> str:
+def _bar(parts: tuple[tuple[str, float], ...]) -> str:
     """Where a rank's time went, as a bar in the colors of a timeline, with the larger shares in numbers."""
-    parts = [("compute", spent.compute), *((phase, getattr(spent, phase)) for phase in _SHARES.values())]
     pieces = "".join(
-        f"<i style='width:{spent.share(seconds):.1%};background:{PHASE_COLORS[phase]}' "
-        f"title='{PHASE_WORDS[phase]}: {spent.share(seconds):.0%}'>"
-        f"{f'{spent.share(seconds):.0%}' if spent.share(seconds) >= SAID else ''}</i>"
-        for phase, seconds in parts
-        if seconds > 0
+        f"<i style='width:{share:.1%};background:{PHASE_COLORS[SHARES[word]]}' "
+        f"title='{PHASE_WORDS[SHARES[word]]}: {share:.0%}'>{f'{share:.0%}' if share >= SAID else ''}</i>"
+        for word, share in parts
+        if share > 0
     )
     return f"<span class='ring-time'>{pieces}</span>"
 
@@ -166,8 +157,8 @@ def _head(columns: tuple[str, ...], aside: frozenset[str], bars: bool) -> str:
 @lru_cache(maxsize=16)
 def _layout(columns: tuple[str, ...]) -> tuple[int, list[int]]:
     """The position of the bars on a page, and the columns that they do not replace."""
-    place = next((index for index, column in enumerate(columns) if column in _SHARES), len(columns))
-    return place, [index for index, column in enumerate(columns) if column not in _SHARES]
+    place = next((index for index, column in enumerate(columns) if column in SHARES), len(columns))
+    return place, [index for index, column in enumerate(columns) if column not in SHARES]
 
 
 def _aside(column: str, aside: frozenset[str]) -> str:
@@ -187,11 +178,11 @@ _BROKEN = ("nan", "inf", "-inf")
 
 
 def _legend(columns: tuple[str, ...]) -> str:
-    """The legend of the bars; it has the bubble only if the run has one."""
+    """The legend of the bars; it has sleep and the bubble only if the run has them."""
     return " ".join(
         f"<span style='color:{PHASE_COLORS[phase]}' title='{PHASE_WORDS[phase]}'>■</span>&nbsp;<span>{word}</span>"
-        for word, phase in (("compute", "compute"), *_SHARES.items())
-        if word != "bubble" or word in columns
+        for word, phase in SHARES.items()
+        if word not in ("asleep", "bubble") or word in columns
     )
 
 

@@ -12,18 +12,16 @@ from typing import Any
 
 from IPython.display import HTML
 
-from ring_notebook.energy import energy_text
-from ring_notebook.notebook.panel import display_area, headline, hints, labelled_lines, machines, rank_table
+from ring_notebook.machine.energy import energy_text
+from ring_notebook.notebook.panel import display_area, headline, hints, labelled_lines, machines, rank_table, waits
 from ring_notebook.notebook.panel.charts import svg_chart
 from ring_notebook.notebook.panel.charts.chart import Chart, charts, compared, grouped
-from ring_notebook.notebook.panel.charts.curves import many
 from ring_notebook.notebook.panel.charts.metric_names import Section, expanded, missing, titles
 from ring_notebook.notebook.record.choices import Look
 from ring_notebook.notebook.record.run_record import RunRecord
 from ring_notebook.notebook.record.run_view import Printed, RunView
 from ring_notebook.notebook.style import CSS, shown
-from ring_notebook.notebook.table import Listing
-from ring_notebook.words import first_names, plural, rank_list
+from ring_notebook.text.words import first_names, plural, rank_list
 
 MOST_CHARTS = 12  # of metrics, without --plot;
 MOST_FOLDED = 36  # others behind a click, of some 20 KB each
@@ -61,8 +59,12 @@ def under_way(log: RunRecord) -> dict[str, str]:
 
 
 def last_state(log: RunRecord, plot: Sequence[str] = ()) -> dict[str, str]:
-    """The run in progress as a picture and as text, for a page without the panel; on others they are hidden."""
+    """The run in progress as a picture and as text, for a page without the panel; on others they are hidden.
+
+    Before the first step they say what the ranks do.
+    """
     view = log.view()
+    doing = () if view.names else waits.beginning(view, log.source, log.first_line)
     content = replace(headline.headline(log, view), status="last state seen", left=None)
     shown = _charts(grouped(view, plot, log.look, MOST_CHARTS))
     table = rank_table.html(rank_table.table(view)) if view.names or view.died else ""
@@ -70,10 +72,11 @@ def last_state(log: RunRecord, plot: Sequence[str] = ()) -> dict[str, str]:
     page = (
         f"{CSS}{_LAST.replace('RUN', run_class(log))}{svg_chart.CSS * bool(shown)}"
         f"<div class='ring-last {run_class(log)}'>{headline.html(content)}"
-        f"<div class='ring-notice'>{escape(notice)}</div>{shown}{display_area.row(view.media)}"
+        f"<div class='ring-notice'>{escape(notice)}</div>"
+        f"{waits.beginning_html(doing)}{shown}{display_area.row(view.media)}"
         f"<div class='ring-rows'>{table}</div>{_output(log, view.output, view.dropped_lines)}</div>"
     )
-    return {"text/html": page, "text/plain": f"{_text(log, view, plot, error=True)}\n{notice}"}
+    return {"text/html": page, "text/plain": "\n".join([_text(log, view, plot, error=True), *doing, notice])}
 
 
 def run_class(log: RunRecord) -> str:
@@ -134,7 +137,7 @@ def figure(logs: Sequence[RunRecord], names: Sequence[str] = (), look: Look | No
     ``loss+val_loss`` is one chart of both, and ``grad/*`` are all that begin so. Raises KeyError with the metrics that
     there are for a name that is not among them.
     """
-    views = {label: log.view() for label, log in zip(_labels(logs), logs, strict=True)}
+    views = {label: log.view() for label, log in zip(labels(logs), logs, strict=True)}
     known = tuple(dict.fromkeys(name for view in views.values() for name in view.charted))
     for name in missing(names, known):
         which = " and ".join(log.run for log in logs)
@@ -151,48 +154,7 @@ def figure(logs: Sequence[RunRecord], names: Sequence[str] = (), look: Look | No
     return HTML(CSS + svg_chart.CSS + shown)
 
 
-def compare(logs: Sequence[RunRecord]) -> HTML:
-    """Runs side by side: their differences, a chart of each metric, and a column for each run.
-
-    A column says how its run went, and has its newest images, figures, histograms and texts.
-    """
-    labels = _labels(logs)
-    views = {label: log.view() for label, log in zip(labels, logs, strict=True)}
-    known = tuple(dict.fromkeys(name for view in views.values() for name in view.charted))
-    made = compared(views, titles(known), logs[0].look)
-    if rates := {label: view.throughput for label, view in views.items() if view.throughput}:
-        made.append(Chart("samples/s per rank", "mean", "seconds", many(rates, order=labels), from_zero=True))
-    beside = "".join(
-        f"<div style='min-width:0'>{headline.html(headline.headline(log, view))}{display_area.row(view.media)}</div>"
-        for log, view in zip(logs, views.values(), strict=True)
-    )
-    columns = "display:grid;gap:8px 24px;grid-template-columns:repeat(auto-fit,minmax(min(100%,300px),1fr))"
-    return HTML(
-        f"{CSS}{svg_chart.CSS}{differences(logs, labels)._repr_html_()}"
-        f"<div class='ring-report' style='{columns}'>{beside}</div>{svg_chart.grid(made)}"
-    )
-
-
-def differences(logs: Sequence[RunRecord], labels: Sequence[str]) -> Listing:
-    """A row for each difference and a column for each run: hyper-parameters, ranks, how they ended."""
-    given = [log.params for log in logs]
-    facts: dict[str, list[str]] = {
-        "ranks": [str(log.size) for log in logs],
-        "status": [str(log.status) for log in logs],
-    }
-    for name in dict.fromkeys(name for one in given for name in one):
-        facts[name] = [_value_text(one.get(name)) for one in given]
-    differ = [[name, *values] for name, values in facts.items() if len(set(values)) > 1]
-    cells = " Their cells differ." if len({log.source for log in logs}) > 1 else " They ran the same cell."
-    note = ("" if differ else "No hyper-parameter differs.") + cells
-    return Listing(("differs", *labels), differ or [["", *("" for _ in logs)]], note.strip())
-
-
-def _value_text(value: Any) -> str:
-    return "" if value is None else shown(value)
-
-
-def _labels(logs: Sequence[RunRecord]) -> list[str]:
+def labels(logs: Sequence[RunRecord]) -> list[str]:
     """The label of each run in a legend: its name, with the time of day or a number if names are equal."""
     times = [time.strftime("%H:%M:%S", time.localtime(log.started)) for log in logs]
     short = [log.title for log in logs]
@@ -235,7 +197,7 @@ def _page(log: RunRecord, view: RunView, plot: Sequence[str], error: bool) -> st
 
 def _params(log: RunRecord) -> str:
     """The first hyper-parameters, in a line."""
-    listed = [f"{name} {_value_text(value)}" for name, value in list(log.params.items())[:MOST_PARAMS]]
+    listed = [f"{name} {shown(value)}" for name, value in list(log.params.items())[:MOST_PARAMS]]
     return f"<div class='ring-params'>{escape(' · '.join(listed))}</div>" if listed else ""
 
 
@@ -253,7 +215,7 @@ def changes_text(view: RunView) -> list[str]:
     """A line for each change of knobs, pause and resume: ``step 120: lr = 0.05 (alice, %ring set)``."""
     made = []
     for one in view.changes:
-        what = ", ".join(f"{name} = {_value_text(value)}" for name, value in one.values.items())
+        what = ", ".join(f"{name} = {shown(value)}" for name, value in one.values.items())
         made.append(f"step {one.step}: {what or one.action} ({one.who})")
     return made
 

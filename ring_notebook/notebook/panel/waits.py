@@ -16,7 +16,7 @@ from typing import Any
 from ring_notebook.config import config
 from ring_notebook.notebook.record.run_view import RankView, RunView
 from ring_notebook.notebook.style import duration
-from ring_notebook.words import plural, rank_list, ranks
+from ring_notebook.text.words import plural, rank_list, ranks
 
 _MOST_PLACES = 4  # lines of the cell, with the ranks that are there
 _MOST_ROWS = 8
@@ -32,8 +32,11 @@ def _source_line(source: str, first_line: int, line: int) -> str:
     return text if len(text) <= _MOST_CHARACTERS else f"{text[: _MOST_CHARACTERS - 1]}…"
 
 
-def _lines(view: RunView, source: str, first_line: int) -> list[str]:
-    """A line for each line of the cell at which ranks are, and each package they import there; and for how long."""
+def beginning(view: RunView, source: str, first_line: int) -> list[str]:
+    """Before the first step, a line for each line of the cell at which ranks are, and each package they import there.
+
+    Each says for how long; there is none when all ranks have ended.
+    """
     places: dict[tuple[int, str], list[int]] = {}
     since: dict[tuple[int, str], float] = {}
     for rank in view.ranks:
@@ -57,12 +60,9 @@ def _at(line: int, package: str, who: list[int], size: int, source: str, first_l
     return f"{ranks(who)}: {'opening the run' if line == 0 else 'the cell is on its way'}"
 
 
-def beginning_html(view: RunView, source: str, first_line: int) -> str:
-    """The lines for a page; empty when all ranks have ended."""
-    listed = _lines(view, source, first_line)
-    if not listed:
-        return ""
-    return f"<div class='ring-begin'>{''.join(f'<div>{escape(one)}</div>' for one in listed)}</div>"
+def beginning_html(lines: Sequence[str]) -> str:
+    """These lines for a page; empty without any."""
+    return f"<div class='ring-begin'>{''.join(f'<div>{escape(one)}</div>' for one in lines)}</div>" if lines else ""
 
 
 def stuck(view: RunView) -> tuple[RankView, ...]:

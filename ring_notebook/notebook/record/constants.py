@@ -1,10 +1,15 @@
-"""The constants of a cell: names to which its outermost level gives a number, a text or a truth, and nothing else."""
+"""The constants of a cell: names to which its outermost level gives a number, a text or a truth, and nothing else.
+
+A sweep runs a cell with other values in their places.
+"""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+
+from ring_notebook.errors import RingError
 
 _MOST = 30
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
@@ -20,30 +25,58 @@ def constants(source: str) -> dict[str, Any]:
         body = ast.parse(source).body
     except SyntaxError:
         return {}
-    found: dict[str, Any] = {}
-    given: set[ast.expr] = set()
-    for node in body:
-        if isinstance(node, ast.Assign):
-            for target in node.targets:
-                _add(found, given, target, node.value)
-        elif isinstance(node, ast.AnnAssign) and node.value is not None:
-            _add(found, given, node.target, node.value)
-    variables = {name.id for node in body for name in _stored(node) if name not in given}
+    given = [*_given(body)]
+    found = {target.id: literal for target, _, literal in given if not target.id.startswith("_")}
+    targets = {target for target, _, _ in given}
+    variables = {name.id for node in body for name in _stored(node) if name not in targets}
     return dict([item for item in found.items() if item[0] not in variables][:_MOST])
 
 
-def _add(found: dict[str, Any], given: set[ast.expr], target: ast.expr, value: ast.expr) -> None:
+def with_constants(source: str, values: Mapping[str, Any]) -> str:
+    """The cell with other values of some of its constants, each in its place.
+
+    Raises RingError when the cell gives one of these names no number, text or truth at its outermost level.
+    """
+    try:
+        body = ast.parse(source).body
+    except SyntaxError:
+        raise RingError("a cell with other values of its constants has no lines that begin with % or !") from None
+    places = [(target.id, value) for target, value, _ in _given(body) if target.id in values]
+    for name in values:
+        if name not in dict(places):
+            raise RingError(
+                f"the cell has no constant {name!r}; write {name} = {values[name]!r} on a line of its own, "
+                "with no space before it: the value there is replaced"
+            )
+    lines = source.encode().split(b"\n")  # as columns of the parser count bytes
+    for name, value in sorted(places, key=lambda one: (one[1].lineno, one[1].col_offset), reverse=True):
+        first, last, end = value.lineno - 1, (value.end_lineno or value.lineno) - 1, value.end_col_offset
+        text = lines[first][: value.col_offset] + repr(values[name]).encode() + lines[last][end:]
+        lines[first : last + 1] = [text, *[b""] * (last - first)]  # those below keep their numbers
+    return b"\n".join(lines).decode()
+
+
+def _given(body: Sequence[ast.stmt]) -> Iterator[tuple[ast.Name, ast.expr, bool | int | float | str]]:
+    """The names to which statements give a number, a text or a truth, each with the expression and what it is."""
+    for node in body:
+        if isinstance(node, ast.Assign):
+            for target in node.targets:
+                yield from _pairs(target, node.value)
+        elif isinstance(node, ast.AnnAssign) and node.value is not None:
+            yield from _pairs(node.target, node.value)
+
+
+def _pairs(target: ast.expr, value: ast.expr) -> Iterator[tuple[ast.Name, ast.expr, bool | int | float | str]]:
     if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts):
         for one, part in zip(target.elts, value.elts, strict=True):
-            _add(found, given, one, part)
-    elif isinstance(target, ast.Name) and not target.id.startswith("_"):
+            yield from _pairs(one, part)
+    elif isinstance(target, ast.Name):
         try:
             literal = ast.literal_eval(value)
         except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
             return
         if isinstance(literal, bool | int | float | str):
-            found[target.id] = literal
-            given.add(target)
+            yield target, value, literal
 
 
 def _stored(node: ast.AST) -> Iterator[ast.Name]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from ring_notebook.records import LOGGED, MEDIA, Display
+from ring_notebook.protocol.records import LOGGED, MEDIA, Display
 
 MOST = 20
 _SLACK = 4  # times as much is kept as is shown

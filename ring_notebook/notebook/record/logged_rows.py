@@ -10,8 +10,8 @@ from typing import Any, overload
 
 import numpy as np
 
-from ring_notebook.records import MetricBatch
-from ring_notebook.words import first_names, plural, ranks
+from ring_notebook.protocol.records import MetricBatch
+from ring_notebook.text.words import first_names, plural, ranks
 
 _OWN_COLUMNS = ("rank", "time", "step")
 

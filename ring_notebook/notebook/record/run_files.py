@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ring_notebook.error_text import printable
 from ring_notebook.files.appender import Appender
 from ring_notebook.files.private_files import make_private_folder, open_private, open_regular
 from ring_notebook.files.run_names import SUMMARY
-from ring_notebook.records import Record, decode, stamped
+from ring_notebook.protocol.records import Record, decode, stamped
+from ring_notebook.text.error_text import printable
 
 JOURNAL = "journal.jsonl"  # everything that the ranks have sent: a line for each record, between lines with the time
 OUTPUT_TEXT = "output.txt"  # what was printed as text, once a user has asked for it

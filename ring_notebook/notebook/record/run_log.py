@@ -15,7 +15,7 @@ from ring_notebook.files.run_names import RUN
 from ring_notebook.notebook.record.run_files import RunFiles, write_json
 from ring_notebook.notebook.record.run_record import RunRecord, RunStatus
 from ring_notebook.notebook.record.run_view import RunView
-from ring_notebook.records import Trace, decode, encode
+from ring_notebook.protocol.records import Trace, decode, encode
 
 _SECONDS_TO_RETRY = 0.5  # a full disk
 _CURVE = 24  # values of the main metric in the summary: as many as a list has room for

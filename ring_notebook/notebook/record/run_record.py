@@ -17,7 +17,7 @@ from ring_notebook.notebook.record.displays import Displayed, bundles
 from ring_notebook.notebook.record.logged_rows import Metrics
 from ring_notebook.notebook.record.run_files import JOURNAL, Journal, read_json
 from ring_notebook.notebook.record.run_view import Printed, RunState, RunView
-from ring_notebook.records import Change, Display, Ended, Failure, Load, MetricBatch, Output, Record, Status
+from ring_notebook.protocol.records import Change, Display, Ended, Failure, Load, MetricBatch, Output, Record, Status
 
 # What reading the files of a run raises when somebody else has written or truncated them.
 UNREADABLE = (OSError, ValueError, TypeError, KeyError, AttributeError)

@@ -11,11 +11,13 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-from ring_notebook.energy import Used, used
-from ring_notebook.knobs import Range, Value, decoded
+from ring_notebook.analysis.slow_ranks import SlowLink, SlowRanks, find
+from ring_notebook.analysis.spent import NOTHING_SPENT, Spent, spent
+from ring_notebook.machine.energy import Used, used
 from ring_notebook.notebook.record.displays import Displayed, Displays, logged
 from ring_notebook.notebook.record.series import Points, Rate, Series
-from ring_notebook.records import (
+from ring_notebook.protocol.knobs import Range, Value, decoded
+from ring_notebook.protocol.records import (
     Change,
     Cleared,
     Display,
@@ -29,8 +31,6 @@ from ring_notebook.records import (
     Record,
     Status,
 )
-from ring_notebook.slow_ranks import SlowLink, SlowRanks, find, find_link
-from ring_notebook.spent import NOTHING_SPENT, Spent, spent
 
 SAMPLES = "samples"  # the metric that is shown as throughput
 EPOCH = "epoch"  # the metric whose changes are marked in the charts
@@ -138,19 +138,9 @@ class RunView:
         return tuple(name for name in self.names if name not in (SAMPLES, EPOCH))
 
     @property
-    def slow(self) -> SlowRanks | None:
-        """The ranks that the others wait for."""
-        return find({one.rank: one.spent for one in self.ranks}, self._steps)
-
-    @property
-    def slow_link(self) -> SlowLink | None:
-        """The link between hosts that all wait for."""
-        return find_link({one.rank: one.spent for one in self.ranks}, self._steps)
-
-    @property
-    def _steps(self) -> int:
-        """How far the ranks have come in this run."""
-        return max(one.step - one.first for one in self.ranks)
+    def slow(self) -> SlowRanks | SlowLink | None:
+        """The ranks, or the link between hosts, that the others wait for."""
+        return find({one.rank: one.spent for one in self.ranks}, max(one.step - one.first for one in self.ranks))
 
     @property
     def died(self) -> bool:
@@ -230,7 +220,10 @@ class _Rank:
             self.progress_start = (now, done, total)
 
     def spent(self, elapsed: float) -> Spent:
-        facts = self.ended.summary if self.ended else self.status.extra if self.status else {}
+        killed = self.ended is not None and self.ended.status == "died"  # it has told nothing at its end
+        facts = self.ended.summary if self.ended and not killed else self.status.extra if self.status else {}
+        if killed and "training" not in facts:
+            return NOTHING_SPENT
         if facts is not self.counted[0] or "training" not in facts:  # else it is the same at any time
             self.counted = facts, spent(facts, self.ended.seconds if self.ended else elapsed)
         return self.counted[1]

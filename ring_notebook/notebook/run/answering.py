@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import StdinNotImplementedError
 
-from ring_notebook.question import Question
-from ring_notebook.words import ranks as rank_text
+from ring_notebook.protocol.question import Question
+from ring_notebook.text.words import ranks as rank_text
 
 if TYPE_CHECKING:
     from ring_notebook.notebook.engines import Engines
@@ -89,7 +89,7 @@ class Answering:
         with self._lock:
             asking = [] if self._attended else list(self._open.items())
         text = "; ".join(f"{rank_text([rank])} asks {_shortened(question)}" for rank, question in asking)
-        return f"{text}: `%ring answer` answers." if text else ""
+        return f"{text}: `%ring debug` answers." if text else ""
 
     def poll(self) -> None:
         """Ask the ranks now and then for their questions, where these do not arrive by themselves; returns at once."""

@@ -20,7 +20,7 @@ from ring_notebook.files.private_files import open_private
 from ring_notebook.files.run_names import RUN
 from ring_notebook.notebook.panel import labelled_lines
 from ring_notebook.notebook.panel.charts.chart import axes
-from ring_notebook.notebook.panel.report import compare as compare_report
+from ring_notebook.notebook.panel.comparison import Comparison, Origin
 from ring_notebook.notebook.panel.report import figure
 from ring_notebook.notebook.record.choices import keep_labels, read_labels
 from ring_notebook.notebook.record.constants import constants
@@ -29,7 +29,7 @@ from ring_notebook.notebook.record.run_record import UNREADABLE, RunRecord, firs
 from ring_notebook.notebook.record.run_view import SAMPLES
 from ring_notebook.notebook.style import shown, sparkline
 from ring_notebook.notebook.table import Listing, sort_key
-from ring_notebook.words import plural
+from ring_notebook.text.words import plural
 
 _SHOWN = 6  # metrics and hyper-parameters that a list shows; the others are folded
 _TRIVIAL_SECONDS = 10.0  # a cell that ended well before and logged nothing is no experiment
@@ -148,9 +148,25 @@ def names() -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def compare(names: Sequence[str]) -> Any:
+def compare(names: Sequence[str]) -> Comparison:
     """Several runs side by side. Raises RingError for one that does not exist."""
-    return compare_report([find(name) for name in names])
+    records = [find(name) for name in names]
+    return Comparison(records, {record.run: _origins(record) for record in records})
+
+
+def _origins(record: RunRecord) -> list[Origin]:
+    """The runs that a branch continues, the nearest first, as far as they are still there."""
+    found: list[Origin] = []
+    while isinstance(branch := record.options.get("branch"), dict) and branch:
+        of, _, step = str(branch.get("of", "")).rpartition("@")
+        try:
+            record = find(str(branch.get("run") or of))
+            found.append(Origin(record, int(step)))
+        except (RingError, ValueError):  # deleted, or written by somebody else
+            break
+        if record.run in {one.log.run for one in found[:-1]}:  # as no version of ours writes it
+            break
+    return found
 
 
 def plot(
@@ -209,7 +225,7 @@ def delete(names: Sequence[str]) -> str:
     for record in records:
         if not record.summary:
             what = f"run {record.run} has not ended, or its notebook is gone"
-            raise RingError(f"{what}; `%ring interrupt` ends it, and {record.directory} can be deleted by hand")
+            raise RingError(f"{what}; `%ring stop --runs` ends it, and {record.directory} can be deleted by hand")
     for record in records:
         shutil.rmtree(record.directory)
     return f"Deleted {', '.join(record.run for record in records)}."

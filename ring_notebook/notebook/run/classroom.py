@@ -27,7 +27,7 @@ from ring_notebook.files.private_files import open_regular
 from ring_notebook.files.whole_file import checked
 from ring_notebook.notebook.run.sharing import MOST_BYTES, PERIOD, SIGN_OF_LIFE, SUFFIX, Tile, read_tile
 from ring_notebook.notebook.style import RED, STATUS_COLORS, duration, number, sparkline, whole
-from ring_notebook.words import aligned, plural
+from ring_notebook.text.words import aligned, plural
 
 MOST_TILES = 400
 _AT_ONCE = 8  # links

@@ -15,6 +15,7 @@ from ring_notebook.files.run_names import RUN
 from ring_notebook.frameworks import default, named, names_in
 from ring_notebook.notebook.panel.report import changes_text
 from ring_notebook.notebook.record.run_record import UNREADABLE, RunRecord, read_about
+from ring_notebook.text.words import plural
 
 _MARK = "Exported from a notebook by Ring Notebook"
 # What a cell finds without having made it. IPython's `get_ipython` stands behind ``!ls`` and ``%timeit``.
@@ -32,8 +33,12 @@ _DISPLAY = "\nfrom IPython.display import display\n"
 
 @dataclass(frozen=True)
 class Script:
-    """A script of ``cells`` cells for ``size`` ranks. ``missing`` are names that it uses and no cell makes."""
+    """A script of ``cells`` cells for ``size`` ranks, the last of them that of ``run``.
 
+    ``missing`` are names that it uses and no cell makes.
+    """
+
+    run: str
     text: str
     size: int
     cells: int
@@ -43,9 +48,8 @@ class Script:
     def __repr__(self) -> str:
         where = f" to {self.path}" if self.path else ""
         name = self.path.name if self.path else "SCRIPT.py"
-        lines = [
-            f"Wrote {self.cells} cell{'s' * (self.cells > 1)}{where}. Run it: ringrun -np {self.size} python {name}"
-        ]
+        behind = f"{plural(self.cells - 1, 'set-up cell')} and " if self.cells > 1 else ""
+        lines = [f"Wrote {behind}the cell of run {self.run}{where}. Run it: ringrun -np {self.size} python {name}"]
         if self.missing:
             lines.append(
                 f"These cells use {', '.join(self.missing)} and do not make it: mark the cell that does "
@@ -63,7 +67,7 @@ def export(record: RunRecord, path: str | Path) -> Script:
     _check(target)
     made = script(record, set_up_before(record), target.name)
     target.write_text(made.text, encoding="utf-8")
-    return Script(made.text, made.size, made.cells, made.missing, target)
+    return Script(made.run, made.text, made.size, made.cells, made.missing, target)
 
 
 def write_job(path: Path, text: str) -> str:
@@ -107,7 +111,7 @@ def script(record: RunRecord, before: Sequence[RunRecord], name: str) -> Script:
     head += "\nring.init()\n" + (framework.gpu_setup if framework.gpu_word and framework.gpu_word in body else "")
     text = f"{head}\n{body}"
     compile(text, name, "exec")
-    return Script(text, record.size, len(parts), tuple(_missing(tree)))
+    return Script(record.title, text, record.size, len(parts), tuple(_missing(tree)))
 
 
 def set_up_cells(runs: Iterable[RunRecord]) -> list[RunRecord]:

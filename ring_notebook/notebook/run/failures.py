@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import builtins
 import pickle
+import re
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from threading import Thread
 
 from IPython.core.error import UsageError
 
-from ring_notebook import words
-from ring_notebook.error_text import printable
 from ring_notebook.errors import RunFailed
 from ring_notebook.notebook.panel.waits import count_calls
-from ring_notebook.records import Failure
+from ring_notebook.protocol.records import Failure
+from ring_notebook.text import words
+from ring_notebook.text.error_text import printable
 
 # IPython shows these by itself: with frames of this package, or as if the cell had not failed.
 _SHOWN_OTHERWISE = (SyntaxError, UsageError, SystemExit)
 _SECONDS_TO_UNPICKLE = 2.0
 _STOPPED = " stopped because "
+MISSING = re.compile(r"name '(\w+)' is not defined")
+"""Of a NameError."""
 _RED, _PLAIN = "\x1b[31m", "\x1b[0m"
 
 
@@ -46,11 +49,13 @@ def describe(
     still_running: Iterable[int] = (),
     calls: Mapping[int, int] | None = None,
     replaced: Mapping[int, float] | None = None,
+    notebook: Container[str] = (),
 ) -> str:
     """One traceback into the cell, then a line for every group of ranks that ended in another way.
 
     ``still_running`` are ranks that did not stop although another one failed, ``calls`` how many collectives ranks have
     called. ``replaced`` says when ranks have lost what cells before had defined, in seconds since the epoch.
+    ``notebook``: the names of the notebook's own variables.
     """
     first_to_fail = primary(failures)
     groups = _grouped(first_to_fail)
@@ -65,7 +70,7 @@ def describe(
         same = _table(other) == _table(first) != ""
         lines.append(f"{words.ranks(ranks)}: {f'the same, at line {_line(other)}' if same else _summary(other)}")
     lines += _stopped(failure for failure in failures if failure not in first_to_fail)
-    lines += _replaced(groups, replaced or {})
+    lines += [*_replaced(groups, replaced or {})] or [*_in_the_notebook(groups, notebook)]
     if first.aborted and len(set((calls or {}).values())) > 1:
         lines.append(f"{count_calls(calls or {})}; they part at line {_line(first)}")
     lines += _traced(failures)
@@ -96,6 +101,15 @@ def _replaced(groups: Iterable[tuple[Failure, list[int]]], when: Mapping[int, fl
             at = time.strftime("%H:%M:%S", time.localtime(max(when[rank] for rank in ranks)))
             were = "was" if len(ranks) == 1 else "were"
             yield f"{words.ranks(ranks)} {were} replaced at {at}: run the cells with your imports there again"
+
+
+def _in_the_notebook(groups: Iterable[tuple[Failure, list[int]]], notebook: Container[str]) -> Iterator[str]:
+    """What to do where ranks miss a variable that the notebook has."""
+    for failure, _ in groups:
+        name = MISSING.match(failure.message) if (failure.module, failure.ename) == ("builtins", "NameError") else None
+        if name is not None and name[1] in notebook:
+            own = f"{name[1]} is a variable of the notebook, and ranks have their own"
+            yield f"{own}: `%ring push {name[1]}` copies it to them, or make it in a `%%ringtrain` cell"
 
 
 def _stopped(failures: Iterable[Failure]) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import getpass
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ from ring_notebook.notebook.record.run_view import RunView
 from ring_notebook.notebook.run.catalogue import find
 from ring_notebook.notebook.style import shown
 from ring_notebook.notebook.table import Listing
-from ring_notebook.records import SET
+from ring_notebook.protocol.records import PAUSE, SET
 
 if TYPE_CHECKING:
     from ring_notebook.notebook.engines import Engines
@@ -69,6 +69,16 @@ def changes_of(name: str) -> list[dict[str, Any]]:
     if not made:
         raise KnobError(f"run {record.title} changed no knob, so there is nothing to replay")
     return made
+
+
+def pauses_at(steps: Sequence[int]) -> list[dict[str, Any]]:
+    """The pauses behind these steps of a run, which come by themselves, as `changes_of` gives changes."""
+    return [{"point": step, "action": PAUSE, "values": {}, "who": "--pause-at"} for step in steps]
+
+
+def begins_with(values: Mapping[str, Any], who: str) -> list[dict[str, Any]]:
+    """The values that knobs have from the beginning of a run, as `changes_of` gives changes."""
+    return [{"point": 0, "action": SET, "values": dict(values), "who": who or "--set"}] * bool(values)
 
 
 def parted(view: RunView) -> str:

@@ -18,10 +18,10 @@ from typing import Any
 
 from IPython.core.getipython import get_ipython
 
-from ring_notebook.error_text import error_text, printable
 from ring_notebook.notebook import close_widgets
 from ring_notebook.notebook.panel.headline import headline, text
 from ring_notebook.notebook.record.run_record import RunRecord
+from ring_notebook.text.error_text import error_text, printable
 
 AFTER = 60.0  # seconds; the user still watches a shorter run
 _SECONDS_TO_TELL = 5.0  # for callables, when the kernel exits

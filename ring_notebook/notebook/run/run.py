@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from threading import Event, Lock
+from threading import Event, Lock, Thread, current_thread, main_thread
 from typing import TYPE_CHECKING, Any
 
+from IPython.core.getipython import get_ipython
 from IPython.display import DisplayHandle, display
 
 from ring_notebook.config import config
 from ring_notebook.errors import KnobError, RingError
 from ring_notebook.files import snapshot_files
 from ring_notebook.notebook.deferred_interrupt import DeferredInterrupt
+from ring_notebook.notebook.note import Note
 from ring_notebook.notebook.panel.panel import Panel
 from ring_notebook.notebook.panel.report import figure, mime_bundle, outputs
 from ring_notebook.notebook.record.displays import Displayed
@@ -31,16 +33,22 @@ from ring_notebook.notebook.run.plain_state import plain_state
 from ring_notebook.notebook.run.takeover import FollowedLog
 from ring_notebook.notebook.run.timeline import Timeline
 from ring_notebook.notebook.run.watch import Watch
-from ring_notebook.records import Change, Status
-from ring_notebook.words import ranks
+from ring_notebook.protocol.records import Change, Status
+from ring_notebook.text.words import ranks
 
 if TYPE_CHECKING:
     from ring_notebook.notebook.engines import Engines
 
-_ASKS = ", waits for an answer (`%ring answer`)"
+_ASKS = ", waits for an answer (`%ring debug`)"
 _SECONDS_TO_LOOK = 0.05  # for questions of ranks
+_SECONDS_TO_SEE = 0.2  # that a snapshot has been made
 # A kernel that exits does not wait longer for a page that no longer answers.
 _SECONDS_TO_LEAVE = 2.0
+
+
+def _kept_as(name: str) -> list[snapshot_files.Snapshot]:
+    """The snapshots of this name in this folder, oldest first."""
+    return [one for one in snapshot_files.found(snapshot_files.root())[0] if one.name == name]
 
 
 class Run:
@@ -176,12 +184,30 @@ class Run:
     def snapshot(self, name: str = "") -> None:
         """Have all ranks keep their variables behind the same step, the next one; returns at once.
 
-        Without a name it is called ``RUN@STEP``, and only the newest of these stay. Raises RingError when the run has
-        ended, or the ranks do not take it.
+        The cell that asks for one says later what it keeps. Without a name it is called ``RUN@STEP``, only the newest
+        of these stay, and the output of the run says what it keeps. Raises RingError when the run has ended, or the
+        ranks do not take it.
         """
         record = {"id": self.log.run, "name": self.log.title, "source": self.log.source, "options": self.log.options}
         about = {**snapshot_files.about(name, set_up_before(self.log)), "run": record, "automatic": not name}
-        self.steer("snapshot", {"folder": str(snapshot_files.root()), "about": about}, "snapshot")
+        told = bool(name) and get_ipython() is not None and current_thread() is main_thread()
+        before = {one.about["time"] for one in _kept_as(name)} if told else set()
+        self.steer("snapshot", {"folder": str(snapshot_files.root()), "about": about, "told": told}, "snapshot")
+        if told:
+            note = Note()
+            note.tell(f"Run {self.log.title} keeps its variables at its next step.")
+            Thread(target=self._tell_kept, args=(name, before, note), name="ring-kept", daemon=True).start()
+
+    def _tell_kept(self, name: str, before: Collection[float], note: Note) -> None:
+        """Tell what the snapshot of this name keeps, when there is one that was not made ``before``."""
+        ended = False
+        while True:
+            made = [one for one in _kept_as(name) if one.about["time"] not in before]
+            if made:
+                return note.tell(snapshot_files.kept_text(made[-1]))
+            if ended:
+                return note.tell(f"No snapshot {name}: run {self.log.title} has ended before its next step.")
+            ended = self._watch.ended.wait(_SECONDS_TO_SEE)
 
     def steer(self, action: str, values: Mapping[str, Any], who: str) -> dict[str, Any]:
         """What `set`, `pause` and `resume` do; ``who`` is recorded."""
@@ -321,7 +347,7 @@ class Run:
         and where ranks part. Raises FileNotFoundError when nothing is known.
         """
         if self.done:
-            return Timeline(self.log.directory, {one.rank: one.spent.own for one in self.log.view().ranks})
+            return Timeline(self.log.directory)
         told = self._engines.call_beside("ring_notebook.core.trace:tell_operations", self.log.run)
         return Timeline.of([event for events in told if events for event in events])
 

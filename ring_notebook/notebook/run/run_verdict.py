@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from typing import NamedTuple
 
 from ring_notebook.errors import ClusterError, RunTimeout
 from ring_notebook.notebook.record.run_record import RunStatus
 from ring_notebook.notebook.run.failures import as_exception, brief, describe, describe_deaths, in_a_line, own_failures
-from ring_notebook.records import Ended, Failure
-from ring_notebook.words import ranks
+from ring_notebook.protocol.records import Ended, Failure
+from ring_notebook.text.words import ranks
 
 
 class Verdict(NamedTuple):
@@ -35,13 +35,14 @@ def verdict_of(
     ended_by_us: Collection[int] = (),
     trouble: str = "",
     replaced: Mapping[int, float] | None = None,
+    notebook: Container[str] = (),
 ) -> Verdict:
     """The verdict on a run of ``size`` ranks.
 
     ``detached``: this kernel stopped watching it. ``interrupted``: the user stopped it. ``timed_out``: its --timeout in
     seconds, when that stopped it. ``died``: why ranks have died; the ranks ``ended_by_us`` among them did not stop, and
     have not made others fail. ``trouble``: why the cluster gives no answers any more. ``replaced``: when ranks were
-    started again after a death.
+    started again after a death. ``notebook``: the names of the notebook's own variables.
     """
     missing = [rank for rank in range(size) if rank not in ended]
     own = own_failures(failures)
@@ -58,7 +59,7 @@ def verdict_of(
         return dead
     if failures and (own or not interrupted):
         calls = {rank: int(end.summary.get("calls", 0)) for rank, end in ended.items()}
-        return _failed(failures, "\n".join([describe(failures, missing, calls, replaced), *lines]))
+        return _failed(failures, "\n".join([describe(failures, missing, calls, replaced, notebook), *lines]))
     if timed_out:
         text = "\n".join([f"the run exceeded --timeout {timed_out:g} s and was stopped", *lines])
         return _raised("failed", RunTimeout(text))

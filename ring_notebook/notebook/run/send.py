@@ -9,17 +9,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ring_notebook.cell_request import CellRequest
 from ring_notebook.files.checkpoint_names import CHECKPOINTS
 from ring_notebook.files.run_names import new_run_id
-from ring_notebook.hardware import cores
+from ring_notebook.machine.hardware import cores
 from ring_notebook.notebook.deferred_interrupt import DeferredInterrupt
 from ring_notebook.notebook.engines import Engines
 from ring_notebook.notebook.record.run_log import RunLog
 from ring_notebook.notebook.run.answering import Answering
 from ring_notebook.notebook.run.catalogue import resumes_from, runs_directory
-from ring_notebook.notebook.run.knob_changes import changes_of
+from ring_notebook.notebook.run.knob_changes import begins_with, changes_of, pauses_at
 from ring_notebook.notebook.run.run import Run
+from ring_notebook.protocol.cell_request import CellOptions, CellRequest
 
 _RANK_SIDE = "ring_notebook.engine.runner:execute"
 
@@ -45,7 +45,8 @@ def send(
     """
     run, folder = new_run_id(), runs_directory()
     resume = str(resumes_from(options.get("name", ""), options.get("cell_id", ""))) if options.get("resume") else ""
-    replay = changes_of(str(options.get("replay", "")))
+    changes = [*changes_of(str(options.get("replay", ""))), *pauses_at(options.get("pause_at", ()))]
+    changes += begins_with(options.get("knobs", {}), options.get("who", ""))
     chosen = engines.part(ranks)
     log = RunLog(
         folder / run,
@@ -72,17 +73,12 @@ def send(
         epoch,
         list(ranks),
         source,
-        first_line,
-        recorded=bool(options.get("timeline")),
-        horovod=bool(options.get("horovod")),
+        CellOptions.of(log.options),
         only=list(only),
         lost=sorted(engines.deaths()),
         checkpoints=str(folder / run / CHECKPOINTS),
         resume=resume,
-        warmup=int(options.get("warmup", 1)),
-        replay=replay,
-        branch={name: value for name, value in (options.get("branch") or {}).items() if name != "of"},
-        sync_every=int(options.get("sync_every", 1)),
+        changes=changes,
     )
     questions = Answering(chosen)
     with DeferredInterrupt() as interrupt:  # else ranks would execute a cell that no run of this kernel knows

@@ -25,7 +25,6 @@ from threading import BoundedSemaphore, Event, Lock, Thread
 from typing import Any, Literal
 
 from ring_notebook.errors import RingError
-from ring_notebook.field_types import check_fields
 from ring_notebook.files.whole_file import whole_file
 from ring_notebook.notebook.panel.charts.curves import mean_line
 from ring_notebook.notebook.panel.headline import headline
@@ -33,6 +32,7 @@ from ring_notebook.notebook.panel.report import mime_bundle
 from ring_notebook.notebook.panel.waits import stuck
 from ring_notebook.notebook.record.run_record import RunRecord
 from ring_notebook.notebook.run.failures import in_a_line, primary
+from ring_notebook.protocol.field_types import check_fields
 
 PERIOD = 0.4  # seconds between two looks at the run
 SIGN_OF_LIFE = 10.0  # seconds at most between two versions of a file

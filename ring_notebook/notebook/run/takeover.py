@@ -9,6 +9,7 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 
+from ring_notebook.config import config
 from ring_notebook.files.run_names import RUN, SUMMARY
 from ring_notebook.notebook.record.run_files import JOURNAL, Journal
 from ring_notebook.notebook.record.run_log import RunLog
@@ -29,11 +30,18 @@ def runs_in_progress(runs: Path, cluster: str) -> list[Path]:
     return found
 
 
+def journals_of(directory: Path) -> Path:
+    """Where the ranks of the cluster of ``directory`` keep the records of their runs, beside those of the notebook.
+
+    Hosts that share the folder of the notebook share this one too.
+    """
+    return Path(config().runs_dir).absolute().parent / "kept" / directory.name
+
+
 def logs_in_progress(runs: Path, directory: Path, foreign: bool) -> list[FollowedLog | TakenOverLog]:
     """The logs of the runs in progress in the cluster of ``directory``; ``foreign``: a living notebook writes them."""
-    spool = directory / "spool"
     found = runs_in_progress(runs, directory.name)
-    return [FollowedLog(run) if foreign else TakenOverLog(run, spool) for run in found]
+    return [FollowedLog(run) if foreign else TakenOverLog(run, journals_of(directory)) for run in found]
 
 
 class _Follower:

@@ -6,29 +6,29 @@ import json
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from html import escape
 from operator import attrgetter
 from pathlib import Path
-from statistics import fmean, median
+from statistics import median
 from typing import Any, NamedTuple
 
 from IPython.display import HTML, display
 
+from ring_notebook.analysis.operation_log import OPERATION, PARTING, complete
+from ring_notebook.analysis.slow_ranks import explain
+from ring_notebook.analysis.spent import SHARES, Spent, links, own_time, shares
 from ring_notebook.notebook.record.run_files import TIMELINE
 from ring_notebook.notebook.style import GREY, PHASE_COLORS
 from ring_notebook.notebook.table import Listing
-from ring_notebook.operation_log import OPERATION, PARTING, complete
-from ring_notebook.records import PROGRAM, TRAINING
-from ring_notebook.slow_ranks import CAUSES, cause
-from ring_notebook.spent import NOTHING_COUNTED, SHARES, OwnTime, Spent
-from ring_notebook.words import plural, rank_list
+from ring_notebook.protocol.records import COUNTED, PROGRAM, TRAINING
+from ring_notebook.text.words import plural, rank_list
 
-# Below this share of the time nothing is worth a sentence.
-NOTABLE = 0.05
 MIME = "application/vnd.vegalite.v5+json"
 WORDS = {part: word for word, part in SHARES.items()}
 """The words of phases, where they are not the phases themselves: those of the table."""
+OWN_WORK = "compute or sleep"
+"""What a rank does while nothing is known to hold it."""
 # JupyterLab lets the place of a chart follow the width of the chart. One that follows its place needs this style; with
 # Vega-Lite's own width "container" the page hangs without it. Where a page drops the style, the width is _WIDTH.
 _CSS = """<style>
@@ -41,6 +41,7 @@ _WIDTH, _LEAST = 560, 300  # pixels
 _PLACE = f"containerSize()[0] < {_LEAST} ? {_WIDTH} : containerSize()[0]"
 MOST_BARS = 3000  # of some 100 bytes each in the saved notebook
 _NEWEST = 12  # operations in a table
+_STRETCH = 1.5  # times its seconds, in which what ranks have counted of them must have been read
 HELD = ("held", "held up")
 """Phases in which an operation holds the program: the second is the part of the first in which others had not come."""
 
@@ -60,14 +61,10 @@ class Timeline:
     Of a run that failed without ``--timeline`` it has the last operations of all ranks, and where ranks part.
 
     ``path`` is the whole trace, which Perfetto (ui.perfetto.dev) and chrome://tracing open; ``labels`` is what ranks
-    say of the whole run: how their GPU tensors went. ``own`` is what ranks have counted of themselves, by which a slow
-    one has the same cause as in the report.
+    say of the whole run: how their GPU tensors went.
     """
 
-    _own: Mapping[int, OwnTime] = {}
-
-    def __init__(self, directory: Path, own: Mapping[int, OwnTime] = {}) -> None:
-        self._own = own
+    def __init__(self, directory: Path) -> None:
         self.path: Path | None = directory / TIMELINE
         if not self.path.exists():
             raise FileNotFoundError(f"{directory.name} has no timeline; record one with `%%ringtrain --timeline`")
@@ -87,13 +84,14 @@ class Timeline:
         self.spans = read_spans(events)
         self.parting = next((span.what for span in self.spans if span.phase == PARTING), "")
         self._training = read_training(events)
+        self._counted = read_counted(events)
         self.labels = sorted({one["args"]["labels"] for one in events if one["name"] == "process_labels"})
 
     def between(self, begin: float, end: float) -> Timeline:
         """The same, from ``begin`` to ``end`` seconds only: drawn in more detail, and summed up for itself."""
         part = Timeline.__new__(Timeline)
         part.path, part.labels, part.parting = self.path, self.labels, self.parting
-        part._is_of_last_operations = self._is_of_last_operations
+        part._is_of_last_operations, part._counted = self._is_of_last_operations, self._counted
         part._training = {
             rank: (max(began, begin), max(began, min(ended, end))) for rank, (began, ended) in self._training.items()
         }
@@ -117,14 +115,18 @@ class Timeline:
     @property
     def accounts(self) -> list[Account]:
         """Where the time of each rank went, from its first row to the end of its cell."""
-        return account(self.spans, self._training, self._own)
+        return account(self.spans, self._training, self._counted)
 
     @property
     def why(self) -> str:
         """What the time went to, and who held the others up, in a sentence; of a run that failed, where ranks part."""
         if self._is_of_last_operations:
             return self.parting or "All ranks called the same operations."
-        return explain(self.accounts, self.spans)
+        accounts = [one for one in self.accounts if one.spent.seconds > 0]
+        if not accounts or not self.spans:
+            return "No collective was called, so there is nothing to tell about the ranks."
+        waited_for = {one.rank: one.waited_for for one in accounts}
+        return explain({one.rank: one.spent for one in accounts}, waited_for, _largest(self.spans))
 
     @property
     def table(self) -> Listing:
@@ -132,18 +134,21 @@ class Timeline:
         if self._is_of_last_operations:
             return self._last_operations()
         accounts = self.accounts
-        shown = [word for word, part in SHARES.items() if any(getattr(one.spent, part) for one in accounts)]
+        parts = shares([one.spent for one in accounts])
         rows = [
-            [
-                str(one.rank),
-                *(f"{one.spent.share(getattr(one.spent, SHARES[word])):.1%}" for word in shown),
-                f"{one.waited_for:.3g} s",
-            ]
-            for one in accounts
+            [str(one.rank), *(f"{of[index]:.1%}" for of in parts.values()), f"{one.waited_for:.3g} s"]
+            for index, one in enumerate(accounts)
         ]
         facts = "; ".join([f"{max((one.spent.seconds for one in accounts), default=0.0):.3g} s", *self.labels])
         note = f"{facts}{self._where}"
-        return Listing(["rank", *shown, "others waited for it"], rows, note)
+        return Listing(["rank", *parts, "others waited for it"], rows, note)
+
+    @property
+    def _own_work(self) -> str:
+        """What ranks did while nothing held them, as far as it was counted."""
+        ranks = [one.spent for one in self.accounts]
+        counted = ranks and all(one.own.on_cpu for one in ranks)
+        return "compute" if counted and "asleep" not in shares(ranks) else OWN_WORK
 
     @property
     def _where(self) -> str:
@@ -178,11 +183,11 @@ class Timeline:
 
     def _ipython_display_(self) -> None:
         display(HTML(f"{_CSS}<p class='ring-timeline'><b>{escape(self.why)}</b></p>{self.table._repr_html_()}"))
-        display({MIME: vega_lite(self.spans, self._training), "text/plain": repr(self)}, raw=True)
+        display({MIME: vega_lite(self.spans, self._training, self._own_work), "text/plain": repr(self)}, raw=True)
 
 
 def account(
-    spans: Sequence[Span], training: Mapping[int, tuple[float, float]], counted: Mapping[int, OwnTime] = {}
+    spans: Sequence[Span], training: Mapping[int, tuple[float, float]], counted: Mapping[int, Sequence[Counted]] = {}
 ) -> list[Account]:
     """Sum up what held each rank while it trained, from and to the moments of ``training``."""
     waits: dict[int, dict[int, float]] = defaultdict(lambda: defaultdict(float))  # for a rank, of each of the others
@@ -197,58 +202,11 @@ def account(
     return [
         Account(
             rank,
-            replace(spent_in(own[rank], *training[rank]), own=counted.get(rank, NOTHING_COUNTED)),
+            spent_in(own[rank], *training[rank], counted_in(counted.get(rank, ()), *training[rank])),
             median(waits[rank].values()) if waits[rank] else 0.0,
         )
         for rank in own
     ]
-
-
-def explain(accounts: Sequence[Account], spans: Sequence[Span]) -> str:
-    """Why it took so long: a rank that the others wait for, the data, the communication, or nothing of these."""
-    seconds = fmean(one.spent.seconds for one in accounts) if accounts else 0.0
-    if not spans or seconds <= 0:
-        return "No collective was called, so there is nothing to tell about the ranks."
-    slowest = max(accounts, key=lambda one: one.waited_for)
-    waiting, bubble, data, moving = (
-        fmean(getattr(one.spent, part) for one in accounts) for part in ("waiting", "bubble", "data", "moving")
-    )
-    late = len(accounts) > 1 and slowest.waited_for > NOTABLE * seconds
-    turns = slowest.waited_for < 0.6 * sum(one.waited_for for one in accounts)
-    if late and turns and waiting >= max(bubble, data, moving):
-        return f"The ranks take turns in being late: each waits {_of(waiting, seconds)}, for no rank in particular."
-    if late and not turns:
-        return f"Rank {slowest.rank} {_how(slowest, accounts)}; others wait for it {_of(slowest.waited_for, seconds)}."
-    if bubble > NOTABLE * seconds and bubble >= max(waiting, data, moving):
-        most = max(accounts, key=lambda one: one.spent.bubble)
-        return (
-            f"The stages wait for messages of one another {_of(bubble, seconds)}, rank {most.rank} longest "
-            f"({most.spent.share(most.spent.bubble):.0%}): more micro-batches, or stages that take equally long, make "
-            "this bubble smaller."
-        )
-    if data > NOTABLE * seconds and data >= moving:
-        return f"Every rank waits for data {_of(data, seconds)}: a loader with more workers would help."
-    if moving > NOTABLE * seconds:
-        return (
-            f"Moving and reducing data takes {_of(moving, seconds)}{_largest(spans)}: a larger batch per rank, fewer "
-            "synchronisations or compression would help."
-        )
-    if waiting > NOTABLE * seconds:  # in groups of other backends, which do not say for whom
-        least = min(accounts, key=lambda one: one.spent.waiting)
-        return f"The ranks wait for one another {_of(waiting, seconds)}, rank {least.rank} least."
-    return f"The ranks keep step: {fmean(one.spent.compute for one in accounts) / seconds:.0%} of the time is compute."
-
-
-def _how(slowest: Account, accounts: Sequence[Account]) -> str:
-    """How much slower it is than the usual rank, and at what, in the words of the panel."""
-    ranks = sorted((one.spent for one in accounts), key=attrgetter("busy"))
-    usual = ranks[(len(ranks) - 1) // 2]
-    factor = f"{slowest.spent.busy / usual.busy:.1f}x " if usual.busy else ""
-    return f"is {factor}slower {CAUSES[cause(slowest.spent, usual)][0]}"
-
-
-def _of(part: float, seconds: float) -> str:
-    return f"{part / seconds:.0%} of the time"
 
 
 def _largest(spans: Sequence[Span]) -> str:
@@ -259,7 +217,7 @@ def _largest(spans: Sequence[Span]) -> str:
         if span.phase in ("packing", "moving", "sending"):
             totals[span.what] += span.end - span.begin
             sizes[span.what] = max(sizes.get(span.what, 0), span.nbytes)
-    if not totals:
+    if not any(totals.values()):
         return ""
     name = max(totals, key=lambda what: totals[what])
     return f", {totals[name] / sum(totals.values()):.0%} of it in {name} ({_size(sizes[name])} each)"
@@ -330,7 +288,36 @@ def _first(events: Iterable[dict[str, Any]]) -> float:
     return min(timed, default=0.0)
 
 
-def spent_in(spans: Iterable[Span], begin: float, end: float) -> Spent:
+class Counted(NamedTuple):
+    """What a rank had counted until a moment, in seconds since the first event of the run."""
+
+    moment: float
+    values: Mapping[str, float]
+
+
+def read_counted(events: Iterable[dict[str, Any]]) -> dict[int, list[Counted]]:
+    """What ranks have counted, by rank and in order of time."""
+    first, found = _first(events), defaultdict[int, list[Counted]](list)
+    for event in events:
+        if event.get("cat") == COUNTED:
+            found[event["pid"]].append(Counted(event["ts"] * 1e-6 - first, event["args"]))
+    return {rank: sorted(counts, key=attrgetter("moment")) for rank, counts in found.items()}
+
+
+def counted_in(counts: Sequence[Counted], begin: float, end: float) -> dict[str, float]:
+    """What a rank has counted from ``begin`` to ``end``; nothing where it has not read that often enough."""
+    if end <= begin or len(counts) < 2:
+        return {}
+    first = max((one for one in counts if one.moment <= begin), default=counts[0])
+    last = min((one for one in counts if one.moment >= end), default=counts[-1])
+    covered = last.moment - first.moment
+    if not (end - begin) / _STRETCH <= covered <= (end - begin) * _STRETCH:
+        return {}
+    part = (end - begin) / covered
+    return {name: part * (count - first.values.get(name, 0.0)) for name, count in last.values.items()}
+
+
+def spent_in(spans: Iterable[Span], begin: float, end: float, counted: Mapping[str, float] = {}) -> Spent:
     """Where the time of one rank went from ``begin`` to ``end``: the same parts as ranks count themselves in a run."""
     parts: dict[str, list[Span]] = {}
     for span in spans:
@@ -342,7 +329,8 @@ def spent_in(spans: Iterable[Span], begin: float, end: float) -> Spent:
 
     held_up = seconds("held up")
     moving = seconds("held", "moving") - held_up
-    return Spent(end - begin, moving, held_up + seconds("waiting"), seconds("bubble"), seconds("data"))
+    waiting, bubble, data = held_up + seconds("waiting"), seconds("bubble"), seconds("data")
+    return Spent(end - begin, moving, waiting, bubble, data, own_time(counted), links(counted))
 
 
 def _covered(spans: Iterable[Span], begin: float, end: float) -> float:
@@ -355,11 +343,13 @@ def _covered(spans: Iterable[Span], begin: float, end: float) -> float:
     return total
 
 
-def vega_lite(spans: Sequence[Span], training: Mapping[int, tuple[float, float]] = {}) -> dict[str, Any]:
+def vega_lite(
+    spans: Sequence[Span], training: Mapping[int, tuple[float, float]] = {}, own_work: str = OWN_WORK
+) -> dict[str, Any]:
     """A Vega-Lite chart of the spans; dragging and the wheel move and zoom the time axis.
 
     Neighbours that are too close to be told apart are drawn as one bar when there are more than MOST_BARS. The chart
-    shows all the seconds that the table counts, those of ``training``.
+    shows all the seconds that the table counts, those of ``training``; ``own_work`` names those without a span.
     """
     spans = [span for span in spans if span.phase not in HELD]  # what the program waited for is drawn already
     ends = {rank: end for rank, (_, end) in training.items()}
@@ -369,7 +359,7 @@ def vega_lite(spans: Sequence[Span], training: Mapping[int, tuple[float, float]]
     bars = [
         {
             "rank": rank,
-            "phase": "compute",
+            "phase": own_work,
             "begin": round(begin, 6),
             "end": round(end, 6),
             "what": "outside collectives",
@@ -378,6 +368,7 @@ def vega_lite(spans: Sequence[Span], training: Mapping[int, tuple[float, float]]
     ]
     bars += [_bar(group) for group in _joined(spans, max(ends.values(), default=0.0) - begin)]
     colors = {WORDS.get(phase, phase): color for phase, color in PHASE_COLORS.items()}
+    colors = {own_work: colors["compute"], **colors}
     used = {word: color for word, color in colors.items() if any(bar["phase"] == word for bar in bars)}
     width = {"name": "width", "init": _PLACE, "on": [{"events": "window:resize", "update": _PLACE}]}
     return {

@@ -18,7 +18,7 @@ from ring_notebook.files.private_files import make_private_folder, open_private
 from ring_notebook.notebook.record.displays import Displayed
 from ring_notebook.notebook.record.logged_rows import MetricRow
 from ring_notebook.notebook.record.run_record import RunRecord
-from ring_notebook.records import HISTOGRAM
+from ring_notebook.protocol.records import HISTOGRAM
 
 
 def to_csv(record: RunRecord, path: str | Path) -> Path:

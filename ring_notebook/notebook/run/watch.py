@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pickle
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from contextlib import suppress
 from math import inf
 from threading import Event, Thread
@@ -12,25 +11,25 @@ from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any
 
 from ipyparallel import RemoteError
+from IPython.core.getipython import get_ipython
 
+from ring_notebook.analysis.verdict import judge_answer, judge_run, judge_stop
 from ring_notebook.config import config
-from ring_notebook.error_text import error_text, printable
 from ring_notebook.errors import ClusterError
 from ring_notebook.notebook.record.run_log import RunLog
 from ring_notebook.notebook.run.answering import Answering
-from ring_notebook.notebook.run.failures import brief, own_failures
+from ring_notebook.notebook.run.failures import MISSING, brief, own_failures
 from ring_notebook.notebook.run.knob_changes import let_go
 from ring_notebook.notebook.run.notices import Notices
 from ring_notebook.notebook.run.run_verdict import Verdict, verdict_of
 from ring_notebook.notebook.run.takeover import FollowedLog
-from ring_notebook.records import Ended, Failure, Record, Status, encode
-from ring_notebook.verdict import judge_answer, judge_run, judge_stop
+from ring_notebook.protocol.records import Ended, Failure, Record, Status, encode
+from ring_notebook.text.error_text import error_text, printable
 
 if TYPE_CHECKING:
     from ring_notebook.notebook.engines import Engines
 
 _TICK = 0.05
-_MISSING = re.compile(r"name '(\w+)' is not defined")  # of a NameError
 
 
 class Watch:
@@ -281,12 +280,13 @@ class Watch:
             ended_by_us={rank for rank in self._died if self._engines.all[rank].rank in self.ended_ranks},
             trouble=self._engines.trouble(),
             replaced=self._replaced(),
+            notebook=_own_names(),
         )
 
     def _replaced(self) -> dict[int, float]:
         """When ranks took the place of others; empty when they miss a name that no rank from before has either."""
         when = {rank: engine.replaced for rank, engine in enumerate(self._engines.all) if engine.replaced}
-        names = (_MISSING.match(failure.message) for failure in self._log.failures() if failure.rank in when)
+        names = (MISSING.match(failure.message) for failure in self._log.failures() if failure.rank in when)
         missing = {name[1] for name in names if name}
         others = [rank for rank in self._engines.living() if rank not in when]
         if missing and others:
@@ -294,6 +294,12 @@ class Watch:
                 found = self._engines.call_beside("ring_notebook.engine.namespace:names", ranks=others)
                 return when if missing & {name for known in found for name in known or ()} else {}
         return when
+
+
+def _own_names() -> Container[str]:
+    """The names of the notebook's variables; none where there is no notebook."""
+    shell = get_ipython()
+    return shell.user_ns if shell is not None else ()
 
 
 def _raised(future: Any) -> str:

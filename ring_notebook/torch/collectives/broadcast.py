@@ -12,24 +12,26 @@ from ring_notebook.api.handles import Handle, check_name
 from ring_notebook.api.process_sets import ProcessSet, global_process_set
 from ring_notebook.core.communicator import ReduceOp
 from ring_notebook.torch.collectives.allreduce import allreduce
-from ring_notebook.torch.tensors import buffer_of, check_tensor, copy_back, for_core, ordered
+from ring_notebook.torch.tensors import buffer_of, check_tensor, copy_back, for_core, ordered, real_view
 
 
 def _start(
     tensor: Tensor, root_rank: int, name: str | None, process_set: ProcessSet, *, in_place: bool, blocking: bool
 ) -> Handle:
-    check_tensor(tensor, "broadcast")
     check_process_set(process_set)
+    is_complex = isinstance(tensor, Tensor) and tensor.is_complex()
+    viewed = real_view(tensor.detach().resolve_conj()) if is_complex else tensor
+    check_tensor(viewed, "broadcast")
     output = tensor if in_place else torch.empty_like(tensor)
     communicator = process_set.communicator
     root = process_set.group_rank(root_rank)
     name = check_name(communicator, name)
-    source = for_core(tensor)
-    target = source if in_place else for_core(output)
+    source = for_core(viewed)
+    target = source if in_place else for_core(real_view(output))
     work = communicator.broadcast(buffer_of(source), buffer_of(target), root, name=name, blocking=blocking)
 
     def finish() -> Tensor:
-        copy_back(target, output)
+        copy_back(target, real_view(output.detach()) if is_complex else output)
         return output
 
     return Handle(communicator, name, [ordered(work, source)], finish)

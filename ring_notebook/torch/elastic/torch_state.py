@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils.data import Sampler
 
-from ring_notebook.api.basics import size
+from ring_notebook.api.basics import rank, size
 from ring_notebook.api.object_state import ObjectState
 from ring_notebook.torch.training import checkpoint
 from ring_notebook.torch.training.data import share_of
@@ -30,6 +30,16 @@ class ElasticSampler(Sampler[int]):
         self.epoch = 0
         self.processed_num = 0
         self.reset()
+
+    @property
+    def num_replicas(self) -> int:
+        """The number of ranks."""
+        return size()
+
+    @property
+    def rank(self) -> int:
+        """This rank."""
+        return rank()
 
     def set_epoch(self, epoch: int) -> None:
         """Begin ``epoch``, with all samples."""

@@ -43,11 +43,11 @@ class AdasumOptimizer(Wrapper):
         if self._mend(self._process_set, self._shared):
             self._mark_stepped()
             return None
-        with self._unscaled(self._process_set) as overflowed:
-            if overflowed():
+        with self._unscaled() as overflowed:
+            if overflowed(self._process_set):
                 self._mark_stepped()
                 return None
-            with all_or_none(self, self._process_set, self._end_step, self._combine):
+            with all_or_none(self, self._process_set, self._end_step, self._combine, self._committed):
                 return super().step(closure)
 
     def _end_step(self) -> None:

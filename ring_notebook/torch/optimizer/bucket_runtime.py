@@ -13,11 +13,11 @@ from ring_notebook.api.handles import Handle
 from ring_notebook.torch.collectives.allreduce import start
 from ring_notebook.torch.compression import Compression, Compressor
 from ring_notebook.torch.devices import kind_of
-from ring_notebook.torch.tensors import copy_each, in_memory_order
+from ring_notebook.torch.tensors import copy_each, in_memory_order, real_view
 
 
 class Bucket:
-    """The gradients of ``parameters``, which all have one dtype.
+    """The gradients of ``parameters``, which all have one dtype, or are complex of one.
 
     A flag for each gradient, in CPU memory, is reduced with them. A rank sets the flag when it has the gradient: one
     that no rank has stays None, as in a single process. One more flag says that a gradient turned out to be sparse (a
@@ -39,7 +39,11 @@ class Bucket:
         self._sparse_as_dense = sparse_as_dense
         self.turned_sparse = False  # on some rank: all ranks need another plan
         self.sparse = [False] * len(self.parameters)  # on this rank
-        self._flags = torch.zeros(len(self.parameters) + 1, dtype=self.parameters[0].dtype, device="cpu")
+        self.reached = False
+        """Whether a backward pass has reached one of the parameters since the last reduction."""
+        self._is_complex = any(parameter.is_complex() for parameter in self.parameters)
+        kind = self.parameters[0].dtype.to_real()
+        self._flags = torch.zeros(len(self.parameters) + 1, dtype=kind, device="cpu")
         self._ready = [False] * len(self.parameters)
         self._handle: Handle | None = None
         self._reduced: list[Tensor] = []
@@ -50,11 +54,6 @@ class Bucket:
     def started(self) -> bool:
         """Whether the bucket is being reduced."""
         return self._handle is not None
-
-    @property
-    def touched(self) -> bool:
-        """Whether backward has made one of its gradients in this round."""
-        return self.started or any(self._ready)
 
     @property
     def full(self) -> bool:
@@ -68,6 +67,7 @@ class Bucket:
 
     def reset(self) -> None:
         """Undo all `mark_ready` calls."""
+        self.reached = False
         self._ready = [False] * len(self.parameters)
         self.sparse = [False] * len(self.parameters)
 
@@ -84,7 +84,7 @@ class Bucket:
 
     def square(self) -> Tensor:
         """Sum of the squares of all gradients that are not None: float64, in CPU memory or on their device."""
-        grads = [p.grad for p in self.parameters if p.grad is not None]
+        grads = [real_view(p.grad) for p in self.parameters if p.grad is not None]
         squares = [torch.linalg.vector_norm(grad, dtype=torch.float64) ** 2 for grad in grads]
         return torch.stack(squares).sum() if squares else torch.zeros((), dtype=torch.float64)
 
@@ -98,13 +98,19 @@ class Bucket:
             if grad is None:
                 grad = torch.zeros_like(parameter)
                 self._flags[position] = 0
+            elif grad.is_conj():
+                grad = parameter.grad = grad.resolve_conj()
             self._reduced.append(grad)
-        tensors = [in_memory_order(grad) for grad in self._reduced]
+        tensors = [in_memory_order(grad) for grad in self._in_numbers()]
         if self._compression is not Compression.none:
             self._wires = [self._compression.compress(tensor.detach()) for tensor in tensors]
             tensors = [wire for wire, _ in self._wires]
         tensors = self._packer.pack(tensors)
         self._handle = start([*tensors, self._flags], self._how, self.name, blocking=blocking, claim=False)
+
+    def _in_numbers(self) -> list[Tensor]:
+        """The gradients, complex ones as views of real numbers."""
+        return [real_view(grad) for grad in self._reduced] if self._is_complex else self._reduced
 
     def finish(self) -> None:
         """Wait for the reduction; then ``p.grad`` is the result where some rank had a gradient."""
@@ -113,10 +119,11 @@ class Bucket:
             self._handle.wait()
         finally:
             self._handle = None
+            self.reached = False
             self._ready = [False] * len(self.parameters)
         with torch.no_grad():
             self._packer.unpack()
-            for grad, (wire, ctx) in zip(self._reduced, self._wires, strict=False):
+            for grad, (wire, ctx) in zip(self._in_numbers(), self._wires, strict=False):
                 in_memory_order(grad).copy_(self._compression.decompress(wire, ctx))
         for position, (parameter, grad) in enumerate(zip(self.parameters, self._reduced, strict=True)):
             if parameter.grad is not grad and self._flags[position] > 0:

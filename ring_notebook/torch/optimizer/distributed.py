@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,16 +12,15 @@ from torch import Tensor
 from ring_notebook.api.arguments import Reduction, check_integer, check_passes, check_predivide, check_process_set
 from ring_notebook.api.local_steps import LocalSteps, settings_of
 from ring_notebook.api.process_sets import ProcessSet, global_process_set
+from ring_notebook.core import world
 from ring_notebook.core.communicator import ReduceOp
 from ring_notebook.torch.collectives.tensor_arguments import check_compression, check_optimizer
 from ring_notebook.torch.compression import Compression, Compressor, Int8Compression
 from ring_notebook.torch.optimizer.adasum_optimizer import AdasumOptimizer
-from ring_notebook.torch.optimizer.fused import FusedOptimizer
-from ring_notebook.torch.optimizer.fused_rules import check_fusable
 from ring_notebook.torch.optimizer.gradient_reducer import GradientReducer
 from ring_notebook.torch.optimizer.local_optimizer import LocalOptimizer
 from ring_notebook.torch.optimizer.reducing_optimizer import ReducingOptimizer
-from ring_notebook.torch.optimizer.wrapper import claim, original_of, wrap
+from ring_notebook.torch.optimizer.wrapper import W, Wrapper, claim, original_of, parameters_of, wrap
 from ring_notebook.torch.steps.optimizer_notes import OUTER
 
 
@@ -76,6 +76,11 @@ def _grouping(
     return split
 
 
+def _made(wrapper: W, made_with: dict[str, Any]) -> W:
+    wrapper.__dict__.update(_made_with=made_with, _again=again)
+    return claim(wrapper)
+
+
 def DistributedOptimizer(  # noqa: N802 - Horovod's name
     optimizer: torch.optim.Optimizer,
     named_parameters: Iterable[tuple[str, Tensor]] | None = None,
@@ -87,9 +92,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     groups: Sequence[Sequence[Tensor]] | int | None = None,
     sparse_as_dense: bool = False,
     process_set: ProcessSet = global_process_set,
-    fused: bool = False,
     sync_every: int | LocalSteps | None = None,
-) -> ReducingOptimizer | AdasumOptimizer | FusedOptimizer | LocalOptimizer:
+) -> ReducingOptimizer | AdasumOptimizer | LocalOptimizer:
     """An optimizer of the same class as ``optimizer`` that steps on the gradients of all ranks.
 
     Horovod: ``DistributedOptimizer``. Gradients are grouped in buckets while backward makes them, and reduced in place.
@@ -100,16 +104,13 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         its position. Raises ValueError for duplicate or missing names.
     compression: the form in which gradients are sent, see `Compression`.
     backward_passes_per_step: number of backward passes whose gradients are added up locally before they are reduced.
-    op: Average, Sum, or Adasum, which combines the ranks' steps instead of their gradients.
+    op: Average, Sum, or Adasum, which combines the ranks' steps instead of their gradients, and ignores num_groups,
+        groups and sparse_as_dense: a step is one dense operation.
     gradient_predivide_factor: the part of Average's division that is done before the sum, against overflow.
     num_groups, groups: parameters to reduce together: a number of equal parts, or lists of parameters. Other parameters
         share buckets of up to ``RING_FUSION_THRESHOLD`` bytes.
     sparse_as_dense: reduce sparse gradients as dense ones, instead of gathering their entries.
     process_set: the ranks that take part; on other ranks the optimizer makes local steps.
-    fused: reduce, update and send in one native pass (SGD, Adam, AdamW; float32; on a device through CPU memory), see
-        `FusedOptimizer`. Beyond Horovod. Takes neither compression nor gradient_predivide_factor. It and Adasum
-        ignore num_groups, groups and sparse_as_dense: every parameter group, or step, is one dense operation. Ranks
-        that have joined cannot take part.
     sync_every: let each rank step on its own gradients, and reduce the difference of the weights every so many steps,
         see `LocalSteps` and `LocalOptimizer`; for links on which an allreduce at every step takes too long. By default
         as ``%%ringtrain --sync-every`` says, else 1. Takes ``compression``, also `Compression.int8`, but none of the
@@ -127,9 +128,19 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     check_passes(backward_passes_per_step)
     names = _names_of(optimizer, named_parameters)
     grouping = _grouping(num_groups, groups)
+    made_with = {
+        "compression": compression,
+        "backward_passes_per_step": backward_passes_per_step,
+        "op": op,
+        "gradient_predivide_factor": gradient_predivide_factor,
+        "num_groups": num_groups,
+        "groups": groups,
+        "sparse_as_dense": sparse_as_dense,
+        "process_set": process_set,
+        "sync_every": sync_every,
+    }
     if (local := settings_of(sync_every)) is not None:
         reducing = {
-            "fused": fused,
             f"op={op.name.capitalize()}": op != ReduceOp.AVERAGE,
             "gradient_predivide_factor": gradient_predivide_factor != 1.0,
             "num_groups or groups": num_groups != 0 or groups is not None,
@@ -140,26 +151,18 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         alone = wrap(LocalOptimizer, optimizer, names)
         alone.set_backward_passes_per_step(backward_passes_per_step)
         alone._prepare(local, compression, process_set)
-        return claim(alone)
+        return _made(alone, made_with)
     if isinstance(compression, Int8Compression):
         raise ValueError(
             "Compression.int8 is for the differences of local steps: give sync_every too, or take Compression.fp16 or "
             ".bf16"
         )
     original_of(optimizer).__dict__.pop(OUTER, None)
-    if fused and process_set.included():
-        if compression is not Compression.none or gradient_predivide_factor != 1.0 or op == ReduceOp.ADASUM:
-            raise ValueError("fused=True takes neither compression, gradient_predivide_factor nor op=Adasum")
-        check_fusable(optimizer)
-        fused_optimizer = wrap(FusedOptimizer, optimizer, names)
-        fused_optimizer.set_backward_passes_per_step(backward_passes_per_step)
-        fused_optimizer._prepare(process_set, ReduceOp(op))
-        return claim(fused_optimizer)
     if op == ReduceOp.ADASUM:
         adasum = wrap(AdasumOptimizer, optimizer, names)
         adasum.set_backward_passes_per_step(backward_passes_per_step)
         adasum._compression, adasum._process_set = compression, process_set
-        return claim(adasum)
+        return _made(adasum, made_with)
     distributed = wrap(ReducingOptimizer, optimizer, names)
     distributed._reducer = GradientReducer(
         Reduction(ReduceOp(op), 1.0 / gradient_predivide_factor, gradient_predivide_factor, process_set),
@@ -168,4 +171,20 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         sparse_as_dense,
         backward_passes_per_step,
     )
-    return claim(distributed)
+    return _made(distributed, made_with)
+
+
+def again(
+    original: torch.optim.Optimizer, names: Sequence[str], made_with: dict[str, Any], kept: dict[str, Any]
+) -> torch.optim.Optimizer:
+    """A DistributedOptimizer of ``original``, as another one was made; ``original`` itself in a process of no rank."""
+    process_set: ProcessSet = made_with["process_set"]
+    if not world.is_initialized() or not process_set.registered():
+        return original
+    original.__dict__.update(kept["notes"])
+    named = list(zip(names, parameters_of(original), strict=True)) if all(names) else None
+    made: Wrapper = DistributedOptimizer(original, named, **made_with)
+    if kept["accumulate"] != 1:
+        made.accumulate(kept["accumulate"])
+    made.same_step.compares = kept["compares"]
+    return made

@@ -1,25 +1,28 @@
-"""Reduces the gradients of an optimizer's parameters over a group, in rounds.
+"""Reduces the gradients of an optimizer's parameters over a group of ranks, at the end of each backward pass.
 
-A round goes from the first gradient after a `synchronize` to the next `synchronize`:
+1. A hook notes each gradient as soon as autograd has it.
+2. Full buckets are reduced: during backward on the progress thread, as they become full, or at the end of the pass.
+   During backward they match by name: ranks may fill them in different orders, and leave some out. In CPU memory the
+   gradients are reduced in place; a copy into one buffer costs more than it saves. On a device the reduction is queued
+   on another stream than backward's, and the host waits for neither.
+3. At the end of the pass, see `backward_pass`, `reduce` reduces the remaining buckets that some rank's pass has
+   reached, with zeros for gradients that this rank does not have, and waits.
 
-1. A hook marks each gradient as ready as soon as autograd has it.
-2. Full buckets are reduced: during backward on the progress thread, as they become full, or in `synchronize`. During
-   backward they match by name: ranks may fill them in different orders, and leave some out. In CPU memory the gradients
-   are reduced in place; a copy into one buffer costs more than it saves. On a device the reduction is queued on another
-   stream than backward's, and the host waits for neither.
-3. `synchronize` reduces the remaining buckets, with zeros for gradients that this rank does not have, and waits.
+An average of averages is itself, so any number of passes may reduce the same gradients. Where a reduction multiplies
+equal gradients, as Sum does, they are divided again before another pass adds to them.
 
-In the first round of a plan the hooks do nothing: only in `synchronize`, which all ranks call, they agree on the plan.
+In the first pass of a plan the hooks reduce nothing: at its end the ranks agree on the plan.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
@@ -27,15 +30,31 @@ from ring_notebook.api.arguments import Reduction
 from ring_notebook.api.basics import joins
 from ring_notebook.api.bucket_plan import ParameterSpec, agree_on_plan, agree_on_sparse, plan_buckets
 from ring_notebook.api.noise_meter import NoiseMeter
+from ring_notebook.api.objects import allreduce_numbers
+from ring_notebook.api.process_sets import ProcessSet
 from ring_notebook.config import config
-from ring_notebook.core.communicator import Communicator
+from ring_notebook.core import world
+from ring_notebook.core.communicator import Communicator, ReduceOp
 from ring_notebook.torch.collectives.sparse_allreduce import sparse_allreduce_async, sparse_gradient
 from ring_notebook.torch.compression import Compressor
 from ring_notebook.torch.free_cores import reduces_beside_backward
+from ring_notebook.torch.optimizer import backward_pass
 from ring_notebook.torch.optimizer.bucket_runtime import Bucket
-from ring_notebook.torch.tensors import dtype_of, multiply_each
+from ring_notebook.torch.tensors import dtype_of, multiply_each, real_view
 
 Named = Sequence[tuple[str, Tensor]]
+_IS_MULTIPLIED = "_ring_is_multiplied"
+"""Attribute of a gradient that a reduction has multiplied; one that a program sets itself has none."""
+
+
+class Owner(Protocol):
+    """What has the parameters: an optimizer, or a model for those that no optimizer has."""
+
+    def named_gradients(self) -> Named:
+        """The parameters with their names, in an order that is equal on all ranks."""
+
+    def is_between_steps(self) -> bool:
+        """Whether the present micro-batch is not the last one of a step."""
 
 
 @dataclass(slots=True)
@@ -54,7 +73,7 @@ class _Layout:
 
 
 class GradientReducer:
-    """The rounds of one optimizer. ``groups`` maps parameters to lists of indices that are reduced together."""
+    """The gradients of one owner. ``groups`` maps parameters to lists of indices that are reduced together."""
 
     def __init__(
         self,
@@ -64,23 +83,34 @@ class GradientReducer:
         sparse_as_dense: bool,
         passes: int,
     ) -> None:
+        self.number = next(backward_pass.numbers)
+        self.nested = False
         self.passes = passes
         self._share = 1.0  # weight of the gradients of one pass in their sum
-        self.waits_for_step = False  # gradients must be changed before they are reduced
         self.meter: NoiseMeter | None = None
         self.batch_size: float | None = None  # samples of this rank in a backward pass, where it is known
-        # Sums of squares of the round's gradients, a number for each bucket: before and after the reduction.
+        # Sums of squares of the gradients, a number for each bucket: before and after the reduction.
         self._here: list[Tensor] = []
         self._reduced: list[Tensor] = []
-        self._passes: dict[Tensor, int] = {}  # backward passes of the round that have reached a parameter
         self.how = how
         self._compression = compression
         self._groups = groups
         self._sparse_as_dense = sparse_as_dense
+        self._owner: weakref.ref[Owner] | None = None
         self._layout: _Layout | None = None
-        self._fired: dict[Tensor, int] = {}
+        self.epoch: weakref.ref[Communicator] | None = None
+        self._has_entered = False
+        self._doubts = world.doubts()
+        self._touched: dict[Tensor, None] = {}  # reached since they were last reduced
+        self._settled: set[Tensor] = set()  # reduced since the last step
+        self._micro: dict[Tensor, Tensor] = {}  # sums of earlier micro-batches of this step
+        self._has_reduced = False  # since the last step
+        self._reductions = 0
+        self._ended = 0  # passes since the last reduction that count for ``passes``
+        self._added = 0  # all passes since then
         self._paused = False
-        self._hooks: dict[Tensor, RemovableHandle] = {}
+        self._slot_text = ""
+        self._hooks: dict[Tensor, list[RemovableHandle]] = {}
         weakref.finalize(self, _remove, self._hooks)
 
     def made_with(self) -> tuple[Any, ...]:
@@ -88,20 +118,33 @@ class GradientReducer:
         return self.how, self._compression, self._groups, self._sparse_as_dense, self.passes
 
     def kept(self) -> dict[str, Any]:
-        """The attributes that such a one needs besides; a round in progress is none of them."""
+        """The attributes that such a one needs besides; gradients under way are none of them."""
         return {"_share": self._share, "meter": self.meter, "batch_size": self.batch_size}
 
+    def watch(self, owner: Owner) -> None:
+        """Reduce the gradients of ``owner`` from now on, also those of parameters that it has been given since."""
+        self._owner = weakref.ref(owner)
+        self._slot_text = ""
+        backward_pass.register(self)
+        for _, parameter in owner.named_gradients():
+            if parameter not in self._hooks and (parameter.is_floating_point() or parameter.is_complex()):
+                self._hooks[parameter] = _hooked(parameter, weakref.ref(self), self._multiplies)
+
     def average_over(self, passes: int) -> None:
-        """From the next round on, reduce the mean of the gradients of ``passes`` backward passes."""
+        """From the next step on, reduce the mean of the gradients of ``passes`` micro-batches."""
         how, before = self.how, self._share
-        self.passes, self._share = passes, 1.0 / passes
+        self._share = 1.0 / passes
         self.how = how._replace(prescale=how.prescale / before * self._share)
         self.reset()
+        _remove(self._hooks)
+        if self._owner and (owner := self._owner()) is not None:
+            self.watch(owner)
 
     def close(self) -> None:
         """Remove the hooks: another reducer has taken over the parameters."""
         self._layout = None
         _remove(self._hooks)
+        backward_pass.remove(self)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -112,98 +155,228 @@ class GradientReducer:
         finally:
             self._paused = before
 
-    def pending(self) -> bool:
-        """Whether buckets are being reduced during backward."""
-        return self._layout is not None and any(bucket.started for bucket in self._layout.buckets)
+    # --- the present step ---
+    def settle(self) -> bool:
+        """Reduce what no pass has reduced since the last step; all ranks call it. Returns whether a rank had any.
 
-    def drop_round(self) -> None:
-        """Wait for reductions during backward, and drop the round and its gradients.
-
-        All ranks of the group that have begun a round must call this: where one of them has sent a bucket, all ranks
-        send all buckets, because a rank cannot cancel a reduction that others wait for.
+        That are gradients that the program has set itself, and all of them where no pass has reached any on this rank.
         """
-        layout = self._layout
-        if layout is None or not layout.threaded or not any(bucket.touched for bucket in layout.buckets):
-            return
-        if self.waits_for_step or not self._holds(layout):
-            self.forget_round()
-            return
-        try:
-            self._reduce_buckets(layout)
-        except BaseException:
-            self.reset()
-            raise
-        self._forget_round()
-        for bucket in layout.buckets:
-            bucket.reset()
-        if any(bucket.turned_sparse for bucket in layout.buckets):
-            self._layout = None
+        backward_pass.end_broken()
+        self._enter_epoch()
+        for _, parameter in self._trainable():
+            if parameter.grad is not None and parameter not in self._settled:
+                self._touch(parameter)
+        if self._has_reduced and not self._touched and not self._micro:
+            return False
+        before = self._reductions
+        backward_pass.reduce_together([self])
+        return self._reductions > before and self.how.process_set.size() > 1
+
+    def end_step(self) -> None:
+        """Begin the next step: what is in ``p.grad`` then has not been reduced for it."""
+        self._settled.clear()
+        self._has_reduced = False
+
+    def forget(self) -> None:
+        """Forget what has been noted of gradients: they are dropped, or zero."""
+        backward_pass.end_broken()
+        self._enter_epoch()
+        self._forget()
+
+    def drop_micro_batches(self) -> None:
+        """Drop the sums of earlier micro-batches."""
+        self._micro.clear()
 
     def reset(self) -> None:
-        """Drop the round and the plan, but keep the gradients; the next `synchronize` makes a new plan."""
+        """Forget all but the gradients; the next reduction makes a new plan."""
         self._layout = None
-        self._forget_round()
+        self._forget()
 
-    def forget_round(self) -> None:
-        """Forget which gradients are ready, but keep the gradients.
-
-        Also keeps the plan, because other ranks may keep theirs, unless some of its buckets are being reduced.
-        """
-        if self.pending():
-            self.reset()
-        elif self._layout is not None:
+    def _forget(self) -> None:
+        self.end_step()
+        self._touched.clear()
+        self._micro.clear()
+        self._ended = self._added = 0
+        if self._layout is not None:
             for bucket in self._layout.buckets:
                 bucket.reset()
-        self._forget_round()
 
-    def _forget_round(self) -> None:
-        self._fired.clear()
-        self._passes.clear()
-        self._here, self._reduced = [], []
-
-    def synchronize(self, named: Named) -> None:
-        """Replace the gradients of ``named`` parameters by their reduction; all ranks of the group must call this."""
+    def _enter_epoch(self) -> None:
+        """In another epoch than before agree anew; after an abort the gradients of ranks may be of different passes."""
         process_set = self.how.process_set
-        if not process_set.included() or process_set.size() == 1:
-            if self._share != 1.0:
-                multiply_each([p.grad for _, p in named if p.grad is not None], self._share)
+        communicator = process_set.communicator if process_set.included() else None
+        if (self.epoch() if self.epoch else None) is communicator and self._has_entered:
             return
-        trainable = [(name, p) for name, p in named if p.requires_grad]
-        if self._layout is not None and not self._holds(self._layout):
-            self._layout = None
-        try:
-            layout = self._layout = self._layout or self._plan(trainable)
-            self._reduce(layout)
-            late = [(name, p) for name, p in trainable if p not in layout.places]
-            if late:
-                self._reduce(self._plan(late))
-        except BaseException:
-            self.reset()
-            raise
-        if self.meter is not None:
-            self.meter.end_round(
-                _total(self._here), _total(self._reduced), max(self._passes.values(), default=0), self.how
+        self._has_entered = True
+        self.epoch = None if communicator is None else weakref.ref(communicator)
+        self._layout = None
+        self.end_step()
+        if world.doubts() > self._doubts:
+            self._forget()
+        self._doubts = world.doubts()
+
+    # --- as `backward_pass` sees it ---
+    def slot_text(self) -> str:
+        """The names and shapes of the parameters."""
+        if not self._slot_text:
+            self._slot_text = repr([(name, tuple(parameter.shape)) for name, parameter in self._named()])
+        return self._slot_text
+
+    def process_set(self) -> ProcessSet:
+        """The ranks that reduce."""
+        return self.how.process_set
+
+    def end_pass(self) -> bool:
+        """Count a pass; between micro-batches put the gradients away, so that no clipping takes them for the whole."""
+        self._added += 1
+        if self._paused:
+            return False
+        owner = None if self._owner is None else self._owner()
+        if owner is not None and owner.is_between_steps():
+            self._put_away(owner.named_gradients())
+            return False
+        self._ended += 1
+        return self._ended >= self.passes
+
+    def reach(self) -> tuple[bool, bool]:
+        """Whether passes since the last reduction have reached any bucket, and all of them."""
+        some = bool(self._touched or self._micro)
+        layout = self._layout
+        if not some or layout is None or not self._holds(layout):
+            return some, some
+        every = all(bucket.reached for bucket in layout.buckets) and all(p in self._touched for _, p in layout.sparse)
+        return some, every
+
+    def drop(self) -> None:
+        """Drop the gradients."""
+        self._forget()
+        for _, parameter in self._named():
+            parameter.grad = None
+
+    @torch.no_grad()
+    def reduce(self, partly: bool, name: str) -> None:
+        """Replace gradients by their reduction; all ranks of the group call this, after `reach`."""
+        process_set = self.how.process_set
+        self._take_back()
+        if not process_set.included() or process_set.size() == 1:
+            self._scale_alone()
+        else:
+            self._enter_epoch()
+            trainable = self._trainable()
+            if self._layout is not None and not self._holds(self._layout):
+                self._layout = None
+            try:
+                layout = self._layout = self._layout or self._plan(trainable)
+                self._reduce(layout, partly, name)
+                late = [(label, p) for label, p in trainable if p not in layout.places]
+                if late:
+                    self._reduce(self._plan(late), False, name)
+            except BaseException:
+                self.reset()
+                raise
+            self._measure()
+            turned = any(bucket.turned_sparse for bucket in layout.buckets)
+            if late or turned or len(trainable) != len(layout.places) or (self.nested and layout.threaded):
+                # Parameters were added, frozen or unfrozen: make a new plan, so that frozen ones cost nothing.
+                self._layout = None
+        self._touched.clear()
+        self._has_reduced = True
+        self._reductions += 1
+        self._ended = self._added = 0
+
+    # --- within ---
+    def _named(self) -> Named:
+        owner = None if self._owner is None else self._owner()
+        return [] if owner is None else owner.named_gradients()
+
+    def _trainable(self) -> Named:
+        return [(name, p) for name, p in self._named() if p.requires_grad]
+
+    @property
+    def _multiplies(self) -> bool:
+        return self._share != 1.0 or self.how.op == ReduceOp.SUM
+
+    @property
+    def _factor(self) -> float:
+        """By what a reduction multiplies gradients that are equal on all ranks."""
+        process_set = self.how.process_set
+        sums = self.how.op == ReduceOp.SUM and process_set.included()
+        return self._share * (process_set.size() if sums else 1)
+
+    def _undo_factor(self, parameter: Tensor) -> None:
+        grad = parameter.grad
+        if grad is not None and getattr(grad, _IS_MULTIPLIED, False):
+            setattr(grad, _IS_MULTIPLIED, False)
+            grad.mul_(1.0 / self._factor)
+
+    def _note_factor(self, parameters: Iterable[Tensor]) -> None:
+        """Note that a reduction has multiplied their gradients."""
+        if self._factor != 1.0:
+            for parameter in parameters:
+                if parameter.grad is not None:
+                    setattr(parameter.grad, _IS_MULTIPLIED, True)
+
+    def _put_away(self, named: Named) -> None:
+        """Move the gradients of a micro-batch to `_micro`.
+
+        The smallest parameter of a device keeps one of zeros: a GradScaler refuses an optimizer without any.
+        """
+        smallest: dict[torch.device, Tensor] = {}
+        for _, parameter in named:
+            if (grad := parameter.grad) is None:
+                continue
+            known = self._micro.get(parameter)
+            self._micro[parameter] = grad if known is None else known + grad if grad.is_sparse else known.add_(grad)
+            parameter.grad = None
+            least = smallest.setdefault(parameter.device, parameter)
+            if not grad.is_sparse and parameter.numel() < least.numel():
+                smallest[parameter.device] = parameter
+        for parameter in smallest.values():
+            if not self._micro[parameter].is_sparse:
+                parameter.grad = torch.zeros_like(parameter)
+
+    def _take_back(self) -> None:
+        """Add the sums of earlier micro-batches to the gradients of the last one."""
+        for parameter in list(self._micro):
+            self._take_back_of(parameter)
+
+    @torch.no_grad()
+    def _take_back_of(self, parameter: Tensor) -> None:
+        if (micro := self._micro.pop(parameter, None)) is not None:
+            self._touch(parameter)
+            grad = parameter.grad
+            parameter.grad = (
+                micro if grad is None else grad + micro if grad.is_sparse or micro.is_sparse else grad.add_(micro)
             )
-        self._forget_round()
-        if late or len(trainable) != len(layout.places) or any(bucket.turned_sparse for bucket in layout.buckets):
-            # Parameters were added, frozen or unfrozen: make a new plan, so that frozen ones cost nothing.
-            self._layout = None
+
+    def _scale_alone(self) -> None:
+        """What is left of a reduction on a single rank: the mean over micro-batches."""
+        if self._factor != 1.0:
+            known = [p for _, p in self._named() if p.grad is not None]
+            for parameter in known:
+                self._undo_factor(parameter)
+            multiply_each([p.grad for p in known if p.grad is not None], self._factor)
+            self._note_factor(known)
+        self._settled.update(p for _, p in self._named())
 
     def _holds(self, layout: _Layout) -> bool:
         """Whether all ranks still have this plan."""
         return layout.communicator() is self.how.process_set.communicator and layout.joins == joins()
 
     def _plan(self, trainable: Named) -> _Layout:
-        """Agree with the other ranks how to reduce ``trainable``, and add the missing hooks."""
+        """Agree with the other ranks how to reduce ``trainable``."""
         parameters = [p for _, p in trainable]
         process_set = self.how.process_set
         communicator = process_set.communicator
-        specs = [ParameterSpec(name, tuple(p.shape), dtype_of(p)) for name, p in trainable]
+        specs = [ParameterSpec(name, tuple(real_view(p).shape), dtype_of(real_view(p))) for name, p in trainable]
         sparse_here = [p.grad is not None and p.grad.is_sparse and not self._sparse_as_dense for p in parameters]
         division = (config().fusion_threshold, self._groups(parameters))
-        threaded, mark = agree_on_plan(
-            specs, division, reduces_beside_backward(any(not parameter.is_cpu for parameter in parameters)), process_set
+        beside = (
+            backward_pass.ENDS_ARE_SEEN
+            and not self.nested
+            and reduces_beside_backward(any(not parameter.is_cpu for parameter in parameters))
         )
+        threaded, mark = agree_on_plan(specs, division, beside, process_set)
         sparse = agree_on_sparse(sparse_here, process_set)
         layout = _Layout(weakref.ref(communicator), threaded)
         layout.sparse = [pair for pair, is_sparse in zip(trainable, sparse, strict=True) if is_sparse]
@@ -217,66 +390,94 @@ class GradientReducer:
             bucket = Bucket(members, name, self.how, self._compression, self._sparse_as_dense)
             layout.buckets.append(bucket)
             layout.places.update({p: (bucket, position) for position, p in enumerate(members)})
-        for parameter in parameters:
-            if parameter not in self._hooks:
-                self._hooks[parameter] = parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
-                    _hook(weakref.ref(self))
-                )
+            bucket.reached = any(p in self._touched for p in members)
         return layout
 
+    def _touch(self, parameter: Tensor) -> None:
+        self._touched[parameter] = None
+        if self._layout is not None and (place := self._layout.places.get(parameter)) is not None:
+            place[0].reached = True
+
+    def _before_gradient(self, parameter: Tensor) -> None:
+        """Before a pass adds to the gradient of ``parameter``."""
+        with torch.no_grad():
+            self._undo_factor(parameter)
+
     def _on_gradient(self, parameter: Tensor) -> None:
-        if self.meter is not None:
-            self._passes[parameter] = self._passes.get(parameter, 0) + 1
-        layout = self._layout
-        if layout is None or self._paused:
+        if not world.is_initialized():
             return
-        fired = self._fired[parameter] = self._fired.get(parameter, 0) + 1
+        self._enter_epoch()
+        if backward_pass.ENDS_ARE_SEEN and backward_pass.note(self, parameter):
+            self.nested = True
+        self._touch(parameter)
+        layout = self._layout
+        if layout is None or not layout.threaded or self._paused or self._ended + 1 < self.passes:
+            return
         place = layout.places.get(parameter)
-        if fired < self.passes or place is None:
+        owner = None if self._owner is None else self._owner()
+        if place is None or owner is None or owner.is_between_steps():
             return
         bucket, position = place
         if bucket.started:
             raise RuntimeError(
-                f"rank {self.how.process_set.rank()}: backward made a gradient again after its bucket was sent; call "
-                f"step() after each {self.passes} backward passes, or accumulate with backward_passes_per_step or "
-                "within optimizer.no_sync()"
+                f"rank {self.how.process_set.rank()}: backward made a gradient again while it was being reduced, in a "
+                "backward pass within another one, and no earlier pass was like that; call "
+                "optimizer.zero_grad() and go on, or set RING_OVERLAP=inline, which reduces nothing before the end of "
+                "a pass"
             )
+        self._take_back_of(parameter)
         bucket.mark_ready(position)
-        if layout.threaded and bucket.full and not self.waits_for_step and self._holds(layout):
+        if bucket.full and not self.nested and self._holds(layout):
             self._start(bucket, blocking=False)
 
     def _measuring(self) -> bool:
-        return self.meter is not None and self.meter.wanted
+        return self.meter is not None and self.meter.wanted and not self._has_reduced
+
+    def _measure(self) -> None:
+        """Give the meter the first reduction of a step; what later passes add cannot be told apart."""
+        if self.meter is not None and not self._has_reduced:
+            self.meter.end_round(_total(self._here), _total(self._reduced), self._added, self.how)
+        self._here, self._reduced = [], []
 
     def _start(self, bucket: Bucket, *, blocking: bool) -> None:
+        if self._multiplies:
+            for parameter in bucket.parameters:
+                self._undo_factor(parameter)
         if self._measuring():
             self._here.append(bucket.square())
         bucket.start(blocking=blocking)
 
-    def _reduce(self, layout: _Layout) -> None:
-        """Reduce the remaining buckets of a round."""
-        self._reduce_buckets(layout)
+    def _reduce(self, layout: _Layout, partly: bool, name: str) -> None:
+        """Reduce the remaining buckets, with ``partly`` those that a rank has reached."""
         process_set = self.how.process_set
-        for bucket in layout.buckets:
-            if bucket.turned_sparse:
-                bucket.make_sparse(agree_on_sparse(bucket.sparse, process_set))
-        results = [
-            sparse_allreduce_async(sparse_gradient(p), name, self.how.op, process_set) for name, p in layout.sparse
-        ]
-        for (_, parameter), result in zip(layout.sparse, results, strict=True):
-            grad = result()
-            if parameter.grad is not None or grad.coalesce().indices().numel():
-                parameter.grad = grad
-
-    def _reduce_buckets(self, layout: _Layout) -> None:
-        for bucket in layout.buckets:
+        buckets, sparse = layout.buckets, layout.sparse
+        if partly:
+            here = [*(bucket.reached for bucket in buckets), *(p in self._touched for _, p in sparse)]
+            counts = allreduce_numbers([int(one) for one in here], ReduceOp.SUM, f"{name}, buckets", process_set)
+            buckets = [bucket for bucket, count in zip(buckets, counts, strict=False) if count]
+            sparse = [pair for pair, count in zip(sparse, counts[len(layout.buckets) :], strict=True) if count]
+        for bucket in buckets:
             if not bucket.started:
                 bucket.make_dense()
                 self._start(bucket, blocking=not layout.threaded)
-        for bucket in layout.buckets:
+        for bucket in buckets:
             bucket.finish()
             if self._measuring():
                 self._reduced.append(bucket.square())
+        for bucket in buckets:
+            if bucket.turned_sparse:
+                bucket.make_sparse(agree_on_sparse(bucket.sparse, process_set))
+        for _, parameter in sparse:
+            self._undo_factor(parameter)
+        how = self.how
+        results = [sparse_allreduce_async(sparse_gradient(p), label, how.op, process_set) for label, p in sparse]
+        for (_, parameter), result in zip(sparse, results, strict=True):
+            grad = result()
+            if parameter.grad is not None or grad.coalesce().indices().numel():
+                parameter.grad = grad if self._share == 1.0 else grad * self._share
+        done = [*(p for bucket in buckets for p in bucket.parameters), *(p for _, p in sparse)]
+        self._settled.update(done)
+        self._note_factor(done)
 
 
 def _total(squares: Sequence[Tensor]) -> float:
@@ -284,17 +485,30 @@ def _total(squares: Sequence[Tensor]) -> float:
     return sum(float(square) for square in squares)
 
 
-def _remove(hooks: dict[Tensor, RemovableHandle]) -> None:
+def _remove(hooks: dict[Tensor, list[RemovableHandle]]) -> None:
     while hooks:
-        hooks.popitem()[1].remove()
+        for hook in hooks.popitem()[1]:
+            hook.remove()
 
 
-def _hook(reducer: weakref.ref[GradientReducer]) -> Callable[[Tensor], None]:
-    """A hook that does not keep its reducer alive."""
+def _hooked(parameter: Tensor, reducer: weakref.ref[GradientReducer], and_before: bool) -> list[RemovableHandle]:
+    """Hooks that do not keep their reducer alive, after and perhaps before a pass adds to a gradient."""
 
     def on_gradient(parameter: Tensor) -> None:
-        listening = reducer()
-        if listening is not None:
+        if (listening := reducer()) is not None:
             listening._on_gradient(parameter)
 
-    return on_gradient
+    own = weakref.ref(parameter)
+
+    def before(_: Tensor) -> None:
+        listening, parameter = reducer(), own()
+        if listening is not None and parameter is not None:
+            listening._before_gradient(parameter)
+
+    is_trained = parameter.requires_grad
+    parameter.requires_grad_(True)  # hooks of a frozen one wait until it is thawed
+    hooks = [parameter.register_post_accumulate_grad_hook(on_gradient)]  # type: ignore[no-untyped-call]
+    if and_before:
+        hooks.append(parameter.register_hook(before))  # type: ignore[no-untyped-call]
+    parameter.requires_grad_(is_trained)
+    return hooks

@@ -139,17 +139,17 @@ class LocalOptimizer(Wrapper):
         out and counts.
         """
         self._check_newest()
-        if closure is None and self._is_between_steps():
+        if closure is None and self.is_between_steps():
             self._seen += 1
             self._mark_stepped()  # a scheduler that steps after every batch is in the right order
             return None
         outer = self._begin()
-        with self._unscaled(None) as overflowed:
+        with self._unscaled() as overflowed:
             if self._micro_batches > 1:
                 gradients = [one.grad for one in parameters_of(self) if one.grad is not None]
                 multiply_each(gradients, 1.0 / self._micro_batches)
-            with self._own_step(closure):
-                result = None if overflowed() else super().step(closure)
+            with self._guarded_step(closure):
+                result = None if overflowed(None) else super().step(closure)
                 # At most, also where a sync has failed and is made again.
                 outer.position = min(outer.position + 1, self._settings.every)
                 outer.alone += 1
@@ -205,7 +205,7 @@ class LocalOptimizer(Wrapper):
         outer = self._outer
         return {} if outer is None else outer.common
 
-    def _own_step(self, closure: object) -> AbstractContextManager[object]:
+    def _guarded_step(self, closure: object) -> AbstractContextManager[object]:
         if self._is_alone():
             return committed(self._process_set)  # which takes changes of knobs
         # A closure may take long; the ranks' weights differ anyway.

@@ -1,35 +1,43 @@
-"""The optimizer that reduces gradients in buckets and then makes the step of the wrapped optimizer."""
+"""The optimizer whose gradients are averages when `backward` returns, and whose steps all ranks make or none."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from ring_notebook.api.arguments import check_passes
+from ring_notebook.api.process_sets import ProcessSet
 from ring_notebook.core import world
 from ring_notebook.torch.optimizer.gradient_reducer import GradientReducer
 from ring_notebook.torch.optimizer.local_optimizer import LocalOptimizer
-from ring_notebook.torch.optimizer.wrapper import Wrapper, average_loss, once, owners_of
-from ring_notebook.torch.steps.committed import all_or_none, committed
+from ring_notebook.torch.optimizer.wrapper import Wrapper, average_loss, closure_of, once, owners_of, with_closure
+from ring_notebook.torch.steps.committed import all_or_none
 from ring_notebook.torch.steps.optimizer_notes import count_step
 from ring_notebook.torch.steps.repair import Shared
+
+T = TypeVar("T")
 
 
 class ReducingOptimizer(Wrapper):
     """Mixed into the class of the wrapped optimizer by `DistributedOptimizer`."""
 
     _reducer: GradientReducer
+    rest: Sequence[GradientReducer] = ()
+    """Those of parameters of its models that no optimizer has."""
     _skipping = False
-    _synchronized = False
+    _synchronized = False  # by the user, for the next step, and for nothing
     _warned = False
-    _step_keeps_gradients = False  # clip_grad_norm_ has already reduced them
-    _left_out = False  # skip this step: its gradients are older than the weights
     _doubts = 0  # `world.doubts` at the last step
+
+    @property
+    def process_set_of_steps(self) -> ProcessSet:
+        """The ranks whose steps of any name are made by all or none."""
+        return self._reducer.how.process_set
 
     @property
     def backward_passes_per_step(self) -> int:
@@ -45,38 +53,32 @@ class ReducingOptimizer(Wrapper):
         super().accumulate(micro_batches)
         self._reducer.average_over(micro_batches)
 
-    def reduce_for_clipping(self) -> bool:
-        """Reduce the gradients before the next `step`; if that step will only count, return True and do nothing."""
-        if self._is_between_steps():
+    def settle(self) -> bool:
+        """Reduce what no backward pass has reduced; if the next `step` will only count, return True and do nothing."""
+        if self.is_between_steps():
             return True
-        if not self._step_keeps_gradients:
-            self.synchronize()
-            self._synchronized, self._step_keeps_gradients = False, True
+        self.synchronize()
+        self._synchronized = False
         return False
 
     def synchronize(self) -> None:
-        """Replace every gradient by its reduction over all ranks; all ranks must call this.
+        """Replace gradients by their reduction over all ranks; all ranks must call this (Horovod's name).
 
-        For changes between reduction and step, such as clipping: ``synchronize()``, clip, then ``step()`` within
-        `skip_synchronize`.
+        `backward` has done that, so this is for gradients that the program has set itself, and does nothing else.
         """
         self._check_newest()
         self._follow_epoch()
-        self._synchronized = True
-        if self._mend(self._reducer.how.process_set, self._shared):
-            self._reducer.reset()
-            self._left_out = True
-            return
-        self._reduce()
+        was_late = self._reducer.settle()
+        self._synchronized = not was_late
+        for one in self.rest:
+            one.settle()
 
-    def _reduce(self) -> None:
-        self._reducer.synchronize(
-            [
-                (self._parameter_names.get(p) or f"group {g} parameter {i}", p)
-                for g, group in enumerate(self.param_groups)
-                for i, p in enumerate(group["params"])
-            ]
-        )
+    def _compare(self) -> bool:
+        """`_mend`, at the begin of a step; whether the step is left out, because its gradients are dropped."""
+        if not self._mend(self._reducer.how.process_set, self._shared):
+            return False
+        self._reducer.reset()
+        return True
 
     def _shared(self) -> Shared:
         return Shared(self._wrapped, self._parameter_names, self._reducer.how.process_set)
@@ -85,13 +87,13 @@ class ReducingOptimizer(Wrapper):
         """Drop a step that was under way when an epoch was aborted: the ranks may have begun different parts of it."""
         doubts = world.doubts()
         if doubts > self._doubts:
-            self._synchronized = self._step_keeps_gradients = self._left_out = self._skipping = False
+            self._synchronized = self._skipping = False
             self._seen = 0
         self._doubts = doubts
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """A context in which ``step()`` does not reduce, because `synchronize` has done it."""
+        """A context in which ``step()`` does not reduce, because `synchronize` has done it (Horovod's name)."""
         self._skipping = True
         try:
             yield
@@ -99,103 +101,98 @@ class ReducingOptimizer(Wrapper):
             self._skipping = False
 
     def no_sync(self) -> AbstractContextManager[None]:
-        """A context in which gradients of backward passes only add up; the first pass after it sends their sum."""
+        """A context in which gradients of backward passes only add up; the first pass after it reduces their sum."""
         return self._reducer.paused()
 
     @once
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Reduce the gradients and make a step of the wrapped optimizer.
+    def step(self, *args: Any, **kwargs: Any) -> Any:
+        """Make a step of the wrapped optimizer, with its arguments; all ranks make it or none.
 
-        With a ``closure`` the gradients are reduced after each of its calls, and its loss is averaged over all ranks:
-        an optimizer that searches with it then decides the same on every rank.
+        Reduces gradients that no backward pass has reduced. With a ``closure`` its loss is averaged over all ranks: an
+        optimizer that searches with it then decides the same on every rank.
         """
         self._check_newest()
         self._follow_epoch()
-        if self._is_between_steps() and closure is None:
+        closure = closure_of(args, kwargs)
+        if self.is_between_steps() and closure is None:
             self._seen += 1
             self._mark_stepped()  # a scheduler that steps after every batch is in the right order
             return None
         process_set = self._reducer.how.process_set
-        keeps = self._skipping or self._step_keeps_gradients
-        if hasattr(self, "found_inf") and closure is None:
-            return self._step_for_scaler(keeps)
         if closure is not None:
             self._mend(process_set, self._shared)
-            with all_or_none(self, process_set, self._end_step):
-                return super().step(closure if keeps else self._reducing(closure))
-        if not keeps:
-            if self._synchronized and not self._warned:
-                self._warned = True
-                warnings.warn(
-                    "step() after synchronize() reduces the gradients a second time; call it within "
-                    "optimizer.skip_synchronize()",
-                    stacklevel=2,
-                )
-            self.synchronize()
-        with committed(process_set):
-            result = None if self._left_out else super().step()
-            self._end_step()
+            args, kwargs = with_closure(args, kwargs, self._reducing(closure))
+            with self._own_step(), all_or_none(self, process_set, self._end_step, commit_to=self._committed):
+                return super().step(*args, **kwargs)
+        if self._synchronized and not self._skipping and not self._warned:
+            self._warned = True
+            warnings.warn(
+                "optimizer.step() called without optimizer.skip_synchronize() context after optimizer.synchronize(). "
+                "Here that is harmless: gradients that are reduced are not reduced again. backward() has reduced them, "
+                "so neither of the two is needed",
+                stacklevel=2,
+            )
+        with self._unscaled() as overflowed:
+            late = not self._skipping and self._reducer.settle()
+            is_left_out = overflowed(process_set if late else None)
+            if self._compare():
+                return self._mark_stepped()
+            with self._own_step(), self._committed(process_set, None if late else self._scale):
+                result = None if is_left_out else super().step(*args, **kwargs)
+                self._end_step()
         return result
 
     def _end_step(self) -> None:
         """Count a step that all ranks make."""
-        if not self._left_out:
-            count_step(self._wrapped)
-        self._synchronized = self._step_keeps_gradients = self._left_out = False
+        count_step(self._wrapped)
+        self._synchronized = False
         self._seen = 0
+        for one in (self._reducer, *self.rest):
+            one.end_step()
         self._mark_stepped()
 
-    def _step_for_scaler(self, keeps: bool) -> Any:
-        """A step that a GradScaler calls: unscale, reduce, and update unless some rank has an inf.
+    def begin_other_step(self) -> None:
+        """As before `step`, for a step in a method of another name, or by another optimizer of the parameters."""
+        self._check_newest()
+        self._follow_epoch()
+        self._reducer.settle()
+        self._compare()
 
-        ``keeps``: the gradients are already reduced.
-        """
-        if not keeps:
-            if self._reducer.pending():
-                raise RuntimeError(
-                    "scaled gradients are already being reduced: this is the first step with a GradScaler, in the "
-                    "middle of a training. For this one step call optimizer.synchronize(), and scaler.step(optimizer) "
-                    "within optimizer.skip_synchronize()"
-                )
-            self._reducer.waits_for_step = True
-        process_set = self._reducer.how.process_set
-        with self._unscaled(process_set) as overflowed:
-            if not keeps:
-                self.synchronize()  # also after an overflow, so that all ranks end the round
-            overflow = overflowed()
-            with committed(process_set):
-                result = None if overflow or self._left_out else super().step()
-                self._end_step()
-        return result
+    def commit_other_step(self, by_name: Callable[[str], T]) -> T:
+        """Commit to that step, by a call of ``by_name``."""
+        return self.same_step.commit(self._reducer.how.process_set, self.named_gradients, by_name)
+
+    def end_other_step(self) -> None:
+        """Count that step."""
+        self._end_step()
 
     def _reducing(self, closure: Callable[[], Any]) -> Callable[[], Any]:
         def reducing() -> Any:
             with torch.enable_grad():
                 loss = closure()
-            self._reduce()
+            self._reducer.settle()
             return average_loss(loss, self._reducer.how.process_set)
 
         return reducing
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As the wrapped optimizer's. Waits for gradients that are being reduced, and drops them.
-
-        Between `backward` and `step` all ranks must call this, for example in a GAN, where the backward pass of the
-        generator's loss makes gradients of the discriminator. ``RING_OVERLAP=inline`` reduces nothing before `step`.
-        """
+        """As the wrapped optimizer's; between accumulated micro-batches it does nothing."""
         self._follow_epoch()
         if self._seen:
             return  # gradients of micro-batches add up
-        self._step_keeps_gradients = False
-        self._reducer.drop_round()
+        if world.is_initialized():
+            self._reducer.forget()
         super().zero_grad(set_to_none)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As the wrapped optimizer's; drops gradients of the current step."""
-        self._reducer.forget_round()
-        self._synchronized = self._step_keeps_gradients = False
+        """As the wrapped optimizer's; drops earlier micro-batches of the current step."""
+        self._reducer.drop_micro_batches()
         self._seen = 0
         super().load_state_dict(state_dict)
+
+    def _claimed(self) -> None:
+        super()._claimed()
+        self._reducer.watch(self)
 
     def _release(self) -> None:
         super()._release()
@@ -211,25 +208,23 @@ def clip_grad_norm_(
 ) -> Tensor:
     """`torch.nn.utils.clip_grad_norm_` on reduced gradients, in place; all ranks call it. Beyond Horovod.
 
-    Between ``backward()`` and ``step()`` gradients are this rank's own: torch's function would clip each rank by its
-    own norm. This one first reduces the gradients of every `DistributedOptimizer` that has one of ``parameters``; its
-    next ``step()`` does not reduce them again. Returns the norm before clipping, the same on every rank. Between the
-    steps of accumulated micro-batches (``prepare(accumulate=...)``) it clips nothing. With local steps (``sync_every``)
-    each rank clips its own gradients. DistributedDataParallel and FSDP2 have already reduced their gradients. Raises
-    TypeError for optimizers with ``fused=True`` or ``op=Adasum``, which reduce within their step.
+    After ``backward()`` gradients are averages, so torch's own function does the same. This one first reduces those
+    that no backward pass has reduced, which a program has set itself. Returns the norm before clipping, the same on
+    every rank. Between the steps of accumulated micro-batches (``prepare(accumulate=...)``) it clips nothing. With
+    local steps (``sync_every``) each rank clips its own gradients. Raises TypeError for optimizers with ``op=Adasum``,
+    which combine the ranks' steps.
     """
     chosen = [parameters] if isinstance(parameters, Tensor) else list(parameters)
     between = False
     for owner in owners_of(chosen):
         if isinstance(owner, LocalOptimizer):  # whose gradients are this rank's own
-            between = owner._is_between_steps() or between
+            between = owner.is_between_steps() or between
             continue
         if not isinstance(owner, ReducingOptimizer):
             raise TypeError(
-                "clip_grad_norm_ needs the reduced gradients, and an optimizer with fused=True or op=Adasum has none "
-                "before its step; leave fused and Adasum out"
+                "clip_grad_norm_ needs reduced gradients, and an optimizer with op=Adasum has none; leave Adasum out"
             )
-        between = owner.reduce_for_clipping() or between
+        between = owner.settle() or between
     if between:
         return torch.nn.utils.get_total_norm([p.grad for p in chosen if p.grad is not None], norm_type)
     return torch.nn.utils.clip_grad_norm_(chosen, max_norm, norm_type, error_if_nonfinite, foreach)

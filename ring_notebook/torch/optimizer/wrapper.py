@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import weakref
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import torch
@@ -16,7 +17,11 @@ from ring_notebook.api.basics import joins
 from ring_notebook.api.process_sets import ProcessSet
 from ring_notebook.core.communicator import Communicator, ReduceOp
 from ring_notebook.torch.collectives.allreduce import allreduce
+from ring_notebook.torch.steps.committed import committed
+from ring_notebook.torch.steps.optimizer_notes import OUTER
+from ring_notebook.torch.steps.plain_optimizers import guard_steps
 from ring_notebook.torch.steps.repair import Shared, begin, may_have_parted, mend, trust
+from ring_notebook.torch.steps.same_step import SameStep
 
 _SHARED = ("param_groups", "state")
 
@@ -38,14 +43,20 @@ class Wrapper(torch.optim.Optimizer):
     _parameter_names: dict[Tensor, str]
     """Horovod's attribute, which libraries read: the name of each parameter."""
     _wrapped: torch.optim.Optimizer
-    guards_its_steps = True
+    is_stepping = False
     """Tells the hooks of `ring_notebook.torch.steps` that `step` itself commits."""
+    same_step: SameStep
+    _made_with: dict[str, Any]
+    """The arguments of DistributedOptimizer with which another one is made."""
+    _again: Callable[..., Any]
+    """Makes it; it stands above this module."""
     _superseded = False
     _passes = 1
     _epoch: weakref.ref[Communicator] | None = None  # of the last step
     _joins = 0  # number of joins at that time
     _micro_batches = 1  # calls of `step` that make one step
     _seen = 0  # micro-batches since the last step
+    _scale: float | None = None  # of the GradScaler that calls `step`
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -72,9 +83,29 @@ class Wrapper(torch.optim.Optimizer):
                 setattr(self, name, state[name])
         super().__setstate__({name: value for name, value in state.items() if name not in _SHARED})
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """Another one like it, of the copies of the parameters: also their gradients are averaged."""
+        original = copy.deepcopy(self._wrapped, memo)
+        names = [self._parameter_names.get(p, "") for p in parameters_of(self)]
+        twin = self._again(original, names, copy.deepcopy(self._made_with, memo), copy.deepcopy(self._kept(), memo))
+        memo[id(self)] = twin
+        return twin
+
+    def __copy__(self) -> Any:
+        """Another name for the same optimizer: it has the same parameters and state."""
+        twin = object.__new__(type(self))
+        twin.__dict__.update(self.__dict__)
+        return twin
+
     def __reduce__(self) -> Any:
-        """Copy and pickle as the wrapped class: another process, or the notebook, takes no part in the reduction."""
-        return object.__new__, (type(self._wrapped),), self.__getstate__()
+        """Pickle as what averages gradients again; the notebook, which is no rank, gets the wrapped class."""
+        names = [self._parameter_names.get(p, "") for p in parameters_of(self)]
+        return self._again, (self._wrapped, names, self._made_with, self._kept())
+
+    def _kept(self) -> dict[str, Any]:
+        """What a copy has besides the arguments that it was made with."""
+        kept = {"accumulate": self._micro_batches, "compares": self.same_step.compares}
+        return kept | {"notes": {key: one for key in (OUTER,) if (one := self._wrapped.__dict__.get(key)) is not None}}
 
     @property
     def backward_passes_per_step(self) -> int:
@@ -94,16 +125,60 @@ class Wrapper(torch.optim.Optimizer):
         self._micro_batches = check_passes(micro_batches)
         self._seen = 0
 
-    def _is_between_steps(self) -> bool:
+    def is_between_steps(self) -> bool:
         """Whether the next call of `step` will only count."""
         return (self._seen + 1) % self._micro_batches != 0
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As the wrapped optimizer's; the gradients of these parameters are averaged too."""
+        super().add_param_group(param_group)
+        claim(self)
 
     def no_sync(self) -> AbstractContextManager[None]:
         """A context in which gradients of backward passes only add up; nothing is sent."""
         return nullcontext()
 
-    def _gather_state(self) -> None:
-        """Copy state that is kept elsewhere back into ``state``."""
+    def _claimed(self) -> None:
+        """Begin with the parameters, of which it is the owner now."""
+        guard_steps(owners_of)
+
+    @property
+    def process_set_of_steps(self) -> ProcessSet | None:
+        """The ranks whose steps of any name are made by all or none; None where `step` alone is."""
+        return None
+
+    def named_gradients(self) -> Sequence[tuple[str, Tensor]]:
+        """The parameters with their names."""
+        return [
+            (self._parameter_names.get(p) or f"group {g} parameter {i}", p)
+            for g, group in enumerate(self.param_groups)
+            for i, p in enumerate(group["params"])
+        ]
+
+    @contextmanager
+    def _committed(self, process_set: ProcessSet, scale: float | None = None) -> Iterator[None]:
+        """`committed` by a name that says which step it is, of which weights, and at which scale of gradients."""
+        if not process_set.included() or process_set.size() == 1:
+            with committed(process_set):
+                yield
+            return
+        with ExitStack() as stack:
+            self.same_step.commit(
+                process_set,
+                self.named_gradients,
+                lambda name: stack.enter_context(committed(process_set, name=name)),
+                scale,
+            )
+            yield
+
+    @contextmanager
+    def _own_step(self) -> Iterator[None]:
+        """A context for the step of the wrapped optimizer, within `step`."""
+        self.is_stepping = True
+        try:
+            yield
+        finally:
+            self.is_stepping = False
 
     def _release(self) -> None:
         """Release the parameters: another wrapper has them."""
@@ -116,22 +191,39 @@ class Wrapper(torch.optim.Optimizer):
             )
 
     @contextmanager
-    def _unscaled(self, process_set: ProcessSet | None) -> Iterator[Callable[[], bool]]:
+    def _unscaled(self) -> Iterator[Callable[[ProcessSet | None], bool]]:
         """Unscale the gradients if a GradScaler calls; yields a function that says whether a rank found an inf or nan.
 
-        All ranks must call that function; without a ``process_set`` it looks at this rank alone. It waits for the
-        device, like torch's own scaler. Ranks may have different scales. The wrapped step, which may look for a scaler
-        too, finds none.
+        All ranks of the process set that it gets must call that function; without one it looks at this rank alone, as
+        where the gradients are averages. It waits for the device, like torch's own scaler. The wrapped step, which may
+        look for a scaler too, finds none.
         """
         given: dict[str, Any] = {
             name: self.__dict__.pop(name) for name in ("grad_scale", "found_inf") if name in self.__dict__
         }
         scale, found_inf = given.get("grad_scale"), given.get("found_inf")
+        self._scale = None
         if scale is not None:
             for parameter in parameters_of(self):
                 if parameter.grad is not None:
                     parameter.grad.div_(scale.to(parameter.grad.device))
-        yield lambda: found_inf is not None and _overflowed(found_inf, process_set)
+
+        def overflowed(process_set: ProcessSet | None) -> bool:
+            if found_inf is None:
+                return False
+            numbers = [
+                torch.as_tensor(found_inf).detach().to(torch.float32).reshape(1)
+            ]  # 0 where there are no gradients
+            if process_set is not None and process_set.included():  # a sum, because joined ranks take part in it
+                numbers = [allreduce(numbers[0], name="found inf", op=ReduceOp.SUM, process_set=process_set)]
+            elif scale is not None:
+                numbers.append(scale.detach().to(numbers[0]).reshape(1))
+            found, *scales = torch.cat(numbers).tolist()
+            self._scale = scales[0] if scales else None
+            return bool(found > 0)
+
+        yield overflowed
+        self._scale = None
         # Not after an exception: the scaler removes them only after a step, and would multiply those that it finds
         # next time by its own scale.
         self.__dict__.update(given)
@@ -170,19 +262,18 @@ def original_of(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
 def wrap(mixin: type[W], optimizer: torch.optim.Optimizer, names: dict[Tensor, str]) -> W:
     """``optimizer`` as an instance of a class that is both ``mixin`` and its own class, with ``names`` of parameters.
 
-    An optimizer that is already wrapped is wrapped again, with the state that its wrapper keeps: for a fused one all
-    ranks must call this. `claim` makes the result the owner of the parameters.
+    An optimizer that is already wrapped is wrapped again, with its state. `claim` makes the result the owner of the
+    parameters.
     """
     original = original_of(optimizer)
-    for owner in owners_of(parameters_of(original)):
-        if owner._wrapped is original:
-            owner._gather_state()
     base = type(original)
+    _hook_steps(base)
     trust(original)
     both = type(base.__name__, (mixin, base), {"__module__": base.__module__, "__doc__": base.__doc__})
     wrapped: W = object.__new__(both)
     wrapped._wrapped = original
     wrapped._parameter_names = names
+    wrapped.same_step = SameStep()
     # A `step` in the instance was patched by an LR scheduler for the original.
     wrapped.__dict__.update(
         {key: value for key, value in original.__dict__.items() if key != "step" and key not in _SHARED}
@@ -190,13 +281,41 @@ def wrap(mixin: type[W], optimizer: torch.optim.Optimizer, names: dict[Tensor, s
     return wrapped
 
 
+def _hook_steps(kind: type) -> None:
+    """Give the steps of all base classes torch's hooks, as torch does when the first of a class is made.
+
+    A method of another name may call the step of a base class of which no optimizer has been made yet.
+    """
+    for one in kind.__mro__[: kind.__mro__.index(torch.optim.Optimizer)]:
+        step = vars(one).get("step")
+        if step is not None and not getattr(step, "hooked", False):
+            hooked: Any = torch.optim.Optimizer.profile_hook_step(step)
+            hooked.hooked = True
+            one.step = hooked  # type: ignore[attr-defined]
+
+
 def claim(wrapper: W) -> W:
     """Make ``wrapper`` the owner of its parameters; an older one, left by a re-run cell, then raises in ``step()``."""
     for owner in owners_of(parameters_of(wrapper)):
-        owner._release()
+        if owner is not wrapper:
+            owner._release()
     for parameter in parameters_of(wrapper):
         _owners[parameter] = weakref.ref(wrapper)
+    wrapper._claimed()
     return wrapper
+
+
+def closure_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], Any] | None:
+    """The closure among the arguments of `step`: the one of that name, or a function in the first place."""
+    found = args[0] if args and callable(args[0]) else kwargs.get("closure")
+    return found if callable(found) else None
+
+
+def with_closure(
+    args: tuple[Any, ...], kwargs: dict[str, Any], closure: Callable[[], Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of `step` with another closure in its place."""
+    return ((closure, *args[1:]), kwargs) if args and callable(args[0]) else (args, {**kwargs, "closure": closure})
 
 
 def owners_of(parameters: Iterable[Tensor]) -> list[Wrapper]:
@@ -220,13 +339,6 @@ def average_loss(loss: Any, process_set: ProcessSet) -> Any:
         return loss
     shared = allreduce(torch.as_tensor(loss).detach(), op=ReduceOp.AVERAGE, process_set=process_set)
     return shared if isinstance(loss, Tensor) else shared.item()
-
-
-def _overflowed(found_inf: Tensor, process_set: ProcessSet | None) -> bool:
-    found = found_inf.detach().to(torch.float32).reshape(1)
-    if process_set is not None and process_set.included():  # a sum, because joined ranks take part in it
-        found = allreduce(found, name="found inf", op=ReduceOp.SUM, process_set=process_set)
-    return bool(found > 0)
 
 
 def once(step: Any) -> Any:

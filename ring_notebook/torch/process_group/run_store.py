@@ -15,7 +15,6 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from functools import partial
-from multiprocessing.connection import Client
 from typing import Any
 from urllib.parse import parse_qsl, urlparse
 
@@ -25,7 +24,8 @@ import torch.distributed.distributed_c10d as c10d
 
 from ring_notebook.core import world
 from ring_notebook.errors import CollectiveAborted, CollectiveTimeout
-from ring_notebook.rank.known_callers import Caller, KnownCallers
+from ring_notebook.machine.os_calls import memory_file
+from ring_notebook.rank.known_callers import Caller, KnownCallers, call
 from ring_notebook.rank.rank_variables import is_of_this_job
 from ring_notebook.torch.tensors import buffer_of
 
@@ -161,7 +161,7 @@ def _keys_of_ranks() -> Any:
     current = world.current()
     if len(set(current.hosts)) > 1 or len(set(current.communicator._native.host_of)) > 1:
         return _served_store()
-    own = os.memfd_create("torch-store") if current.rank == 0 else -1
+    own = memory_file("torch-store") if current.rank == 0 else -1
     pid, descriptor = map(int, _from_rank_0(f"{os.getpid()} {own}").split())
     if own < 0:
         own = os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
@@ -201,8 +201,9 @@ def serve() -> str:
 class ServedStore:
     """The client: what `RunStore` needs of a store, over one connection."""
 
-    def __init__(self, connection: Any) -> None:
+    def __init__(self, connection: Caller) -> None:
         self._connection = connection
+        weakref.finalize(self, connection.close)
         self._lock = threading.Lock()
 
     def __getattr__(self, operation: str) -> Callable[..., Any]:
@@ -215,9 +216,8 @@ class ServedStore:
 
 
 def connect(address: str, key: bytes) -> ServedStore:
-    """The store that ``address`` serves. Raises AuthenticationError where that has another key."""
-    host, _, port = address.rpartition(":")
-    return ServedStore(Client((host, int(port)), authkey=key))
+    """The store that ``address`` serves. Raises ssl.SSLError where that has another key."""
+    return ServedStore(call(address, key))
 
 
 Found = Iterator[tuple[c10d.Store, int, int]]

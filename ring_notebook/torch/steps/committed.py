@@ -14,19 +14,17 @@ from torch.utils.hooks import RemovableHandle
 
 from ring_notebook.api.process_sets import ProcessSet
 from ring_notebook.core import world
-from ring_notebook.core.communicator import Communicator
-from ring_notebook.core.step_guard import step_guard
+from ring_notebook.core.step_guard import COMMIT, step_guard
 
 
-def committed(process_set: ProcessSet, *others: Communicator) -> AbstractContextManager[None]:
+def committed(process_set: ProcessSet, *, name: str = COMMIT) -> AbstractContextManager[None]:
     """A context for a step whose reductions have succeeded: it begins on all ranks or on none.
 
-    Interrupts wait for its end. In it, operations on ``process_set`` and ``others`` continue for a while after an
-    abort.
+    Interrupts wait for its end. Ranks that give other names raise CollectiveMismatch.
     """
     if not process_set.included() or process_set.size() == 1:
         return _ALONE if process_set.included() and world.spans(process_set.communicator) else nullcontext()
-    return step_guard.committed(process_set.communicator, others)
+    return step_guard.committed(process_set.communicator, name)
 
 
 class _Alone:
@@ -49,11 +47,12 @@ def all_or_none(
     process_set: ProcessSet,
     at_end: Callable[[], object],
     at_commit: Callable[[Undo], object] = lambda _: None,
+    commit_to: Callable[[ProcessSet], AbstractContextManager[None]] = committed,
 ) -> Iterator[None]:
     """A context for a step with several reductions, like that of LBFGS; ``at_end`` is called when the step counts.
 
-    Ranks call ``at_commit`` and commit when the step has updated the parameters, before its post hooks run. Where a
-    rank does not commit, all ranks restore the parameters and the state of ``optimizer``.
+    Ranks call ``at_commit`` and commit, by ``commit_to``, when the step has updated the parameters, before its post
+    hooks run. Where a rank does not commit, all ranks restore the parameters and the state of ``optimizer``.
     """
     if not process_set.included() or process_set.size() == 1:
         with committed(process_set):
@@ -64,7 +63,7 @@ def all_or_none(
 
         def commit(undo: Undo) -> None:
             at_commit(undo)
-            step.enter_context(step_guard.committed(process_set.communicator))
+            step.enter_context(commit_to(process_set))
             at_end()
 
         undo = Undo(optimizer, commit)

@@ -15,21 +15,29 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from ring_notebook.core.steering import Knob, steering
-from ring_notebook.knobs import Range
+from ring_notebook.protocol.knobs import Range
 
-RATES = frozenset({"lr", "initial_lr", "max_lr", "min_lr"})
-"""Keys of a parameter group; OneCycleLR keeps its bounds there."""
+RATES = frozenset({"lr", "initial_lr", "max_lr", "min_lr", "swa_lr"})
+"""Keys of a parameter group; OneCycleLR keeps its bounds there, SWALR its goal."""
+_OF_SCHEDULES = ("max_lrs", "min_lrs", "default_min_lr", "eta_min", "_last_lr")
+"""Attributes in which schedules keep rates beside `base_lrs`: of CyclicLR, ReduceLROnPlateau and those of a cosine."""
 _LIMITS = {"lr": None, "weight_decay": None, "momentum": 1.0, "betas": 0.999999}  # Adam refuses 1
 _KNOWN = "_ring_knobs"  # attribute: the run that has the knobs
 
 
-def tell_schedulers(optimizer: torch.optim.Optimizer, schedulers: Iterable[Any]) -> None:
-    """Give ``schedulers`` the rates of ``optimizer``, of which they have copies."""
-    for scheduler in schedulers:
+def scale_schedules(optimizer: torch.optim.Optimizer, schedules: Iterable[Any], factor: float) -> None:
+    """Multiply the rates that ``schedules`` keep by ``factor``, as those of ``optimizer`` have been."""
+    for schedule in schedules:
         # SequentialLR and ChainedScheduler hold others, in an attribute that torch may rename; then their rates stay.
-        for one in (scheduler, *getattr(scheduler, "_schedulers", ())):
-            if hasattr(one, "base_lrs"):
+        for one in (schedule, *getattr(schedule, "_schedulers", ())):
+            if hasattr(one, "base_lrs") and "initial_lr" in optimizer.param_groups[0]:
                 one.base_lrs = [group["initial_lr"] for group in optimizer.param_groups]
+            for name in _OF_SCHEDULES:
+                kept = one.__dict__.get(name)
+                if isinstance(kept, list):
+                    setattr(one, name, [rate * factor for rate in kept])
+                elif isinstance(kept, float | int):
+                    setattr(one, name, kept * factor)
 
 
 def add_knobs(optimizer: torch.optim.Optimizer) -> None:
@@ -96,8 +104,8 @@ class _Option:
             for key in keys & group.keys():
                 group[key] = value if group[key] == before else group[key] * (value / before) if before else group[key]
         optimizer = self._optimizer()
-        if self.key == "lr" and optimizer is not None and "initial_lr" in optimizer.param_groups[0]:
-            tell_schedulers(optimizer, _schedulers_of(optimizer))
+        if self.key == "lr" and optimizer is not None:
+            scale_schedules(optimizer, _schedulers_of(optimizer), value / before if before else 1.0)
 
     def _groups(self) -> list[dict[str, Any]]:
         optimizer = self._optimizer()

@@ -1,7 +1,8 @@
-"""Steps of torch's own optimizers on models of DistributedDataParallel and FSDP2 on backend "ring".
+"""Steps that no `step` of ours makes, on gradients that a backward pass of ours has reduced.
 
-Their gradients are reduced in the backward pass. A hook before every optimizer's step makes the ranks of such a model
-commit to it, and a hook after the step lets a delayed interrupt through.
+These are steps of torch's own optimizers on models of DistributedDataParallel and FSDP2 on backend "ring", and those of
+an optimizer that updates the parameters of a prepared one in a method of another name, as SAM does. A hook before every
+optimizer's step makes the ranks commit to it, and a hook after the step lets a delayed interrupt through.
 """
 
 from __future__ import annotations
@@ -9,20 +10,20 @@ from __future__ import annotations
 import gc
 import sys
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from ring_notebook.api.process_sets import global_process_set
+from ring_notebook.api.process_sets import ProcessSet, global_process_set
 from ring_notebook.core import world
 from ring_notebook.core.communicator import Communicator
-from ring_notebook.core.step_guard import step_guard
+from ring_notebook.core.step_guard import COMMIT, step_guard
 from ring_notebook.torch.steps.committed import Undo
 from ring_notebook.torch.steps.optimizer_knobs import has_knobs
 from ring_notebook.torch.steps.optimizer_notes import count_step, note_models
@@ -30,6 +31,28 @@ from ring_notebook.torch.steps.repair import Shared, begin, may_have_parted, men
 
 _TRAINING = "_ring_training"
 _is_on = False
+T = TypeVar("T")
+
+
+class Owner(Protocol):
+    """A prepared optimizer, as seen by the steps that others make for it."""
+
+    is_stepping: bool
+    """Whether its own step is under way, which commits itself."""
+    process_set_of_steps: ProcessSet | None
+    """The ranks that make its steps together; None where each makes its own."""
+
+    def begin_other_step(self) -> None:
+        """Reduce what has not been reduced, before a step of another name."""
+
+    def commit_other_step(self, by_name: Callable[[str], T]) -> T:
+        """Commit to that step, by a call of ``by_name``."""
+
+    def end_other_step(self) -> None:
+        """Count that step."""
+
+
+_owners_of: Callable[[Iterable[Tensor]], Sequence[Any]] = lambda _: ()  # noqa: E731
 
 
 @dataclass(slots=True, eq=False)
@@ -38,7 +61,8 @@ class _Training:
 
     epoch: weakref.ref[Communicator]
     group: Any = None
-    """The process group of backend "ring" that reduces its gradients, or None."""
+    """The process group of backend "ring", or the process set, that reduces its gradients, or None."""
+    owner: Owner | None = None
     models: list[weakref.ref[nn.Module]] = field(default_factory=list)
     """The DistributedDataParallels, also a replaced one that is not yet garbage-collected; empty for FSDP2."""
     names: Mapping[Tensor, str] = field(default_factory=dict)
@@ -55,9 +79,13 @@ class _Meeting:
     held = False
 
 
-def guard_steps() -> None:
-    """From now on, all ranks or none make a step on gradients that a group of backend "ring" has reduced."""
-    global _is_on
+def guard_steps(owners_of: Callable[[Iterable[Tensor]], Sequence[Any]] | None = None) -> None:
+    """From now on, all ranks or none make a step on gradients that a group of backend "ring" has reduced.
+
+    With ``owners_of`` also on those of prepared optimizers: it gives those of parameters.
+    """
+    global _is_on, _owners_of
+    _owners_of = owners_of or _owners_of
     if not _is_on:
         register_optimizer_step_pre_hook(_before)
         register_optimizer_step_post_hook(_behind)
@@ -72,15 +100,22 @@ def _before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
     training.is_stepping = True
     closure = args[1] if len(args) > 1 else kwargs.get("closure")
     communicator: Communicator = training.group.communicator
-    if not training.is_compared:
+    owner = training.owner
+    if owner is not None:
+        owner.begin_other_step()
+    elif not training.is_compared:
         _mend(optimizer, training)
     step = sys._getframe(1)
+
+    def begin(name: str = COMMIT) -> BaseException | None:
+        return step_guard.begin(communicator, step, name)
+
     if closure is None:
-        training.set_aside = step_guard.begin(communicator, step)
+        training.set_aside = begin() if owner is None else owner.commit_other_step(begin)
         return None
 
     def commit(_: Undo) -> None:
-        training.set_aside = step_guard.begin(communicator, step)
+        training.set_aside = begin() if owner is None else owner.commit_other_step(begin)
 
     undo = Undo(optimizer, commit)
     step_guard.hold(step)
@@ -91,7 +126,7 @@ def _before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
 def _behind(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
     training = _training_of(optimizer)
     if training is None:
-        if has_knobs(optimizer) and not getattr(optimizer, "guards_its_steps", False) and world.is_alone():
+        if has_knobs(optimizer) and not hasattr(optimizer, "is_stepping") and world.is_alone():
             count_step(optimizer)
             step_guard.alone()
         return
@@ -99,7 +134,10 @@ def _behind(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
         return
     training.is_stepping = False
     set_aside, training.set_aside = training.set_aside, None
-    count_step(optimizer)
+    if training.owner is not None:
+        training.owner.end_other_step()
+    else:
+        count_step(optimizer)
     step_guard.release(set_aside)
 
 
@@ -150,12 +188,14 @@ def _training_of(optimizer: torch.optim.Optimizer) -> _Training | None:
 
     Searched for at the first step of an epoch.
     """
-    if getattr(optimizer, "guards_its_steps", False) or not world.is_initialized():
+    if not world.is_initialized():
         return None
     epoch = world.current().communicator
     known: _Training | None = optimizer.__dict__.get(_TRAINING)
     if known is None or known.epoch() is not epoch:
         known = optimizer.__dict__[_TRAINING] = _find(optimizer, weakref.ref(epoch))
+    if known.owner is not None and known.owner.is_stepping:
+        return None
     if known.group is None or known.group.size() == 1:
         return None
     # Ranks without batches take part in the others' sums, but not in their steps.
@@ -170,6 +210,12 @@ def _find(optimizer: torch.optim.Optimizer, epoch: weakref.ref[Communicator]) ->
         if mesh is not None:
             return _Training(epoch, _ring(mesh.get_group()) if mesh.ndim == 1 else _whole(mesh.size()))
     found = _Training(epoch)
+    for owner in _owners_of(parameters.values()):
+        process_set = owner.process_set_of_steps
+        if process_set is not None and process_set.included():
+            found.group, found.owner = process_set, owner
+    if hasattr(optimizer, "is_stepping") or found.owner is not None:
+        return found
     kind = nn.parallel.DistributedDataParallel
     for one in gc.get_objects():
         if issubclass(type(one), kind):

@@ -44,7 +44,20 @@ def broadcast_tensors(named: Sequence[tuple[str, Any]], root_rank: int) -> None:
             raise ValueError(
                 f"broadcast_parameters: {name!r} is a {type(tensor).__name__}; use broadcast_object for it"
             )
+        _check_overlap(name, tensor)
         broadcast_(tensor, root_rank, name)
+
+
+def _check_overlap(name: str, tensor: Tensor) -> None:
+    """Raise ValueError for a tensor of which several elements are one place in memory: it cannot be written."""
+    if tensor.layout is torch.strided and any(
+        length > 1 and stride == 0 for length, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    ):
+        raise ValueError(
+            f"rank {global_process_set.rank()}: {name!r} of shape {tuple(tensor.shape)} is expanded: several of its "
+            f"elements are one place in memory (strides {tensor.stride()}), so no rank can be given values there. Make "
+            "it a tensor of its own with .clone() before prepare() or broadcast_parameters()"
+        )
 
 
 def broadcast_optimizer_state(
@@ -58,4 +71,10 @@ def broadcast_optimizer_state(
     check_optimizer(optimizer, "broadcast_optimizer_state")
     state = broadcast_object(optimizer.state_dict(), root_rank, "optimizer state")
     if global_process_set.rank() != root_rank:
+        # The groups stay the same objects, as they do on the root: an optimizer within this one may have them too.
+        groups, own = optimizer.param_groups, list(optimizer.param_groups)
         optimizer.load_state_dict(state)
+        for group, loaded in zip(own, optimizer.param_groups, strict=True):
+            group.update(loaded)
+        groups[:] = own
+        optimizer.param_groups = groups

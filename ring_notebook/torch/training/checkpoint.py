@@ -13,14 +13,14 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
-from ring_notebook.api.basics import barrier, rank, size
+from ring_notebook.api.basics import barrier, rank
 from ring_notebook.api.checkpoints import Checkpoint
 from ring_notebook.api.preparation import of_another
 from ring_notebook.api.rank_0_files import read_on_rank_0, write_on_rank_0
 from ring_notebook.errors import RingError
 from ring_notebook.files.private_files import make_private_folder
 from ring_notebook.torch.optimizer.local_optimizer import LocalOptimizer
-from ring_notebook.torch.training.data import DistributedSampler, batch_size_of
+from ring_notebook.torch.training.loaders import PreparedLoader, resumable_sampler, state_of_sampler
 from ring_notebook.torch.training.prepare import scale_rates, unwrapped
 
 _REST = "rest.pt"  # in the folder of a sharded model
@@ -83,9 +83,10 @@ def checkpoint(
         none begins anew.
 
     With local steps (``sync_every``) one that is due is written behind the next sync, and `Checkpoint.epochs` ends with
-    a sync. A loader of `prepare` resumes behind the batches that were used, in the order that it had; up to ``size() -
-    1`` samples are used again where the number of ranks changes. Other loaders begin their pass again. Random numbers
-    are not kept. Raises TypeError and ValueError for wrong arguments, and RingError for a checkpoint that does not fit.
+    a sync. A loader of `prepare` resumes behind the batches that were used, in the order that it had, also one of an
+    iterable data set, and on another number of ranks: see its ``load_state_dict``. Other loaders begin their pass
+    again, which is said. Random numbers are not kept. Raises TypeError and ValueError for wrong arguments, and
+    RingError for a checkpoint that does not fit.
     """
     if another := of_another("checkpoint", objects, "torch"):
         made: Checkpoint = another(
@@ -112,7 +113,6 @@ class TorchCheckpoint(Checkpoint):
         self._models = [one for one in objects if isinstance(one, nn.Module)]
         self._optimizers = [one for one in objects if isinstance(one, Optimizer)]
         self._loaders = [one for one in objects if isinstance(one, DataLoader)]
-        self._used = 0  # samples of the epoch, by all ranks
         sharded = any(hasattr(one, "device_mesh") for model in self._models for one in model.parameters())
         if sharded and len(self._models) != 1:
             raise ValueError(f"checkpoint takes one model of strategy='fsdp', got {len(self._models)} models")
@@ -121,22 +121,11 @@ class TorchCheckpoint(Checkpoint):
             self._all_write, self._suffix = True, ""
         super().__init__(objects, *options)
 
-    def step(self) -> None:
-        """Count a batch that every rank has used, and write a checkpoint where one is due. All ranks call it."""
-        self._used += size() * next((batch_size_of(loader) or 0 for loader in self._loaders), 0)
-        super().step()
-
     def begin_epoch(self) -> None:
-        """Loaders of `prepare` continue behind the samples that were used."""
+        """Loaders of `prepare` have the order of this epoch."""
         for loader in self._loaders:
-            if isinstance(loader.sampler, DistributedSampler):
-                loader.sampler.set_epoch(self.epoch)
-                loader.sampler.used = self._used
-
-    def end_epoch(self) -> None:
-        """No sample of the next one has been used."""
-        super().end_epoch()
-        self._used = 0
+            if sampler := resumable_sampler(loader):
+                sampler.set_epoch(self.epoch)
 
     def _local(self) -> list[LocalOptimizer]:
         return [one for one in self._optimizers if isinstance(one, LocalOptimizer)]
@@ -151,29 +140,45 @@ class TorchCheckpoint(Checkpoint):
             one.sync()
 
     def state_of(self, one: Any) -> Any:
-        """As ``state_dict``; of a loader the seed of its order."""
+        """As ``state_dict``; of a loader what decides its order, and where it stands."""
         if isinstance(one, DataLoader):
-            return {"seed": one.sampler.seed} if isinstance(one.sampler, DistributedSampler) else {}
+            return self._state_of_loader(one)
         return unwrapped(one).state_dict() if isinstance(one, nn.Module) else one.state_dict()
+
+    def _state_of_loader(self, loader: Any) -> dict[str, Any]:
+        if isinstance(loader, PreparedLoader):
+            return loader.state_dict(is_in_pass=self.batch > 0)
+        if (sampler := resumable_sampler(loader)) is None:
+            return {}
+        return state_of_sampler(sampler) | ({} if self.batch else {"used": 0})
 
     def restored(self, one: Any, state: Any) -> Any:
         """The object itself."""
         if not isinstance(one, DataLoader):
             (unwrapped(one) if isinstance(one, nn.Module) else one).load_state_dict(state)
-        elif isinstance(one.sampler, DistributedSampler) and "seed" in state:
-            one.sampler.seed = state["seed"]
+        elif isinstance(one, PreparedLoader) and state:
+            one.load_state_dict(state)
+        elif state and (sampler := resumable_sampler(one)):
+            sampler.load_state_dict(state)
         return one
 
-    def content(self) -> dict[str, Any]:
-        """Also how many samples of the epoch were used."""
-        return super().content() | {"used": self._used}
+    def remarks(self) -> list[str]:
+        """How the passes of loaders continue, where they are not divided as without the break."""
+        if not self.batch:
+            return []
+        return [_remark(loader) for loader in self._loaders]
 
     def set_content(self, content: dict[str, Any], path: Path) -> None:
         """Also with another number of ranks."""
         if self._all_write:
             self._load_shards(path)
+        if "used" in content:  # in files of version 0.2: samples of the epoch, of all loaders
+            place = {"used": content["used"], "epoch": content["epoch"]}
+            content["objects"] = [
+                state | place if isinstance(one, DataLoader) and state else state
+                for one, state in zip(self._objects, content["objects"], strict=True)
+            ]
         super().set_content(content, path)
-        self._used = content["used"]
         for optimizer in self._optimizers:
             if any("lr_scale" in group for group in optimizer.param_groups):  # perhaps by another number of ranks
                 scale_rates(optimizer, [one for one in self._objects if isinstance(one, LRScheduler)])
@@ -234,3 +239,9 @@ class TorchCheckpoint(Checkpoint):
             model_state_dict=state["model"],
             optim_state_dict=state["optimizer"],
         )
+
+
+def _remark(loader: Any) -> str:
+    if isinstance(loader, PreparedLoader):
+        return loader.about_continuation
+    return "" if resumable_sampler(loader) else f"{type(loader).__name__} begins its pass again"

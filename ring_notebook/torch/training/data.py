@@ -3,34 +3,46 @@
 from __future__ import annotations
 
 import gc
-import inspect
+import math
 from collections.abc import Iterable, Iterator, Sequence
-from copy import copy
-from functools import partial
-from itertools import cycle, islice
+from dataclasses import dataclass
+from itertools import chain, cycle, islice
+from multiprocessing.context import get_spawning_popen
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, Sampler, SequentialSampler
+from torch.utils.data import Dataset, IterableDataset, Sampler, get_worker_info
 from torch.utils.data.distributed import DistributedSampler as TorchDistributedSampler
 
 from ring_notebook.api.basics import is_initialized, rank, size
 from ring_notebook.api.objects import broadcast_object
 from ring_notebook.core.step_points import between_steps, in_pass
 from ring_notebook.core.world import communication
+from ring_notebook.torch.training.agreed_numbers import AgreedNumbers, advanced, draw_seed, states
 from ring_notebook.torch_private import pass_of_workers, private
 
 T = TypeVar("T")
 
-_workers_passes = private("workers_passes")
-_DRAWN = ("dataset", "batch_size", "shuffle", "sampler", "batch_sampler", "drop_last")
+_loader_passes = private("loader_passes")
+_MOST_DRAWN = 1 << 16
+"""Elements that rank 0 sends at once of a sampler whose length is not known."""
+_DEEPEST = 50
+"""Steps of a data set of Hugging Face, each over the one before, that are looked at."""
 
 
 def share_of(order: Sequence[T]) -> Iterator[T]:
     """Every p-th element for this rank of p, extended with the first elements so that all ranks get the same number."""
     made_up = -(-len(order) // size()) * size()
     return islice(cycle(order), rank(), made_up, size())
+
+
+def length_of(source: Any) -> int | None:
+    """The length of a sampler or data set; None if it has none, whatever it raises then (PyG: ValueError)."""
+    try:
+        return len(source)
+    except Exception:
+        return None
 
 
 class DistributedSampler(TorchDistributedSampler[Any]):
@@ -47,23 +59,25 @@ class DistributedSampler(TorchDistributedSampler[Any]):
 
     def __init__(self, dataset: Dataset[Any], shuffle: bool = True, seed: int = 0, drop_last: bool = False) -> None:
         super().__init__(dataset, size(), rank(), shuffle, seed, drop_last)
-        self._drawn: int | None = None  # by this rank in the pass in progress, and those before its begin
-        self._pass = self._begun_at = 0  # the epoch of that pass, and what was used before its begin
+        self._drawn: int | None = None  # by this rank in the pass in progress, since its begin
+        self._pass = self._begun_at = 0  # the epoch of that pass, and what all ranks had used before its begin
         self._random: Any = None  # where a pass continues in another process: torch's random numbers at that moment
+        self._length = len(dataset)  # type: ignore[arg-type]
+        self._is_used = False
         self.used = 0
         """Samples at the beginning of the next pass that all ranks together have used before, and do not use again."""
 
     def __iter__(self) -> Iterator[Any]:
         self._follow_ranks()
-        used, self.used = self.used // self.num_replicas, 0
+        used, self.used = self.used, 0
         if self._random is not None:  # the loader has drawn a number for its workers, as it did when this pass began
             torch.set_rng_state(self._random)
             self._random = None
         epoch, spent = self.epoch, communication()
-        drawn = used
+        drawn, self._is_used = 0, True
         with in_pass():
             try:
-                for index in islice(super().__iter__(), used, None):
+                for index in self._share(used):
                     # Every rank knows this without a message: only a pass in which all ranks take part has collectives.
                     if self.epoch == epoch and (self.num_replicas == 1 or communication() != spent):
                         self.epoch += 1
@@ -79,7 +93,7 @@ class DistributedSampler(TorchDistributedSampler[Any]):
 
     def __len__(self) -> int:
         self._follow_ranks()
-        return max(0, super().__len__() - self.used // self.num_replicas)
+        return self._each(self._length - self.used)
 
     def kept(self) -> dict[str, Any]:
         """Its attributes for another process, where the next pass continues the one in progress."""
@@ -87,22 +101,74 @@ class DistributedSampler(TorchDistributedSampler[Any]):
         own = self._drawn
         if workers := _workers_pass(self):
             batches, batch_size = workers
-            own = self._begun_at + batches * batch_size
+            own = batches * batch_size
         if own is not None:
-            kept["used"] = own * self.num_replicas
+            kept["used"] = self._begun_at + own * self.num_replicas
             kept["epoch"], kept["_random"] = self._pass, torch.get_rng_state()
         return kept
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the pass in progress stands, for torchdata's StatefulDataLoader."""
+        if self._drawn is None:
+            return {**self.order(), "epoch": self.epoch, "used": 0}
+        return {**self.order(), "epoch": self._pass, "used": self._begun_at + self._drawn * self.num_replicas}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Have the next pass continue the one in which `state_dict` was taken, on any number of ranks."""
+        self.set_order(state_dict)
+        self.epoch, self.used = state_dict["epoch"], state_dict["used"]
+
+    def remark(self) -> str:
+        """What becomes of the last samples of a pass that continues, where they are no multiple of the ranks."""
+        self._follow_ranks()
+        left = self._length - self.used
+        uneven = left % self.num_replicas if self.used and left > 0 else 0
+        if not uneven:
+            return ""
+        if self.drop_last:
+            return f"{uneven} of the {left:,} samples that are left do not fill a step, and are left out"
+        twice = self.num_replicas - uneven
+        return f"{left:,} samples are left; {twice} are used twice, so that all {self.num_replicas} ranks get as many"
+
+    def order(self) -> dict[str, Any]:
+        """What decides the order of every epoch, for `set_order` in another process."""
+        return {"seed": self.seed}
+
+    def set_order(self, order: dict[str, Any]) -> None:
+        """Take the orders of another process."""
+        self.seed = order["seed"]
 
     @property
     def is_in_pass(self) -> bool:
         """Whether a pass is in progress."""
         return self._drawn is not None
 
+    def _share(self, used: int) -> Iterator[Any]:
+        """The elements of this rank in the next pass, behind the first ``used`` of its order.
+
+        They are divided anew, so that another number of ranks may have used those.
+        """
+        order = self._order()
+        made_up = chain(islice(order, used, None), cycle(order))
+        return islice(made_up, self.rank, self._each(len(order) - used) * self.num_replicas, self.num_replicas)
+
+    def _each(self, left: int) -> int:
+        """How many of so many elements each rank gets."""
+        return max(0, left // self.num_replicas if self.drop_last else -(-left // self.num_replicas))
+
+    def _order(self) -> Sequence[Any]:
+        """The elements of all ranks in the next pass."""
+        whole: TorchDistributedSampler[Any] = TorchDistributedSampler(self.dataset, 1, 0, self.shuffle, self.seed)
+        whole.set_epoch(self.epoch)
+        return list(whole)
+
     def _follow_ranks(self) -> None:
-        if is_initialized() and (size(), rank()) != (self.num_replicas, self.rank):
+        place = (size(), rank()) if is_initialized() else (self.num_replicas, self.rank)
+        length = len(self.dataset)  # type: ignore[arg-type]
+        if (*place, length) != (self.num_replicas, self.rank, self._length):
             epoch = self.epoch
-            super().__init__(self.dataset, size(), rank(), self.shuffle, self.seed, self.drop_last)
-            self.epoch = epoch
+            super().__init__(self.dataset, *place, self.shuffle, self.seed, self.drop_last)
+            self.epoch, self._length = epoch, length
 
 
 def _workers_pass(sampler: DistributedSampler) -> tuple[int, int] | None:
@@ -110,151 +176,426 @@ def _workers_pass(sampler: DistributedSampler) -> tuple[int, int] | None:
 
     The workers have drawn more. None without workers, and outside of a pass.
     """
-    for one in gc.get_objects() if _workers_passes is not None else ():
-        if issubclass(type(one), _workers_passes):
+    for one in gc.get_objects() if _loader_passes is not None else ():
+        if issubclass(type(one), _loader_passes):
             batches, sent, came = pass_of_workers(one)
             if getattr(batches, "sampler", batches) is sampler and (sampler.is_in_pass or came < sent):
                 return came, getattr(batches, "batch_size", 1)
     return None
 
 
-class ShardedSampler(Sampler[Any]):
+class _StandIn:
+    """Stands in the place of an object that a user made, and has its attributes and methods beside a few of its own.
+
+    Its own attributes are those that ``__init__`` sets, `_given` last.
+    """
+
+    _given: Any
+    _hidden: tuple[str, ...] = ()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name in self._hidden or "_given" not in self.__dict__:
+            raise AttributeError(f"{type(self).__name__} has no attribute {name}")
+        return getattr(self._given, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if "_given" not in self.__dict__ or name in self.__dict__:
+            super().__setattr__(name, value)
+        else:
+            setattr(self._given, name, value)
+
+
+class SeededSampler(_StandIn, DistributedSampler):
+    """This rank's share of what a sampler of torch draws, in the order that one process would have.
+
+    All ranks draw alike without a message: from the sampler's generator, which begins with rank 0's state, or from a
+    copy of the random numbers of rank 0. Each pass begins where the one before has left them. If a program has seeded
+    the generator, or drawn from it, the next pass takes rank 0's state of it; all ranks must then begin that pass.
+
+    ``draws`` says which numbers the first pass and each later one draw, one letter each: "o" an order, "w" a seed of
+    the loader's workers. The last order is used.
+    """
+
+    def __init__(self, given: Any, drop_last: bool, state: Tensor, draws: tuple[str, str]) -> None:
+        super().__init__(given, shuffle=False, drop_last=drop_last)
+        self._draws = draws
+        self._first: tuple[int, Tensor, str] = (0, state, draws[0])  # an epoch, the numbers at its begin, what it draws
+        self._known = self._first  # the same of the latest epoch
+        self._pinned: float = 0  # before this epoch a single rank does not draw from its random numbers of then
+        self._left = state
+        if (generator := getattr(given, "generator", None)) is not None:
+            generator.set_state(state)
+        self._given = given
+
+    def set_epoch(self, epoch: int) -> None:
+        """Have the next pass be that of ``epoch``, whatever else has drawn random numbers since."""
+        self._pinned = math.inf
+        self.epoch = epoch
+
+    def order(self) -> dict[str, Any]:
+        """As the base class."""
+        return {"first": self._first}
+
+    def set_order(self, order: dict[str, Any]) -> None:
+        """As the base class."""
+        self._first = self._known = order["first"]
+        self._pinned = math.inf
+
+    def kept(self) -> dict[str, Any]:
+        """As the base class."""
+        kept = super().kept()
+        is_in_pass = kept["_random"] is not None
+        return kept | {"_pinned": max(self._pinned, kept["epoch"] + is_in_pass)}
+
+    def _order(self) -> Sequence[Any]:
+        with torch.device("cpu"):  # torch's samplers draw on the CPU, whatever the default device is
+            return self._drawn_order()
+
+    def _drawn_order(self) -> list[Any]:
+        generator: torch.Generator | None = getattr(self._given, "generator", None)
+        numbers = torch.default_generator if generator is None else generator
+        now = left = numbers.get_state()
+        if generator is None:
+            if self.num_replicas == 1 and self.epoch >= self._pinned:
+                self._begin_with(now)
+        elif not any(torch.equal(now, one) for one in (self._left, advanced(self._left))):
+            self._begin_with(broadcast_object(now, name="state of the generator of a loader"))
+        try:
+            self._known = self._reached(numbers)
+            _, state, draws = self._known
+            before, _, after = draws.rpartition("o")
+            state, _ = self._run(numbers, state, before)
+            end, order = self._run(numbers, state, "o" + after)
+            if generator is not None or torch.equal(now, state):  # else this rank's loop has drawn numbers of its own
+                left = end
+            self._left = end
+        finally:
+            numbers.set_state(left)
+        return order
+
+    def _begin_with(self, state: Tensor) -> None:
+        """Have the next pass draw its order from ``state``, and later ones follow."""
+        self._first = self._known = (self.epoch, state, "o")
+
+    def _reached(self, numbers: torch.Generator) -> tuple[int, Tensor, str]:
+        """The next epoch, the state of the random numbers at its begin, and what it draws."""
+        at, state, draws = self._known if self._known[0] <= self.epoch else self._first
+        while at < self.epoch:
+            state, _ = self._run(numbers, state, draws)
+            at, draws = at + 1, self._draws[1]
+        return at, state, draws
+
+    def _run(self, numbers: torch.Generator, state: Tensor, draws: str) -> tuple[Tensor, list[Any]]:
+        """Draw from ``state``: the state that is left, and the last order."""
+        numbers.set_state(state)
+        order: list[Any] = []
+        for one in draws:
+            if one == "w":
+                draw_seed(numbers)
+            else:
+                order = list(self._given)
+        return numbers.get_state(), order
+
+
+class ShardedSampler(_StandIn, Sampler[Any]):
     """This rank's share of the draw of any sampler (or batch sampler) on rank 0.
 
-    Random samplers draw differently on every rank, so rank 0 sends its draw to all ranks in each pass: all ranks must
-    iterate. The draw is extended to a multiple of the number of ranks with its first elements.
+    Such samplers may draw differently on every rank, so rank 0 sends its draw to all ranks in each pass: all ranks must
+    iterate. The draw may have no end. It is extended to a multiple of the number of ranks with its first elements, or
+    cut with ``drop_last``. On a single rank the sampler is iterated as it is.
     """
 
-    def __init__(self, sampler: Iterable[Any]) -> None:
-        self.sampler = sampler
+    _hidden = ("state_dict", "load_state_dict")  # rank 0 draws ahead, and the other ranks do not draw
+
+    def __init__(self, given: Iterable[Any], drop_last: bool) -> None:
+        self._drop_last = drop_last
+        self._is_used = False
+        self._continued: tuple[int, Any] = 0, None  # what the next pass has behind it, and the numbers at its begin
+        self._at_begin: Any = None
+        self._given = given
 
     def __iter__(self) -> Iterator[Any]:
-        return share_of(broadcast_object(list(self.sampler) if rank() == 0 else None, name="sampler"))
+        self._is_used = True
+        ranks, own = size(), rank()
+        (used, numbers), self._continued = self._continued, (0, None)
+        first, drawn = self._begin(used, numbers, ranks) if own == 0 else ([], iter(()))
+        if ranks == 1:
+            yield from drawn
+            return
+        at = length = max(0, self._length_to_draw(ranks) - used // ranks * ranks) or ranks if own == 0 else 0
+        while True:
+            part = list(islice(drawn, length)) if own == 0 else []
+            first += part[: ranks - len(first)]
+            first, part, length = broadcast_object((first, part, length), name="sampler")
+            yield from islice(part, own, len(part) // ranks * ranks, ranks)
+            if len(part) < length:
+                break
+            at, length = at + length, min(at, _MOST_DRAWN) // ranks * ranks
+        rest = part[len(part) // ranks * ranks :]
+        if rest and not self._drop_last:
+            yield next(islice(chain(rest, cycle(first)), own, None))
 
     def __len__(self) -> int:
-        return -(-len(self.sampler) // size())  # type: ignore[arg-type]
+        length = len(self._given) - self._continued[0]
+        return max(0, length // size() if self._drop_last else -(-length // size()))
+
+    @property
+    def used(self) -> int:
+        """Elements that the next pass has behind it."""
+        return self._continued[0]
+
+    def at_begin(self) -> Any:
+        """The random numbers of rank 0 when the pass in progress began there; None on other ranks."""
+        return self._at_begin
+
+    def continue_at(self, used: int, at_begin: Any) -> None:
+        """Have the next pass continue one that began with the numbers ``at_begin``, behind ``used`` elements.
+
+        What these are is found by drawing them again.
+        """
+        self._continued = used, at_begin
+
+    def _begin(self, used: int, numbers: Any, ranks: int) -> tuple[list[Any], Iterator[Any]]:
+        """The first of the ``used`` elements that the pass has behind it, and what is drawn for the rest; on rank 0."""
+        generators = [
+            generator
+            for one in (self._given, getattr(self._given, "sampler", None))
+            if isinstance(generator := getattr(one, "generator", None), torch.Generator)
+        ]
+        if numbers is None:
+            self._at_begin = states(), [one.get_state() for one in generators]
+            return [], iter(self._given)
+        self._at_begin = numbers
+        process, own = numbers
+        for generator, state in zip(generators, own, strict=False):
+            generator.set_state(state)
+        drawn = AgreedNumbers(None, process["torch"], process, False).drawn_by(self._given)
+        first = list(islice(drawn, min(used, ranks)))
+        next(islice(drawn, used - len(first), used - len(first)), None)
+        return first, drawn
+
+    def _length_to_draw(self, ranks: int) -> int:
+        """More than the sampler has, if it tells: its whole draw is then one message."""
+        return ((length_of(self._given) or 0) // ranks + 1) * ranks
 
 
-class ShardedIterable(IterableDataset[Any]):
+class ShardedIterable(_StandIn, IterableDataset[Any]):
     """Every p-th element of an iterable data set, which yields the same on all p ranks.
 
-    The last elements are dropped if they are fewer than p, so that all ranks make the same number of steps.
+    The last elements, if they are fewer than p, are extended with earlier ones or dropped with ``drop_last``, so that
+    all ranks make the same number of steps. ``numbers`` are for a data set that draws random numbers in the rank's own
+    process.
     """
 
-    def __init__(self, dataset: Iterable[Any]) -> None:
-        self.dataset = dataset
-        self._follow_ranks()
+    def __init__(self, given: Iterable[Any], drop_last: bool, numbers: AgreedNumbers) -> None:
+        self._drop_last = drop_last
+        self._numbers = numbers
+        self._is_used = False
+        self._place = rank(), size()
+        self._begun_at: list[int] = [0]  # what all ranks had used of the stream before the pass, of that of each worker
+        self._is_continued = False  # once one pass was: the numbers of all are then agreed ones, also on a single rank
+        self._continued: _Place | None = None  # where the next pass begins
+        self._ends: Tensor | None = None  # how much each worker has yielded in the pass, where it has come to its end
+        self._elements: Any = None  # without workers, those of the pass in progress
+        self._at_start: Any = None  # the state of a data set at its first element, where the pass before continued one
+        self._given = given
+
+    def __getstate__(self) -> dict[str, Any]:
+        if get_spawning_popen() is None:
+            return self.__dict__ | {"_ends": None, "_elements": None}
+        return self.__dict__ | {"_numbers": None, "_elements": None}  # a worker has random numbers of its own
 
     def __iter__(self) -> Iterator[Any]:
-        self._follow_ranks()
-        elements = iter(self.dataset)
-        while len(turn := list(islice(elements, self.size))) == self.size:
-            yield turn[self.rank]
+        self._is_used = True
+        own, ranks = self._follow_ranks()
+        worker = get_worker_info()
+        given: Any = self._given
+        elements: Any
+        place, self._continued = self._continued, None
+        if ranks == 1 and worker is None and place is None and not self._is_continued:
+            self._elements = iter(given)
+            return iter(self._elements)
+        is_agreed = worker is None and (ranks > 1 or self._is_continued)
+        state = place.state if place is not None else None
+        if state is not None and "dataset" in state:
+            self._at_start = given.state_dict()
+            given.load_state_dict(state["dataset"])
+        elif self._at_start is not None:
+            given.load_state_dict(self._at_start)
+            self._at_start = None
+        if state is not None and is_agreed:
+            self._numbers.set_now(state["numbers"])
+        elements = self._numbers.drawn_by(given) if is_agreed else iter(given)
+        if state is not None and "iterator" in state:
+            elements.load_state_dict(state["iterator"])
+        if place is not None and state is None:
+            used = place.used[worker.id if worker is not None else 0]
+            next(islice(elements, used, used), None)
+        kind = StatefulTurns if hasattr(elements, "state_dict") else Turns
+        turns = kind(elements, own, ranks, self._drop_last)
+        if worker is None:
+            self._elements = turns
+        elif self._ends is not None:
+            turns.note_end_in(self._ends[worker.id : worker.id + 1])
+        return turns
 
     def __len__(self) -> int:
-        self._follow_ranks()
-        return len(self.dataset) // self.size  # type: ignore[arg-type]
+        _, ranks = self._follow_ranks()
+        length = len(self._given) - (sum(self._continued.used) if self._continued is not None else 0)
+        return max(0, length // ranks if self._drop_last else -(-length // ranks))
 
-    def _follow_ranks(self) -> None:
-        if is_initialized():  # not in a spawned worker of a DataLoader, which has its rank's values
-            self.rank, self.size = rank(), size()
+    def begin(self, workers: int, are_new: bool) -> None:
+        """Begin a pass with so many workers, which did not serve another pass before if they ``are_new``."""
+        self._begun_at = [0] * max(1, workers) if self._continued is None else self._continued.used
+        if workers and (are_new or self._ends is None):
+            self._ends = torch.empty(workers, dtype=torch.int64, device="cpu")
+            self._ends.share_memory_()  # type: ignore[no-untyped-call]
+        if self._ends is not None:
+            self._ends.fill_(-1)
+        self._elements = None
+
+    def place(self, batches: int, batch_size: int) -> dict[str, Any]:
+        """Where the pass stands when each rank's loop has got so many batches, for `continue_at`."""
+        limits = [math.inf]
+        if self._ends is not None:
+            up = 0 if self._drop_last else batch_size - 1
+            limits = [(end + up) // batch_size if end >= 0 else math.inf for end in self._ends.tolist()]
+        each = batch_size * self._place[1]
+        used = zip(self._begun_at, batches_of(batches, limits), strict=True)
+        return {"used": [before + count * each for before, count in used], "state": self._state()}
+
+    def continue_at(self, place: dict[str, Any] | None) -> None:
+        """Have the next pass begin at ``place``; at the begin for None."""
+        self._continued = None if place is None else _Place(place["used"], place["state"])
+        self._is_continued = self._is_continued or place is not None
+
+    def _state(self) -> dict[str, Any] | None:
+        """What says without reading again where the pass stands; None where the data set cannot."""
+        if self._elements is None or loses_elements(self._given):
+            return None
+        numbers = self._numbers.now() if self._place[1] > 1 or self._is_continued else states()
+        for name, one in (("iterator", self._elements), ("dataset", self._given)):
+            if hasattr(one, "state_dict") and hasattr(one, "load_state_dict"):
+                return {name: one.state_dict(), "numbers": numbers}
+        return None
+
+    def _follow_ranks(self) -> tuple[int, int]:
+        """This rank and the number of ranks now; a worker that was spawned has those of its rank."""
+        if is_initialized():
+            self._place = rank(), size()
+        return self._place
 
 
-class DeviceLoader(DataLoader[T]):
-    """A DataLoader whose batches are moved to this rank's device of a kind, such as "cuda"."""
+@dataclass
+class _Place:
+    """Where a pass over an iterable data set stands."""
 
-    kind = ""
+    used: list[int]
+    """Elements that all ranks have used of the stream of each worker; without workers of the only one."""
+    state: dict[str, Any] | None
+    """What the data set, or its iterator, says; None where the elements have to be read again."""
 
-    def __iter__(self) -> Any:
-        device = torch.device(self.kind, getattr(torch, self.kind).current_device())
-        return map(partial(to_device, device=device), super().__iter__())
 
+def loses_elements(dataset: Any) -> bool:
+    """Whether the state of a data set does not tell all: shuffled ones of Hugging Face leave out what their buffer has.
 
-def to_device(batch: Any, device: torch.device) -> Any:
-    """``batch`` with its tensors, and other objects that have a method ``to``, on ``device``.
-
-    A copy from pinned memory does not make the host wait. Lists, tuples and dicts stay what they are.
+    The elements are then read again.
     """
-    if isinstance(batch, Tensor):
-        return batch.to(device, non_blocking=True)
-    if hasattr(batch, "to"):
-        return batch.to(device)
-    if isinstance(batch, dict):
-        moved = copy(batch)
-        moved.update((name, to_device(one, device)) for name, one in batch.items())
-        return moved
-    if isinstance(batch, list | tuple):
-        parts = [to_device(one, device) for one in batch]
-        return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
-    return batch
+    inner, depth = getattr(dataset, "_ex_iterable", None), 0
+    while inner is not None and depth < _DEEPEST:
+        if "Shuffled" in type(inner).__name__ and hasattr(inner, "buffer_size"):
+            return True
+        inner, depth = getattr(inner, "ex_iterable", None), depth + 1
+    return False
 
 
-def shard(loader: DataLoader[T], *, kind: str | None = None) -> DataLoader[T]:
-    """A DataLoader like ``loader`` that yields this rank's share, in batches of the same size.
+def batches_of(count: int, limits: Sequence[float]) -> list[int]:
+    """How many of the first ``count`` batches of a loader came from each worker, which has at most ``limits`` of them.
 
-    With ``kind``, such as "cuda", the batches are on this rank's device of that kind. What workers make goes there from
-    pinned memory. Without workers the thread that trains would have to pin it, which gains nothing.
-
-    A loader that shuffles still shuffles, with a seed that rank 0 takes from torch's. A loader that already yields a
-    share, from this function or torch's own DistributedSampler, keeps it. Raises TypeError for anything but a
-    DataLoader.
+    They take turns; one that has come to its end is passed over.
     """
-    if not isinstance(loader, DataLoader):
-        raise TypeError(
-            f"prepare takes a torch DataLoader, got {type(loader).__name__}; shard other data by rank() and size()"
-        )
-    if _is_share(loader) and (kind is None or isinstance(loader, DeviceLoader)):
-        return loader
-    # All options that this version of torch has, except those that choose the samples, which are set below.
-    same = {name: getattr(loader, name) for name in inspect.signature(DataLoader).parameters if name not in _DRAWN}
-    same["pin_memory"] = loader.pin_memory or (kind is not None and loader.num_workers > 0)
-    same |= _drawn(loader) if _is_share(loader) else _share(loader)
-    if kind is None:
-        return DataLoader(**same)
-    on_device: DeviceLoader[T] = DeviceLoader(**same)
-    on_device.kind = kind
-    return on_device
+    came = [0] * len(limits)
+    while count and (going := [one for one, limit in enumerate(limits) if came[one] < limit]):
+        rounds = int(min(count // len(going), *(limits[one] - came[one] for one in going)))
+        for one in going if rounds else going[:count]:
+            came[one] += rounds or 1
+            count -= rounds or 1
+    return came
 
 
-def _share(loader: DataLoader[Any]) -> dict[str, Any]:
-    """The options of a DataLoader that choose this rank's share of its samples."""
-    drawn = _drawn(loader)
-    if isinstance(loader.dataset, IterableDataset):
-        return drawn | {"dataset": ShardedIterable(loader.dataset)}
-    if "batch_sampler" in drawn:
-        return drawn | {"batch_sampler": ShardedSampler(drawn["batch_sampler"])}
-    sampler: Sampler[Any] = ShardedSampler(loader.sampler)
-    if _is_plain(loader.sampler):
-        seed = broadcast_object(torch.initial_seed() % (1 << 32), name="seed")
-        sampler = DistributedSampler(loader.dataset, isinstance(loader.sampler, RandomSampler), seed)
-    return drawn | {"sampler": sampler}
+class StatefulIterable(ShardedIterable):
+    """The same of a data set with a state, for torchdata's StatefulDataLoader."""
+
+    def state_dict(self) -> Any:
+        """That of the data set."""
+        return self._given.state_dict()
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        """As the data set."""
+        self._given.load_state_dict(state_dict)
 
 
-def _drawn(loader: DataLoader[Any]) -> dict[str, Any]:
-    """The options of a DataLoader that choose its samples."""
-    if loader.batch_sampler is not None and type(loader.batch_sampler) is not torch.utils.data.BatchSampler:
-        return {"dataset": loader.dataset, "batch_sampler": loader.batch_sampler}
-    sizes = {"dataset": loader.dataset, "batch_size": loader.batch_size, "drop_last": loader.drop_last}
-    return sizes if isinstance(loader.dataset, IterableDataset) else sizes | {"sampler": loader.sampler}
+class Turns:
+    """Element ``own`` of each turn of ``ranks`` elements."""
+
+    def __init__(self, elements: Iterator[Any], own: int, ranks: int, drop_last: bool) -> None:
+        self._elements, self._own, self._ranks, self._drop_last = elements, own, ranks, drop_last
+        self._spare: list[Any] = []  # what this rank yields in the last turn if its element is missing
+        self._has_ended = False
+        self._count = 0
+        self._end: Tensor | None = None
+
+    def note_end_in(self, end: Tensor) -> None:
+        """Write into ``end``, memory of the loader's process, how many elements there were, when they have ended."""
+        self._end = end
+
+    def __iter__(self) -> Turns:
+        return self
+
+    def __next__(self) -> Any:
+        try:
+            element = self._next()
+        except StopIteration:
+            if self._end is not None:
+                self._end.fill_(self._count)
+            raise
+        self._count += 1
+        return element
+
+    def _next(self) -> Any:
+        if self._has_ended:
+            raise StopIteration
+        turn: list[Any] = []
+        for position in range(self._ranks):
+            try:
+                element = next(self._elements)
+            except StopIteration:
+                self._has_ended = True
+                return self._last(turn, position)
+            if position == self._own or not self._spare:
+                turn.append(element)
+        mine = turn[0] if self._spare else turn[self._own]
+        self._spare = self._spare or [mine]
+        return mine
+
+    def _last(self, turn: list[Any], count: int) -> Any:
+        """The element of the last turn, which has ``count`` of them."""
+        if count == 0 or self._drop_last:
+            raise StopIteration
+        if self._spare:
+            return turn[0] if self._own < count else self._spare[0]
+        return turn[self._own % count]
 
 
-def batch_size_of(loader: Any) -> int | None:
-    """The number of samples in a batch of ``loader``; None where neither it nor its batch sampler has one."""
-    size = getattr(loader, "batch_size", None) or getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
-    if size is None and isinstance(getattr(loader, "batch_sampler", None), ShardedSampler):
-        size = getattr(loader.batch_sampler.sampler, "batch_size", None)
-    return size if isinstance(size, int) else None
+class StatefulTurns(Turns):
+    """The same of an iterator with a state, for torchdata's StatefulDataLoader."""
 
+    _elements: Any
 
-def _is_share(loader: DataLoader[Any]) -> bool:
-    samplers = (loader.sampler, loader.batch_sampler)
-    return isinstance(loader.dataset, ShardedIterable) or any(
-        isinstance(sampler, (TorchDistributedSampler, ShardedSampler)) for sampler in samplers
-    )
+    def state_dict(self) -> Any:
+        """That of the iterator, which stands between two turns."""
+        return self._elements.state_dict()
 
-
-def _is_plain(sampler: Any) -> bool:
-    """Whether it draws each sample once, in order or shuffled, like DistributedSampler."""
-    if type(sampler) is RandomSampler:
-        return not sampler.replacement and sampler.num_samples == len(sampler.data_source)
-    return type(sampler) is SequentialSampler
+    def load_state_dict(self, state_dict: Any) -> None:
+        """As the iterator."""
+        self._elements.load_state_dict(state_dict)

@@ -9,9 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from ring_notebook.core.kept_state import Keeper, Memory, Shard
-from ring_notebook.torch.optimizer.flat_group import FlatGroup
-from ring_notebook.torch.optimizer.fused import FusedOptimizer
+from ring_notebook.core.kept_state import Keeper, Memory
 from ring_notebook.torch.optimizer.gradient_reducer import GradientReducer
 from ring_notebook.torch.optimizer.wrapper import Wrapper, claim, original_of, wrap
 from ring_notebook.torch.steps.optimizer_knobs import expect_knobs, has_knobs
@@ -27,7 +25,6 @@ from ring_notebook.torch.steps.optimizer_notes import (
 from ring_notebook.torch.training.data import DistributedSampler
 
 _PLAIN = (Tensor, nn.Parameter, nn.Buffer)
-_ITEMSIZE = 4  # bytes of a float32, which the state of a fused optimizer has
 
 
 class TorchKeeper(Keeper):
@@ -174,8 +171,7 @@ def _set_optimizer(optimizer: torch.optim.Optimizer, kept: dict[str, Any]) -> No
 # Also ``step``, which a schedule has patched to see that it is called.
 _OF_EPOCH = (
     *("step", "_epoch", "_wrapped", "_parameter_names"),
-    *("_communicator", "_mates", "_flats"),
-    *("_flight", "_groups"),
+    *("_flight", "_groups", "same_step", "rest"),
 )
 
 
@@ -183,8 +179,6 @@ def _reduced_wrapper(wrapper: Wrapper) -> Any:
     own = wrapper.__dict__.items()
     # What ``_ring_`` names is noted with the wrapped optimizer.
     kept = {name: value for name, value in own if name not in _OF_EPOCH and not name.startswith("_ring_")}
-    if isinstance(wrapper, FusedOptimizer):
-        kept["_flats"] = [_reduced_flat(flat) for flat in wrapper.flats()]
     mixin = next(one for one in type(wrapper).__mro__[1:] if issubclass(one, Wrapper))
     made_with = mixin, original_of(wrapper), wrapper._parameter_names
     return _wrapper, made_with, kept, None, None, _set_wrapper
@@ -196,28 +190,6 @@ def _wrapper(mixin: Any, optimizer: torch.optim.Optimizer, names: dict[Tensor, s
 
 
 def _set_wrapper(wrapper: Wrapper, kept: dict[str, Any]) -> None:
-    flats = kept.pop("_flats", None)
     wrapper.__dict__.update(kept)
-    if flats is not None:
-        assert isinstance(wrapper, FusedOptimizer)
-        wrapper.give_flats([_flat(*flat) for flat in flats])
     if not wrapper._superseded:
         claim(wrapper)
-
-
-def _reduced_flat(flat: FlatGroup) -> tuple[list[Tensor], int, list[Any], bool]:
-    """Parameters, steps and state: whole where it was just loaded, else this rank's shard of each tensor."""
-    if flat.whole is not None:
-        return flat.parameters, flat.steps, list(flat.whole), False
-    total = flat.values.numel() * _ITEMSIZE
-    shards = [
-        Shard(_bytes_of(part.contiguous().untyped_storage()), flat.shard.start * _ITEMSIZE, total)
-        for part in flat.state
-    ]
-    return flat.parameters, flat.steps, shards, True
-
-
-def _flat(parameters: list[Tensor], steps: int, state: list[Any], sharded: bool) -> FlatGroup:
-    whole = [torch.frombuffer(one, dtype=torch.float32) for one in state] if sharded else state
-    nothing = torch.empty(0, device="cpu")
-    return FlatGroup(parameters, [], nothing, nothing, slice(0, 0), [], steps, whole)

@@ -25,7 +25,7 @@ def noise_scale(optimizer: torch.optim.Optimizer, batch_size: float | None = Non
     the rows of `log`; otherwise the first call, on all ranks, begins to measure in every step. It waits for no rank.
 
     Returns NaN before the first measurement, at size 1, and while the estimates are not positive. Raises TypeError when
-    ``optimizer`` is not a DistributedOptimizer, or is fused or Adasum, which reduce no gradients to measure, and
+    ``optimizer`` is not a DistributedOptimizer, or has ``op=Adasum``, which reduces no gradients to measure, and
     ValueError when the batch size is not known.
     """
     reducer = _reducing(optimizer)._reducer
@@ -59,7 +59,7 @@ def measure_noise(optimizer: torch.optim.Optimizer, every: int) -> None:
 def _reducing(optimizer: torch.optim.Optimizer) -> ReducingOptimizer:
     if not isinstance(optimizer, ReducingOptimizer):
         raise TypeError(
-            "noise_scale takes an optimizer from DistributedOptimizer or prepare, without fused=True, op=Adasum and "
-            f"sync_every, got another {type(optimizer).__name__}"
+            "noise_scale takes an optimizer from DistributedOptimizer or prepare, without op=Adasum and sync_every, "
+            f"got another {type(optimizer).__name__}"
         )
     return optimizer

@@ -14,31 +14,30 @@ from torch.utils.data import DataLoader
 
 from ring_notebook.api.arguments import check_passes
 from ring_notebook.api.basics import local_rank, size
-from ring_notebook.api.objects import gather_objects
 from ring_notebook.api.preparation import by_kind, in_order, of_another
-from ring_notebook.api.process_sets import global_process_set
 from ring_notebook.core import world
+from ring_notebook.core.communicator import ReduceOp
 from ring_notebook.core.metrics import note_params
 from ring_notebook.torch.devices import accelerator
 from ring_notebook.torch.optimizer.adasum_optimizer import AdasumOptimizer
 from ring_notebook.torch.optimizer.distributed import DistributedOptimizer
-from ring_notebook.torch.optimizer.fused import FusedOptimizer
 from ring_notebook.torch.optimizer.local_optimizer import LocalOptimizer, end_rounds
 from ring_notebook.torch.optimizer.reducing_optimizer import ReducingOptimizer
-from ring_notebook.torch.optimizer.wrapper import original_of, owners_of, parameters_of
+from ring_notebook.torch.optimizer.rest import average_rest
+from ring_notebook.torch.optimizer.wrapper import original_of
 from ring_notebook.torch.process_group.default_group import process_group
-from ring_notebook.torch.steps.optimizer_knobs import RATES, add_knobs, tell_schedulers
+from ring_notebook.torch.steps.optimizer_knobs import RATES, add_knobs, scale_schedules
 from ring_notebook.torch.steps.optimizer_notes import note_models, note_schedulers
 from ring_notebook.torch.steps.repair import furthest
 from ring_notebook.torch.training.broadcast_state import broadcast_optimizer_state, broadcast_tensors
-from ring_notebook.torch.training.data import batch_size_of, shard
+from ring_notebook.torch.training.loaders import batch_size_of, shard
 from ring_notebook.torch.training.noise_scale import NOISE_EVERY, measure_noise
 from ring_notebook.torch.training.sync_batch_norm import SyncBatchNorm
 
 M = TypeVar("M", bound=torch.nn.Module)
 T = TypeVar("T")
 O = TypeVar("O", bound=torch.optim.Optimizer)  # noqa: E741
-Distributed: TypeAlias = ReducingOptimizer | AdasumOptimizer | FusedOptimizer | LocalOptimizer
+Distributed: TypeAlias = ReducingOptimizer | AdasumOptimizer | LocalOptimizer
 _KINDS: dict[str, Callable[[Any], bool]] = {
     "models": lambda one: isinstance(one, torch.nn.Module),
     "optimizers": lambda one: isinstance(one, torch.optim.Optimizer),
@@ -152,7 +151,7 @@ def prepare(
 
     Raises NotInitializedError before ``init()``; TypeError, which names the argument, for any other object; ValueError
     for an optimizer of a model that is not passed, and for ``noise_scale`` with a loader of unknown batch size;
-    TypeError for ``noise_scale`` or ``accumulate`` with ``fused=True``, ``op=Adasum`` or a ``strategy``.
+    TypeError for ``noise_scale`` or ``accumulate`` with ``op=Adasum`` or a ``strategy``.
     """
     if another := of_another("prepare", objects, "torch"):
         own_options = {"noise_scale": (noise_scale, False), "accumulate": (accumulate, 1), "strategy": (strategy, None)}
@@ -169,15 +168,14 @@ def prepare(
         if device is not None:
             _move(converted, _own_device(device))
         prepared[id(model)] = converted
-    for loader in loaders:
-        prepared[id(loader)] = shard(loader, kind=device)
+    for number, loader in enumerate(loaders):
+        prepared[id(loader)] = shard(loader, kind=device, number=number)
         note_loader(loader)
     # A rank that was started again has a new model where this one may have a wrapper.
     inner = [unwrapped(prepared[id(model)]) for model in models]
     names = _names_of_parameters(inner)
     batch = batch_size_of(loaders[0]) if loaders else None
     root = furthest([original_of(optimizer) for optimizer in optimizers])
-    _give_up_lost_shares(optimizers)
     root, lacking = end_rounds([original_of(optimizer) for optimizer in optimizers], root)
     for own in inner:
         broadcast_tensors([*own.named_parameters(), *own.named_buffers()], root_rank=root)
@@ -194,29 +192,12 @@ def prepare(
             made = prepared[id(optimizer)] = _distributed(optimizer, names, batch, noise_scale, accumulate, options)
             if lacks_outer and isinstance(made, LocalOptimizer):
                 made.take_outer(root)
+            made.same_step.compares = made._made_with["op"] != ReduceOp.ADASUM
+    if strategy is None and optimizers:
+        average_rest(inner, [prepared[id(optimizer)] for optimizer in optimizers])
     if strategy is not None:
         prepared[id(models[0])] = wrap(prepared[id(models[0])], optimizers[0], strategy)
     return in_order(objects, prepared)
-
-
-def _give_up_lost_shares(optimizers: Sequence[torch.optim.Optimizer]) -> None:
-    """Have the state of fused optimizers begin anew on all ranks where one of them has been started again.
-
-    Each rank held a share of it, and the share of that rank is lost. A warning says so.
-    """
-    if world.doubts() == 0:
-        return
-    fused = [[one for one in owners_of(parameters_of(o)) if isinstance(one, FusedOptimizer)] for o in optimizers]
-    rows = gather_objects([bool(owners) for owners in fused], "fused optimizers", global_process_set)
-    for number, owners in enumerate(fused):
-        new = [rank for rank, row in enumerate(rows) if not row[number]]
-        for owner in owners if new else ():
-            if owner.give_up_state():
-                warnings.warn(
-                    f"prepare: rank {new[0]} has been started again, and its share of the state of "
-                    f"{_class_of(original_of(owner))} is lost (fused=True); the state begins anew on all ranks",
-                    stacklevel=3,
-                )
 
 
 def _check_options(
@@ -275,7 +256,7 @@ def _distributed(
         if accumulate != distributed._micro_batches:
             distributed.accumulate(accumulate)
     elif accumulate != 1:
-        raise TypeError("prepare(accumulate=...) takes no optimizer with fused=True or op=Adasum; leave these out")
+        raise TypeError("prepare(accumulate=...) takes no optimizer with op=Adasum; leave one of the two out")
     if noise_scale:
         measure_noise(distributed, NOISE_EVERY if noise_scale is True else noise_scale)
     return distributed
@@ -297,6 +278,7 @@ def _move(model: torch.nn.Module, device: torch.device) -> None:
 
 def scale_rates(optimizer: torch.optim.Optimizer, schedulers: Sequence[LRScheduler]) -> None:
     """Multiply the rates of ``optimizer``, and the copies of them in ``schedulers``, by the number of ranks."""
+    factor = 1.0
     for group in optimizer.param_groups:
         # The factor stays in the group: a cell that is run again does not scale again.
         factor = size() / group.get("lr_scale", 1)
@@ -309,7 +291,7 @@ def scale_rates(optimizer: torch.optim.Optimizer, schedulers: Sequence[LRSchedul
                 "that it found; pass the scheduler to prepare() too, or make it after prepare()",
                 stacklevel=3,
             )
-    tell_schedulers(optimizer, schedulers)
+    scale_schedules(optimizer, schedulers, factor)
 
 
 # Options of a parameter group that are recorded; switches only if they are on.
@@ -331,7 +313,7 @@ def note_loader(loader: Any) -> None:
 
 def _class_of(optimizer: torch.optim.Optimizer) -> str:
     """The name of the optimizer's class as the user wrote it, also for a distributed optimizer."""
-    return next((kind.__name__ for kind in type(optimizer).__mro__ if kind.__module__.startswith("torch.")), "")
+    return type(original_of(optimizer)).__name__
 
 
 def wrap(model: nn.Module, optimizer: torch.optim.Optimizer, strategy: str) -> nn.Module:

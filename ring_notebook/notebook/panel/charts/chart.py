@@ -24,8 +24,8 @@ from ring_notebook.notebook.record.choices import AXES, STEP, TIME, Look
 from ring_notebook.notebook.record.run_view import EPOCH, SAMPLES, RunView
 from ring_notebook.notebook.record.series import Points
 from ring_notebook.notebook.style import VALIDATION, number, rank_color, shown, whole
-from ring_notebook.records import RESUME
-from ring_notebook.words import ranks, shortened
+from ring_notebook.protocol.records import RESUME
+from ring_notebook.text.words import ranks, shortened
 
 RATE = "samples/s"  # a chart of every run with samples
 _OTHER_VALIDATION = 4  # the color of a second validation in a chart, as that of a rank
@@ -202,11 +202,9 @@ def _metric(view: RunView, name: str, look: Look, axis: str) -> Chart:
     curves = replace(curves, lines=(*curves.lines, *extra))
     best = _best(judged, direction(name)) if judged is not None else None
     values, firsts = unit(name, view.units), view.broken.get(name, {})
-    newest = {rank.rank: rank.last[name] for rank in view.ranks if name in rank.last}
-    if judged is not None and best is not None and not (extra or look.smooth) and len(newest) == len(view.curves[name]):
-        # A point of a long curve is the mean of many steps: the newest value may be better than all of them.
-        now = math.fsum(newest.values()) / len(newest)
-        best = (float(judged.x[-1]), now) if (now - best[1]) * direction(name) > 0 else best
+    newest = _newest(view, name)
+    if judged is not None and best is not None and not (extra or look.smooth):
+        best = _or_newest(view, name, judged, best)
     return Chart(
         name,
         _note(name, curves, judged, best, newest, values),
@@ -219,6 +217,30 @@ def _metric(view: RunView, name: str, look: Look, axis: str) -> Chart:
         changes=_apart(sorted(_changes(view, axis) + _parting(view, name, axis), key=lambda mark: mark.x), curves),
         values="" if values == name else values,
     )
+
+
+def results(view: RunView, name: str) -> tuple[float, tuple[float, float] | None]:
+    """The newest value of a metric that has a curve, and the step and value of its best one: means over the ranks.
+
+    The best is that of the chart; None where the name of the metric does not say which way is better.
+    """
+    newest = _newest(view, name).values()
+    judged = _judged(per_rank(view.curves[name], 0.0, frozenset()))
+    best = _best(judged, direction(name)) if judged is not None else None
+    if judged is not None and best is not None:
+        best = _or_newest(view, name, judged, best)
+    return math.fsum(newest) / len(newest) if newest else math.nan, best
+
+
+def _newest(view: RunView, name: str) -> dict[int, float]:
+    return {rank.rank: rank.last[name] for rank in view.ranks if name in rank.last}
+
+
+def _or_newest(view: RunView, name: str, judged: Line, best: tuple[float, float]) -> tuple[float, float]:
+    """The best point of a curve, or its newest value: a point of a long curve is the mean of many steps."""
+    newest = _newest(view, name)
+    now = math.fsum(newest.values()) / len(newest) if len(newest) == len(view.curves[name]) else best[1]
+    return (float(judged.x[-1]), now) if (now - best[1]) * direction(name) > 0 else best
 
 
 def _validation_colors(count: int) -> list[str]:

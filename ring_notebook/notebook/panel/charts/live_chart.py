@@ -12,7 +12,7 @@ from ipecharts import EChartsRawWidget
 from ring_notebook.notebook.panel.charts.axes import Scale, margin, scales
 from ring_notebook.notebook.panel.charts.chart import Chart
 from ring_notebook.notebook.panel.charts.curves import BAND, Band, Floats, Line
-from ring_notebook.notebook.panel.charts.svg_chart import BOTTOM, HEIGHT, RAW, TOP
+from ring_notebook.notebook.panel.charts.svg_chart import BOTTOM, HEIGHT, NEAR, RAW, TOP
 from ring_notebook.notebook.style import CHANGED, GREY, RED
 
 _LEGEND = "88%"  # of the width, beside the labels of the y axis
@@ -62,11 +62,11 @@ class LiveChart:
             series = {BAND: _band(chart.curves.band, lines[0].color), **series}
             swatch = {"name": BAND, "icon": _BOX, "itemStyle": {"opacity": 0.3}}
             labels.insert(sum(line.shown for line in lines), swatch)
-        series["marks"] = _marks(chart)
+        x, y = scales(chart.curves, chart.from_zero, chart.log)
+        series["marks"] = _marks(chart, x)
         # The page merges a new option into the old one: a series that is left out would stay.
         gone = {name: {**old, "data": []} for name, old in self._series.items() if name not in series}
         self._series = series | gone
-        x, y = scales(chart.curves, chart.from_zero, chart.log)
         left = margin(y, chart.values, chart.unit)
         small = {"fontSize": 11, "color": GREY}
         label = {**small, "hideOverlap": True, "show": bool(lines)}  # an empty chart has no values yet
@@ -231,12 +231,16 @@ def _band(band: Band, color: str) -> dict[str, Any]:
     }
 
 
-def _marks(chart: Chart) -> dict[str, Any]:
+def _marks(chart: Chart, x: Scale) -> dict[str, Any]:
     """The best point, the epochs, changes of knobs, and NaN or infinity, on a series without a line."""
     epochs = [
         {
             "xAxis": mark.x,
-            "label": {"show": not chart.broken, "formatter": f"epoch {mark.label}" if index == 0 else mark.label},
+            "label": {
+                "show": not chart.broken,
+                "formatter": f"epoch {mark.label}" if index == 0 else mark.label,
+                **({"align": "right"} if index == 0 and x.place(mark.x) > 1 - NEAR else {}),
+            },
         }
         for index, mark in enumerate(chart.some_epochs)
     ]

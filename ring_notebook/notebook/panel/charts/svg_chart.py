@@ -27,6 +27,7 @@ HEIGHT = 250  # pixels
 TOP, BOTTOM = 48, 32  # margins
 RIGHT = 2  # percent, so that a mark at the end of a narrow chart is not cut
 _BEGIN, _END = 0.02, 0.97  # of the x axis; a label outside begins or ends with the axis
+NEAR = 0.08  # of the width of a narrow chart: half of "epoch 1"
 RAW = 0.3  # the opacity of what a smooth line is an average of
 TIPS = 60  # places of a chart with values to hover over
 MOST_LABELS = 24  # in the legend
@@ -58,7 +59,7 @@ def svg(chart: Chart) -> str:
     ticks = [*((tick, "") for tick in x.ticks), *((tick, " class='w'") for tick in x.finer_ticks)]
     for tick, kind in ticks if chart.curves.lines else ():  # an empty chart has no values yet
         at = f"{100 * x.place(tick):.2f}%"
-        anchor = "start" if x.place(tick) < _BEGIN else "end" if x.place(tick) > _END else "middle"
+        anchor = _anchor(x.place(tick), _BEGIN, _END)
         parts.append(f"<text{kind} x='{at}' y='{height + 17}' text-anchor='{anchor}'>{x.label(tick)}</text>")
     parts += _epochs(chart, x, height)
     inner = f"width='100%' height='100%' viewBox='0 0 {_ACROSS} {_UNIT}' preserveAspectRatio='none'"
@@ -163,8 +164,14 @@ def _epochs(chart: Chart, x: Scale, height: int) -> list[str]:
         if chart.broken:
             continue
         label = f"epoch {mark.label}" if mark is marks[0] else mark.label
-        parts.append(f"<text x='{at}' y='-3' font-size='9' text-anchor='middle'>{escape(label)}</text>")
+        anchor = _anchor(x.place(mark.x), NEAR, 1 - NEAR) if mark is marks[0] else "middle"
+        parts.append(f"<text x='{at}' y='-3' font-size='9' text-anchor='{anchor}'>{escape(label)}</text>")
     return parts
+
+
+def _anchor(place: float, begin: float, end: float) -> str:
+    """Where a label at this share of the width has its place, so that it is not cut."""
+    return "start" if place < begin else "end" if place > end else "middle"
 
 
 def _legend(curves: Curves) -> tuple[list[str], int]:
@@ -192,17 +199,23 @@ def _legend(curves: Curves) -> tuple[list[str], int]:
 
 
 def tips(chart: Chart) -> str:
-    """Empty elements for places along the x axis; the style sheet shows the values in their attributes."""
+    """Empty elements for places along the x axis; the style sheet shows the values in their attributes.
+
+    A line that begins later or ends earlier has no value there.
+    """
     x, _ = scales(chart.curves, chart.from_zero, chart.log)
     drawn = [line for line in chart.curves.drawn if np.isfinite(line.y).any()]
     longest = max((len(line.x) for line in drawn), default=0)
     count = min(TIPS, longest)
+    apart = (x.high - x.low) / max(count, 1)
     found = []
     for index in range(count):
-        at = x.low + (index + 0.5) / count * (x.high - x.low)
+        at = x.low + (index + 0.5) * apart
         rows = [f"{chart.xlabel} {at:,.{chart.digits}f}"]
         for line in drawn:
             known = np.flatnonzero(np.isfinite(line.y))
+            if not line.x[known[0]] - apart / 2 <= at <= line.x[known[-1]] + apart / 2:
+                continue
             nearest = known[np.abs(line.x[known] - at).argmin()]
             rows.append(f"{line.label}  {number(float(line.y[nearest]))} {chart.values}".rstrip())
         if chart.curves.band is not None:

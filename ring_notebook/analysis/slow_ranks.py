@@ -1,0 +1,258 @@
+"""Why a run is slow: ranks that the others wait for and their cause, a link between hosts, or what all ranks do.
+
+Panel, report, timeline and `ringrun` show the sentence of what `find` finds; a timeline, which has recorded all, that
+of `explain`. Noise never counts.
+
+Each process measures what its time went to. A slow rank takes some seconds longer than the usual rank, and each cause
+explains a part of them. The cause of the largest part is named, if that is more than a third.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, median, median_low
+from typing import ClassVar
+
+from ring_notebook.analysis.spent import SHARES, Spent
+from ring_notebook.text.words import ranks
+
+SLOWER = 1.15  # times the work of the usual rank
+WAITS = 0.10  # the least share of time that the others wait
+NOTABLE = 0.05  # below this share of the time nothing is worth a sentence
+LEAST_SECONDS, LEAST_STEPS = 4.0, 10  # before a rank is called slow
+
+_SLOWER_LINK = 1.35  # times as much the others carry; equal ones measured up to 1.07
+_LEAST_SENT = 4e6  # bytes, before the rate of a link counts
+_MUCH_SLOWER = 10  # times; more is not counted
+_LEAST_SHARE = 1 / 3
+_MANY_FAULTS = 20.0  # pages a second read from the disk
+_FAULT_SECONDS = 1e-4  # of the processor's time for one of them, at least
+_MUCH_DISK = 1e6  # bytes a second
+_DISK_SECONDS = 1e-9  # of the processor's time for a byte that is read or written, at least
+_MORE_SAMPLES = 1.05  # times those of the others
+
+CAUSES = {
+    "data": ("in getting data", "Give its loader more workers, or its data a faster disk"),
+    "throttled": ("because a CPU limit holds it up", "Raise the limit of its control group or container"),
+    "queued": ("because other processes use its cores", "End them, or start fewer ranks or threads on that host"),
+    "garbage": ("in collecting garbage", "Call gc.freeze() after the set-up, or gc.disable() during an epoch"),
+    "memory": ("in reading pages that its memory had no room for", "Use less memory there, or raise its limit"),
+    "disk": ("in reading and writing files", "Do that less often, or in a thread"),
+    "threads": (
+        "because its other threads hold its cores or Python's lock",
+        "Move their work into a process of its own",
+    ),
+    "asleep": (
+        "in sleeping or waiting outside of collectives",
+        "Look for sleeps, locks, pipes and other processes that its steps wait for",
+    ),
+    "samples": ("because it has more samples in a step", "Give all ranks batches of the same size"),
+    "compute": ("in compute", "It does more for each sample, or its cores are slower"),
+    "several": ("for several reasons", "None of them explains a third of it"),
+    "unknown": ("outside of collectives", "What it does there was not counted"),
+}
+"""By cause: the words that follow "rank 1 is 1.5x slower", and what to do."""
+
+
+@dataclass(frozen=True)
+class SlowRanks:
+    """Ranks that take longer than the usual rank for the same step.
+
+    ``factor``: how many times as long; ``cause``: a name of `CAUSES`; ``waits``: the share of time that the others
+    wait.
+    """
+
+    ranks: tuple[int, ...]
+    factor: float
+    cause: str
+    waits: float
+
+    @property
+    def sentence(self) -> str:
+        """Which ranks, why, how long the others wait, and what to do."""
+        verb = "is" if len(self.ranks) == 1 else "are"
+        why, advice = CAUSES[self.cause]
+        # Where the others do nearly nothing themselves, the factor says no more than that.
+        times = f"{self.factor:.1f}x" if self.factor < _MUCH_SLOWER else f"over {_MUCH_SLOWER}x"
+        slow = f"{ranks(self.ranks)} {verb} {times} slower {why}"
+        return f"{slow}; the others wait {self.waits:.0%}. {advice}"
+
+
+@dataclass(frozen=True)
+class SlowLink:
+    """A link between hosts that is slower than the others, from a rank to one of another host.
+
+    ``rate``: bytes a second while data is on its way; ``factor``: how many times as much the others carry, at least:
+    what acknowledges data on the way back goes through the slow link and waits there. ``moving``: the share of time
+    that the ranks move data.
+    """
+
+    source: int
+    to: int
+    rate: float
+    factor: float
+    moving: float
+    ranks: ClassVar[tuple[int, ...]] = ()  # that are slow themselves
+
+    @property
+    def sentence(self) -> str:
+        """Which link, how slow, what it costs, and what to do."""
+        return (
+            f"the link from the host of rank {self.source} to that of rank {self.to} carries {self.rate / 1e6:.3g} "
+            f"MB/s, the others at least {self.factor:.1f}x that; the ranks move data {self.moving:.0%} of the time. "
+            "See what else uses it, and at which rate its network card runs; `sync_every` is for slow links"
+        )
+
+
+def find(spent: Mapping[int, Spent], steps: int | None = None) -> SlowRanks | SlowLink | None:
+    """The slow ranks of a run that has made ``steps``, or the slow link between its hosts.
+
+    None if nothing is slow, or too early. A recording of all steps has no ``steps``, and is never too short.
+    """
+    early = steps is not None and (steps < LEAST_STEPS or any(one.seconds < LEAST_SECONDS for one in spent.values()))
+    return None if early or len(spent) < 2 else _find_ranks(spent) or _find_link(spent)
+
+
+def explain(spent: Mapping[int, Spent], waited_for: Mapping[int, float], moved: str = "") -> str:
+    """Why recorded steps took so long, in a sentence: what `find` finds, or what all ranks spend their time on.
+
+    ``waited_for``: seconds that the usual one of the others waited for each rank; ``moved``: what most of the data was.
+    """
+    if found := find(spent):
+        return f"{found.sentence[0].upper()}{found.sentence[1:]}."
+    ranks = [*spent.values()]
+    shares = {part: fmean(one.share(getattr(one, part)) for one in ranks) for part in SHARES.values()}
+    slowest = max(waited_for, key=waited_for.__getitem__)
+    others = [part for part in ("waiting", "bubble", "data", "moving") if shares[part] > NOTABLE]
+    most = max(others, key=shares.__getitem__, default="")
+    if most == "waiting":
+        total = sum(waited_for.values())
+        wait = f"{shares[most]:.0%} of the time"
+        if total and waited_for[slowest] < 0.6 * total:
+            return f"The ranks take turns in being late: each waits {wait}, for no rank in particular."
+        least = min(spent, key=lambda rank: spent[rank].waiting)  # of other backends nothing else is known
+        whom = f"mostly for rank {slowest}" if total else f"rank {least} least"
+        return f"The ranks wait for one another {wait}, {whom}."
+    if most == "bubble":
+        longest = max(spent, key=lambda rank: spent[rank].bubble)
+        return (
+            f"The stages wait for messages of one another {shares[most]:.0%} of the time, rank {longest} longest "
+            f"({spent[longest].share(spent[longest].bubble):.0%}): more micro-batches, or stages that take equally "
+            "long, make this bubble smaller."
+        )
+    if most == "data":
+        return f"Every rank waits for data {shares[most]:.0%} of the time: a loader with more workers would help."
+    if most == "moving":
+        return (
+            f"Moving and reducing data takes {shares[most]:.0%} of the time{moved}: a larger batch per rank, fewer "
+            "synchronisations or compression would help."
+        )
+    return f"The ranks keep step: {_work(shares, ranks)}."
+
+
+def _work(shares: Mapping[str, float], ranks: Sequence[Spent]) -> str:
+    """What ranks spend their own time on, as far as it was counted."""
+    if not all(one.own.on_cpu for one in ranks):
+        return f"{shares['compute']:.0%} of the time is spent outside of collectives"
+    asleep = f", and {shares['asleep']:.0%} sleep or waiting outside of collectives"
+    return f"{shares['compute']:.0%} of the time is compute{asleep * (shares['asleep'] > NOTABLE)}"
+
+
+def _find_ranks(spent: Mapping[int, Spent]) -> SlowRanks | None:
+    """The ranks that the others wait for, of ranks that keep step through collectives.
+
+    Ranks in lockstep all have the same samples/s. The slow rank is the one that hardly waits.
+    """
+    usual = median_low(one.busy for one in spent.values())
+    slow = {rank: one for rank, one in spent.items() if one.busy > SLOWER * usual > 0}
+    others = [one for rank, one in spent.items() if rank not in slow]
+    waits = median(one.share(one.idle) for one in others)
+    if not slow or waits < WAITS:
+        return None
+    slowest = max(slow.values(), key=lambda one: one.busy)
+    like = min(others, key=lambda one: abs(one.busy - usual))
+    return SlowRanks(tuple(slow), median(one.busy for one in slow.values()) / usual, cause(slowest, like), waits)
+
+
+def _find_link(spent: Mapping[int, Spent]) -> SlowLink | None:
+    """The slowest link between the hosts, if the ranks wait for it.
+
+    None over one host, where no link stands out, or over other links than TCP. A rank sends to several.
+    """
+    moving = median(one.share(one.moving) for one in spent.values())
+    links = [
+        (sent.bytes / sent.seconds, rank, sent)
+        for rank, one in spent.items()
+        for sent in one.links
+        if sent.bytes > _LEAST_SENT and sent.seconds > 0
+    ]
+    if len(links) < 2 or moving < WAITS:
+        return None
+    (rate, source, slowest), *others = sorted(links)
+    factor = median(other for other, _, _ in others) / rate
+    if factor < _SLOWER_LINK or spent[source].share(slowest.seconds) < WAITS:
+        return None
+    return SlowLink(source, slowest.to, rate, factor, moving)
+
+
+def cause(slow: Spent, usual: Spent) -> str:
+    """The name of what explains most of the time that ``slow`` takes longer than ``usual``."""
+    own, other = slow.own, usual.own
+    longer = slow.busy - usual.busy
+    # For each second on a core both wait as long for one, where others use all cores alike.
+    alike = other.queued * max(1.0, own.on_cpu / other.on_cpu if other.on_cpu else 1.0)
+    queued = max(0.0, own.queued - alike)
+    throttled = min(max(0.0, own.throttled - other.throttled), queued)
+    asleep = max(0.0, _quiet(slow) - _quiet(usual))
+    held = _held_by_threads(slow, usual, asleep + queued)
+    explained: dict[str, float] = defaultdict(float)
+    explained["data"] = slow.data - usual.data
+    explained["garbage"] = own.collecting - other.collecting
+    explained["throttled"] = throttled
+    explained[held or "queued"] += queued - throttled
+    explained[held or _kind_of_sleep(slow, usual)] += asleep
+    explained[_kind_of_work(slow, usual, longer)] += longer - sum(explained.values())
+    most = max(explained, key=explained.__getitem__)
+    return most if explained[most] > _LEAST_SHARE * longer else "several"
+
+
+def _quiet(spent: Spent) -> float:
+    """Seconds without waits in which a main thread was on no core and wanted none; 0 where unknown.
+
+    In them another thread may have moved data for it, which takes alike on all ranks.
+    """
+    own = spent.own
+    return max(0.0, spent.seconds - own.on_cpu - own.queued - spent.idle - spent.data) if own.on_cpu else 0.0
+
+
+def _held_by_threads(slow: Spent, usual: Spent, seconds: float) -> str:
+    """The cause if other threads of its process have computed while a main thread waited ``seconds`` longer, or empty.
+
+    Where that of the usual rank waits for others most of the time, they compute for it, as TensorFlow's and XLA's.
+    """
+    own, other = slow.own, usual.own
+    if own.beside - other.beside <= seconds / 2:
+        return ""
+    return "compute" if other.beside > other.on_cpu else "threads"
+
+
+def _kind_of_sleep(slow: Spent, usual: Spent) -> str:
+    """Why a main thread slept: the pages or files of which it has read more than the usual rank."""
+    own, other = slow.own, usual.own
+    if own.faults - other.faults > _MANY_FAULTS * slow.seconds:
+        return "memory"
+    return "disk" if own.disk - other.disk > _MUCH_DISK * slow.seconds else "asleep"
+
+
+def _kind_of_work(slow: Spent, usual: Spent, longer: float) -> str:
+    """What a main thread did when it did not sleep: it read pages, read or wrote files, or computed more."""
+    own, other = slow.own, usual.own
+    if not own.on_cpu or not other.on_cpu:
+        return "unknown"
+    if (own.faults - other.faults) * _FAULT_SECONDS > _LEAST_SHARE * longer:
+        return "memory"
+    if (own.disk - other.disk) * _DISK_SECONDS > _LEAST_SHARE * longer:
+        return "disk"
+    return "samples" if own.samples > _MORE_SAMPLES * other.samples > 0 else "compute"

@@ -1,0 +1,164 @@
+"""Where the seconds of a rank went: compute, moving data, waiting for ranks, for their messages, for data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, NamedTuple
+
+SENDING, SENT = "sending to ", "sent to "
+"""Before a rank of another host: seconds in which data was on its way to it, and bytes."""
+SHARES = {
+    "compute": "compute",
+    "asleep": "asleep",
+    "loading": "data",
+    "moving": "moving",
+    "waiting": "waiting",
+    "bubble": "bubble",
+}
+"""The words for the parts of a rank's time, which make up all of it, and the attributes of `Spent`."""
+SLEEPS = 0.05
+"""The least share of time that is shown as sleep; any thread sleeps now and then."""
+
+
+@dataclass(frozen=True, slots=True)
+class OwnTime:
+    """What Linux has counted of a rank's process over the seconds of its `Spent`; 0 for what it does not count.
+
+    Seconds of its main thread: ``on_cpu`` on a core, ``queued`` for a core that others used, of these ``throttled`` by
+    the limit of its control group, and ``collecting`` garbage. ``beside``: seconds of a core that its other threads
+    used. ``faults``: pages read from a disk. ``disk``: bytes read and written. ``samples``: as logged.
+    """
+
+    on_cpu: float = 0.0
+    queued: float = 0.0
+    throttled: float = 0.0
+    collecting: float = 0.0
+    beside: float = 0.0
+    faults: float = 0.0
+    disk: float = 0.0
+    samples: float = 0.0
+
+
+NOTHING_COUNTED = OwnTime()
+
+
+class Sent(NamedTuple):
+    """What went to the rank ``to`` of another host: ``seconds`` in which data was on its way, and ``bytes``."""
+
+    to: int
+    seconds: float
+    bytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """Seconds of one rank. ``seconds`` is all of them: since its first step, or since the beginning of its cell.
+
+    ``moving``: in collectives and messages, while data was packed, moved and reduced. ``waiting``: until other ranks
+    called the operation. ``bubble``: until a message came, as between the stages of a pipeline. ``data``: until `track`
+    had a batch. An operation in the background counts only while the rank waited for it. ``links``: what
+    went to ranks of other hosts over TCP.
+    """
+
+    seconds: float
+    moving: float
+    waiting: float
+    bubble: float
+    data: float
+    own: OwnTime = NOTHING_COUNTED
+    links: tuple[Sent, ...] = ()
+
+    @property
+    def idle(self) -> float:
+        """Seconds in which the rank waited for others."""
+        return self.waiting + self.bubble
+
+    @property
+    def busy(self) -> float:
+        """Seconds outside of collectives and messages: the rank's own work, and its waiting for data."""
+        return max(0.0, self.seconds - self.moving - self.idle)
+
+    @property
+    def asleep(self) -> float:
+        """Seconds of the rank's own work in which its process was on no core and wanted none; 0 where not counted.
+
+        At least: a main thread that sleeps while others of its process compute may wait for them, and while it moves
+        data it may sleep or not.
+        """
+        own = self.own
+        awake = own.on_cpu + own.queued + own.beside + self.idle + self.moving + self.data
+        return min(max(0.0, self.seconds - awake), self.busy - self.data) if own.on_cpu else 0.0
+
+    @property
+    def compute(self) -> float:
+        """Seconds of the rank's own work, without those asleep."""
+        return max(0.0, self.busy - self.data - self.asleep)
+
+    def share(self, seconds: float) -> float:
+        """A part of the seconds, 0 to 1."""
+        return min(seconds / self.seconds, 1.0) if self.seconds > 0 else 0.0
+
+
+NOTHING_SPENT = Spent(0.0, 0.0, 0.0, 0.0, 0.0)
+
+
+def shares(ranks: Sequence[Spent]) -> dict[str, list[float]]:
+    """By word of `SHARES` the shares of each rank's time, which make up all of it; without what is 0 for all ranks.
+
+    Less sleep than `SLEEPS` on every rank counts as compute.
+    """
+    sleeps = any(one.share(one.asleep) >= SLEEPS for one in ranks)
+    found = {word: [getattr(one, part) for one in ranks] for word, part in SHARES.items()}
+    if not sleeps:
+        found["compute"] = [one.compute + one.asleep for one in ranks]
+        del found["asleep"]
+    return {
+        word: [one.share(value) for one, value in zip(ranks, values, strict=True)]
+        for word, values in found.items()
+        if any(values)
+    }
+
+
+def spent(facts: Mapping[str, Any], elapsed: float) -> Spent:
+    """What a rank has reported of itself, in a run that has lasted ``elapsed`` seconds for it."""
+    seconds, communication, waiting, bubble, data = (_number(facts, name) for name in _FACTS)
+    idle = min(waiting, communication)
+    bubble = min(bubble, idle)
+    return Spent(seconds or elapsed, communication - idle, idle - bubble, bubble, data, own_time(facts), links(facts))
+
+
+def own_time(facts: Mapping[str, Any]) -> OwnTime:
+    """What a rank has counted of its process."""
+    return OwnTime(*(_number(facts, one.name) for one in fields(OwnTime)))
+
+
+def links(facts: Mapping[str, Any]) -> tuple[Sent, ...]:
+    """What a rank has sent to those of other hosts."""
+    to = [name.removeprefix(SENDING) for name in facts if name.startswith(SENDING)]
+    return tuple(Sent(int(one), _number(facts, SENDING + one), _number(facts, SENT + one)) for one in to)
+
+
+def _number(facts: Mapping[str, Any], name: str) -> float:
+    return float(value) if isinstance(value := facts.get(name), int | float) else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class RankTimes:
+    """What one rank has measured of the steps after its warm-up: ``steps`` that took ``seconds``, with its ``samples``.
+
+    ``spent``: the facts that `spent` takes, and the bytes ``posted`` to collectives. ``hosts`` is the number of hosts
+    of the run, ``cores`` that of this host, or 0 where the rank computes on a GPU. ``last``: the last row.
+    """
+
+    rank: int
+    hosts: int
+    cores: int
+    steps: int
+    seconds: float
+    samples: float
+    spent: dict[str, float]
+    last: dict[str, float] = field(default_factory=dict)
+
+
+_FACTS = ("training", "communication", "waiting", "bubble", "data_wait")

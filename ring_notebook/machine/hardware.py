@@ -1,0 +1,93 @@
+"""Cores that ranks can use on this machine, and how often its memory ran out."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from ring_notebook.machine.os_calls import number_in, processors
+
+_CGROUPS = Path("/sys/fs/cgroup")
+_VMSTAT = Path("/proc/vmstat")
+_PROCESSORS = Path("/sys/devices/system/cpu")
+RDMA = Path("/sys/class/infiniband")
+"""The folder of the devices with RDMA of this machine, missing where it has none."""
+
+
+def cores() -> int:
+    """Processor cores that this process may use: its affinity, and the CPU limit of its container."""
+    return min(len(processors()), _cores_of_container())
+
+
+def cores_of(processors: Iterable[int]) -> int:
+    """Physical cores of these processors, within the limit of this container. Hyperthreads of a core count once."""
+    return min(len({_siblings(number) for number in processors}), _cores_of_container())
+
+
+def _siblings(processor: int) -> str:
+    try:
+        return (_PROCESSORS / f"cpu{processor}" / "topology" / "thread_siblings_list").read_text()
+    except OSError:
+        return str(processor)
+
+
+def _cores_of_container() -> int:
+    # The unified hierarchy (cgroup v2) has quota and period in one file, cgroup v1 in two.
+    for names in (["cpu.max"], ["cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"]):
+        try:
+            quota, period = " ".join((_CGROUPS / name).read_text() for name in names).split()
+        except (OSError, ValueError):
+            continue
+        if quota not in ("max", "-1"):
+            return max(1, math.ceil(int(quota) / int(period)))
+    return sys.maxsize
+
+
+def oom_kills() -> int:
+    """How often the Linux kernel has killed a process of this machine or container because memory ran out."""
+    counts = []
+    for path in (_VMSTAT, _CGROUPS / "memory.events", _CGROUPS / "memory" / "memory.oom_control"):
+        try:
+            lines = path.read_text().splitlines()
+        except OSError:
+            continue
+        counts += [int(line.split()[1]) for line in lines if line.split()[0] == "oom_kill"]
+    return sum(counts)
+
+
+def throttled() -> float:
+    """Seconds for which the CPU limits of this process's control groups have held threads up, of each core; else 0."""
+    return sum(map(_throttled_in, _groups("cpu")))
+
+
+def processes_of_container() -> int:
+    """How many processes and threads the control groups of this process allow; `sys.maxsize` where they do not say."""
+    limits = [number_in(folder / "pids.max") for folder in _groups("pids")]
+    return min((limit for limit in limits if limit is not None), default=sys.maxsize)
+
+
+def _groups(controller: str) -> Iterator[Path]:
+    """The folders of the control groups in which ``controller`` limits this process, its own first."""
+    try:
+        lines = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
+    except OSError:
+        return
+    for _, controllers, group in lines:
+        if controllers and controller not in controllers.split(","):  # the unified hierarchy (cgroup v2) names none
+            continue
+        root = _CGROUPS / controller if controllers else _CGROUPS
+        own = root / group.lstrip("/")
+        for folder in (own, *own.parents):
+            yield folder
+            if folder == root:
+                break
+
+
+def _throttled_in(folder: Path) -> float:
+    with suppress(OSError):
+        counts = dict(line.split() for line in (folder / "cpu.stat").read_text().splitlines())
+        return int(counts.get("throttled_usec", 0)) * 1e-6 + int(counts.get("throttled_time", 0)) * 1e-9
+    return 0.0

@@ -1,0 +1,55 @@
+"""`%ring status`: the engines and what each is doing."""
+
+import json as to_json
+from dataclasses import asdict
+from typing import Annotated
+
+from ring_notebook.launch.batch_job import job_name, walltime
+from ring_notebook.notebook.line_command import Option, command
+from ring_notebook.notebook.magics.commands.ring_start import described
+from ring_notebook.notebook.session.session import Session
+from ring_notebook.notebook.style import duration
+from ring_notebook.notebook.table import Listing
+
+_COLUMNS = ("rank", "host", "pid", "device", "state", "memory")
+
+
+@command("cluster")
+def status(
+    session: Session, json: Annotated[bool, Option("--json", "print it for tools, as JSON")] = False
+) -> Listing | str:
+    """List the engines and what each is doing.
+
+    As JSON it has the newest run too; docs/clusters.md describes it.
+    """
+    if json:
+        return _as_json(session)
+    if session.to_come is not None:
+        return Listing(_COLUMNS, [], session.to_come.line)
+    cluster = session.require()
+    rows = [
+        [
+            str(one.rank),
+            one.host,
+            str(one.pid),
+            one.device,
+            f"in run {one.run}" if one.run else one.state,
+            "" if one.memory is None else f"{one.memory / (1 << 20):,.0f} MiB",
+        ]
+        for one in cluster.status()
+    ]
+    left = walltime().left
+    until = "" if left is None else f"\n{job_name()} reaches its time limit in {duration(left)}"
+    return Listing(_COLUMNS, rows, f"{described(cluster)}{until}")
+
+
+def _as_json(session: Session) -> str:
+    cluster, run = session.require(), session.run
+    about = {
+        "engines": cluster.n,
+        "why": cluster.why,
+        "walltime_left": walltime().left,
+        "ranks": [asdict(one) for one in cluster.status()],
+        "run": None if run is None else {"id": run.log.run, "name": run.log.name, "status": run.status},
+    }
+    return to_json.dumps(about)

@@ -1,0 +1,22 @@
+"""A line in the output of a cell that changes later."""
+
+from __future__ import annotations
+
+from html import escape
+
+from IPython.display import display
+
+
+class Note:
+    """A line in the output of the cell that makes it, which `tell` replaces later, from any thread."""
+
+    def __init__(self) -> None:
+        self._shown = ""
+        self._display = display({"text/plain": ""}, raw=True, display_id=True)
+
+    def tell(self, text: str) -> None:
+        """Show ``text`` in place of what is there."""
+        if text != self._shown:
+            self._shown = text
+            page = escape(text).replace("\n", "<br>")
+            self._display.update({"text/plain": text, "text/html": f"<p>{page}</p>"}, raw=True)

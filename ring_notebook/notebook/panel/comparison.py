@@ -1,0 +1,142 @@
+"""Runs side by side: what was set and changed, what came out, their charts, and how their cells differ."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from difflib import unified_diff
+from html import escape
+from typing import NamedTuple
+
+from ring_notebook.notebook.panel import display_area, headline
+from ring_notebook.notebook.panel.charts import svg_chart
+from ring_notebook.notebook.panel.charts.chart import Chart, compared, results
+from ring_notebook.notebook.panel.charts.curves import many
+from ring_notebook.notebook.panel.charts.metric_names import titles
+from ring_notebook.notebook.panel.report import labels
+from ring_notebook.notebook.record.run_record import RunRecord
+from ring_notebook.notebook.style import CSS, number, shown, whole
+from ring_notebook.notebook.table import Listing
+from ring_notebook.protocol.records import SET, Change
+from ring_notebook.text.words import plural
+
+_MOST_CHANGES = 3  # of one knob, in the cell of a table
+_CONTEXT = 2  # lines of a cell around those that differ
+_COLORS = {"+": "#059669", "-": "#d64545", "@": "#8791a0"}
+
+
+class Origin(NamedTuple):
+    """The run that a branch continues, and the step at which it does."""
+
+    log: RunRecord
+    step: int
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Runs side by side. ``origins`` are the runs that the branches among them continue, by id, the nearest first.
+
+    A branch has the hyper-parameters of these, and their changes of knobs until it begins.
+    """
+
+    logs: Sequence[RunRecord]
+    origins: Mapping[str, Sequence[Origin]]
+
+    def __repr__(self) -> str:
+        titles = labels(self.logs)
+        parts = [self.settings(), self.outcome(), *(f"{one}\n" for one in self.diffs(titles))]
+        return "\n\n".join(map(str, parts)).rstrip()
+
+    def _repr_html_(self) -> str:
+        names = labels(self.logs)
+        views = {label: log.view() for label, log in zip(names, self.logs, strict=True)}
+        known = tuple(dict.fromkeys(name for view in views.values() for name in view.charted))
+        made = compared(views, titles(known), self.logs[0].look)
+        if rates := {label: view.throughput for label, view in views.items() if view.throughput}:
+            made.append(Chart("samples/s per rank", "mean", "seconds", many(rates, order=names), from_zero=True))
+        beside = "".join(
+            f"<div style='min-width:0'>{headline.html(headline.headline(log, view))}"
+            f"{display_area.row(view.media)}</div>"
+            for log, view in zip(self.logs, views.values(), strict=True)
+        )
+        columns = "display:grid;gap:8px 24px;grid-template-columns:repeat(auto-fit,minmax(min(100%,300px),1fr))"
+        tables = "".join(
+            f"<div style='overflow-x:auto'>{one._repr_html_()}</div>" for one in (self.settings(), self.outcome())
+        )
+        diffs = "".join(map(_diff_html, self.diffs(names)))
+        return (
+            f"{CSS}{svg_chart.CSS}{tables}"
+            f"<div class='ring-report' style='{columns}'>{beside}</div>{svg_chart.grid(made)}{diffs}"
+        )
+
+    def settings(self) -> Listing:
+        """A row for each hyper-parameter that differs, as set and as changed by knobs, and a column for each run."""
+        given = [self._set(log) for log in self.logs]
+        facts = {"ranks": [str(log.size) for log in self.logs], "branch of": list(map(_branch, self.logs))}
+        facts |= {
+            name: [one.get(name, "") for one in given] for name in dict.fromkeys(key for one in given for key in one)
+        }
+        differ = [[name, *values] for name, values in facts.items() if len(set(values)) > 1]
+        cells = "They ran the same cell." if len({log.source for log in self.logs}) == 1 else "Their cells differ."
+        note = cells if differ else f"No hyper-parameter differs. {cells}"
+        return Listing(("differs", *labels(self.logs)), differ or [["", *("" for _ in self.logs)]], note)
+
+    def outcome(self) -> Listing:
+        """How the runs ended: a row for each result that one of them has, and a column for each run."""
+        views = [log.view() for log in self.logs]
+        facts = {
+            "status": [str(log.status) for log in self.logs],
+            "error": [str(log.summary.get("error", "")).partition("\n")[0] for log in self.logs],
+            "seconds": [f"{view.elapsed:.1f}" for view in views],
+            "samples/s": [whole(view.samples_per_s) if view.samples_per_s else "" for view in views],
+        }
+        for name in dict.fromkeys(name for view in views for name in view.charted):
+            found = [results(view, name) if name in view.curves else None for view in views]
+            facts[name] = ["" if one is None else number(one[0]) for one in found]
+            facts[f"best {name}"] = [
+                "" if one is None or one[1] is None else f"{number(one[1][1])} (step {one[1][0]:,.0f})" for one in found
+            ]
+        rows = [[name, *values] for name, values in facts.items() if any(values)]
+        return Listing(("result", *labels(self.logs)), rows)
+
+    def diffs(self, titles: Sequence[str]) -> list[str]:
+        """How the cell of each other run differs from that of the first, as unified diffs; none for the same cell."""
+        first, *others = [log.source.splitlines() for log in self.logs]
+        return [
+            "\n".join(unified_diff(first, other, titles[0], title, n=_CONTEXT, lineterm=""))
+            for other, title in zip(others, titles[1:], strict=True)
+            if other != first
+        ]
+
+    def _set(self, log: RunRecord) -> dict[str, str]:
+        """The hyper-parameters of a run as text, with the changes that it has made of them or taken over."""
+        params, changes = log.params, _changes(log)
+        for origin in self.origins.get(log.run, ()):
+            params = {**origin.log.params, **params}
+            changes = [*(one for one in _changes(origin.log) if one.step <= origin.step), *changes]
+        text = {name: shown(value) for name, value in params.items()}
+        for name in dict.fromkeys(name for one in changes for name in one.values):
+            taken = [f"{shown(one.values[name])} from step {one.step:,}" for one in changes if name in one.values]
+            if len(taken) > _MOST_CHANGES:
+                taken = [f"{plural(len(taken), 'change')}, the last to {taken[-1]}"]
+            text[name] = ", then ".join([*([text[name]] if name in text else []), *taken])
+        return text
+
+
+def _changes(log: RunRecord) -> list[Change]:
+    return [one for one in log.changed() if one.action == SET]
+
+
+def _branch(log: RunRecord) -> str:
+    return " ".join(headline.branch_of(log)).removeprefix("branch of ")
+
+
+def _diff_html(diff: str) -> str:
+    lines = diff.splitlines()
+    shown = "\n".join(
+        f"<span style='color:{_COLORS.get(line[:1], 'inherit')}'>{escape(line) or ' '}</span>" for line in lines
+    )
+    return (
+        f"<details open><summary>{escape(lines[1][4:])} beside {escape(lines[0][4:])}: the cell</summary>"
+        f"<pre style='overflow-x:auto;font-size:12px'>{shown}</pre></details>"
+    )

@@ -1,0 +1,98 @@
+"""The runs of a sweep: a row for each in one table, and one chart."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ring_notebook.notebook.panel.charts import svg_chart
+from ring_notebook.notebook.panel.charts.chart import compared, results
+from ring_notebook.notebook.panel.charts.metric_names import expanded, titles
+from ring_notebook.notebook.record.choices import Look
+from ring_notebook.notebook.record.run_record import RunRecord
+from ring_notebook.notebook.style import number, shown, whole
+from ring_notebook.notebook.table import Listing
+
+_METRICS = 3  # of the table, each with its best value; `%ring runs compare` has all
+WAITS, STOPPED = "waits", "not begun"
+
+
+@dataclass
+class Trial:
+    """One combination of values of a sweep, and its run where it has one.
+
+    ``state`` says why there is none.
+    """
+
+    values: Mapping[str, Any]
+    title: str
+    source: str
+    record: RunRecord | None = None
+    state: str = WAITS
+
+    @property
+    def label(self) -> str:
+        """The values, for a legend."""
+        return " ".join(f"{name}={value}" for name, value in self.values.items())
+
+    @property
+    def status(self) -> str:
+        """That of its run, else why there is none."""
+        return self.record.status if self.record is not None else self.state
+
+
+class SweepReport:
+    """The runs of a sweep as a table and a chart, as they are at this moment. ``plot`` names the metrics to chart."""
+
+    def __init__(self, trials: Sequence[Trial], plot: Sequence[str] = ()) -> None:
+        self.trials = list(trials)
+        self._plot = tuple(plot)
+
+    @property
+    def runs(self) -> list[RunRecord]:
+        """The records of those runs that have begun, in the order of the table."""
+        return [one.record for one in self.trials if one.record is not None]
+
+    def table(self) -> Listing:
+        """A row for each run: its values, how it ended, the newest and the best values of the first metrics."""
+        rows: list[dict[str, tuple[Any, str]]] = []
+        known = titles(self._known())[:_METRICS]
+        for trial in self.trials:
+            row = {name: (value, shown(value)) for name, value in trial.values.items()}
+            row["status"] = (trial.status, trial.status)
+            if (log := trial.record) is not None:
+                view = log.view()
+                for name in known:
+                    if name in view.curves:
+                        newest, best = results(view, name)
+                        row[name] = (newest, number(newest))
+                        if best is not None:
+                            row[f"best {name}"] = (best[1], number(best[1]))
+                row["seconds"] = (view.elapsed, f"{view.elapsed:.1f}")
+                if view.samples_per_s:
+                    row["samples/s"] = (view.samples_per_s, whole(view.samples_per_s))
+                if error := str(log.summary.get("error", "")).partition("\n")[0]:
+                    row["error"] = (error, error)
+            rows.append(row)
+        wanted = [*self.trials[0].values, "status", *(text for name in known for text in (name, f"best {name}"))]
+        wanted += ["seconds", "samples/s", "error"]
+        columns = [name for name in wanted if any(name in row for row in rows)]
+        keys = {name: [row.get(name, (None, ""))[0] for row in rows] for name in columns if name != "error"}
+        texts = [[row.get(name, (None, ""))[1] for name in columns] for row in rows]
+        statuses = [one.status for one in self.trials]
+        counts = ", ".join(f"{statuses.count(status)} {status}" for status in dict.fromkeys(statuses))
+        return Listing(columns, texts, counts, keys)
+
+    def _known(self) -> list[str]:
+        return list(dict.fromkeys(name for log in self.runs for name in log.view().charted))
+
+    def __repr__(self) -> str:
+        return repr(self.table())
+
+    def _repr_html_(self) -> str:
+        views = {one.label: one.record.view() for one in self.trials if one.record is not None}
+        known = self._known()
+        names = expanded(self._plot, known) if self._plot else titles(known)[:1]
+        chart = svg_chart.CSS + svg_chart.grid(compared(views, names, Look())) if names else ""
+        return f"{self.table()._repr_html_()}{chart}"

@@ -1,0 +1,1 @@
+"""What one notebook has, and how its cells come to the ranks. It knows no magic."""

@@ -1,0 +1,100 @@
+"""The state of one notebook: its cluster or the job that will hold one, its newest run, its set-up cells."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from ring_notebook.errors import ClusterError, RingError
+from ring_notebook.notebook.cluster.batch import BatchCluster
+from ring_notebook.notebook.cluster.cluster import Cluster
+from ring_notebook.notebook.record.run_record import RunRecord
+from ring_notebook.notebook.run.catalogue import find
+from ring_notebook.notebook.run.classroom import Classroom
+from ring_notebook.notebook.run.run import Run
+from ring_notebook.notebook.run.sharing import Sharing
+from ring_notebook.notebook.session.cell_queue import CellQueue
+
+_SENT = 50  # runs, among which is the one that trained
+
+
+class Session:
+    """The state of one notebook, whose ``variables`` these are; ``tell`` shows a line of text."""
+
+    def __init__(self, variables: dict[str, Any] | None = None, tell: Callable[[str], None] = print) -> None:
+        self.variables = {} if variables is None else variables
+        self.tell = tell
+        self.cluster: Cluster | None = None
+        self.run: Run | None = None
+        """The newest run."""
+        self.sent: deque[str] = deque(maxlen=_SENT)
+        """The ids of the newest runs."""
+        self.setup: list[RunRecord] = []
+        """The runs of the set-up cells."""
+        self.waiting = CellQueue(lambda: self.in_progress, lambda: self.to_come.job.name if self.to_come else "")
+        """The cells that wait for ranks."""
+        self.default = False
+        """Whether cells without a magic run on the ranks."""
+        self.syncs = False
+        """Whether each cell first brings modules that have changed to the ranks."""
+        self.job: BatchCluster | None = None
+        """The batch job of the cluster, while there is one."""
+        self.why_ended = ""
+        """Why there is no cluster any more."""
+        self.sharing = Sharing(lambda: self.run.log if self.run is not None else None)
+        self.classroom: Classroom | None = None
+        self.known_names: dict[str, list[str]] = {}
+        """Those on rank 0 when it was asked last, by the path before them."""
+
+    @property
+    def in_progress(self) -> list[Run]:
+        """The runs that have not ended, oldest first."""
+        return self.cluster.runs.in_progress if self.cluster is not None else []
+
+    @property
+    def to_come(self) -> BatchCluster | None:
+        """The job whose engines have not started yet, or are lost for now."""
+        return self.job if self.cluster is None else None
+
+    def require(self) -> Cluster:
+        """The cluster. Raises ClusterError when there is none."""
+        if self.cluster is None:
+            if self.job is not None:
+                raise ClusterError(f"the engines have not started yet: {self.job.line}")
+            raise ClusterError(self.why_ended or "there is no cluster; `%ring start` starts one")
+        return self.cluster
+
+    def record(self, name: str = "") -> RunRecord:
+        """The run that begins with ``name``, by default the last one. Raises RingError when there is none."""
+        if name:
+            return find(name)
+        if self.run is None:
+            raise RingError("no cell has run in this notebook; name a run, `%ring runs` lists them")
+        return self.run.log
+
+    def trained(self, name: str = "") -> RunRecord:
+        """The run that begins with ``name``, by default the last one that has logged, else the last one.
+
+        Raises RingError when there is none.
+        """
+        last = self.record(name)
+        for run in reversed(self.sent) if not name else ():
+            with suppress(RingError):  # it was deleted
+                record = last if run == last.run else find(run)
+                if record.view().names:
+                    return record
+        return last
+
+    def steered(self, name: str = "") -> Run:
+        """The run in progress, of several the one that begins with ``name``. Raises RingError where that is not one."""
+        runs = self.in_progress
+        found = [run for run in runs if run.log.title.startswith(name) or run.log.run.startswith(name)]
+        if len(found) == 1:
+            return found[0]
+        titles = ", ".join(run.log.title for run in runs)
+        if not runs:
+            waits = [one.name for one in self.waiting.cells]
+            raise RingError(f"no run is in progress{f'; cell {waits[0]} has not begun' if waits else ''}")
+        raise RingError(f"no run {name!r} is in progress: {titles}" if not found else f"name one of the runs: {titles}")

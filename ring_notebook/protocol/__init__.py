@@ -1,0 +1,1 @@
+"""What the kernel and the ranks say to each other."""

@@ -1,0 +1,91 @@
+"""A cell as a kernel sends it to the engines that execute it, and what its user may ask of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from typing import Annotated, Any
+
+from ring_notebook.text.line_options import Option, count, duration, name_list, rank_numbers, step_list
+
+
+@dataclass(frozen=True, slots=True)
+class CellOptions:
+    """The options of one cell. Fields with flags are those of ``%%ringtrain``."""
+
+    n: Annotated[int | None, Option("-n N", "run on ranks 0 to N-1; by default on all", count, exclusive=True)] = None
+    ranks: Annotated[
+        Sequence[int] | None,
+        Option("-t, --ranks 0,2-3", "run on these ranks, which count from 0 in the run", rank_numbers, exclusive=True),
+    ] = None
+    name: Annotated[str, Option("--name NAME", "name of the run")] = ""
+    timeout: Annotated[float, Option("--timeout S", "stop the run after S seconds", float)] = 0.0
+    plot: Annotated[
+        Sequence[str], Option("--plot loss,acc", "metrics to chart; loss+val_loss: both in one", name_list)
+    ] = ()
+    timeline: Annotated[bool, Option("--timeline", "record what each rank does when, and show it at the end")] = False
+    horovod: Annotated[bool, Option("--horovod", "`import horovod` means Ring Notebook in the cell")] = False
+    background: Annotated[bool, Option("--background", "return at once; see `%ring queue`, `%ring stop --runs`")] = (
+        False
+    )
+    setup: Annotated[bool, Option("--setup", "run again by `%ring heal` and `%ring restart --rerun`")] = False
+    resume: Annotated[bool, Option("--resume", "continue from the last checkpoint (`ring.checkpoint`)")] = False
+    replay: Annotated[str, Option("--replay RUN", "make the changes of knobs of that run again, at the same steps")] = (
+        ""
+    )
+    pause_at: Annotated[
+        Sequence[int], Option("--pause-at 100,200", "pause all ranks behind these steps", step_list)
+    ] = ()
+    snapshot: Annotated[
+        float, Option("--snapshot 10min", "save all variables so often (`%ring snapshots`)", duration)
+    ] = 0.0
+    sync_every: Annotated[
+        int, Option("--sync-every N", "let each rank step alone, and sync the weights every N steps", count)
+    ] = 1
+    first_line: Annotated[int, Option("--first-line N", read=int)] = 2
+    """The number that errors give to the first line of the cell; `%ring default on` sends cells without a magic."""
+    cell_id: str = ""
+    """The front end's own; empty where it has none. An edited set-up cell replaces the one of the same id."""
+    one_rank: float = 0.0
+    """The samples/s that the same cell has been measured to reach on one rank."""
+    branch: Mapping[str, Any] = field(default_factory=dict)
+    """Of a run that begins where another one was: ``run`` is the id of that, ``of`` its name and the step; where in the
+    cell it begins."""
+    knobs: Mapping[str, Any] = field(default_factory=dict)
+    """Values of knobs from the beginning, in place of the first ones that the cell or a snapshot gives them."""
+    who: str = ""
+    """Who has asked for the run, where that was not its notebook."""
+    warmup: int = 1
+    """Steps after which the account of the ranks' time begins."""
+
+    def kept(self) -> dict[str, Any]:
+        """What is kept with the run. In the background or not is a matter of the moment."""
+        return {name: value for name, value in asdict(self).items() if name != "background"}
+
+    @classmethod
+    def of(cls, kept: Mapping[str, Any]) -> CellOptions:
+        """The options of a run; names that another version has kept are left out."""
+        known = {one.name for one in fields(cls)}
+        return cls(**{name: value for name, value in kept.items() if name in known})
+
+
+@dataclass(frozen=True, slots=True)
+class CellRequest:
+    """The cell of ``run``, to be executed in a new ``epoch`` over ``engines``, which are its ranks in this order."""
+
+    run: str
+    epoch: int
+    engines: list[int]
+    source: str
+    options: CellOptions
+    only: Sequence[int] = ()
+    """If there are any, these engines execute the cell, and the others leave the epoch at once: rank and size are those
+    of all, and a collective raises."""
+    lost: Sequence[int] = ()
+    """The engines of the cluster that have died."""
+    checkpoints: str = ""
+    """The folder for those of the run."""
+    resume: str = ""
+    """The checkpoint that it resumes from, or empty."""
+    changes: Sequence[Mapping[str, Any]] = ()
+    """Those of knobs of another run, to be made again at the same points, and pauses at points that are known."""

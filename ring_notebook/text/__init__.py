@@ -1,0 +1,1 @@
+"""Words for people: numbers and names in sentences, errors as text, options of a line."""

@@ -1,0 +1,229 @@
+"""The end of a backward pass: optimizers whose parameters it reached reduce their gradients there, together.
+
+A hook of the first parameter that a pass reaches queues one callback on autograd's engine, as torch's own
+DistributedDataParallel and FSDP2 do. In it the ranks exchange which optimizers the pass has reached anywhere. So a rank
+whose pass reached fewer takes part for all, with zeros; one whose pass reached none does so in its next `step`.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from itertools import count
+from typing import Protocol
+from zlib import crc32
+
+from torch import Tensor
+
+from ring_notebook.api.basics import joins
+from ring_notebook.api.objects import allreduce_numbers
+from ring_notebook.api.process_sets import ProcessSet
+from ring_notebook.core.communicator import Communicator, ReduceOp
+from ring_notebook.torch_private import private
+
+_at_end_of_backward, _task = private("at_end_of_backward"), private("current_graph_task")
+ENDS_ARE_SEEN = _at_end_of_backward is not None and _task is not None
+"""Whether gradients are averages when `backward` returns. Without the names of torch for it they are after `step`."""
+_OWN = 30
+"""Slots in the message of a pass for reducers that have reduced before; there are as many for those that have not."""
+_ALL = 1 << 20  # more than ranks
+
+
+class Reducer(Protocol):
+    """The gradients of one optimizer, or those of no optimizer."""
+
+    number: int
+    """Ascending in the order in which they were made in this process."""
+    nested: bool
+    """Whether one pass ran within another, so that nothing can be reduced before its end."""
+    epoch: weakref.ref[Communicator] | None
+    """What reduced last, or is about to; None on a rank outside of the set."""
+
+    def slot_text(self) -> str:
+        """What names the reducer, equal on all ranks."""
+
+    def process_set(self) -> ProcessSet:
+        """The ranks that reduce."""
+
+    def end_pass(self) -> bool:
+        """Note the end of a pass that has reached it; whether the gradients are due."""
+
+    def reach(self) -> tuple[bool, bool]:
+        """Whether passes since the last reduction have reached any of its buckets, and all of them."""
+
+    def reduce(self, partly: bool, name: str) -> None:
+        """Reduce; ``partly``: agree first on the buckets that a rank has reached. All ranks call it."""
+
+    def drop(self) -> None:
+        """Drop the gradients: they are no averages."""
+
+
+numbers = count()
+
+
+class _Pass:
+    def __init__(self, task: int) -> None:
+        self.task = task
+        self.reached: dict[Reducer, weakref.ref[Communicator] | None] = {}
+
+
+class _End:
+    """What the engine calls at the end of a pass; it lets go of it uncalled where the pass has raised."""
+
+    def __init__(self, of: _Pass) -> None:
+        self.of: _Pass | None = of
+        weakref.finalize(self, _raised, of).atexit = False
+
+    def __call__(self) -> None:
+        of, self.of = self.of, None
+        assert of is not None
+        if _passes.pop(of.task, None) is of:
+            reduce_together([one for one in of.reached if one.end_pass()])
+
+
+_passes: dict[int, _Pass] = {}
+"""The passes in progress, by autograd's number."""
+_broken: dict[Reducer, weakref.ref[Communicator] | None] = {}
+"""Those that a pass has reached which raised an exception, until the other ranks know."""
+_known: weakref.WeakKeyDictionary[Communicator, _Known] = weakref.WeakKeyDictionary()
+_all: weakref.WeakSet[Reducer] = weakref.WeakSet()
+
+
+class _Known:
+    """What the ranks of a communicator have in common: the number of passes, and slots of reducers."""
+
+    def __init__(self) -> None:
+        self.passes = 0
+        self.joins = joins()
+        self._added = 0
+        self._at: dict[int, weakref.ref[Reducer]] = {}
+        self._slots: weakref.WeakKeyDictionary[Reducer, int] = weakref.WeakKeyDictionary()
+
+    def slot(self, reducer: Reducer) -> int:
+        """Its own one, which the ranks gave it after it had first reduced; until then one that its names decide."""
+        known = self._slots.get(reducer)
+        return _OWN + _hash(reducer) if known is None else known
+
+    def at(self, slot: int) -> Reducer | None:
+        """The reducer of a slot, of which no pass has reached one on this rank; by names the newest that fits."""
+        if slot < _OWN:
+            return self._at[slot]() if slot in self._at else None
+        fitting = [one for one in _all if one not in self._slots and _OWN + _hash(one) == slot]
+        return max(fitting, key=lambda one: one.number) if fitting else None
+
+    def add(self, reducer: Reducer) -> None:
+        """Give it a slot of its own; the ranks do it in the same order."""
+        if reducer not in self._slots:
+            slot = self._slots[reducer] = self._added % _OWN
+            self._at[slot] = weakref.ref(reducer)
+            self._added += 1
+
+
+def _hash(reducer: Reducer) -> int:
+    return crc32(reducer.slot_text().encode()) % _OWN
+
+
+def register(reducer: Reducer) -> None:
+    """Have ``reducer`` take part where another rank's pass reaches the one like it."""
+    _all.add(reducer)
+
+
+def remove(reducer: Reducer) -> None:
+    """Undo `register`."""
+    _all.discard(reducer)
+    _broken.pop(reducer, None)
+
+
+def note(reducer: Reducer, parameter: Tensor) -> bool:
+    """Note that the pass in progress has reached ``parameter`` of ``reducer``; whether it runs within another pass."""
+    task = _task()
+    found = _passes.get(task)
+    if found is None:
+        if _broken:
+            gradient = None if parameter.grad is None else parameter.grad.clone()
+            end_broken()
+            parameter.grad = gradient
+        found = _passes[task] = _Pass(task)
+        _at_end_of_backward(_End(found))
+    found.reached[reducer] = reducer.epoch
+    return len(_passes) > 1
+
+
+def _raised(of: _Pass) -> None:
+    if _passes.get(of.task) is of:
+        del _passes[of.task]
+        _broken.update(of.reached)
+
+
+def end_broken() -> None:
+    """If a pass has raised here, tell the other ranks: theirs raises too, since its average cannot be had."""
+    if not _broken:
+        return
+    broken = dict(_broken)
+    _broken.clear()
+    reduce_together([one for one, epoch in broken.items() if epoch and _is_in(one, epoch())], broken=True)
+
+
+def _is_in(reducer: Reducer, communicator: Communicator | None) -> bool:
+    process_set = reducer.process_set()
+    return (
+        process_set.registered()
+        and process_set.included()
+        and process_set.size() > 1
+        and process_set.communicator is communicator
+    )
+
+
+def reduce_together(reducers: Iterable[Reducer], broken: bool = False) -> None:
+    """Reduce ``reducers``, and those that passes of other ranks have reached; all ranks of their sets call this.
+
+    Raises RuntimeError where the pass of another rank has raised.
+    """
+    by_set: dict[tuple[int, ...], list[Reducer]] = {}
+    for one in sorted(reducers, key=lambda one: one.number):
+        process_set = one.process_set()
+        if not process_set.included() or process_set.size() == 1:
+            one.reduce(False, "")
+        else:
+            by_set.setdefault(tuple(process_set.ranks or ()), []).append(one)
+    for ranks in sorted(by_set):
+        _reduce_of_set(by_set[ranks], broken)
+
+
+def _reduce_of_set(reached: list[Reducer], broken: bool) -> None:
+    process_set = reached[0].process_set()
+    communicator = process_set.communicator
+    known = _known.get(communicator)
+    if known is None or known.joins != joins():  # ranks that had joined know of fewer passes
+        known = _known[communicator] = _Known()
+    known.passes += 1
+    name = f"backward pass {known.passes}"
+    counts = [0] * (2 * _OWN)
+    by_slot: dict[int, list[Reducer]] = {}
+    for one in reached:
+        by_slot.setdefault(known.slot(one), []).append(one)
+    for slot, ones in by_slot.items():
+        reach = [one.reach() for one in ones]
+        counts[slot] = any(some for some, _ in reach) + _ALL * all(every for _, every in reach)
+    nested = any(one.nested for one in reached)
+    own = process_set.rank()
+    numbers = [1, int(broken), broken * (own + 1), int(nested), *counts]
+    ranks, raised, which, any_nested, *counts = allreduce_numbers(numbers, ReduceOp.SUM, name, process_set)
+    for slot, reaching in enumerate(counts):
+        if not reaching:
+            continue
+        ones = by_slot.get(slot) or [one for one in (known.at(slot),) if one is not None and _is_in(one, communicator)]
+        for one in ones:
+            one.nested = one.nested or bool(any_nested)
+            # Also after an exception: a rank may have begun to send.
+            one.reduce(reaching // _ALL < ranks or len(ones) > 1, name)
+            known.add(one)
+            if raised:
+                one.drop()
+    if raised and not broken:
+        culprit = f"rank {(process_set.ranks or [])[which - 1]}" if raised == 1 else f"{raised} ranks"
+        raise RuntimeError(
+            f"rank {(process_set.ranks or [])[own]}: {name} has no averages, because the backward pass of {culprit} "
+            "raised an exception; its gradients are dropped here too. To leave out a batch that fails, catch the "
+            "exception of backward() on all ranks, and call zero_grad()"
+        )

@@ -1,0 +1,53 @@
+"""The gradients of a prepared model that no optimizer has: averages too, for norms that are taken over the model."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from ring_notebook.torch.optimizer.gradient_reducer import GradientReducer
+from ring_notebook.torch.optimizer.reducing_optimizer import ReducingOptimizer
+from ring_notebook.torch.optimizer.wrapper import owners_of
+
+
+class Rest:
+    """The parameters of a model that no optimizer has. Reduced as those of ``beside``, in the same micro-batches."""
+
+    def __init__(self, model: nn.Module, beside: ReducingOptimizer) -> None:
+        self._named = [(name, one) for name, one in model.named_parameters() if not owners_of([one])]
+        self._beside = weakref.ref(beside)
+        self._reducer = GradientReducer(*beside._reducer.made_with())
+        vars(self._reducer).update(beside._reducer.kept() | {"meter": None})
+        self._reducer.watch(self)
+        beside.rest = [*beside.rest, self._reducer]
+
+    def named_gradients(self) -> Sequence[tuple[str, Tensor]]:
+        """Those that no optimizer has been given since."""
+        return [pair for pair in self._named if not owners_of([pair[1]])]
+
+    def is_between_steps(self) -> bool:
+        """As the optimizer's."""
+        beside = self._beside()
+        return beside is not None and beside.is_between_steps()
+
+    def close(self) -> None:
+        """Leave the gradients alone."""
+        self._reducer.close()
+
+
+_rests: WeakKeyDictionary[nn.Module, Rest] = WeakKeyDictionary()
+
+
+def average_rest(models: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer | Any]) -> None:
+    """Average what ``optimizers`` do not have of ``models`` too, as the first of them averages its own."""
+    beside = next((one for one in optimizers if isinstance(one, ReducingOptimizer)), None)
+    for model in models:
+        if (known := _rests.pop(model, None)) is not None:
+            known.close()
+        if beside is not None and any(not owners_of([one]) for one in model.parameters()):
+            _rests[model] = Rest(model, beside)

@@ -1,0 +1,517 @@
+"""What `prepare` makes of a DataLoader: one of the same class and with the same attributes, over this rank's share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from copy import copy
+from functools import cache, partial
+from types import new_class
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+    get_worker_info,
+)
+
+from ring_notebook.api.basics import rank, size
+from ring_notebook.api.objects import gather_objects
+from ring_notebook.api.process_sets import global_process_set
+from ring_notebook.core.world import communication
+from ring_notebook.errors import RingError
+from ring_notebook.torch.training.agreed_numbers import AgreedNumbers, draw_seed, states
+from ring_notebook.torch.training.data import (
+    DistributedSampler,
+    SeededSampler,
+    ShardedIterable,
+    ShardedSampler,
+    StatefulIterable,
+    length_of,
+    loses_elements,
+)
+from ring_notebook.torch_private import private
+
+T = TypeVar("T")
+
+_loader_passes: Any = private("loader_passes") or ()
+_SEEDED = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
+_TORCHDATA = "torchdata.stateful_dataloader"
+_REPEATED = "_RepeatSampler"
+"""The sampler of loaders that keep their workers from pass to pass, those of timm and Ultralytics among them."""
+_DIVISIONS = (
+    ("num_replicas", "rank"),
+    ("world_size", "rank"),
+    ("_world_size", "_rank"),
+    ("num_processes", "process_index"),
+    ("data_parallel_size", "data_parallel_rank"),
+)
+"""Where samplers and iterable data sets say among how many ranks they divide samples, and which rank's they have."""
+
+
+def shard(loader: DataLoader[T], *, kind: str | None = None, number: int = 0) -> DataLoader[T]:
+    """``loader`` over this rank's share, in batches of the same size; all ranks call this.
+
+    It is of a subclass of the loader's class and has its attributes: those of the samplers, and of an iterable data
+    set, stand in the place of the user's and have their attributes and methods. Rank r's batches of step k on p ranks
+    are together the batch of step k of one process, whose batch is p times as large: of a batch sampler p consecutive
+    batches. Their order is that of one process, by the loader's generator or by the random numbers of rank 0 now;
+    ``number`` tells apart loaders that are prepared together.
+
+    With ``kind``, such as "cuda", the batches are on this rank's device of that kind. What workers make goes there from
+    pinned memory. Without workers the thread that trains would have to pin it, which gains nothing.
+
+    A loader that already yields a share keeps it. Raises TypeError for anything but a DataLoader, and ValueError on all
+    ranks if their loaders differ, or if a sampler divides the samples among other ranks.
+    """
+    if not isinstance(loader, DataLoader):
+        raise TypeError(
+            f"prepare takes a torch DataLoader, got {type(loader).__name__}; shard other data by rank() and size()"
+        )
+    if isinstance(loader, PreparedLoader):
+        return loader
+    changes, share = ({}, None) if _is_share(loader) else _share(loader, number)
+    if share is None and kind is None:
+        return loader
+    made: Any = _empty(type(loader))
+    vars(made).update(vars(loader), **changes, _iterator=None)
+    made.pin_memory = loader.pin_memory or (kind is not None and loader.num_workers > 0)
+    made._preparation = _Preparation(loader, kind, share)
+    return made  # type: ignore[no-any-return]
+
+
+class PreparedLoader(DataLoader[T]):
+    """What `shard` returns; its class has this one and that of the user's loader as bases."""
+
+    _preparation: _Preparation
+
+    def __iter__(self) -> Any:
+        about = self._preparation
+        about.begin(self)
+        with about.where_loaders_draw():
+            batches = super().__iter__()
+        return about.received(batches)
+
+    def state_dict(self, *, is_in_pass: bool = True) -> dict[str, Any]:
+        """Where the pass in progress stands, and what decides its order; that of rank 0 serves all ranks.
+
+        Without ``is_in_pass`` what decides the order, for a new pass.
+        """
+        return self._preparation.state(self, is_in_pass, getattr(super(), "state_dict", None))
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Have the next pass continue the one in which `state_dict` was taken, on any number of ranks.
+
+        The samples that are left are divided anew: none is used twice or left out, but for those at the end of a pass
+        that cannot be divided evenly. The data set says where it stands, or is read again up to there. Raises RingError
+        for a state of another kind of loader, or of an iterable data set with another number of workers.
+        """
+        self._preparation.continue_at(self, state_dict, getattr(super(), "load_state_dict", None))
+
+    @property
+    def about_continuation(self) -> str:
+        """What is to be known of how the next pass continues another one."""
+        return self._preparation.remark
+
+    def __reduce_ex__(self, protocol: Any) -> Any:  # what belongs to a pass in progress stays behind
+        kept = {name: None if isinstance(one, _loader_passes) else one for name, one in vars(self).items()}
+        return _empty, (type(self).__bases__[1],), kept | {"_preparation": copy(self._preparation)}
+
+
+@cache
+def _prepared_class(kind: type) -> type:
+    about = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
+    return new_class(kind.__name__, (PreparedLoader, kind), exec_body=lambda namespace: namespace.update(about))
+
+
+def _empty(kind: type) -> Any:
+    return object.__new__(_prepared_class(kind))
+
+
+class _Preparation:
+    """What a prepared loader has beside the attributes of the loader that it was made of."""
+
+    def __init__(self, loader: DataLoader[Any], kind: str | None, share: Any) -> None:
+        self._kind = kind
+        self._share = share
+        self._generator = loader.generator
+        self._kept_passes = _kept_passes(loader)
+        self._place: tuple[int, int] | None = None  # the rank and the number of ranks in the last pass
+        self._batches: int | None = None  # that the loop has got from the pass in progress
+        self._begun_at = self._epoch = 0  # of a sampler: what all ranks had used before that pass, and its epoch
+        self._at_begin: Any = None  # the random numbers at its begin
+        self._loaded: dict[str, Any] | None = None  # the state that the next pass continues
+        self.remark = ""
+        has_own_loop = type(loader).__iter__ is not DataLoader.__iter__
+        is_read_here = loader.num_workers == 0 or not isinstance(share, ShardedIterable)
+        self._is_doubtful = share is not None and has_own_loop and is_read_here
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_place": None, "_batches": None}
+
+    @property
+    def _numbers(self) -> AgreedNumbers | None:
+        """Those that all ranks draw alike in a pass over an iterable data set; None on a single rank."""
+        share = self._share
+        return share._numbers if isinstance(share, ShardedIterable) and (size() > 1 or share._is_continued) else None
+
+    def begin(self, loader: DataLoader[Any]) -> None:
+        """Begin a pass, on the ranks of this epoch."""
+        if self._place != (rank(), size()):
+            self._place = rank(), size()
+            self._follow_ranks(loader)
+        if self._numbers is not None:
+            self._numbers.begin()
+        self._note_begin(loader)
+
+    def _note_begin(self, loader: Any) -> None:
+        self._batches, self._loaded = 0, None
+        share = self._share
+        if isinstance(share, ShardedIterable):
+            share.begin(loader.num_workers, vars(loader).get("_iterator") is None)
+            numbers = self._numbers
+            self._at_begin = _numbers_of(loader) if numbers is None else numbers.at_begin()
+        elif isinstance(share, ShardedSampler):
+            self._begun_at = share.used
+        elif isinstance(share, DistributedSampler):
+            self._begun_at, self._epoch = share.used, share.epoch
+
+    def state(self, loader: Any, is_in_pass: bool, of_class: Callable[[], Any] | None) -> dict[str, Any]:
+        """See `PreparedLoader.state_dict`; ``of_class`` is that of the user's class."""
+        if self._loaded is not None and is_in_pass:
+            return self._loaded
+        share, batches = self._share, self._batches
+        if _is_in_any_order(loader) and batches and is_in_pass:
+            return self.state(loader, False, None) | {"in_order": False}
+        if not is_in_pass:
+            batches = None
+        used = self._begun_at + (batches or 0) * _elements_of_batch(loader, share) * (self._place or (0, 1))[1]
+        if isinstance(share, ShardedIterable):
+            state: dict[str, Any] = {"workers": loader.num_workers}
+            if not batches:
+                return state
+            if of_class is not None and loader.num_workers and _tells_where_it_is(loader, share):
+                return state | {"class": of_class()}
+            return state | {"place": share.place(batches, loader.batch_size or 1), "numbers": self._at_begin}
+        if isinstance(share, ShardedSampler):
+            return {"used": used, "numbers": share.at_begin()} if batches else {"used": 0}
+        sampler = resumable_sampler(loader)
+        if sampler is None or share is None:
+            return {} if sampler is None else state_of_sampler(sampler)
+        if batches is None:
+            return {**sampler.order(), "epoch": sampler.epoch, "used": 0}
+        return {**sampler.order(), "epoch": self._epoch, "used": used}
+
+    def continue_at(self, loader: Any, state: dict[str, Any], of_class: Callable[[Any], object] | None) -> None:
+        """See `PreparedLoader.load_state_dict`."""
+        share, self._batches, self._loaded, self.remark = self._share, None, state, ""
+        if self._kept_passes or isinstance(share, ShardedIterable):
+            self._place = None  # a pass that has begun, and workers that serve one, are at another place
+            vars(loader)["_iterator"] = None
+        if isinstance(share, ShardedIterable):
+            self._continue_stream(loader, share, state, of_class)
+        elif isinstance(share, ShardedSampler):
+            share.continue_at(_known(state, "used"), state.get("numbers"))
+            if state["used"]:
+                self.remark = f"{type(share._given).__name__} draws {state['used']:,} elements again"
+        elif sampler := resumable_sampler(loader):
+            sampler.load_state_dict(state | {"used": _known(state, "used")})
+            self.remark = sampler.remark()
+        if not state.get("in_order", True):
+            self.remark = f"{type(loader).__name__} begins its pass again: in_order=False does not tell what was used"
+
+    def _continue_stream(self, loader: Any, share: ShardedIterable, state: Any, of_class: Any) -> None:
+        if (workers := _known(state, "workers")) != loader.num_workers and len(state) > 1:
+            raise RingError(
+                f"rank {rank()}: a pass over an iterable data set with num_workers={workers} cannot continue with "
+                f"num_workers={loader.num_workers}, which divide the data otherwise; continue with {workers}"
+            )
+        share.continue_at(state.get("place"))
+        if "numbers" in state:
+            share._numbers.continue_with(state["numbers"])
+        if "class" in state:
+            if of_class is None:
+                raise RingError(f"rank {rank()}: the pass was one of StatefulDataLoader; continue it with that class")
+            of_class(state["class"])
+        elif "place" in state and state["place"]["state"] is None:
+            name = type(share._given).__name__
+            self.remark = f"{name} is read again to skip {sum(state['place']['used']):,} elements"
+
+    def where_loaders_draw(self) -> AbstractContextManager[object]:
+        """The device of a generator of ours, whatever the default device is."""
+        draws = self._generator is None and self._numbers is not None and self._numbers.is_drawn_by_loader
+        return torch.device("cpu") if draws else nullcontext()
+
+    def _follow_ranks(self, loader: DataLoader[Any]) -> None:
+        own = vars(loader)
+        if isinstance(self._share, ShardedIterable):
+            self._share._follow_ranks()
+            own["generator"] = self._generator
+            if self._numbers is not None and self._numbers.is_drawn_by_loader:
+                own["generator"] = self._numbers.generator
+            own["_iterator"] = None  # its workers have the share of another rank
+        for name in self._kept_passes:
+            own[name] = DataLoader.__iter__(loader)
+
+    def received(self, batches: Any) -> Any:
+        """``batches`` of a pass, from this rank's share and on its device."""
+        if self._numbers is not None:
+            batches = _counted(batches, self._numbers)
+        batches = self._noted(batches)
+        if self._is_doubtful and size() > 1:
+            batches = self._checked(batches)
+        if self._kind is None:
+            return batches
+        device = torch.device(self._kind, getattr(torch, self._kind).current_device())
+        return map(partial(to_device, device=device), batches)
+
+    def _noted(self, batches: Iterator[T]) -> Iterator[T]:
+        share = self._share
+        for batch in batches:
+            if isinstance(share, ShardedIterable):
+                share._continued = None  # its workers have copies of it, from when they were started
+            self._batches = (self._batches or 0) + 1
+            yield batch
+        self._batches = None
+
+    def _checked(self, batches: Iterator[T]) -> Iterator[T]:
+        for batch in batches:
+            if self._is_doubtful and not self._share._is_used:
+                raise TypeError(
+                    f"rank {rank()}: prepare cannot split this loader: its own __iter__ yields a batch that does not "
+                    "come from its sampler, batch sampler or data set; yield what `super().__iter__()` yields, or "
+                    "shard the data by rank() and size() and leave the loader out of prepare"
+                )
+            self._is_doubtful = False
+            yield batch
+
+
+def _kept_passes(loader: DataLoader[Any]) -> list[str]:
+    """The attributes in which a loader of a user's class keeps a pass over itself."""
+    return [name for name, one in vars(loader).items() if name != "_iterator" and isinstance(one, _loader_passes)]
+
+
+def _counted(batches: Iterator[T], numbers: AgreedNumbers) -> Iterator[T]:
+    """``batches``; notes what was drawn for them, and whether all ranks take part in the pass."""
+    spent = communication()
+    while True:
+        numbers.counts = numbers.counts or communication() != spent
+        try:
+            batch = next(batches)
+        except StopIteration:
+            numbers.counts = True
+            return
+        finally:
+            numbers.has_drawn()
+        yield batch
+
+
+def to_device(batch: Any, device: torch.device) -> Any:
+    """``batch`` with its tensors, and other objects that have a method ``to``, on ``device``.
+
+    A copy from pinned memory does not make the host wait. Lists, tuples and dicts stay what they are.
+    """
+    if isinstance(batch, Tensor):
+        return batch.to(device, non_blocking=True)
+    if hasattr(batch, "to"):
+        return batch.to(device)
+    if isinstance(batch, dict):
+        moved = copy(batch)
+        moved.update((name, to_device(one, device)) for name, one in batch.items())
+        return moved
+    if isinstance(batch, list | tuple):
+        parts = [to_device(one, device) for one in batch]
+        return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
+    return batch
+
+
+def _elements_of_batch(loader: Any, share: Any) -> int:
+    """Elements that a sampler draws for a batch: one of a batch sampler."""
+    one = loader.batch_sampler
+    while type(one).__name__ == _REPEATED:
+        one = one.sampler
+    return 1 if one is share else batch_size_of(loader) or 1
+
+
+def _is_in_any_order(loader: Any) -> bool:
+    """Whether batches of workers come as they are ready, so that their number does not tell which these were."""
+    return loader.num_workers > 1 and not getattr(loader, "in_order", True)
+
+
+def _tells_where_it_is(loader: Any, share: ShardedIterable) -> bool:
+    """Whether torchdata's StatefulDataLoader asks the data set in its workers where it is, at every batch."""
+    asks: bool = getattr(loader, "snapshot_every_n_steps", None) == 1
+    return asks and isinstance(share, StatefulIterable) and not loses_elements(share._given)
+
+
+def _numbers_of(loader: Any) -> tuple[Tensor, Tensor, dict[str, Any]]:
+    """What `AgreedNumbers.at_begin` would say of a loader that draws from the numbers of the process."""
+    process = states()
+    generator = process["torch"] if loader.generator is None else loader.generator.get_state()
+    return generator, process.pop("torch"), process
+
+
+def _known(state: dict[str, Any], name: str) -> Any:
+    if name not in state:
+        raise RingError(f"rank {rank()}: the state is that of another kind of loader; continue with the same kind")
+    return state[name]
+
+
+def state_of_sampler(sampler: DistributedSampler) -> dict[str, Any]:
+    """Where the pass of a loader stands that was not divided by `shard`, but has a sampler that can continue it."""
+    kept = sampler.kept()
+    return {**sampler.order(), "epoch": kept["epoch"], "used": kept["used"]}
+
+
+def resumable_sampler(loader: Any) -> DistributedSampler | None:
+    """The sampler of a loader that can continue a pass: `DistributedSampler`, or what `shard` made of one of torch."""
+    inner = (loader.sampler, getattr(loader.batch_sampler, "sampler", None))
+    return next((one for one in inner if isinstance(one, DistributedSampler)), None)
+
+
+def batch_size_of(loader: Any) -> int | None:
+    """The number of samples in a batch of ``loader``; None where neither it nor its batch sampler has one."""
+    found = getattr(loader, "batch_size", None) or getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
+    return found if isinstance(found, int) else None
+
+
+def _is_share(loader: DataLoader[Any]) -> bool:
+    """Whether a loader divides its samples among the ranks already."""
+    divided = [*_nested(loader.batch_sampler), *_nested(loader.sampler)]
+    if isinstance(loader.dataset, IterableDataset):
+        divided = [loader.dataset, getattr(loader.dataset, "_distributed", None)]  # of Hugging Face's datasets
+    for one in divided:
+        if isinstance(one, DistributedSampler):
+            return True
+        for ranks_name, own_name in _DIVISIONS:
+            ranks, own = getattr(one, ranks_name, None), getattr(one, own_name, None)
+            if not isinstance(ranks, int) or not isinstance(own, int) or ranks == 1:
+                continue
+            if (ranks, own) != (size(), rank()) and size() > 1:
+                raise ValueError(
+                    f"rank {rank()} of {size()}: prepare cannot split a loader whose {type(one).__name__} has the "
+                    f"share of rank {own} of {ranks}; leave that division out, or make it with rank() and size()"
+                )
+            return True
+    return False
+
+
+def _nested(sampler: Any) -> Iterator[Any]:
+    """A sampler and those that it draws from."""
+    for _ in range(5):
+        if sampler is None:
+            return
+        yield sampler
+        inner = getattr(sampler, "sampler", None)  # whose truth would be its length, which it may not have
+        sampler = getattr(sampler, "batch_sampler", None) if inner is None else inner
+
+
+def _share(loader: DataLoader[Any], number: int) -> tuple[dict[str, Any], Any]:
+    """The attributes of a loader that choose this rank's share of its samples, and what divides them."""
+    if isinstance(loader.dataset, IterableDataset):
+        state = _agreed(loader, loader.dataset, loader.generator, number)
+        kind = StatefulIterable if hasattr(loader.dataset, "state_dict") else ShardedIterable
+        dataset = kind(
+            loader.dataset, loader.drop_last, AgreedNumbers(loader.generator, *state, loader.num_workers > 0)
+        )
+        return {"dataset": dataset, "worker_init_fn": _InWorker(loader.worker_init_fn)}, dataset
+    if loader.batch_sampler is None:
+        sampler, share = _shared(loader.sampler, False, loader, number)
+        return {"sampler": sampler}, share
+    batch_sampler, share = _shared(loader.batch_sampler, loader.drop_last, loader, number)
+    changes = {"batch_sampler": batch_sampler}
+    if getattr(loader.batch_sampler, "sampler", None) is loader.sampler:
+        changes["sampler"] = share
+    return changes, share
+
+
+def _shared(sampler: Any, drop_last: bool, loader: DataLoader[Any], number: int) -> tuple[Any, Any]:
+    """What takes the place of ``sampler``, and the part of it that divides the samples.
+
+    A plain batch sampler makes batches of a share of the samples. What another batch sampler does with its samples is
+    not known, so its batches are divided.
+    """
+    is_batches = type(sampler) is BatchSampler or _is_of_torchdata(sampler, "BatchSampler")
+    if is_batches or type(sampler).__name__ == _REPEATED:
+        own = copy(sampler)
+        inner = sampler.drop_last if is_batches else drop_last
+        own.sampler, share = _shared(sampler.sampler, inner, loader, number)
+        return own, share
+    drop_last = drop_last or getattr(sampler, "drop_last", False) is True
+    if type(sampler) in _SEEDED or _is_of_torchdata(sampler, "RandomSampler"):
+        generator = getattr(sampler, "generator", None)
+        state, _ = _agreed(loader, sampler, generator, number)
+        made: Any = SeededSampler(sampler, drop_last, state, _draws(loader, sampler))
+    else:
+        _agreed(loader, sampler, None, number)
+        made = ShardedSampler(sampler, drop_last)
+    return made, made
+
+
+def _is_of_torchdata(sampler: Any, name: str) -> bool:
+    return type(sampler).__name__ == name and type(sampler).__module__.startswith(_TORCHDATA)
+
+
+def _draws(loader: DataLoader[Any], sampler: Any) -> tuple[str, str]:
+    """What the first pass of a loader and each later one draw from the numbers of its sampler, see `SeededSampler`."""
+    if _kept_passes(loader):
+        return "o", "o"
+    seed = "w" if loader.generator is getattr(sampler, "generator", None) else ""
+    first = f"{seed}o"
+    if _is_of_torchdata(loader.batch_sampler, "BatchSampler") and _is_of_torchdata(sampler, "RandomSampler"):
+        first = f"o{seed}o" if loader.num_workers else f"o{seed}"
+    return first, "o" if loader.persistent_workers else first
+
+
+def _agreed(
+    loader: DataLoader[Any], source: Any, generator: torch.Generator | None, number: int
+) -> tuple[Tensor, dict[str, Any]]:
+    """The state of ``generator`` and of the process's random numbers on rank 0.
+
+    Raises ValueError on all ranks if ``source``, which chooses the samples, is not alike on them.
+    """
+    what = f"{type(source).__name__} with {length_of(source)} samples"
+    described = f"{type(loader).__name__} over {what}, batch {loader.batch_size}"
+    process = states()
+    state = process["torch"] if generator is None else generator.get_state()
+    rows = gather_objects((described, (state, process) if rank() == 0 else None), "loaders", global_process_set)
+    for other, (theirs, _) in enumerate(rows):
+        if theirs != rows[0][0]:
+            raise ValueError(
+                f"rank {rank()}: prepare got other loaders on the ranks: rank 0 a {rows[0][0]}, rank {other} a "
+                f"{theirs}; give every rank the whole data"
+            )
+    state, process = rows[0][1]
+    return state if generator is not None else _stream(state, number), process
+
+
+def _stream(state: Tensor, number: int) -> Tensor:
+    """The state of a generator whose numbers are ``state``'s own for 0, and independent of these for others."""
+    if number == 0:
+        return state
+    generator = torch.Generator()
+    generator.set_state(state)
+    for _ in range(number):
+        seed = draw_seed(generator)
+    return generator.manual_seed(seed).get_state()
+
+
+class _InWorker:
+    """The function that begins a worker: the data set of `get_worker_info` is there what the user made."""
+
+    def __init__(self, given: Callable[[int], object] | None) -> None:
+        self.given = given
+
+    def __call__(self, worker_id: int) -> None:
+        info: Any = get_worker_info()
+        if isinstance(info.dataset, ShardedIterable):
+            object.__setattr__(info, "dataset", info.dataset._given)
+        if self.given is not None:
+            self.given(worker_id)
