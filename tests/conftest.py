@@ -14,10 +14,11 @@ from harness.forked_ranks import ForkServer
 from harness.leftovers import Leftovers, own_shared_memory
 from harness.numpy_framework import numpy_framework
 from harness.protocol import FOLDER
-from ring_notebook.gpus import gpus
+from ring_notebook.machine.gpus import gpus
 
 _IN_RANK = FOLDER in os.environ
-pytest_plugins = ["harness.rank_side"] if _IN_RANK else ["harness.rank_tests", "harness.lanes"]
+_AROUND_RANKS = ("few_cases", "tenths", "rank_tests", "lanes", "after_failure")
+pytest_plugins = ["harness.rank_side"] if _IN_RANK else [f"harness.{name}" for name in _AROUND_RANKS]
 
 
 @pytest.fixture(scope="module", autouse=True)

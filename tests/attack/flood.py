@@ -20,16 +20,21 @@ import time
 from collections import deque
 from pathlib import Path
 
-TCP, RENDEZVOUS = b"ring-notebook 1\n", b"ring-rendezvous 1\n"
+from ring_notebook.rank.secure_streams import Tls, tls_of_secret
+
+HELLO = Tls(tls_of_secret(os.urandom(32), server=False), server=False).begin()
+"""The beginning of a proof that others have recorded, or that knows another secret."""
 HELD = 400
 """Connections that are open at a time: three times as many as are let wait."""
-REPEATED = os.urandom(32)
 WORDS = [
     b"",
-    TCP,
-    RENDEZVOUS + b"\0" * 31,
-    RENDEZVOUS + REPEATED,
-    *(TCP + struct.pack("!ii", one, other) + REPEATED for one in range(4) for other in range(4)),
+    HELLO[:1],
+    HELLO[: len(HELLO) // 2],
+    HELLO,
+    HELLO * 2,
+    HELLO + HELLO[:5] + os.urandom(len(HELLO)),
+    struct.pack("!BHH", 22, 0x0301, 0xFFFF),
+    struct.pack("!BHH", 23, 0x0303, 16) + os.urandom(16),
     struct.pack("!Q", 1 << 62) * 12,
     b"\xff" * 100_000,
     b"GET / HTTP/1.1\r\n\r\n",

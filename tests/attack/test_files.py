@@ -73,8 +73,9 @@ def test_a_cluster_that_root_has_left_stops_no_start_of_another_user(
     with tempfile.TemporaryDirectory() as name:
         monkeypatch.setenv("RING_RUNS_DIR", f"{name}/runs")
         config.cache_clear()
+        monkeypatch.setenv("TMPDIR", name)
         folder = cluster_folders.new_directory()
-        for shared in (Path(name), folder.parent):
+        for shared in (Path(name), folder.parent, folder.parent.parent):
             shared.chmod(0o777)
         child = os.fork()
         if child == 0:
@@ -90,7 +91,7 @@ def test_a_cluster_that_root_has_left_stops_no_start_of_another_user(
 @needs_root
 def test_a_planted_cluster_is_neither_joined_nor_removed(records: Path) -> None:
     """A cluster sends pickles: to attach to it is to run its owner's code."""
-    planted = records / "clusters" / f"{os.getpid()}-0123abcd-{socket.gethostname()}"
+    planted = cluster_folders._roots()[0] / f"{os.getpid()}-0123abcd-{socket.gethostname()}"
     make_private_folder(planted)
     cluster_folders.write(planted, {"n": 2, "why": "", "keep": True, "controller": os.getpid(), "engines": []})
     assert list(cluster_folders.running()) == [planted]
@@ -103,25 +104,31 @@ def test_a_planted_cluster_is_neither_joined_nor_removed(records: Path) -> None:
     assert planted.is_dir()
 
 
-@pytest.mark.parametrize("planted", ["another user's", "open to all", "open to a group", "clusters open to all"])
+@pytest.mark.parametrize("planted", ["another user's", "open to all", "open to a group"])
+@pytest.mark.parametrize("place", ["of records", "of the runtime", "of temporary files"])
 def test_a_folder_that_others_could_change_is_refused(
-    planted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    place: str, planted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who puts his own files in the place of a cluster's has its kernel and engines run his code."""
     if planted == "another user's" and os.geteuid() != 0:
         pytest.skip("NOT TESTED against a folder of another user: needs root")
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("RING_RUNS_DIR", raising=False)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    (tmp_path / "runtime").mkdir(mode=0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "runtime"))
     config.cache_clear()
+    cluster_folders.new_directory(keep=True)
     cluster_folders.new_directory()
-    opened = Path(".ring/clusters" if "clusters" in planted else ".ring")
+    places = {"of records": Path(".ring"), "of temporary files": tmp_path / f"ring-notebook-{os.geteuid()}"}
+    opened = places.get(place, tmp_path / "runtime" / "ring-notebook")
     if planted == "another user's":
         os.chown(opened, NOBODY, NOBODY)
     else:
         opened.chmod(0o770 if "group" in planted else 0o777)
     words = "belongs to another user" if "user" in planted else "other users may write to"
     for start in (Cluster(2).start, Cluster.attach):
-        with pytest.raises(ClusterError, match=f"{words}.*RING_RUNS_DIR"):
+        with pytest.raises(ClusterError, match=f"{words}.*(RING_RUNS_DIR|TMPDIR|XDG_RUNTIME_DIR)"):
             start()
     opened.chmod(0o1777)  # as /tmp: nobody can move what is ours
     if planted != "another user's":
@@ -187,7 +194,7 @@ def test_a_folder_of_commits_that_another_user_has_turned_into_a_link(tmp_path: 
 
 @pytest.mark.parametrize("name", ["x-y-HOST", "²-0-HOST", f"{'9' * 300}"[:200] + "-0-HOST", "1-\n-HOST", "1--HOST"])
 def test_hostile_names_of_cluster_folders(name: str, records: Path) -> None:
-    folder = records / "clusters" / name.replace("HOST", socket.gethostname())
+    folder = cluster_folders._roots()[0] / name.replace("HOST", socket.gethostname())
     make_private_folder(folder)
     assert list(cluster_folders.running()) == []
     cluster_folders.new_directory()

@@ -113,4 +113,4 @@ def test_hostile_names_of_runs_and_metrics(shared_records: Path, cluster: Cluste
         assert run.log.directory.parent == shared_records / "runs"
         assert name in run.log.view().names
     assert "<script>" not in listing()._repr_html_()
-    assert {path.name for path in shared_records.iterdir()} <= {"runs", "clusters"}
+    assert {path.name for path in shared_records.iterdir()} <= {"runs"}

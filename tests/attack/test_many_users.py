@@ -40,14 +40,14 @@ def left_by(user: int) -> list[str]:
             with os.scandir(shared) as entries:
                 own = [entry.path for entry in entries if entry.stat(follow_symlinks=False).st_uid == user]
             # Not ours: Jupyter's file with the sockets of a kernel that took long to close, the folder of the sockets
-            # themselves, which this test's own kernels have, and torch's cache folder.
-            others = ("/tmp/kernel-", "/tmp/torchinductor_")
+            # themselves, which this test's own kernels have, and torch's cache folder. `clusters_of` has those.
+            others = ("/tmp/kernel-", "/tmp/torchinductor_", "/tmp/ring-notebook-")
             found += [path for path in own if not path.endswith(".json") and not path.startswith(others)]
     return found
 
 
-def clusters_in(home: Path) -> list[str]:
-    return list(map(str, (home / ".ring" / "clusters").glob("*")))
+def clusters_of(user: int) -> list[str]:
+    return list(map(str, Path(f"/tmp/ring-notebook-{user}").glob("*/*")))
 
 
 @pytest.fixture
@@ -91,6 +91,6 @@ def test_kernels_of_four_users_one_after_another(open_folder: Path, without_torc
         assert "no cluster of this folder is running" in attached, (number, user)
         assert said.count(f"size 2 users {{{user}}}") in (1, 2), said  # equal lines of all ranks may be shown once
         deadline = time.monotonic() + SECONDS_TO_VANISH
-        while (left := left_by(user) + clusters_in(homes[user])[how != "stopped" :]) and time.monotonic() < deadline:
+        while (left := left_by(user) + clusters_of(user)[how != "stopped" :]) and time.monotonic() < deadline:
             time.sleep(0.1)
         assert left == [], (number, user, how)

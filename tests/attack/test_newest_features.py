@@ -74,15 +74,15 @@ def test_a_second_user_who_knocks() -> None:
             with socket.socket(socket.AF_UNIX) as caller:
                 caller.connect(f"\0{name}")
                 try:
-                    caller.send(rendezvous_server.MAGIC + b"x" * 32)
+                    caller.send(b"cmd=ring_join value={}\n")
                     os.write(tell, b"heard %r" % caller.recv(100))
                 except ConnectionError:
                     os.write(tell, b"heard b''")
 
         os.waitpid(fork_as_nobody(knock), 0)
+    os.close(tell)
     assert os.read(heard, 100) == b"heard b''"
     os.close(heard)
-    os.close(tell)
 
 
 @pytest.fixture

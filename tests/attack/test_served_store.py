@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import socket
+import ssl
 import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from multiprocessing import AuthenticationError
 
 import pytest
 
@@ -38,7 +38,6 @@ def served() -> Iterator[tuple[str, bytes]]:
 def test_a_stranger_who_connects_and_says_nothing_holds_nobody_up(served: tuple[str, bytes]) -> None:
     host, _, port = served[0].rpartition(":")
     with socket.create_connection((host, int(port))) as stranger, ThreadPoolExecutor(1) as pool:
-        assert stranger.recv(4)  # it has been accepted
         connected = pool.submit(connect, *served)
         try:
             store = connected.result(LIMIT)
@@ -49,5 +48,5 @@ def test_a_stranger_who_connects_and_says_nothing_holds_nobody_up(served: tuple[
 
 
 def test_a_stranger_with_another_key(served: tuple[str, bytes]) -> None:
-    with pytest.raises(AuthenticationError):
+    with pytest.raises(ssl.SSLCertVerificationError):
         connect(served[0], bytes(32))

@@ -154,19 +154,25 @@ class NotebookPage:
         """Start a cell; returns when it is in progress."""
         self.page.locator(".jp-StatusBar-TextItem", has_text="| Idle").wait_for(timeout=START_SECONDS * 1000)
         before = self._prompt(index)
-        deadline = time.monotonic() + START_SECONDS
-        while self._prompt(index) == before:
-            # JupyterLab drops a cell that is run while its kernel connects: then press again.
-            assert time.monotonic() < deadline, f"cell {index} does not start"
-            self.cell(index).locator(".jp-InputArea-editor").click()
-            self.page.keyboard.press("Control+Enter")
-            again = time.monotonic() + 1
-            while self._prompt(index) == before and time.monotonic() < again:
-                self.page.wait_for_timeout(50)
+        self.until(lambda: self._prompt(index) != before or self._press(index), START_SECONDS)
 
     def wait_ended(self, index: int, seconds: float = CELL_SECONDS) -> None:
         """Wait until a cell that was started has its number."""
-        self.until(lambda: re.fullmatch(r"\[\d+\]:?", self._prompt(index)) is not None, seconds)
+        self.until(lambda: bool(re.fullmatch(r"\[\d+\]:?", self._prompt(index))) or self._dropped(index), seconds)
+
+    def _dropped(self, index: int) -> bool:
+        """False. JupyterLab drops a cell, also one in progress, while its kernel connects: then press again."""
+        return re.fullmatch(r"\[\s*\]:?", self._prompt(index)) is not None and self._press(index)
+
+    def _press(self, index: int) -> bool:
+        """Press the keys that start a cell, and wait a second for an answer. Returns False."""
+        self.cell(index).locator(".jp-InputArea-editor").click()
+        before = self._prompt(index)
+        self.page.keyboard.press("Control+Enter")
+        again = time.monotonic() + 1
+        while self._prompt(index) == before and time.monotonic() < again:
+            self.page.wait_for_timeout(50)
+        return False
 
     def _prompt(self, index: int) -> str:
         return self.cell(index).locator(".jp-InputArea-prompt").inner_text().strip()

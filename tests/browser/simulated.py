@@ -18,7 +18,7 @@ from array import array
 from pathlib import Path
 from ring_notebook.notebook.panel.panel import Panel
 from ring_notebook.notebook.record.run_log import RunLog
-from ring_notebook.records import Ended, Load, MetricBatch, Output, Status, encode
+from ring_notebook.protocol.records import Ended, Load, MetricBatch, Output, Status, encode
 
 source, about = SOURCE, {{"cores": 128, "hosts": ["here"]}}
 log = RunLog(Path("{run}"), "{run}", "{name}", {size}, source, {{}}, about, time.time() - 42)
@@ -37,7 +37,8 @@ steps, slow, odd = 400, {size} - 1, 2
 
 def facts(rank):
     busy = 38.0 if rank == slow else 27.0
-    return {{"training": 40.0, "communication": 40 - busy, "waiting": (40 - busy) * 0.85, "data_wait": 1.2, "line": 0}}
+    times = {{"training": 40.0, "communication": 40 - busy, "waiting": (40 - busy) * 0.85, "data_wait": 1.2}}
+    return {{**times, "on_cpu": busy, "line": 0}}
 
 for rank in range({size}):
     rows, val = array("d"), array("d")

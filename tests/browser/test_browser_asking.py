@@ -47,7 +47,7 @@ def answer(box: Locator, text: str) -> None:
 @pytest.fixture(scope="module")
 def notebook(lab: Lab, open_shared: Callable[[str], NotebookPage]) -> NotebookPage:
     """A notebook with a cluster of 2 that runs plain cells, and the cells of two tests."""
-    cells = (STOPS, PRINTS, "ring.size()", LOCAL, BACKGROUND, "%ring answer", "ring.allreduce")
+    cells = (STOPS, PRINTS, "ring.size()", LOCAL, BACKGROUND, "%ring debug", "ring.allreduce")
     NotebookPage.write(lab.directory / "asking.ipynb", START, *cells)
     notebook = open_shared("asking.ipynb")
     notebook.run(0)
@@ -101,7 +101,7 @@ def test_plain_cells_their_help_and_a_question_in_the_background(
     assert "2 ranks" not in notebook.output(4).inner_text(), "a local cell has no mark"
 
     notebook.run(5)
-    asks = notebook.output(5).locator("text=rank 1 asks 'Your name?': `%ring answer` answers.")
+    asks = notebook.output(5).locator("text=rank 1 asks 'Your name?': `%ring debug` answers.")
     asks.wait_for(timeout=60_000)
     picture(notebook, 5, "background-asks")
     notebook.run(6)

@@ -67,7 +67,9 @@ def test_the_timeline_is_drawn_and_can_be_zoomed(
     notice = notebook.page.locator(".Toastify__toast", has_text="ok · slow · 2 ranks")
     notice.wait_for(timeout=60_000)
     notice.get_by_role("button").first.click()
-    expect(notebook.output(1)).to_contain_text("Rank 1 is", use_inner_text=True)
+    said = re.compile(r"Rank 1 is [\d.]+x slower in sleeping or waiting outside of collectives; the others wait")
+    expect(notebook.output(1)).to_contain_text(said, use_inner_text=True)
+    expect(notebook.output(1).locator("th", has_text="asleep")).to_be_visible()
     chart = notebook.output(1).locator(".vega-embed canvas").first
     chart.wait_for(timeout=60_000)
     chart.scroll_into_view_if_needed()

@@ -124,6 +124,15 @@ def test_the_search_answers_in_its_first_three_hits(page: Page, question: str) -
     assert any(hit.startswith(f"/{QUESTIONS[question]}.html") for hit in hits[:3]), hits[:6]
 
 
+def test_the_changelog_is_the_last_hit(page: Page) -> None:
+    page.goto("/search.html?q=snapshots")
+    page.wait_for_selector("#search-results .search-summary:has-text('found')")
+    hits = page.eval_on_selector_all("#search-results ul.search > li > a", "all => all.map(one => one.pathname)")
+    own = [hit.startswith("/CHANGELOG") for hit in hits]
+    assert any(own)
+    assert own == sorted(own), hits
+
+
 @pytest.mark.parametrize("width", [1400, 400])
 def test_pages_fit_the_screen(page: Page, width: int) -> None:
     ARTIFACTS.mkdir(exist_ok=True)

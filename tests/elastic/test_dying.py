@@ -127,11 +127,6 @@ def test_a_death_in_a_commit() -> None:
     check(done, 3, {2}, resumed)
 
 
-def test_the_shares_of_a_fused_optimizer_are_divided_again() -> None:
-    program = ("python", str(HERE / "training.py"), "1", "step", "SIGKILL", "fused")
-    check(ringrun("--elastic", "-np", "3", *program), 3, {1})
-
-
 def test_too_few_are_left() -> None:
     done = train(3, "1", "step", "SIGKILL", "--min-np", "3")
     assert done.returncode == 137

@@ -1,6 +1,6 @@
 """An elastic training some of whose ranks die; each rank that reaches the end says what became of it.
 
-``python training.py VICTIMS WHEN HOW [fused]``: the ranks of VICTIMS ("0,3") end by HOW (a signal's name, "exit",
+``python training.py VICTIMS WHEN HOW``: the ranks of VICTIMS ("0,3") end by HOW (a signal's name, "exit",
 "leave" with a code of 0, "raise", "host": their host with its agent, "cut": the link of their host) at the moment WHEN:
 "step" (in the 8th, after two commits of three steps each), "commit" (while the others make the second one), or once
 another rank has died in step 8 "restore", "roll call", "open", "reset" and "sync".
@@ -17,7 +17,7 @@ import time
 import torch
 
 import ring_notebook.torch as hvd
-from ring_notebook import verdict
+from ring_notebook.analysis import verdict
 from ring_notebook.core import world
 from ring_notebook.rank.rendezvous import Rendezvous
 
@@ -34,8 +34,7 @@ job_rank = hvd.rank()
 torch.manual_seed(job_rank)  # sync makes the models equal
 model = torch.nn.Linear(5, 2)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01 * hvd.size(), momentum=0.9)
-options = {"fused": True} if sys.argv[4:] == ["fused"] else {"named_parameters": model.named_parameters()}
-optimizer = hvd.DistributedOptimizer(optimizer, **options)
+optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
 data = torch.randn(48, 5, generator=torch.Generator().manual_seed(1))
 sampler = hvd.elastic.ElasticSampler(data, seed=3)
 even = hvd.add_process_set(range(0, hvd.size(), 2))

@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 
 from engines.programs import die, fail, grow_and_log, train
+from harness.sniffer import recorded
 from harness.two_hosts import TwoHosts, hosts_or_skip, pids_in
 from harness.waiting import until
 from ring_notebook import RunFailed
@@ -137,6 +138,32 @@ def test_jobs_on_ray_grow(tmp_path: Path) -> None:
         ray.shutdown()
 
 
+def wait_to_be_cancelled(flag: str) -> None:
+    """Both ranks sum until somebody ends them."""
+    from ring_notebook.api import basics
+
+    basics.init()
+    while True:
+        basics.barrier()
+        Path(flag).touch()
+
+
+def test_a_cancelled_job_of_spark_is_no_lost_machine(tmp_path: Path) -> None:
+    flag = tmp_path / "begun"
+    with on_spark() as (run, _):
+        from pyspark import SparkContext
+
+        def cancel() -> None:
+            until(flag.exists, 100)
+            SparkContext._active_spark_context.cancelAllJobs()
+
+        waits = threading.Thread(target=cancel)
+        waits.start()
+        with pytest.raises(RunFailed, match=r"its place is lost: Spark: .*cancelled"):
+            run(wait_to_be_cancelled, args=(str(flag),))
+        waits.join()
+
+
 def test_too_few_places() -> None:
     with on_dask() as (run, _), pytest.raises(RingError, match="expected 3 workers, one for each rank, got 2"):
         run(os.getpid, num_proc=3)
@@ -166,6 +193,7 @@ def hosts() -> Iterator[TwoHosts]:
     yield from hosts_or_skip()
 
 
+TOKEN = "hf_a-token-in-the-environment"
 RAY = ["-m", "ray.scripts.scripts", "start", "--block", "--num-cpus=1", "--object-store-memory=100000000"]
 DASK = ["-m", "distributed.cli.dask_worker", "tcp://10.77.0.1:8786", "--nworkers=1", "--nthreads=1", "--no-dashboard"]
 SPARK = ["org.apache.spark.deploy.worker.Worker", "-c", "1", "-m", "1g", "spark://10.77.0.1:7077", "--host"]
@@ -235,8 +263,8 @@ def test_over_two_hosts(engine: str, hosts: TwoHosts, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
         f"import json, sys\nsys.path.insert(0, {str(Path(__file__).parents[1])!r})\n{textwrap.dedent(connect)}\n"
-        "from engines.programs import train\n"
-        "if __name__ == '__main__':\n    print(json.dumps(run(train)))\n"
+        "from engines.programs import train_with_a_token\n"
+        "if __name__ == '__main__':\n    print(json.dumps(run(train_with_a_token)))\n"
     )
     variables = {
         "RAY_TMPDIR": str(hosts.folder),  # a short path, for its sockets
@@ -253,11 +281,18 @@ def test_over_two_hosts(engine: str, hosts: TwoHosts, tmp_path: Path) -> None:
             if engine == "ray":  # the others wait for their head
                 until(lambda: "Ray runtime started" in log.read_text(), 120)
         sent = hosts.bytes_sent(1)
-        said = hosts.on_first([sys.executable, str(script)], 200, variables)
+        with recorded([f"{hosts.prefix}-b"]) as wire:
+            said = hosts.on_first([sys.executable, str(script)], 200, {**variables, "HF_TOKEN": TOKEN})
         found = json.loads(next(line for line in said.splitlines()[::-1] if line.startswith("[[")))
         assert [one[:2] for one in found] == [[0, 2], [1, 2]]
         assert found[0][3] == found[1][3]
         assert hosts.bytes_sent(1) > sent
+        secrets = [TOKEN, *{secret for one in found for secret in one[4:]}]
+        assert len(secrets) == 3
+        for secret in secrets:
+            assert not wire.holding(secret.encode()), "a part of the environment can be read"
+            assert not wire.holding(secret.encode().hex().encode())
+        assert wire.holding(b"BEGIN CERTIFICATE"), "the engine has carried it, which shows that this records"
     finally:
         for process in started:
             process.terminate()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from ring_notebook.analysis.spent import SHARES
 from ring_notebook.notebook.run.run import Run
-from ring_notebook.spent import SHARES
 
 __all__ = ["agreed_shares"]
 
@@ -18,7 +18,9 @@ def agreed_shares(run: Run) -> list[dict[str, float]]:
             {word: spent.share(getattr(spent, part)) for word, part in SHARES.items()}
             for spent in (rank.spent, account.spent)
         )
-        assert panel == pytest.approx(timeline, abs=0.03), (rank.spent, account.spent)
+        # Each reads the clock where the cell ends; another process may have run in between.
+        apart = abs(rank.spent.seconds - account.spent.seconds) / account.spent.seconds
+        assert panel == pytest.approx(timeline, abs=0.03 + apart), (rank.spent, account.spent)
         assert sum(panel.values()) == pytest.approx(1.0, abs=0.01)
         assert sum(timeline.values()) == pytest.approx(1.0, abs=0.01)
         shares.append(timeline)

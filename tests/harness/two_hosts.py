@@ -36,6 +36,8 @@ __all__ = ["ALLOCATION", "NAMES", "TwoHosts", "commands", "hosts_or_skip", "miss
 
 NAMES = ("ring-a", "ring-b")
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
+ADDRESS_6 = "fd77::{}"
+"""Of IPv6, which a test may give to the hosts."""
 ALLOCATION = {"SLURM_JOB_NODELIST": "ring-a,ring-b", "SLURM_TASKS_PER_NODE": "2(x2)", "SLURM_JOB_ID": "17"}
 """The variables that Slurm gives to a job with both hosts and two slots on each."""
 # mpiexec calls this instead of ssh: `-x HOST COMMAND...` runs COMMAND in the namespaces of HOST, which exist as long as
@@ -288,7 +290,9 @@ def _write_ssh_files(folder: Path, names: Sequence[str]) -> None:
         f"HostKey {folder}/host_key\nAuthorizedKeysFile {folder}/user_key.pub\nStrictModes no\nUsePAM no\n"
         f"PermitRootLogin prohibit-password\nPidFile none\nMaxStartups 100\nAcceptEnv {ADDRESS}\n"
     )
-    (folder / "known_hosts").write_text(f"{','.join(names)} {(folder / 'host_key.pub').read_text()}")
+    (folder / "known_hosts").write_text(
+        f"{','.join(names)},{ADDRESS_6.format('?')} {(folder / 'host_key.pub').read_text()}"
+    )
     (folder / "ssh_config").write_text(
         f"BatchMode yes\nConnectTimeout 20\nIdentityFile {folder}/user_key\nUserKnownHostsFile {folder}/known_hosts\n"
         f"SendEnv {ADDRESS}\n"

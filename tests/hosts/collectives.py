@@ -84,45 +84,25 @@ def check_wire() -> None:
 
 
 def check_training() -> None:
-    """Unfused and fused steps, and the state of the fused one, equal those of one process on all the data."""
+    """Steps equal those of one process on all the data."""
     for build in (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), lambda p: torch.optim.Adam(p, lr=0.01)):
         models, optimizers = [], []
-        for fused in (None, False, True):
+        for alone in (True, False):
             torch.manual_seed(3)
             models.append(torch.nn.Sequential(torch.nn.Linear(31, 203), torch.nn.Tanh(), torch.nn.Linear(203, 1)))
             optimizer = build(models[-1].parameters())
-            optimizers.append(optimizer if fused is None else ring.DistributedOptimizer(optimizer, fused=fused))
+            optimizers.append(optimizer if alone else ring.DistributedOptimizer(optimizer))
         for _ in range(5):
             x = torch.randn(4 * ring.size(), 31)
             own = x[ring.rank() :: ring.size()]
-            for model, optimizer, data in zip(models, optimizers, (x, own, own), strict=True):
+            for model, optimizer, data in zip(models, optimizers, (x, own), strict=True):
                 optimizer.zero_grad()
                 model(data).square().mean().backward()
                 optimizer.step()
-        optimizers[0].load_state_dict(optimizers[2].state_dict())  # torch's own takes it
-        for model in models[1:]:
-            for ours, single in zip(model.parameters(), models[0].parameters(), strict=True):
-                torch.testing.assert_close(ours, single, rtol=1e-4, atol=1e-5)
-                for other in ring.allgather(ours.detach()[None]):
-                    assert torch.equal(other, ours), "ranks have drifted apart"
-
-
-def check_fused_options() -> None:
-    """Ranks whose learning rates differ, here from host to host, update nothing and can try again."""
-    if ring.size() == 1:
-        return
-    parameter = torch.nn.Parameter(torch.zeros(100))
-    fused = ring.DistributedOptimizer(torch.optim.SGD([parameter], lr=1.0), fused=True)
-    parameter.grad = torch.ones(100)
-    fused.param_groups[0]["lr"] = 1.0 + ring.cross_rank()
-    hosts = len(set(world.current().hosts))
-    if hosts > 1:
-        with pytest.raises(CollectiveMismatch, match=r"lr=1.0, rank . has lr=2.0"):
-            fused.step()
-        assert not parameter.any()
-    fused.param_groups[0]["lr"] = 1.0
-    fused.step()
-    assert parameter.eq(-1.0).all()
+        for single, ours in zip(*(model.parameters() for model in models), strict=True):
+            torch.testing.assert_close(ours, single, rtol=1e-4, atol=1e-5)
+            for other in ring.allgather(ours.detach()[None]):
+                assert torch.equal(other, ours), "ranks have drifted apart"
 
 
 def check_adasum() -> None:
@@ -229,7 +209,6 @@ def main() -> None:
         check_every_type()
     check_wire()
     check_training()
-    check_fused_options()
     check_adasum()
     check_groups()
     check_names()

@@ -23,16 +23,15 @@ def test_all_hosts_are_checked_and_what_is_between_them(hosts: TwoHosts) -> None
     for name in NAMES:
         for check in ("python", "core", "memory", "torch", "gpus", "disk", "network", "allreduce"):
             assert found[name, check].status in ("ok", "warn"), found[name, check]
-        assert found[name, "network"].found == "link0, 10 Gbit/s"
+        assert found[name, "network"].found == "link0, virtual, of unknown speed"
         assert found[name, "disk"].found.endswith("is shared")
     assert found["ring-a", "allreduce"].found == "one rank, which moves nothing on this host"
     assert found["ring-b", "allreduce"].found.startswith("2 ranks sum at ")
     assert found["", "clocks"].status == "ok"
-    # The link has a tenth of what its interface claims.
+    # The link has a tenth of what its interface claims, which is virtual and not believed.
     between = found["", "between hosts"]
-    assert between.status == "warn", between
+    assert between.status == "ok", between
     assert between.found.startswith("3 ranks of 2 hosts sum at 0.")
-    assert "iperf3" in between.advice
 
 
 def test_a_host_that_does_not_exist_hides_nothing_of_the_others(hosts: TwoHosts) -> None:

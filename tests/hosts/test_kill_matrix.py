@@ -18,8 +18,9 @@ from harness.numpy_framework import numpy_framework
 from harness.two_hosts import TwoHosts, hosts_or_skip
 from hosts.test_over_ssh import assert_nothing_is_left
 
-SCRIPT, NOTEBOOK, TRAINING = (
-    str(Path(__file__).with_name(name)) for name in ("killed.py", "killed_cells.py", "killed_trainings.py")
+SCRIPT, NOTEBOOK, TRAINING, HEALS = (
+    str(Path(__file__).with_name(name))
+    for name in ("killed.py", "killed_cells.py", "killed_trainings.py", "killed_heals.py")
 )
 LIMIT = 150.0
 """Seconds until a job counts as stuck."""
@@ -86,7 +87,7 @@ def impatient(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A folder for PYTHONPATH: all processes give up a silent host soon."""
     folder = tmp_path_factory.mktemp("impatient")
     (folder / "sitecustomize.py").write_text(
-        f"import ring_notebook.verdict\nring_notebook.verdict.SILENCE = {SILENCE}\n"
+        f"import ring_notebook.analysis.verdict\nring_notebook.analysis.verdict.SILENCE = {SILENCE}\n"
     )
     return str(folder)
 
@@ -128,7 +129,7 @@ def test_a_job(
         assert ended == lines, done.stderr
         assert done.returncode == 0, done.stderr
         for rank in killed.dead:
-            assert f"ringrun: rank {rank} failed: " in done.stderr
+            assert re.search(rf"ringrun: rank {rank}( on \S+)? failed: ", done.stderr), done.stderr
         return
     if when != "end":  # at the end the others may have ended before
         assert ended == [], done.stderr
@@ -171,6 +172,18 @@ def test_a_notebook(
             else:
                 assert done.returncode == 0, done.stdout + done.stderr
                 assert done.stdout.splitlines() == [f"survived {when}" for when in whens], done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1300)
+@pytest.mark.parametrize(("rounds", "seed"), [(10, seed) for seed in range(5)])
+def test_a_heal_is_struck(hosts: TwoHosts, impatient: str, numpy_site: Path, rounds: int, seed: int) -> None:
+    """The new rank, its agent or its host goes at some moment of a heal, which ends; survivors keep their variables."""
+    with numpy_framework(numpy_site):
+        network = [hosts.prefix, str(hosts.folder), ",".join(hosts.names)]
+        done = execute(hosts, impatient, HEALS, *network, str(rounds), str(seed), limit=1200)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("survived") == rounds
 
 
 RANKS = [f"rank {rank}" for rank in range(4)]

@@ -15,15 +15,15 @@ from pathlib import Path
 import psutil
 import pytest
 
-from harness.two_hosts import ADDRESSES, NAMES, TwoHosts
-from harness.waiting import SLEEPS
+from harness.two_hosts import ADDRESS_6, ADDRESSES, NAMES, TwoHosts
+from harness.waiting import SLEEPS, until
 from ring_notebook import __version__
 from ring_notebook.launch.remote.frames import MAGIC, Kind, encode
 
 RINGRUN = [sys.executable, "-m", "ring_notebook.launch.cli", "--no-prefix"]
 BOTH = ["-np", "4", "-H", f"{NAMES[0]}:2,{NAMES[1]}:2"]
 FAR_FIRST = ["-np", "2", "-H", f"{NAMES[1]}:1,{NAMES[0]}:1"]
-SETUP = "from ring_notebook import verdict; from ring_notebook.launch import supervise; verdict."
+SETUP = "from ring_notebook.analysis import verdict; from ring_notebook.launch import supervise; verdict."
 LIMIT = 90.0
 MPI = "from mpi4py import MPI; w = MPI.COMM_WORLD; w.Barrier()"
 WAITS = f"import os\n{MPI}\nos.write(1, b'ready\\n')\n{SLEEPS}"
@@ -65,7 +65,7 @@ def agent_and_ssh(hosts: TwoHosts) -> tuple[psutil.Process, psutil.Process]:
     for pid in hosts.pids():
         with contextlib.suppress(psutil.NoSuchProcess):
             process = psutil.Process(pid)
-            if process.cmdline()[-1:] == ["ring_notebook.launch.remote.agent"]:
+            if process.cmdline()[-2:] == ["ring_notebook.launch.remote.agent", "plain"]:
                 found.append(process)
     (ssh,) = [one for one in found if one.name() == "ssh"]
     agent = min((one for one in found if one.name() != "ssh"), key=lambda one: one.pid)  # the other cleans up after it
@@ -151,8 +151,46 @@ def test_what_listens_and_what_others_see(hosts: TwoHosts) -> None:
     assert_nothing_is_left(hosts)
 
 
+def test_hosts_that_have_only_ipv6(hosts: TwoHosts) -> None:
+    code = (
+        "import os, socket; from ring_notebook.core import world\n"
+        "world.init(); world.current().communicator.barrier()\n"
+        "os.write(1, f\"{os.environ['MASTER_ADDR']} {socket.gethostname()}\\n\".encode())"
+    )
+    spaces = [f"{hosts.prefix}-{letter}" for letter in "ab"]
+    known = hosts.folder / "hosts"
+    before = known.read_text()
+
+    def address(action: str, space: str, one: str) -> None:
+        subprocess.run(
+            ["ip", "-n", space, "addr", action, one, "dev", "link0", *(["nodad"] * (":" in one))], check=True
+        )
+
+    try:
+        known.write_text("".join(f"{ADDRESS_6.format(number)} {name}\n" for number, name in enumerate(NAMES, 1)))
+        for number, space in enumerate(spaces, 1):
+            address("add", space, f"{ADDRESS_6.format(number)}/64")
+            address("del", space, f"{ADDRESSES[number - 1]}/24")
+        one, other = (f"[{ADDRESS_6.format(number)}]:1" for number in (1, 2))
+        for where in (f"{NAMES[0].upper()}:1,{other}", f"{other},{NAMES[0]}:1", f"{one},{other}"):
+            said = ringrun(hosts, "-np", "2", "-H", where, "python", "-c", code)
+            lines = sorted(line.split() for line in said.splitlines())
+            assert lines[0] == ["code", "0"], said
+            assert [host for _, host in lines[1:]] == list(NAMES), said
+    finally:
+        known.write_text(before)
+        for number, space in enumerate(spaces, 1):
+            address("add", space, f"{ADDRESSES[number - 1]}/24")
+            address("del", space, f"{ADDRESS_6.format(number)}/64")
+    assert_nothing_is_left(hosts)
+
+
 def test_signals_reach_the_ranks_of_all_hosts(hosts: TwoHosts) -> None:
     with job_that_waits(hosts, program=STOPPED) as job:
+        ranks = [one for one in psutil.process_iter(["cmdline"]) if (one.info["cmdline"] or [""])[-1] == STOPPED]
+        for signum, stopped in ((signal.SIGTSTP, 4), (signal.SIGCONT, 0)):
+            job.send_signal(signum)
+            until(lambda: sum(one.status() == psutil.STATUS_STOPPED for one in ranks) == stopped)  # noqa: B023
         job.send_signal(signal.SIGINT)
         assert job.stdout is not None
         said = job.stdout.read().splitlines()

@@ -11,7 +11,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.overrides import TorchFunctionMode
 
-__all__ = ["OnCPU", "on_cpu"]
+__all__ = ["OnCPU", "Wrapped", "on_cpu"]
 
 
 class OnCPU(TorchFunctionMode):
@@ -42,7 +42,7 @@ def _on_cpu(device: Any) -> Any:
     return torch.device("cpu") if is_gpu else device
 
 
-class _Wrapped(DistributedDataParallel):
+class Wrapped(DistributedDataParallel):
     """A wrapper of a module whose ``device_ids`` are those of GPUs."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -54,8 +54,8 @@ class _Wrapped(DistributedDataParallel):
 def on_cpu(module: Any) -> Iterator[None]:
     """Run tests of ``module`` that ask for GPUs."""
     changes = [
-        mock.patch.object(torch.nn.parallel, "DistributedDataParallel", _Wrapped),
-        mock.patch.object(module, "DistributedDataParallel", _Wrapped),
+        mock.patch.object(torch.nn.parallel, "DistributedDataParallel", Wrapped),
+        mock.patch.object(module, "DistributedDataParallel", Wrapped),
         mock.patch.object(module, "init_multigpu_helper", lambda size, backend: {rank: [rank] for rank in range(size)}),
         mock.patch.object(torch.cuda, "set_device", return_value=None),
         mock.patch.object(torch.cuda, "synchronize", return_value=None),

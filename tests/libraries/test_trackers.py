@@ -22,7 +22,7 @@ import pytest
 from ring_notebook.core import metrics
 from ring_notebook.notebook.record.run_log import RunLog
 from ring_notebook.notebook.run.trackers import to_mlflow, to_tensorboard, to_wandb
-from ring_notebook.records import MetricBatch, Params, encode
+from ring_notebook.protocol.records import MetricBatch, Params, encode
 
 MEANS = [(step, 1 / (step + 1) + 0.5) for step in range(5)]  # of two ranks, the second 1.0 higher
 _BLOCK, _FULL, _LAST = 32768, 1, 4

@@ -70,8 +70,6 @@ def _shared_cluster(_shared: SharedProcesses) -> Iterator[Cluster]:
 def cluster(_own_records: Path, _shared_cluster: Cluster) -> Iterator[Cluster]:
     """Two engines, without variables; a test that ends them restarts them."""
     yield _shared_cluster
-    if [engine.state for engine in _shared_cluster.status()] != ["idle", "idle"]:  # a test has failed
-        _shared_cluster.restart()
     _shared_cluster.run("%reset -f").wait()
 
 
@@ -88,5 +86,4 @@ def _shared_notebook(tmp_path_factory: pytest.TempPathFactory, _shared: SharedPr
 def notebook(_shared_notebook: Notebook) -> Iterator[Notebook]:
     """A kernel with a cluster of two engines without variables; who leaves more behind has a fixture of its own."""
     yield _shared_notebook
-    _shared_notebook.run("%ring interrupt")  # a test that has failed may leave a run in progress
     _shared_notebook.text("%%ringtrain\n%reset -f")

@@ -123,6 +123,13 @@ class Notebook:
             os.kill(self.pid, signal.SIGINT)
             await asyncio.sleep(10.0)  # an idle kernel ignores it
 
+    def clean(self) -> None:
+        """End the cell and the runs that are in progress, and the variables of the ranks, if there are any."""
+        os.kill(self.pid, signal.SIGINT)  # an idle kernel ignores it
+        self.run("%ring stop --runs")
+        if [output for output in self.run("%%ringtrain\n%reset -f") if output["output_type"] == "error"]:
+            self.run("%ring restart")
+
     @property
     def pid(self) -> int:
         """The kernel's process."""

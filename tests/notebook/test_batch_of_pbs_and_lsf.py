@@ -131,5 +131,5 @@ def test_variables_are_kept_before_the_engines_end(notebook: Notebook, tmp_path:
     assert re.search(r"no cell has run for 2.0 s\. Kept 1 variable of 2 ranks as idle: ", released), released
     listed = notebook.text("%ring snapshots")
     assert re.search(r"^idle .*\nwalltime ", listed, re.MULTILINE), listed
-    notebook.text("%ring restore idle")
+    notebook.text("%ring snapshots restore idle")
     notebook.text("%%ringtrain\nassert value == 5 + ring.rank()\nring.log(x=1)")

@@ -109,13 +109,6 @@ WRONG: dict[str, tuple[Call, type[Exception], str]] = {
     "a meta tensor": (lambda hvd, t: hvd.allreduce(torch.ones(3, device="meta")), TypeError, "no memory of its own"),
     "a tensor twice": (lambda hvd, t: hvd.grouped_allreduce_([t, t]), ValueError, "share memory"),
     "tensors that overlap": (lambda hvd, t: hvd.grouped_allreduce_([t[:-1], t[1:]]), ValueError, "share memory"),
-    "parameters in one memory": (
-        lambda hvd, t: hvd.DistributedOptimizer(
-            torch.optim.SGD([nn.Parameter(t), nn.Parameter(t[:1])], lr=0.1), fused=True
-        ),
-        ValueError,
-        "these parameters share memory",
-    ),
     "channels": (lambda hvd, t: hvd.SyncBatchNorm(4)(torch.ones(3, 5)), ValueError, "4 channels, got 5"),
     "dimensions": (lambda hvd, t: hvd.SyncBatchNorm(4)(torch.ones(4)), ValueError, "at least 2 dimensions"),
     "elastic no function": (lambda hvd, t: hvd.elastic.run(3), TypeError, "decorates a function, got int"),

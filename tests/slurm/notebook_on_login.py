@@ -5,6 +5,7 @@ Each scenario prints what the notebook says, one line a step.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -195,7 +196,7 @@ def requeued() -> None:
     resumed = "session = get_ipython().magics_manager.registry['RingMagics']._session\n"
     resumed += "while 'Resumed' not in str(session.run.log.view().output): time.sleep(0.1)\nprint('resumed')"
     tell("run", notebook.text(resumed))
-    tell("interrupted", notebook.text("%ring interrupt"))
+    tell("interrupted", notebook.text("%ring stop --runs"))
     tell("stopped", notebook.text("%ring stop"))
     notebook.close()
 
@@ -208,7 +209,7 @@ def idle() -> None:
     tell("snapshots", notebook.text("%ring snapshots"))
     notebook.text(f"%ring start {JOB}")
     status(notebook, until="4 engines:")
-    tell("restored", notebook.text("%ring restore idle"))
+    tell("restored", notebook.text("%ring snapshots restore idle"))
     notebook.text("%%ringtrain\nassert value == 5 + ring.rank()")
     tell("stopped", notebook.text("%ring stop"))
     wait_for_no_jobs()
@@ -219,7 +220,8 @@ def submitted() -> None:
     """A cell that has run on the login node runs again in a job, and is exported for one."""
     notebook = opened("-n 2 --here")
     notebook.text(SET_UP)
-    notebook.text(f"%%ringtrain --name far\n{WHERE}\nring.log(loss=number)")
+    notebook.text("import os\nos.environ['HF_TOKEN'] = 'a token of the kernel'")
+    notebook.text(f"%%ringtrain --name far\n{WHERE}\nring.log(loss=number)\nimport os\nprint(os.getenv('HF_TOKEN'))")
     tell("submitted", notebook.text("%ring submit slurm far -N 2 -n 4 --time 0:05:00"))
     wait_for_no_jobs()
     tell("runs", notebook.text("%ring runs --all"))
@@ -249,6 +251,28 @@ def wait_for_no_jobs() -> None:
     while jobs():
         assert time.monotonic() < deadline, jobs()
         time.sleep(0.2)
+
+
+def recorded() -> None:
+    """Somebody records the network; tells what must not be in that, and waits until it was said again."""
+    notebook = opened(JOB)
+    status(notebook, until="4 engines:")
+    notebook.text("%%ringtrain\nvariable = 'secret'")
+    (client,) = FOLDER.glob(".ring/**/*-client.json")
+    keys = json.loads(client.read_text())
+    of_rank = "from ring_notebook.core import world\nkey = world.prepare_host().rendezvous.key.hex()"
+    notebook.text(f"%%ringtrain\nimport os\n{of_rank}\ntoken = os.environ['HF_TOKEN']")
+    for secret in (keys["key"], keys["curve_serverkey"], notebook.text("%ring pull key -t 0\nprint(key)").split()[-1]):
+        tell("secret", secret)
+    tell("ready", notebook.text("import os\n%ring pull token -t 3\nprint(token == os.environ['HF_TOKEN'])"))
+    while not (FOLDER / "go on").exists():
+        time.sleep(0.1)
+    cell = "ranks = sorted(ring.allgather_object(ring.rank()))\nsaid = (ranks, variable, 'stranger' in globals())"
+    notebook.text(f"%%ringtrain\n{cell}")
+    tell("after", notebook.text("%ring pull said -t 3\nprint(*said)"))
+    tell("stopped", notebook.text("%ring stop"))
+    wait_for_no_jobs()
+    notebook.close()
 
 
 def killed() -> None:

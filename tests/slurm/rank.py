@@ -22,5 +22,8 @@ if sys.argv[1:] == ["die"] and hvd.rank() == hvd.size() - 1:
     os.kill(os.getpid(), 9)
 if sys.argv[1:] == ["fail"]:
     hvd.barrier()  # the others learn of it where they wait for the rank that failed
+elif sys.argv[1:] == ["train"]:
+    while True:
+        hvd.allreduce(torch.ones(100_000))
 elif sys.argv[1:]:
     time.sleep(600)

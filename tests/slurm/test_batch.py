@@ -126,7 +126,9 @@ def test_a_cell_is_submitted_and_exported_as_a_job(system: Slurm, tmp_path: Path
     output = said(system, "submitted", tmp_path)
     find("^submitted: Submitted Slurm job [0-9]+ for 4 ranks on 2 hosts", output)
     find("^far .* ok .* 4 .*^far .* ok .* 2 ", output)
-    assert find("^printed: .*exported:", output).count("4.0 ring-") == 4
+    printed = find("^printed: .*exported:", output)
+    assert printed.count("4.0 ring-") == 4
+    assert "a token of the kernel" in printed, "the environment of the kernel"
     assert find("^script: .*", output).count("4.0 ring-") == 4
 
 

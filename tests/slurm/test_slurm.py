@@ -92,10 +92,10 @@ def wait_for(output: Path, pattern: str, times: int = 1, seconds: float = 90) ->
     return said
 
 
-def sleeping(tmp_path: Path) -> tuple[Path, Path]:
-    """A script whose ranks sleep, and a file for its output."""
+def sleeping(tmp_path: Path, how: str = "sleep") -> tuple[Path, Path]:
+    """A script whose ranks sleep, or do something else for ever, and a file for its output."""
     script = tmp_path / "job.sh"
-    script.write_text(f"#!/bin/sh\nexec {shlex.join([*RINGRUN, *RANK, 'sleep'])}\n")
+    script.write_text(f"#!/bin/sh\nexec {shlex.join([*RINGRUN, *RANK, how])}\n")
     return script, tmp_path / "output"
 
 
@@ -117,8 +117,10 @@ def test_a_notebook_says_who_ended_its_job_and_how_long_it_has(system: Slurm) ->
     assert "slurmstepd" not in output
 
 
-def test_a_host_that_is_lost_is_named_and_no_survivor(system: Slurm, tmp_path: Path) -> None:
-    script, output = sleeping(tmp_path)
+@pytest.mark.parametrize("how", ["sleep", "train"])
+def test_a_host_that_is_lost_is_named_and_no_survivor(system: Slurm, tmp_path: Path, how: str) -> None:
+    """Ranks that train notice at once that their links are lost, and exit."""
+    script, output = sleeping(tmp_path, how)
     system.submit(script, output, "--no-requeue")
     wait_for(output, "above", 4)
     system.hosts.set_link(1, "down")

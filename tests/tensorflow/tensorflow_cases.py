@@ -544,6 +544,25 @@ def case_a_mismatch_in_a_function() -> None:
     np.testing.assert_array_equal(hvd.allreduce(tf.ones(2)), np.ones(2))
 
 
+def case_by_name_against_by_order() -> None:
+    """A session on the first rank, eager calls on the others: each would wait for the other for ever."""
+    if hvd.size() == 1:
+        return
+
+    def call() -> None:
+        if hvd.rank() > 0:
+            hvd.allreduce(tf.ones(3), op=hvd.Sum)
+            return
+        with tf.Graph().as_default(), tf1.Session() as session:
+            session.run(hvd.allreduce(tf.ones(3), op=hvd.Sum))
+
+    with pytest.raises(tf.errors.AbortedError, match="no rank can continue") as caught:
+        call()
+    assert isinstance(original(caught.value), hvd.CollectiveMismatch)
+    for text in ("rank 0: allreduce sum 'ring_allreduce' float32 [3], by name", "allreduce sum float32 [3], by order"):
+        assert text in str(caught.value)
+
+
 def case_a_strategy_is_refused() -> None:
     with tf.distribute.OneDeviceStrategy("/cpu:0").scope(), pytest.raises(RuntimeError, match="outside of strategy"):
         hvd.DistributedOptimizer(tf.keras.optimizers.SGD(0.1))

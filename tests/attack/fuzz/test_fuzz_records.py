@@ -11,7 +11,7 @@ from contextlib import suppress
 import pytest
 
 from attack.fuzz.fuzz import damaged, with_other_values
-from ring_notebook.records import (
+from ring_notebook.protocol.records import (
     Cleared,
     Display,
     Ended,

@@ -17,7 +17,7 @@ import pytest
 from attack.fuzz.fuzz import damaged, with_other_values
 from ring_notebook.engine import setup
 from ring_notebook.launch.supervisor.engine_supervisor import make_requests, request
-from ring_notebook.question import Question
+from ring_notebook.protocol.question import Question
 
 VALID = b"end 1\nstart 1\nstart 99\nend 7\nend -1\nrestart 1\n"
 # Each engine writes its process id; nothing of MPI or Python is in it.
@@ -89,7 +89,7 @@ def test_questions() -> None:
 
 def test_calls_beside_a_cell_are_answered_whatever_they_say() -> None:
     """The answer is JSON, with the result or the error: a caller never waits for one that cannot be sent."""
-    valid = {"function": "ring_notebook.error_text:printable", "args": ["text"]}
+    valid = {"function": "ring_notebook.text.error_text:printable", "args": ["text"]}
     assert setup._answer(valid) == {"result": "text"}
     for content in with_other_values(valid):
         assert json.loads(json.dumps(setup._answer(content))).keys() <= {"result", "error"}

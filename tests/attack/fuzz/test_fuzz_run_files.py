@@ -14,7 +14,7 @@ from attack.fuzz.test_fuzz_records import RECORDS
 from ring_notebook.notebook.record.run_log import RunLog
 from ring_notebook.notebook.record.run_record import RunRecord
 from ring_notebook.notebook.run.catalogue import listing
-from ring_notebook.records import encode
+from ring_notebook.protocol.records import encode
 
 COUNT = 150
 FILES = ["run.json", "summary.json", "journal.jsonl"]

@@ -12,9 +12,9 @@ from contextlib import suppress
 import pytest
 
 from attack.fuzz.fuzz import damaged
+from ring_notebook.analysis.verdict import RankFailure, exit_code
 from ring_notebook.launch.connections.pmi import PmiServer
 from ring_notebook.launch.supervisor.rank_failure import split_reports
-from ring_notebook.verdict import RankFailure, exit_code
 
 SECONDS = 3.0
 """Bound of each test, however slow the machine."""

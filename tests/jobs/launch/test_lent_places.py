@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import json
 import os
 import shlex
@@ -17,6 +15,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any
 
 import psutil
@@ -27,9 +26,9 @@ from harness.waiting import until
 from ring_notebook import RunFailed, k8s
 from ring_notebook.errors import ClusterError, RingError
 from ring_notebook.launch.lent_places import LentPlaces, engine_at
-from ring_notebook.launch.remote import relay
-from ring_notebook.launch.remote.relay import Relay, Where, serve
+from ring_notebook.launch.remote.relay import Relay, Where
 from ring_notebook.notebook.cluster.cluster import Cluster
+from ring_notebook.rank.secure_streams import Identity, tls_context
 
 PODS = json.dumps(
     {"items": [{"metadata": {"name": f"train-{pod}"}, "status": {"podIP": "127.0.0.1"}} for pod in range(2)]}
@@ -92,7 +91,11 @@ def end_one(what: str) -> None:
 
 @pytest.mark.parametrize(
     ("what", "words"),
-    [("rank", "rank 1 .* killed by SIGKILL"), ("agent", "its host is lost"), ("place", "its host is lost")],
+    [
+        ("rank", "rank 1 .* killed by SIGKILL"),
+        ("agent", "its place is lost: the process there has ended"),
+        ("place", r"its place is lost: Kubernetes: the process in pod train-[01] has ended"),
+    ],
 )
 def test_a_death_in_a_place_is_a_death_of_its_rank(what: str, words: str) -> None:
     with pytest.raises(RunFailed, match=words):
@@ -107,7 +110,10 @@ def test_too_few_places() -> None:
 
 @pytest.mark.parametrize(
     ("address", "words"),
-    [("ssh://host", "cannot read 'ssh://host'"), ("nothing", "expected ray://ADDRESS")],
+    [
+        ("ssh://host", "cannot read 'ssh://host'"),
+        ("nothing", "expected ray://HOST:PORT, dask://HOST:PORT, spark or k8s://SELECTOR"),
+    ],
 )
 def test_an_engine_that_nobody_knows(address: str, words: str) -> None:
     with pytest.raises(ValueError, match=words):
@@ -137,17 +143,18 @@ class Processes:
 
     def __init__(self, flag: Path) -> None:
         self._flag = flag  # a file which a rank makes when there is room for the last place
-        self.begun: list[subprocess.Popen[bytes]] = []
+        self.begun: list[subprocess.Popen[str]] = []
         self._waits: list[threading.Thread] = []
 
-    def begin(self, size: int, where: Where) -> None:
-        code = f"from ring_notebook.launch.remote.relay import serve; serve(*{tuple(where)!r})"
-        self.begun += [subprocess.Popen([sys.executable, "-c", code]) for _ in range(size)]
+    def begin(self, size: int, relay: Relay) -> None:
+        for _ in range(size):
+            self.begun.append(subprocess.Popen([sys.executable, "-c", k8s._SERVE], stdin=PIPE, stdout=PIPE, text=True))
+            k8s._introduce(self.begun[-1], relay)
 
-    def offer(self, count: int, where: Where) -> None:
+    def offer(self, count: int, relay: Relay) -> None:
         def come() -> None:
             until(self._flag.exists, 60)
-            self.begin(count, where)
+            self.begin(count, relay)
 
         self._waits.append(threading.Thread(target=come))
         self._waits[-1].start()
@@ -157,7 +164,7 @@ class Processes:
 
     def end(self) -> None:
         for one in (*self._waits, *self.begun):
-            one.join(60) if isinstance(one, threading.Thread) else one.wait(30)
+            one.join(60) if isinstance(one, threading.Thread) else one.communicate(timeout=30)
 
 
 def test_a_job_grows_into_places_that_come_later(tmp_path: Path) -> None:
@@ -173,64 +180,43 @@ def waiting(tmp_path: Path) -> Iterator[Relay]:
     made.close()
 
 
-def test_a_stranger_is_no_place(waiting: Relay) -> None:
-    where = waiting.where._replace(secret="a guess")
-    asyncio.run(_connect_as_place(where))
-    with socket.create_connection((where.address, where.port)) as plain:
+def test_who_knows_only_what_the_engine_has_carried_is_no_place(waiting: Relay) -> None:
+    """All that crosses the network before a place connects: the certificates of the relay and of the places."""
+    place = Identity.new()
+    waiting.admit(place.certificate)
+    stranger = Identity.new()
+    tls = tls_context(stranger, [waiting.where.certificate], server=False)
+    address = waiting.where[:2]
+    with socket.create_connection(address) as plain, tls.wrap_socket(plain) as channel:
+        assert channel.recv(1) == b""
+    with socket.create_connection(address) as plain:
         plain.sendall(b"GET / HTTP/1.1\r\n\r\n")
         assert not plain.recv(100).startswith(b"HTTP")
     assert waiting.hosts() == []
+    theirs = tls_context(place, [waiting.where.certificate], server=False)
+    with socket.create_connection(address) as plain, theirs.wrap_socket(plain) as channel:
+        channel.sendall(b'{"host": "h", "devices": ""}\n')
+        until(lambda: [host.slots for host in waiting.hosts()] == [1], 60)
 
 
-async def _connect_as_place(where: Where) -> None:
-    reader, writer = await asyncio.open_connection(where.address, where.port, ssl=relay._tls(server=False))
-    writer.write(relay._proof(where.secret, writer, server=False))
-    assert await reader.read() == b""  # it proves nothing to a stranger
-    writer.close()
-
-
-def test_a_place_runs_nothing_for_another_relay(tmp_path: Path) -> None:
+def test_a_place_runs_nothing_for_another_relay() -> None:
     """Somebody who has taken the port of the relay cannot have a place run a command."""
-    listener = socket.create_server(("127.0.0.1", 0))
-    port = listener.getsockname()[1]
-    program = f"from {relay.__name__} import serve; serve('127.0.0.1', {port}, 'the secret')"
-    with subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True) as served:
-        with listener.accept()[0] as channel, relay._tls(server=True).wrap_socket(channel, server_side=True) as tls:
-            tls.recv(relay._PROOF)
-            tls.sendall(b"0" * relay._PROOF)
-            assert tls.recv(100) == b""  # it asks for nothing
+    thief = Identity.new()
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        subprocess.Popen([sys.executable, "-c", k8s._SERVE], stdin=PIPE, stdout=PIPE, stderr=PIPE, text=True) as served,
+    ):
+        assert served.stdin is not None
+        assert served.stdout is not None
         assert served.stderr is not None
-        assert "does not know the secret of this place" in served.stderr.read()
-    listener.close()
-
-
-def test_nobody_between_a_place_and_its_relay(waiting: Relay) -> None:
-    """Two TLS sessions have two secrets: what a place proves in one of them is no proof in the other."""
-    forwarded: list[bytes] = []
-
-    async def forward() -> None:
-        async def meet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            theirs, ours = await asyncio.open_connection(
-                waiting.where.address, waiting.where.port, ssl=relay._tls(server=False)
-            )
-            ours.write(await reader.readexactly(relay._PROOF))
-            forwarded.append(await theirs.read())
-            ours.close()
-            writer.close()
-
-        server = await asyncio.start_server(meet, "127.0.0.1", 0, ssl=relay._tls(server=True))
-        where = waiting.where._replace(port=server.sockets[0].getsockname()[1])
-        await asyncio.get_running_loop().run_in_executor(None, _served, where)
-        server.close()
-
-    asyncio.run(forward())
-    assert forwarded == [b""]
-    assert waiting.hosts() == []
-
-
-def _served(where: Where) -> None:
-    with contextlib.suppress(RingError, ssl.SSLError):
-        serve(*where)
+        place = json.loads(served.stdout.readline())
+        where = Where(*listener.getsockname(), Identity.new().certificate)
+        served.stdin.write(f"{json.dumps(where)}\n")
+        served.stdin.flush()
+        tls = tls_context(thief, [place], server=True)
+        with listener.accept()[0] as channel, pytest.raises(ssl.SSLError):
+            tls.wrap_socket(channel, server_side=True)
+        assert "is not the relay of this place" in served.stderr.read()
 
 
 def test_a_remote_shell_says_why_it_ends(waiting: Relay) -> None:

@@ -7,13 +7,16 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
-from harness.waiting import SLEEPS
+from harness.waiting import SLEEPS, until
 from ring_notebook import __version__
+from ring_notebook.analysis.verdict import RankFailure
 from ring_notebook.config import config
 from ring_notebook.errors import RunFailed
 from ring_notebook.launch import job as jobs
@@ -24,7 +27,6 @@ from ring_notebook.launch.run_function import run
 from ring_notebook.launch.supervisor.rank_failure import split_reports
 from ring_notebook.notebook.run.catalogue import find, listing
 from ring_notebook.rank.rank_status import rank_of_process
-from ring_notebook.verdict import RankFailure
 
 PROGRAM = r"""
 import os, signal, sys, time
@@ -114,6 +116,28 @@ def test_a_signal_ends_every_rank(program: str, signum: signal.Signals, code: in
     # That no rank is left is proven for the whole file, by the fixture that looks for leftovers.
 
 
+def test_ctrl_z_stops_every_rank_and_its_children_until_it_is_continued() -> None:
+    program = f"import os; child = os.fork(); os.write(1, b'%d\\n' % os.getpid())\n{SLEEPS}"
+    command = [sys.executable, "-m", "ring_notebook.launch.cli", "--no-prefix", "-np", "2", "python", "-c", program]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as job:
+        assert job.stdout is not None
+        processes = [psutil.Process(int(job.stdout.readline())) for _ in range(4)]
+
+        def are(status: str) -> bool:
+            return all((one.status() == psutil.STATUS_STOPPED) == (status == "stopped") for one in processes)
+
+        job.send_signal(signal.SIGTSTP)
+        until(lambda: are("stopped") and psutil.Process(job.pid).status() == psutil.STATUS_STOPPED)
+        job.send_signal(signal.SIGCONT)
+        until(lambda: are("running"))
+        job.send_signal(signal.SIGTSTP)
+        until(lambda: are("stopped") and psutil.Process(job.pid).status() == psutil.STATUS_STOPPED)
+        job.send_signal(signal.SIGTERM)  # as `kill %1` of a shell, which sends both
+        job.send_signal(signal.SIGCONT)
+        assert job.wait(60) == 128 + signal.SIGTERM
+    until(lambda: not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in processes))
+
+
 def test_settings_reach_the_ranks() -> None:
     code = "import os; print(os.environ['RING_TIMELINE'], os.environ['RING_FUSION_THRESHOLD'])"
     done = ringrun("-np", "1", "--timeline-filename", "t.json", "--fusion-threshold-mb", "2", "python", "-c", code)
@@ -188,7 +212,7 @@ def test_a_script_at_several_sizes(tmp_path: Path) -> None:
     begins = next(index for index, line in enumerate(printed) if line.startswith("ranks "))
     assert sum("rank 1 of 2" in line for line in printed[:begins]) == 1
     assert "rank 1 of 2\n" in (tmp_path / "out" / "np.2" / "run.1" / "rank.1" / "stdout").read_text()
-    assert printed[begins].split()[-4:] == ["compute", "loading", "moving", "waiting"]
+    assert printed[begins].split()[-5:] == ["compute", "asleep", "loading", "moving", "waiting"]
     assert [line.split()[0] for line in printed[begins + 1 : begins + 4]] == ["1", "2", "4"]
     assert [line.split()[2] for line in printed[begins + 1 : begins + 3]] == ["10", "20"]  # the global batch
     assert "Weak scaling: 10 samples a rank." in printed
@@ -447,7 +471,7 @@ def test_run_raises_what_the_rank_raised() -> None:
     assert "rank 1 of 2 raised:\nTraceback" in str(caught.value.__cause__)
 
 
-def test_run_raises_the_exit_of_a_rank_while_the_others_compute() -> None:
+def test_run_says_which_rank_called_exit_while_the_others_compute() -> None:
     def leave() -> None:
         from ring_notebook.core import world
 
@@ -456,12 +480,21 @@ def test_run_raises_the_exit_of_a_rank_while_the_others_compute() -> None:
             sys.exit(3)
         time.sleep(600)
 
-    with pytest.raises(SystemExit, match="3") as caught:
+    words = r"^rank 1 of 2 called sys.exit\(3\); return from the function to end its work$"
+    with pytest.raises(RunFailed, match=words) as caught:
         run(leave, n=2)
-    assert type(caught.value) is SystemExit
     said = str(caught.value.__cause__)
     assert said.startswith("rank 1 of 2 raised:\nTraceback")
     assert said.endswith("    sys.exit(3)\nSystemExit: 3\n"), said
+
+
+def test_run_says_which_rank_returned_what_cannot_be_pickled() -> None:
+    def lock() -> object:
+        return threading.Lock() if rank_of_process() == 1 else 0
+
+    words = r"^rank 1: the function returned an object of lock that cannot be pickled \(cannot pickle '_thread.lock'"
+    with pytest.raises(TypeError, match=words):
+        run(lock, n=2)
 
 
 def test_run_says_which_rank_died() -> None:

@@ -20,8 +20,9 @@ from ring_notebook import RendezvousServer
 from ring_notebook.config import config
 from ring_notebook.errors import RingError
 from ring_notebook.launch.connections.pmi import PmiServer
-from ring_notebook.rank import rendezvous_server
+from ring_notebook.rank import serving
 from ring_notebook.rank.rendezvous import JOB, Rendezvous, is_offered
+from ring_notebook.rank.secure_streams import Tls, tls_of_secret
 
 LIMIT = 60.0
 SUM = """
@@ -103,7 +104,7 @@ def test_all_learn_what_each_has_given() -> None:
     results = supervised(3, call)
     assert results == [results[0]] * 3
     assert results[0][:2] == ([[rank, "x" * 5000] for rank in range(3)], [1, 2, 3])
-    assert len(results[0][2]) == 32
+    assert len(results[0][2]) == 64
     assert results[0][3] is False
 
 
@@ -343,13 +344,13 @@ def test_strangers_are_told_nothing() -> None:
 
 
 def test_strangers_that_hold_on_keep_no_rank_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rendezvous_server, "_SECONDS_TO_PROVE", 10 * LIMIT)
-    front = rendezvous_server.MAGIC + os.urandom(rendezvous_server.DIGEST)
+    monkeypatch.setattr(serving, "SECONDS_TO_PROVE", 10 * LIMIT)
+    hello = Tls(tls_of_secret(b"another secret", server=False), server=False).begin()
     with RendezvousServer(2) as server, ExitStack() as stack:
         host, _, port = server.variables["RING_RENDEZVOUS"].rpartition(":")
-        for number in range(3 * rendezvous_server.MOST_STRANGERS):
+        for number in range(3 * serving.MOST_STRANGERS):
             stranger = stack.enter_context(socket.create_connection((host, int(port)), LIMIT))
-            stranger.sendall(front[: number % (len(front) + 1)])
+            stranger.sendall(hello[: number % (len(hello) + 1)])
         assert [rank for rank, *_ in join(server, 0, 1)] == [0, 1]
 
 
@@ -446,6 +447,22 @@ def test_a_child_of_a_rank_is_no_rank() -> None:
         code = f"import subprocess; train(); {child}"
         found = ended([start(code, server.variables | {"RING_RANK": str(rank)}) for rank in range(2)])
     assert [said.splitlines()[-1] for _, said, _ in found] == ["1"] * 2, found
+
+
+def test_a_process_that_multiprocessing_spawns_in_a_rank_is_told_so(tmp_path: Path) -> None:
+    """As the worker of a DataLoader, which imports the script again."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import multiprocessing as mp\nfrom ring_notebook.api.basics import init\ninit()\n"
+        "def work(): pass\n"
+        "if __name__ == '__main__':\n"
+        "    child = mp.get_context('spawn').Process(target=work)\n    child.start(); child.join()\n"
+        "    print('ended', child.exitcode)\n"
+    )
+    command = [sys.executable, "-m", "ring_notebook.launch.cli", "--no-prefix", "-np", "2", sys.executable, str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout.splitlines() == ["ended 1"] * 2, done.stderr
+    assert done.stderr.count("this process was started by multiprocessing in a rank") == 2
 
 
 def test_an_interrupt_while_the_others_are_awaited() -> None:

@@ -15,9 +15,9 @@ import pytest
 from harness.waiting import until
 from ring_notebook.config import config
 from ring_notebook.errors import ClusterError
+from ring_notebook.machine.process_life import began
 from ring_notebook.notebook.cluster import cluster_folders
 from ring_notebook.notebook.cluster.cluster import Cluster
-from ring_notebook.notebook.cluster.process_life import began
 from ring_notebook.notebook.record.run_files import write_json
 
 pytestmark = pytest.mark.usefixtures("without_torch")

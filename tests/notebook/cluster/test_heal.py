@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -20,6 +21,8 @@ from notebook.endurance.endure import TRAINS
 from ring_notebook.config import config
 from ring_notebook.errors import ClusterError, CollectiveAborted, MPIMissingError
 from ring_notebook.notebook.cluster.cluster import Cluster
+from ring_notebook.notebook.cluster.heal import prepare_engines
+from ring_notebook.notebook.engines import Engine
 from ring_notebook.notebook.run.run import Run
 
 PRELUDE = "import faulthandler, os, signal, sys, time, torch\n"
@@ -294,6 +297,25 @@ def test_the_new_engine_dies_while_it_starts(cluster: Cluster) -> None:
     assert_whole(cluster)
 
 
+def test_the_new_engine_dies_before_it_is_known(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has registered, and nobody watches its process yet: the heal does not wait for its answer."""
+    kill(cluster, 2)
+    started: list[int] = []
+
+    def prepare(*given: Any) -> list[Engine]:
+        os.kill(started[-1], signal.SIGKILL)
+        return prepare_engines(*given)
+
+    with monkeypatch.context() as patch, when_it_starts(cluster, started.append):
+        patch.setattr("ring_notebook.notebook.cluster.heal.prepare_engines", prepare)
+        patch.setattr("ring_notebook.notebook.cluster.heal._TIMEOUT", 20.0)
+        with pytest.raises(ClusterError, match=r"rank 2 on .* was killed by SIGKILL.* while it started"):
+            cluster.heal()
+    assert cluster.heal() == [2]
+    assert names(cluster) == ["int 0", "int 1", None]
+    assert_whole(cluster)
+
+
 @pytest.mark.slow
 def test_a_survivor_dies_while_another_is_started_again(cluster: Cluster) -> None:
     kill(cluster, 2)
@@ -371,7 +393,7 @@ def test_memory_of_the_dead_goes_back(cluster: Cluster) -> None:
 
 def test_a_cluster_that_grows_and_shrinks(cluster: Cluster) -> None:
     """The living keep their variables; a new rank that dies is healed like any other."""
-    with pytest.raises(ClusterError, match=r"the cluster has 3 engines already; `%ring shrink 3` ends some"):
+    with pytest.raises(ClusterError, match=r"the cluster has 3 engines already; `%ring resize 3` ends some"):
         cluster.grow(3)
     with pytest.raises(ClusterError, match=r"expected 1 to 2 ranks to keep, got 3; the cluster has 3 engines"):
         cluster.shrink(3)

@@ -1,4 +1,4 @@
-"""A heal right after a death, and a cluster whose folder somebody removes while it runs."""
+"""A heal right after a death, and a cluster whose folder of records somebody removes while it runs."""
 
 from __future__ import annotations
 
@@ -8,13 +8,11 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from harness.waiting import until
 from ring_notebook.notebook.cluster.cluster import Cluster
 
 pytestmark = pytest.mark.usefixtures("without_torch")
@@ -55,38 +53,29 @@ def test_a_heal_at_once_finds_who_has_died(cluster: Cluster) -> None:
     assert cluster.heal() == []
 
 
-def test_a_folder_that_is_removed_comes_back(cluster: Cluster, ring: Path) -> None:
+def test_the_folder_of_records_is_removed(cluster: Cluster, ring: Path) -> None:
+    """As `git clean -fdx` does: the files of a cluster are elsewhere."""
     shutil.rmtree(ring)
-    ring.mkdir()
     os.kill(cluster.status()[1].pid, signal.SIGKILL)
     assert cluster.heal() == [1]
     assert cluster.run("ring.barrier()").wait().status == "ok"
-    assert "not out of memory" in str(dying(cluster).error), "the log of the supervisor is there again"
-    shutil.rmtree(ring)
-    ring.mkdir()
-    assert cluster.heal() == [1], "the death before, which that log tells again, is not one of the new process"
-    shutil.rmtree(ring)
-    ring.mkdir()
     cluster.stop()
     assert not cluster.directory.exists()
 
 
-def dying(cluster: Cluster) -> object:
-    run = cluster.run("import os, signal\nif ring.rank() == 1: os.kill(os.getpid(), signal.SIGKILL)\nring.barrier()")
-    until(lambda: run.done)
-    assert "Warning" not in str(run.error), "the end of its log has what the rank wrote, and nothing of ours"
-    return run
-
-
-def test_another_kernel_finds_a_cluster_whose_folder_was_removed(ring: Path) -> None:
+@pytest.mark.parametrize("runtime", [True, False], ids=["of the runtime", "of temporary files"])
+def test_another_kernel_finds_a_cluster_when_the_folder_of_records_was_removed(
+    ring: Path, runtime: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that is to last is not in the folder of the runtime, which goes with the user's last session."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path) if runtime else "")
     cluster = Cluster(2, keep=True).start()
     cluster.run("kept = ring.rank()").wait()
+    assert not any(tmp_path.iterdir())
     processes = cluster._processes
     assert processes is not None
     cluster._leave_or_stop()
-    time.sleep(1.0)  # its supervisor looks twice a second what there is
-    shutil.rmtree(ring / "clusters")
-    until(lambda: any((ring / "clusters").glob("*/requests")))
+    shutil.rmtree(ring)
     program = [sys.executable, "-c", ATTACHES, cluster.directory.name.split("-")[1]]  # this process is still there
     done = subprocess.run(program, capture_output=True, text=True, timeout=100, check=False)
     if "stopped" not in done.stdout:

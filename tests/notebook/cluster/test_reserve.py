@@ -39,10 +39,10 @@ def test_the_next_kernel_finds_a_kept_cluster(tmp_path: Path) -> None:
         assert said == "A cluster of 2 engines from this folder is running: `%ring attach`.\n"
         said = second.text("%ring start -n 2 --keep")
         assert "Attached to 2 engines" in said
-        assert "is in progress. rank 1 asks 'Name?': `%ring answer` answers." in said
+        assert "is in progress. rank 1 asks 'Name?': `%ring debug` answers." in said
         assert [rank["pid"] for rank in ranks(second)] == pids
         # A rank that has asked the kernel before.
-        asked, printed, reply = second.talk("%ring answer", "Ada", "p name", "c")
+        asked, printed, reply = second.talk("%ring debug", "Ada", "p name", "c")
         assert reply["status"] == "ok", reply
         assert asked == ["rank 1: Name? ", "rank 1 (Pdb) ", "rank 1 (Pdb) "]
         assert "'Ada'" in printed

@@ -11,7 +11,7 @@ from ring_notebook.errors import ClusterError
 from ring_notebook.notebook.cluster.cluster import Cluster
 from ring_notebook.notebook.panel import machines
 from ring_notebook.notebook.run.run import Run
-from ring_notebook.records import Status
+from ring_notebook.protocol.records import Status
 
 SECONDS = 60.0
 

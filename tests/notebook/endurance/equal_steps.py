@@ -80,7 +80,6 @@ def _prepared(optimizer: str, step: str = _STEP, options: str = "") -> tuple[str
 TRAININGS: dict[str, tuple[str, str]] = {
     "sgd": _prepared(_SGD),
     "adam": _prepared(_ADAM),
-    "fused": ("dtype = torch.float32" + _prepared(_ADAM, options=", fused=True")[0], _STEP),
     "accumulate": _prepared(
         _SGD,
         """

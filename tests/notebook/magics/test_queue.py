@@ -42,7 +42,7 @@ def notebook(tmp_path_factory: pytest.TempPathFactory, without_torch: None) -> I
 def _empty(notebook: Notebook) -> Iterator[None]:
     yield
     notebook.run("%ring queue cancel")
-    notebook.run("%ring interrupt")
+    notebook.run("%ring stop --runs")
     notebook.run("once(lambda: not queue.cells)\npathlib.Path('enough').unlink(missing_ok=True)")
 
 
@@ -105,7 +105,7 @@ def test_after_a_failed_run_the_queue_goes_on_and_says_so(notebook: Notebook, fo
 def test_who_stops_a_run_is_told_what_runs_next(notebook: Notebook) -> None:
     notebook.run(UNTIL)
     notebook.run("%%ringtrain --background --name next --out next_run\nkept = 11")
-    said = notebook.text("%ring interrupt")
+    said = notebook.text("%ring stop --runs")
     assert "Run long has ended.\nNext runs cell next; `%ring queue` lists what waits" in said
     assert notebook.text("print(next_run.wait().status)") == "ok\n"
 

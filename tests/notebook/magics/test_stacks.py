@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from harness.waiting import until
 from notebook.run.test_stopping import BARRIER
 from ring_notebook.notebook.cluster.cluster import Cluster
 from ring_notebook.notebook.cluster.stacks import Stack, render, stacks
@@ -33,11 +33,20 @@ def cluster(_own_records: Path, without_torch: None) -> Iterator[Cluster]:
         yield started
 
 
-def asked_until(cluster: Cluster, there: Callable[[list[Stack]], bool]) -> list[Stack]:
+def asked_until(ask: Callable[[], list[Stack]], there: Callable[[list[Stack]], bool]) -> list[Stack]:
     """The stacks once ``there`` holds: a rank that holds the interpreter cannot say that it has begun."""
-    while not there(found := cluster.stacks()):
-        time.sleep(0.05)
+    found: list[Stack] = []
+
+    def holds() -> bool:
+        found[:] = ask()
+        return there(found)
+
+    until(holds)
     return found
+
+
+def lines(stack: Stack) -> list[int]:
+    return [frame.line for frame in stack.frames if frame.in_cell]
 
 
 def names(stack: Stack) -> str:
@@ -48,12 +57,12 @@ def test_ranks_in_a_collective_and_in_foreign_code(cluster: Cluster) -> None:
     assert [one.frames for one in cluster.stacks()] == [(), ()], "idle ranks are in no cell"
     run = cluster.run(CELL)
     first, second = asked_until(
-        cluster, lambda found: names(found[0]).startswith("_core.") and "sleep" in names(found[1])
+        cluster.stacks, lambda found: names(found[0]).startswith("_core.") and "sleep" in names(found[1])
     )
-    lines = CELL.splitlines()
-    assert lines[first.frames[0].line - 1].strip() == "barrier()"
-    assert lines[second.frames[0].line - 1].strip() == "wait()"
-    assert "sleep(30)" in lines[second.frames[-1].line - 1]
+    code = CELL.splitlines()
+    assert code[first.frames[0].line - 1].strip() == "barrier()"
+    assert code[second.frames[0].line - 1].strip() == "wait()"
+    assert "sleep(30)" in code[second.frames[-1].line - 1]
     assert "libc.so" in names(second)
     assert "PyEval" not in names(second), "the interpreter's calls are shown as Python's"
     assert "\n    native, in " in render([second], {run.log.run: (CELL, 1)})
@@ -70,7 +79,7 @@ def test_ranks_in_a_collective_and_in_foreign_code(cluster: Cluster) -> None:
 
 def test_a_rank_in_the_interpreter_itself(cluster: Cluster) -> None:
     cluster.run("def power():\n    return 10 ** 10 ** 8\npower()")
-    first, _ = asked_until(cluster, lambda found: "PyNumber_Power" in names(found[0]))
+    first, _ = asked_until(cluster.stacks, lambda found: "PyNumber_Power" in names(found[0]))
     assert [one.function for one in first.frames] == ["<module>", "power"]
     cluster.restart()
 
@@ -79,10 +88,11 @@ def test_a_rank_whose_log_is_out_of_sight_tells_it_itself(cluster: Cluster, tmp_
     run = cluster.run(BARRIER + "if world.current().rank == 0: barrier()\nelse: import time; time.sleep(100)")
     engines = cluster._connected()
     elsewhere = tmp_path / "on another disk"
-    while not ((found := stacks(engines, elsewhere))[0].native and found[1].native):
-        time.sleep(0.05)
+    found = asked_until(
+        lambda: stacks(engines, elsewhere),
+        lambda found: len(found[0].frames) == 2 and bool(found[0].native) and "sleep" in names(found[1]),
+    )
     assert [one.function for one in found[0].frames] == ["<module>", "barrier"]
-    assert "sleep" in names(found[1])
     assert run.stop()
 
 
@@ -90,8 +100,8 @@ def test_a_cell_that_takes_the_signal_for_itself(cluster: Cluster, monkeypatch: 
     """As does a program that checkpoints on SIGUSR1; a full disk keeps the stack out of the log too."""
     run = cluster.run("import signal, time\nsignal.signal(signal.SIGUSR1, lambda *_: None)\ntime.sleep(600)")
     monkeypatch.setattr("ring_notebook.notebook.cluster.stacks._SECONDS_TO_WRITE", 0.5)
-    found = asked_until(cluster, lambda found: all(one.frames for one in found))
-    assert [[(frame.line, frame.function) for frame in one.frames] for one in found] == [[(3, "<module>")]] * 2
+    found = asked_until(cluster.stacks, lambda found: [lines(one) for one in found] == [[3], [3]])
+    assert [[frame.function for frame in one.frames] for one in found] == [["<module>"]] * 2
     assert run.stop()
     cluster.restart()
 

@@ -183,20 +183,22 @@ def until_asked(notebook: Notebook) -> None:
 def test_a_background_run_is_answered_when_the_user_wants(notebook: Notebook) -> None:
     notebook.run(BACKGROUND)
     until_asked(notebook)
-    assert "rank 1 asks 'Name?': `%ring answer` answers." in notebook.text("print(run.asks())")
-    assert "waits for an answer (`%ring answer`)" in notebook.error("%ring pull name")[1], "the ranks are busy"
-    asked, printed, reply = notebook.talk("%ring answer", "Ada", "p name", "c")
+    assert "rank 1 asks 'Name?': `%ring debug` answers." in notebook.text("print(run.asks())")
+    assert "waits for an answer (`%ring debug`)" in notebook.error("%ring pull name")[1], "the ranks are busy"
+    asked, printed, reply = notebook.talk("%ring debug", "Ada", "p name", "c")
     assert reply["status"] == "ok", error(reply)
     assert asked == ["rank 1: Name? ", "rank 1 (Pdb) ", "rank 1 (Pdb) "]
     assert "'Ada'" in printed
     assert "'Ada!'" in notebook.text("run.wait()\n%ring pull name -t 1\nname")
-    assert "No rank asks anything." in notebook.text("%ring answer")
+    renamed = "`%ring answer` is `%ring debug --ask` now; the next release does not know the old name.\n"
+    assert notebook.text("%ring answer") == f"{renamed}No rank asks anything.\n"
+    assert notebook.text("%ring answer") == "No rank asks anything.\n", "it is said once"
 
 
 def test_an_interrupt_instead_of_an_answer_stops_the_background_run(notebook: Notebook) -> None:
     notebook.run(BACKGROUND)
     until_asked(notebook)
-    _, _, reply = notebook.talk("%ring answer")
+    _, _, reply = notebook.talk("%ring debug")
     assert reply["ename"] == "KeyboardInterrupt"
     assert notebook.error("run.wait()")[0] == "KeyboardInterrupt"
     assert "all 2" in notebook.text(NEXT)

@@ -39,4 +39,4 @@ def test_a_function_of_the_notebook_is_told(notebook: Notebook) -> None:
 
 def test_a_name_that_is_no_function(notebook: Notebook) -> None:
     # The function of the test before may still raise, which prints a line of its own.
-    assert "UsageError: no function nobody in this notebook\n" in notebook.text("%ring notify nobody")
+    assert notebook.error("%ring notify nobody") == ("RingError", "RingError: no function nobody in this notebook")

@@ -1,9 +1,17 @@
-"""Where the time of ranks went: the panel and the timeline say the same, of runs that are arranged to show it."""
+"""Where the time of ranks went, and why one is slow: panel and timeline say the same, and what was done."""
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
+import pytest
+
 from harness.shares import agreed_shares
+from ring_notebook.analysis.slow_ranks import CAUSES
 from ring_notebook.notebook.cluster.cluster import Cluster
+
+BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 
 RECORDED = {"timeline": True}
 STRAGGLER = """
@@ -55,14 +63,14 @@ def shares_of(cluster: Cluster, source: str) -> list[dict[str, float]]:
     return agreed_shares(run)
 
 
-def test_a_straggler(cluster: Cluster) -> None:
+def test_a_straggler_that_sleeps(cluster: Cluster) -> None:
     early, late = shares_of(cluster, STRAGGLER)
     assert early["waiting"] > 0.5 > late["waiting"]
-    assert late["compute"] > 0.5 > early["compute"]
+    assert late["asleep"] > 0.5 > early["asleep"]
 
 
-def test_what_moves_beside_the_program_is_compute(cluster: Cluster) -> None:
-    assert all(own["compute"] > 0.5 for own in shares_of(cluster, OVERLAPPED))
+def test_what_moves_beside_a_program_that_sleeps(cluster: Cluster) -> None:
+    assert all(own["asleep"] > 0.5 for own in shares_of(cluster, OVERLAPPED))
 
 
 def test_a_pipeline(cluster: Cluster) -> None:
@@ -72,3 +80,42 @@ def test_a_pipeline(cluster: Cluster) -> None:
 
 def test_data_that_is_late(cluster: Cluster) -> None:
     assert all(own["loading"] > 0.5 for own in shares_of(cluster, STARVED))
+
+
+WRITES = """
+import os, tempfile
+with tempfile.TemporaryFile() as file:
+    if ring.rank() == 1:
+        file.write(os.urandom(1 << 26))
+        os.fsync(file.fileno())
+"""
+
+
+def test_what_an_earlier_cell_did_is_no_cause(cluster: Cluster) -> None:
+    """Rank 1 sleeps, and has written files before, in a cell without a row that says when training begins."""
+    cluster.run(WRITES).wait()
+    run = cluster.run(STRAGGLER.replace("    ring.log(step=step)\n", ""), options=RECORDED).wait()
+    assert cause_in(run.timeline().why) == "asleep"
+
+
+def cause_in(sentence: str) -> str:
+    """The name of the cause in a sentence of `slow_ranks`; "none" where no rank is called slow."""
+    found = re.match(r"rank 1 is (?:over )?[\d.]+x slower (.+?); the others wait", sentence, re.IGNORECASE)
+    return next((name for name, (why, _) in CAUSES.items() if found and why == found[1]), "none")
+
+
+OF_STEPS = ("asleep", "compute", "garbage", "disk", "threads", "queued", "throttled", "memory")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("fault", [*OF_STEPS, "backward", "data", "samples"])
+def test_no_cause_is_called_another(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The faults of `benchmarks/slow_ranks.py` on rank 1, in a cluster of its own because some outlast the cell."""
+    monkeypatch.chdir(tmp_path)
+    source = f"import sys; sys.path.insert(0, {str(BENCHMARKS)!r})\nimport slow_ranks\n"
+    with Cluster(2) as own:
+        run = own.run(f"{source}slow_ranks.train({fault!r}, 0, 6, None)", options=RECORDED).wait()
+        panel, timeline = run.log.view().slow, run.timeline().why
+    said = [timeline] if panel is None else [timeline, panel.sentence]  # it says nothing of few steps
+    assert {cause_in(one) for one in said} == {{"backward": "asleep"}.get(fault, fault)}, said

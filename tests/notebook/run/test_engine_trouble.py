@@ -153,7 +153,8 @@ def test_an_answer_without_a_record(cluster: Cluster) -> None:
 def test_what_a_cell_forks_ends_as_it_likes(cluster: Cluster, ends: str, code: int) -> None:
     forked = run(cluster, FORKS.replace("ENDS", ends))
     assert forked.status == "ok", forked.error
-    assert sorted(printed(forked)) == [(0, "once"), (1, "once")]
+    # The cell also shows what the child printed, unless the child ended before it wrote that out.
+    assert sorted({*printed(forked)} - {(1, "of the child")}) == [(0, "once"), (1, "once")]
     assert cluster.pull("code", rank=1) == code
     assert len(forked.log.ended()) == 2
     assert run(cluster, "ring.barrier()").status == "ok"

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from ring_notebook.errors import RunFailed
 from ring_notebook.notebook.run.failures import as_exception, brief, describe, in_a_line
-from ring_notebook.records import Failure
+from ring_notebook.protocol.records import Failure
 
 TRACED = "\n`%ring trace` shows the last operations of all ranks"
 
@@ -68,6 +68,14 @@ def test_ranks_that_lost_a_name_with_their_process_are_told_apart_from_a_mistake
     )
     assert said not in describe(missing, replaced={0: 30.0, 1: 60.0}), "a rank that was not replaced misses it too"
     assert said not in describe([failure(1)], replaced={1: 30.0})
+
+
+def test_a_variable_of_the_notebook_that_ranks_do_not_have() -> None:
+    missing = [failure(rank, "name 'model' is not defined", ename="NameError") for rank in range(2)]
+    said = "model is a variable of the notebook, and ranks have their own: `%ring push model` copies it to them"
+    assert said in describe(missing, notebook={"model": 1})
+    assert said not in describe(missing, notebook={"mode": 1})
+    assert said not in describe(missing, replaced={0: 30.0, 1: 60.0}, notebook={"model": 1}), "they had it"
 
 
 def test_equal_failures_are_one_group() -> None:

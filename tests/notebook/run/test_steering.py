@@ -16,7 +16,7 @@ from notebook.kernel import Notebook
 from ring_notebook.errors import ClusterError, KnobError
 from ring_notebook.notebook.cluster.cluster import Cluster
 from ring_notebook.notebook.run.run import Run
-from ring_notebook.records import Change, decode, encode
+from ring_notebook.protocol.records import PAUSE, RESUME, SET, Change, decode, encode
 
 LOOP = """
 import time
@@ -176,6 +176,27 @@ def test_a_replay_gives_the_same_numbers(cluster: Cluster) -> None:
     assert [row.values["loss"] for row in other.metrics if row.rank == 1] != losses
     with pytest.raises(KnobError, match="nothing to replay"):
         cluster.run("pass", options={"replay": other.log.name})
+
+
+def test_a_run_pauses_at_the_steps_that_it_was_given(cluster: Cluster) -> None:
+    """However late somebody comes: behind them it takes what was set, and a replay of it does not pause."""
+    loop = LOOP.replace("while not end:", "for _ in range(30):")
+    run = cluster.run(loop, options={"pause_at": [20, 10]}, name="stops")
+    for point, values in ((10, {"rate": 0.75}), (20, {"rate": 0.25})):
+        until(lambda point=point: run.view.paused and run.view.ranks[0].step == point - 1)
+        run.set(**values)
+        run.resume()
+    run.wait()
+    assert [(one.action, one.point, one.who.endswith("--pause-at")) for one in run.changes if one.action != SET] == [
+        (PAUSE, 10, True),
+        (RESUME, 10, False),
+        (PAUSE, 20, True),
+        (RESUME, 20, False),
+    ]
+    rates = [row.values["rate"] for row in run.metrics if row.rank == 1]
+    assert rates == [0.5] * 10 + [0.75] * 10 + [0.25] * 10
+    again = cluster.run(loop, options={"replay": "stops"}).wait()
+    assert [row.values["rate"] for row in again.metrics if row.rank == 1] == rates
 
 
 def test_the_magics_set_list_and_pause(notebook: Notebook) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from harness import absent_ranks
 from harness.waiting import until
-from ring_notebook import verdict
+from ring_notebook.analysis import verdict
 from ring_notebook.errors import ClusterError
 from ring_notebook.notebook.cluster.cluster import Cluster
 from ring_notebook.notebook.run.run import Run

@@ -11,7 +11,7 @@ from harness.devices.cuda_stand_in import CudaStandIn
 from harness.devices.pretended_gpu import NAME, PretendedGpu, PretendedKind, pretend
 from native.fakes.device import CUDA, environment
 from ring_notebook.config import config
-from ring_notebook.gpus import gpus, sharing
+from ring_notebook.machine.gpus import gpus, sharing
 from ring_notebook.torch.devices import register_device
 
 

@@ -15,6 +15,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from harness.devices.pretended_gpu import PretendedGpu
+from ranks.training.test_loaders import CASES, passes_of_one_process, reseed, steps_of
 from ring_notebook.config import config
 from ring_notebook.core import metrics
 
@@ -156,13 +157,26 @@ def test_prepared_batches_are_on_the_device(hvd: ModuleType, size: int, device: 
 
     plain = DataLoader(samples, batch_size=2, collate_fn=collate)
     own = DataLoader(
-        samples, 2, sampler=torch.utils.data.distributed.DistributedSampler(samples, size, 0), collate_fn=collate
+        samples,
+        2,
+        sampler=torch.utils.data.distributed.DistributedSampler(samples, size, hvd.rank()),
+        collate_fn=collate,
     )
     for loader in (hvd.prepare(plain), hvd.prepare(own), hvd.prepare(hvd.prepare(plain))):
         for batch in loader:
             assert batch["x"].device.type == batch["pair"].encoding.x.device.type == device.type
             assert batch["pair"].text == "text"
         assert len(loader) == 2
+
+
+@pytest.mark.parametrize("name", ["subclass", "batch sampler", "own batch sampler", "iterable", "one pass without end"])
+def test_batches_of_any_loader_are_on_the_device(hvd: ModuleType, size: int, device: torch.device, name: str) -> None:
+    reseed(7)
+    alone = passes_of_one_process(CASES[name], 4, size)
+    reseed(7)
+    loader = hvd.prepare(CASES[name].make(4, size))
+    assert {batch.device.type for batch in loader} == {device.type}
+    assert steps_of(hvd, loader) == alone[1]
 
 
 def test_data_may_be_on_the_device(hvd: ModuleType, size: int, device: torch.device) -> None:

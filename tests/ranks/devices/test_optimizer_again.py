@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from ranks.optimizer.test_distributed import *  # noqa: F403
-from ranks.optimizer.test_fused import *  # noqa: F403
 from ranks.optimizer.test_lifetime import *  # noqa: F403
 from ranks.optimizer.test_local_steps import *  # noqa: F403
 from ranks.optimizer.test_options import *  # noqa: F403

@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.sizes(2), pytest.mark.usefixtures("default_device")]
 USUAL = {
     "test_clipping_uses_the_norm_of_the_reduced_gradients",
     "test_torchs_sync_batch_norm_is_converted",
-    "test_what_reduces_within_its_step_is_refused",
+    "test_what_reduces_no_gradients_is_refused",
 }
 """What runs without being asked for slow tests."""
 
@@ -21,9 +21,6 @@ _SAMPLERS = "torch's own samplers draw from generators of the CPU, which a defau
 
 NOT_HERE = {
     "test_sampler_joins_to_the_batches_of_one_process_and_shuffles_again": _SAMPLERS,
-    "test_shard_of_every_kind_of_loader[np2-shuffled]": _SAMPLERS,
-    "test_one_rank_may_look_at_a_batch": _SAMPLERS,
-    "test_random_sampler_with_replacement_is_left_to_the_sampler": _SAMPLERS,
     "test_empty_is_a_tensor_in_ring_memory": "ring memory is the host's",
 }
 """By name, or by name and parameters: why a test is left out."""

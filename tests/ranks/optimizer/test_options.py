@@ -187,11 +187,10 @@ def test_different_models_are_named(hvd: ModuleType) -> None:
         pytest.skip("one rank agrees with itself")
     model = nn.Linear(3 + (hvd.rank() == 1), 2)
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0), model.named_parameters())
-    model(torch.ones(1, model.in_features)).sum().backward()
     with pytest.raises(
         RuntimeError, match=r"'weight' \(2, 3\) float32 on rank 0 and 'weight' \(2, 4\) float32 on rank 1"
     ):
-        optimizer.step()
+        plain_step(model, optimizer, (torch.ones(1, model.in_features), torch.ones(1, 2)))
     assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == hvd.size()
 
 
@@ -222,7 +221,7 @@ def test_a_table_that_one_rank_uses_is_sparse_from_the_first_step_on(hvd: Module
     assert (table.weight != 1).any(dim=1).nonzero().tolist() == [[3]]
 
 
-@pytest.mark.parametrize("options", [{}, {"op": 2}, {"fused": True}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"op": 2}], ids=str)
 def test_the_names_of_parameters_are_where_libraries_look(hvd: ModuleType, options: dict[str, Any]) -> None:
     model = nn.Linear(2, 1)
     for names in ({"named_parameters": model.named_parameters()}, {}):

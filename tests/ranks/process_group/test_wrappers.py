@@ -337,8 +337,8 @@ def test_wrong_strategies() -> None:
     optimizer = torch.optim.Adam(model.parameters())
     with pytest.raises(ValueError, match="strategy must be 'ddp' or 'fsdp', got 'zero'"):
         hvd.prepare(model, optimizer, strategy="zero")
-    with pytest.raises(TypeError, match="fused"):
-        hvd.prepare(model, optimizer, strategy="ddp", fused=True)
+    with pytest.raises(TypeError, match="num_groups"):
+        hvd.prepare(model, optimizer, strategy="ddp", num_groups=2)
 
 
 def test_process_group_again(group: Any, rank: int, size: int) -> None:

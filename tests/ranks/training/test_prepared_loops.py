@@ -84,15 +84,15 @@ def test_accumulated_batches_are_one_step_of_an_unchanged_loop(clips: bool, rank
         assert_same(model, alone)
 
 
-def test_what_reduces_within_its_step_is_refused() -> None:
+def test_what_reduces_no_gradients_is_refused() -> None:
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(TypeError, match="accumulate"):
-        hvd.prepare(model, optimizer, fused=True, accumulate=2)
+        hvd.prepare(model, optimizer, op=hvd.Adasum, accumulate=2)
     with pytest.raises(TypeError, match="accumulate"):
         hvd.prepare(model, optimizer, strategy="ddp", accumulate=2)
-    model, _ = hvd.prepare(model, optimizer, fused=True)
-    with pytest.raises(TypeError, match="fused"):
+    model, _ = hvd.prepare(model, optimizer, op=hvd.Adasum)
+    with pytest.raises(TypeError, match="Adasum"):
         hvd.clip_grad_norm_(model.parameters(), 1.0)
 
 

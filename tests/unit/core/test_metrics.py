@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 
 from ring_notebook.core import metrics
-from ring_notebook.records import MetricBatch
+from ring_notebook.protocol.records import MetricBatch
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.display import HTML, clear_output, display
 
 from ring_notebook.engine.capture import Capture, portable
-from ring_notebook.records import Cleared, Display, Output
+from ring_notebook.protocol.records import Cleared, Display, Output
 
 
 def html(text: str, name: str = "", update: bool = False) -> Display:

@@ -9,10 +9,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import fields
 from pathlib import Path
 
-from ring_notebook import errors
+from harness.doc_tables import table
+from libraries.programs import PEERS, SCRIPTS
+from ring_notebook import __version__, errors
+from ring_notebook.analysis import slow_ranks
 from ring_notebook.config import Config
 from ring_notebook.launch import ringrun_options
-from ring_notebook.notebook.magics.options import RING, SCALE, TRAIN, LineParser
+from ring_notebook.notebook.magics.commands import MAGICS, RING
 from ring_notebook.rank.rendezvous import JOB
 
 ROOT = Path(__file__).parents[3]
@@ -32,9 +35,13 @@ def offenders(documents: list[Path], unknown: Callable[[Path], Iterable[str]]) -
 
 def test_make_targets_exist() -> None:
     def unknown(path: Path) -> set[str]:
-        return set(re.findall(r"(?:`| {4}|^)make ([a-z][a-z-]*)", path.read_text(), re.MULTILINE)) - TARGETS
+        return (
+            set(re.findall(r"(?:`| {4}|^|run: (?:sudo )?)make ([a-z][a-z-]*)", path.read_text(), re.MULTILINE))
+            - TARGETS
+        )
 
-    assert offenders([*DOCUMENTS, ROOT / ".ci" / "run"], unknown) == {}
+    workflows = (ROOT / ".github" / "workflows").glob("*.yml")
+    assert offenders([*DOCUMENTS, ROOT / ".ci" / "run", *workflows], unknown) == {}
 
 
 def test_links_lead_somewhere() -> None:
@@ -97,36 +104,49 @@ def test_commands_have_the_options_they_are_shown_with() -> None:
     def unknown(path: Path) -> list[str]:
         text = path.read_text()
         pieces = [*re.findall(r"`([^`\n]+(?:\n[^`\n]+)?)`", text), *re.findall(r"^ {4}(\S.*)$", text, re.MULTILINE)]
-        return [piece for piece in pieces if not is_a_command(re.sub(r"[][\\]", " ", piece).split())]
+        old = path.name == "CHANGELOG.md"  # it has the names of each release
+        return [piece for piece in pieces if not is_a_command(re.sub(r"[][\\]", " ", piece).split(), old)]
 
     assert offenders(DOCUMENTS, unknown) == {}
 
 
-def is_a_command(words: list[str]) -> bool:
+def is_a_command(words: list[str], old: bool = False) -> bool:
     """Whether it has the options in ``words``, which may also be something else than one of our commands."""
     command, *rest = words or [""]
     if command == "ringrun":
         known = set(ringrun_options._parser()._option_string_actions)
         rest = rest[: next((at for at, word in enumerate(rest) if word in ("python", "train.py", "...")), len(rest))]
-    elif command in ("%%ringtrain", "%%ringscale"):
-        known = flags(TRAIN if command == "%%ringtrain" else SCALE)
-    elif command == "%ring" and rest:
-        if rest[0] not in RING.commands:
+    elif command.lstrip("%") in MAGICS and rest:
+        magic = MAGICS[command.lstrip("%")]
+        named, rest = magic.find(magic.renamed(rest)[0] if old else rest)
+        if named is RING and rest[0] != "help":
             return False
-        known = flags(RING.commands[rest.pop(0)])
+        known = {flag for option in named.all_options for flag in option.flags}
     else:
         return True
     return {word.partition("=")[0] for word in rest if re.match(r"--?[a-z]", word)} <= known
 
 
-def flags(parser: LineParser) -> set[str]:
-    return {name for option in parser.options for name in option.option_strings}
-
-
 def test_an_option_that_does_not_exist_is_noticed() -> None:
-    wrong = ["%ring begin", "%ring heal --all", "%%ringtrain --size 3", "ringrun --ranks 3 train.py"]
+    wrong = ["%ring begin", "%ring heal --all", "%ring snapshots save --all", "%%ringtrain --size 3"]
+    wrong += ["ringrun --ranks 3 train.py"]
     assert [line for line in wrong if is_a_command(line.split())] == []
     assert is_a_command(["ringrun", "-np", "2", "train.py", "--ranks", "3"])
+
+
+def test_the_version_is_the_same_everywhere() -> None:
+    patterns = {
+        "CITATION.cff": r"^version: (.*)$",
+        "conda/recipe.yaml": r"^  version: (.*)$",
+        "CHANGELOG.md": r"^## \[([^]]*)\] - (?:unreleased|\d{4}-\d\d-\d\d)$",
+    }
+    found = {name: re.search(one, (ROOT / name).read_text(), re.MULTILINE) for name, one in patterns.items()}
+    assert {name: match and match[1] for name, match in found.items()} == dict.fromkeys(patterns, __version__)
+
+
+def test_a_release_of_the_changelog_fits_a_screen() -> None:
+    _, *releases = re.split(r"^(?=## )", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)
+    assert {text.splitlines()[0]: len(text.splitlines()) for text in releases if text.count("\n") > 60} == {}
 
 
 def test_every_target_is_explained_by_make() -> None:
@@ -135,15 +155,33 @@ def test_every_target_is_explained_by_make() -> None:
     assert explained == TARGETS - {"help"}
 
 
-def test_the_page_of_settings_is_that_of_the_source() -> None:
-    """``python docs/reference.py`` writes it."""
+def test_the_pages_of_settings_and_magics_are_those_of_the_source() -> None:
+    """``python docs/reference.py`` writes them."""
     written = runpy.run_path(str(ROOT / "docs" / "reference.py"))
     assert written["SETTINGS"].read_text() == written["settings"]()
+    assert written["MAGICS_PAGE"].read_text() == written["magics"]()
 
 
 def test_outputs_of_notebooks_are_not_older_than_their_code() -> None:
     """``make outputs`` runs the notebooks and keeps what they show."""
     assert runpy.run_path(str(ROOT / "docs" / "outputs.py"))["stale"]() == []
+
+
+def test_causes_in_pages_and_kept_outputs_are_those_of_the_code() -> None:
+    """What is said of a slow rank is a sentence of `slow_ranks`, however lines and quotes of a page cut it."""
+    causes = {why for why, _ in slow_ranks.CAUSES.values()}
+
+    def unknown(path: Path) -> set[str]:
+        text = re.sub(r"\s+", " ", path.read_text())
+        return set(re.findall(r"\branks? [\d, -]+ (?:is|are) (?:over )?[\d.]+x slower ([^;<>]*)", text, re.I)) - causes
+
+    pages = [*DOCUMENTS, *(ROOT / "notebooks").glob("*.ipynb"), *(ROOT / "docs" / "outputs").glob("*.json")]
+    assert offenders(pages, unknown) == {}
+
+
+def test_the_table_of_libraries_has_what_is_run() -> None:
+    """`tests/libraries/test_peers.py` runs its rows."""
+    assert [row[0] for row in table("distributed.md", "| Of two ranks |")] == [*SCRIPTS, *PEERS]
 
 
 def test_every_error_has_its_cause_and_cure() -> None:

@@ -23,7 +23,7 @@ def loaded_after(code: str) -> set[str]:
         "ring_notebook",
         "ring_notebook.config",
         "ring_notebook.errors",
-        "ring_notebook.records",
+        "ring_notebook.protocol.records",
         "ring_notebook.launch.cli",
         "ring_notebook.launch.supervisor.rank_wrapper",
     ],
@@ -79,7 +79,7 @@ from array import array
 from pathlib import Path
 from ring_notebook.notebook.panel.panel import PERIOD, Panel
 from ring_notebook.notebook.record.run_log import RunLog
-from ring_notebook.records import MetricBatch, encode
+from ring_notebook.protocol.records import MetricBatch, encode
 log = RunLog(Path(tempfile.mkdtemp()), "r1", "", 1, "", {}, {})
 rows = array("d", [1, 1, 0.5, 2, 2, 0.25][: 3 * ROWS])
 log.put(encode([MetricBatch("r1", 0, ("loss",), rows)]))

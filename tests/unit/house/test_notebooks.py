@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from workshop.claims import claims, claims_of, code_of, failing
+
 NOTEBOOKS = Path(__file__).parents[3] / "notebooks"
 INDEX = "00_index"
 PLACES = (
@@ -59,3 +61,52 @@ def test_its_parts(name: str) -> None:
     assert text.count("<details>") == text.count("</details>") == exercises + 3  # questions
     assert all(len(cell["source"].splitlines()) < 50 for cell in parts)
     assert code[-1]["source"] == "%ring stop"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_number_of_a_lesson_has_a_check(name: str) -> None:
+    """Of what it has measured, which `make workshop` knows; what its cells and arithmetic say is checked here."""
+    lesson = claims_of(name)
+    assert {claim.sentence: claim.lacks for claim in lesson if claim.lacks} == {}
+    assert failing(lesson, code_of(name)) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "lacks"),
+    [
+        ("It takes 7 steps.", "no check"),
+        ("It takes 7 steps. <!-- check: 7 == 7 -->", ""),
+        ("It takes 7 to 1,437 steps. <!-- check: 7 == 7 -->", "no check of 1437"),
+        (
+            "It takes 7 steps. Rank 1 has FSDP2 and 2(N-1) `8` of $9$ (Dean et al. 2012). <!-- check: True -->",
+            "no check",
+        ),
+        ("The cells take a minute.", "no check"),
+        ("It takes 7 steps. <!-- given -->", "only a question assumes numbers: say where they come from"),
+        ("<details>\n<summary>1. Are 7 steps enough? <!-- given --></summary>\n\nNo.\n</details>", ""),
+    ],
+)
+def test_which_sentences_need_a_check(text: str, lacks: str) -> None:
+    assert claims([text])[0].lacks == lacks
+
+
+def test_a_check_that_does_not_hold_is_told_with_its_sentence() -> None:
+    lesson = claims(
+        ['Two ranks need 7 steps. <!-- check: measured["steps"] == 7 -->', 'Of 3. <!-- check: N == 3 and code("x") -->']
+    )
+    assert failing(lesson, ["%%ringtrain\nN = 3\nx = 1"], {"steps": 7}) == []
+    assert failing(lesson, ["N = 4\nx"], {"steps": 8}) == [
+        'Two ranks need 7 steps.\n    measured["steps"] == 7',
+        'Of 3.\n    N == 3 and code("x")',
+    ]
+    assert "KeyError" in failing(lesson[:1], [], {})[0]
+    assert failing(lesson[:1], []) == [], "not measured"
+
+
+def test_times_and_rates_are_checked_on_an_idle_machine_only() -> None:
+    for key in ("ring, ms", "wait in a pass, s", "core, GB/s", "samples/s of two / of one"):
+        lesson = claims([f'Below 7. <!-- check: measured["{key}"] < 7 -->'])
+        assert failing(lesson, [], {key: 8}) == []
+        assert len(failing(lesson, [], {key: 8}, 60.0)) == 1
+    steps = claims(['It takes 7 steps. <!-- check: measured["steps of two"] == 7 -->'])
+    assert len(failing(steps, [], {"steps of two": 8})) == 1

@@ -26,8 +26,11 @@ from ring_notebook.launch.batch_systems import (
     login_node_of,
 )
 from ring_notebook.launch.job_script import batch_request, sites
-from ring_notebook.notebook.magics.session import Session
+from ring_notebook.notebook.magics.commands.ring_export import export
+from ring_notebook.notebook.magics.commands.ring_start import start
+from ring_notebook.notebook.magics.commands.ring_submit import submit
 from ring_notebook.notebook.record.run_log import RunLog
+from ring_notebook.notebook.session.session import Session
 
 
 @pytest.fixture(autouse=True)
@@ -71,11 +74,10 @@ def test_a_job_has_as_many_ranks_however_it_is_asked_for(
     session = Session()
     record = RunLog(tmp_path / "runs" / "a", "a", "a", 2, "x = 1", {}, {"cluster": "c"})
     record.finish("ok")
-    monkeypatch.setattr(session, "_named", lambda _: record)
-    scripts = [session.start(batch="slurm", dry_run=True, **options)]
-    session.export(str(tmp_path / "train.py"), job="slurm", **options)
+    scripts = [start(session, batch="slurm", dry_run=True, **options)]
+    export(session, str(tmp_path / "train.py"), "a", job="slurm", **options)
     scripts.append((tmp_path / "train.sh").read_text())
-    session.submit("slurm", **options)
+    submit(session, "slurm", "a", **options)
     scripts += [path.read_text() for path in tmp_path.glob("jobs/*/job.sh")]
     config.cache_clear()
     assert [re.findall("--ntasks=(.*)", text) for text in scripts] == [[tasks]] * 3

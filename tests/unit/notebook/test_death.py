@@ -6,8 +6,8 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
+from ring_notebook.analysis.verdict import RankFailure
 from ring_notebook.notebook.cluster.death import explain, tail
-from ring_notebook.verdict import RankFailure
 
 
 def test_a_rank_that_others_have_aborted_is_not_named(tmp_path: Path) -> None:

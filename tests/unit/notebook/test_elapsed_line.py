@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from ring_notebook.notebook.magics.live_lines import ElapsedLine
+from ring_notebook.notebook.session.live_lines import ElapsedLine
 
 
 def shown(written: str) -> str:

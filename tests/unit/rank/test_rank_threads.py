@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from ring_notebook import hardware
 from ring_notebook.launch import host_checks
 from ring_notebook.launch.run_function import run
+from ring_notebook.machine import hardware
 from ring_notebook.rank.rank_threads import (
     MKL,
     OMP,

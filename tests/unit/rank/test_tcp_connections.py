@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import socket
 import threading
 import time
@@ -13,7 +14,8 @@ import pytest
 
 from ring_notebook.core.native import core
 from ring_notebook.rank import tcp_connections
-from ring_notebook.rank.rendezvous_server import MOST_STRANGERS
+from ring_notebook.rank.secure_streams import Tls, tls_of_secret
+from ring_notebook.rank.serving import MOST_STRANGERS
 from ring_notebook.rank.tcp_connections import TcpConnections, listen
 
 TAG = core.TcpLink.first_free_tag
@@ -109,43 +111,74 @@ def test_a_rank_with_another_key_is_none(ranks: Callable[[list[bytes]], Ranks]) 
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize(
-    "said", [b"", b"GET / HTTP/1.1\r\n\r\n", os.urandom(4096), tcp_connections._FRONT.pack(b"x" * 16, 0, 1, bytes(32))]
-)
-def test_a_stranger_learns_nothing_and_disturbs_nobody(ranks: Callable[[list[bytes]], Ranks], said: bytes) -> None:
-    two = ranks([KEY] * 2)
-    with socket.create_connection(two.addresses[1]) as stranger:
+def heard_by(address: tuple[str, int], said: bytes) -> bytes:
+    """What a stranger hears that says something and waits until it is hung up on."""
+    heard = b""
+    with socket.create_connection(address) as stranger:
+        stranger.settimeout(LIMIT)
         stranger.sendall(said)
         with suppress(OSError):  # the rank has hung up already
             stranger.shutdown(socket.SHUT_WR)
-        stranger.settimeout(LIMIT)
-        answer = b""
-        try:
             while piece := stranger.recv(4096):
-                answer += piece
-        except ConnectionResetError:
-            pass
-        assert answer == b""
+                heard += piece
+    return heard
+
+
+@pytest.mark.parametrize("said", [b"", b"GET / HTTP/1.1\r\n\r\n", os.urandom(4096)])
+def test_a_stranger_learns_nothing_and_disturbs_nobody(ranks: Callable[[list[bytes]], Ranks], said: bytes) -> None:
+    two = ranks([KEY] * 2)
+    assert heard_by(two.addresses[1], said) == b""
     two.links[0].post(1, TAG, b"hello")
     assert two.receive(1) == (0, b"hello")
 
 
-def test_a_front_that_is_repeated_proves_nothing(ranks: Callable[[list[bytes]], Ranks]) -> None:
-    """Who has seen a connection, and says the same again, gets another challenge."""
+class Recorder:
+    """Stands between a caller and ``address``, and records what the caller says."""
+
+    def __init__(self, address: tuple[str, int]) -> None:
+        self.said = b""
+        self._to = address
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = self._listener.getsockname()
+        self._thread = threading.Thread(target=self._carry)
+        self._thread.start()
+
+    def _carry(self) -> None:
+        caller, _ = self._listener.accept()
+        with self._listener, caller, socket.create_connection(self._to) as other:
+            ways = {caller: other, other: caller}
+            while True:
+                for source in select.select(list(ways), [], [], LIMIT)[0]:
+                    if not (data := source.recv(4096)):
+                        return
+                    self.said += data if source is caller else b""
+                    ways[source].sendall(data)
+
+    def close(self) -> None:
+        """Return when the recorded connection has ended."""
+        self._thread.join(LIMIT)
+        assert not self._thread.is_alive()
+
+
+def test_a_connection_that_was_recorded_is_worth_nothing(ranks: Callable[[list[bytes]], Ranks]) -> None:
     two = ranks([KEY] * 2)
-    front = tcp_connections._FRONT.pack(tcp_connections._MAGIC, 0, 1, bytes(32))
-    challenges = []
-    for _ in range(2):
-        with socket.create_connection(two.addresses[1]) as stranger:
-            stranger.settimeout(LIMIT)
-            stranger.sendall(front)
-            challenge = b""
-            while len(challenge) < 64:
-                challenge += stranger.recv(64 - len(challenge))
-            stranger.sendall(challenge[32:])  # what proves the other direction proves nothing in this one
-            assert stranger.recv(1) == b""
-            challenges.append(challenge)
-    assert challenges[0][:32] != challenges[1][:32]
+    recorder = Recorder(two.addresses[1])
+    two.addresses[1] = recorder.address
+    two.links[0].post(1, TAG, b"a secret word")
+    assert two.receive(1) == (0, b"a secret word")
+    close(two)
+    two.links.clear()
+    recorder.close()
+    hello = recorder.said[: 5 + int.from_bytes(recorder.said[3:5], "big")]
+    assert len(hello) > 200
+    again = ranks([KEY] * 2)
+    answers = [heard_by(again.addresses[1], hello)[:128] for _ in range(2)]
+    assert all(answer[:3] == b"\x16\x03\x03" for answer in answers), "each answers with a key of its own"
+    assert answers[0] != answers[1]
+    heard_by(again.addresses[1], recorder.said)
+    assert again.links[1].take(TAG) is None
+    again.links[0].post(1, TAG, b"hello")
+    assert again.receive(1) == (0, b"hello")
 
 
 def test_strangers_that_hold_on_keep_no_rank_out(
@@ -153,13 +186,13 @@ def test_strangers_that_hold_on_keep_no_rank_out(
 ) -> None:
     """They come from the address of the ranks, and may stay for as long as they like."""
     monkeypatch.setattr(tcp_connections, "_SECONDS_TO_CONNECT", LIMIT)
-    monkeypatch.setattr(tcp_connections, "_SECONDS_TO_PROVE", 10 * LIMIT)
-    front = tcp_connections._FRONT.pack(tcp_connections._MAGIC, 0, 1, bytes(32))
+    monkeypatch.setattr(tcp_connections, "SECONDS_TO_PROVE", 10 * LIMIT)
+    hello = Tls(tls_of_secret(b"another key", server=False), server=False).begin()
     two = ranks([KEY] * 2)
     with ExitStack() as stack:
         for number in range(3 * MOST_STRANGERS):
             stranger = stack.enter_context(socket.create_connection(two.addresses[1]))
-            stranger.sendall(front[: number % (len(front) + 1)])
+            stranger.sendall(hello[: number % (len(hello) + 1)])
         two.links[0].post(1, TAG, b"hello")
         assert two.receive(1) == (0, b"hello")
 

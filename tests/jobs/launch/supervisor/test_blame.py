@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from ring_notebook.analysis.verdict import LINGER
 from ring_notebook.launch.launchers.find_launcher import find_launcher
 from ring_notebook.launch.supervisor import rank_wrapper
 from ring_notebook.rank.rank_status import StatusFile
-from ring_notebook.verdict import LINGER
 
 PROGRAM = """
 import atexit, os, signal, sys, time

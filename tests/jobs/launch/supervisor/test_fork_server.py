@@ -18,6 +18,7 @@ from harness.waiting import SLEEPS, until
 from ring_notebook.launch.supervisor.fork_server import start_server
 from ring_notebook.launch.supervisor.forked_rank import ADDRESS, ForkedRank
 from ring_notebook.launch.supervisor.start_and_signal import start_rank
+from ring_notebook.rank.preload import preloaded
 
 LOOKS = r"""
 import atexit, os, resource, signal, sys, threading
@@ -62,6 +63,44 @@ def run(*arguments: str, **variables: str) -> tuple[type, int, str, str]:
         assert rank.stderr is not None
         output, errors = rank.stdout.read(), rank.stderr.read()
     return type(rank), rank.returncode, output.decode(), errors.decode()
+
+
+SLOW = """
+import os, time
+while not os.path.exists("agent"):
+    time.sleep(0.05)
+time.sleep(4)
+"""
+REMOTE_SHELL = '#!/bin/sh\ntouch agent\nshift\nexec sh -c "$*"\n'
+PATIENT = """
+from ring_notebook.analysis import verdict
+from ring_notebook.launch.supervise import main
+verdict.SILENCE = 2
+main()
+"""
+
+
+def test_hosts_do_not_give_each_other_up_while_a_server_imports(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Supervisor and agent wait for it, for twice the seconds in which each must hear of the other."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setenv("RING_REMOTE_SHELL", str(tmp_path / "ssh"))
+    (tmp_path / "slow_import.py").write_text(SLOW)
+    (tmp_path / "ssh").write_text(REMOTE_SHELL)
+    (tmp_path / "ssh").chmod(0o755)
+    process = start_server(str(tmp_path / "socket"), ["slow_import"], os.environ | preloaded())
+    monkeypatch.setenv(ADDRESS, str(tmp_path / "socket"))
+    try:
+        program = [sys.executable, "-c", "import sys; print('slow_import' in sys.modules)"]
+        hosts = f"{socket.gethostname()}:1,127.0.1.1:1"
+        command = [sys.executable, "-c", PATIENT, "2", "0", "", hosts, *program]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    finally:
+        process.kill()
+        process.wait()
+    assert (done.returncode, done.stdout, done.stderr) == (0, "True\nTrue\n", "")
 
 
 @pytest.mark.parametrize("unbuffered", [{}, {"PYTHONUNBUFFERED": "1"}], ids=["", "unbuffered"])

@@ -31,7 +31,7 @@ LIMIT = 60.0
 def supervisor(setup: str, *arguments: str, shell: str = '"$@"') -> subprocess.CompletedProcess[str]:
     """The supervisor in a process of its own, after ``setup``."""
     code = (
-        "from ring_notebook import verdict\nfrom ring_notebook.launch.connections import mpi_host\n"
+        "from ring_notebook.analysis import verdict\nfrom ring_notebook.launch.connections import mpi_host\n"
         "from ring_notebook.launch import supervise\nfrom ring_notebook.launch.supervisor import local_ranks\n"
         f"{setup}\nsupervise.main()"
     )
@@ -137,7 +137,7 @@ def test_options_that_can_have_no_effect_are_refused(arguments: list[str], words
 
 
 def test_a_cluster_that_is_too_large_is_refused_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(own_launchers, "_processes", lambda: 6)
+    monkeypatch.setattr(own_launchers, "processes_allowed", lambda: 6)
     with pytest.raises(ClusterError, match="5 ranks are more than this host can start: at most 3"):
         Cluster(5).start()
 
@@ -274,7 +274,7 @@ def test_a_second_stop_kills_a_function_that_ignores_the_first(tmp_path: Path) -
     """No rank is left then; the first stop alone gives the ranks time to end."""
     code = """
 import contextlib, os, signal, threading, time
-from ring_notebook import verdict
+from ring_notebook.analysis import verdict
 from ring_notebook.launch.run_function import run
 verdict.GRACE = 1000.0
 def stubborn():

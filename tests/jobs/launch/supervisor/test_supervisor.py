@@ -175,7 +175,7 @@ def test_few_open_files_are_enough_for_few_ranks() -> None:
 )
 def test_the_least_limit_counts(files: int, processes: int, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(own_launchers, "_open_files", lambda: files)
-    monkeypatch.setattr(own_launchers, "_processes", lambda: processes)
+    monkeypatch.setattr(own_launchers, "processes_allowed", lambda: processes)
     assert too_many_ranks(most) == "" or most == 0
     assert f"at most {most}, limited by the " in too_many_ranks(most + 1)
 

@@ -17,7 +17,7 @@ from ring_notebook.launch.launchers.launcher import Launcher
 from ring_notebook.launch.launchers.own_launchers import Own
 from ring_notebook.launch.launchers.site_launchers import Aprun, Hydra, Jsrun, OpenMPI, Pals, Srun
 from ring_notebook.launch.supervisor.growth import Elastic
-from ring_notebook.own_python import module_command
+from ring_notebook.machine.own_python import module_command
 
 HERE = [Host("localhost", 3)]
 TWO = [Host("a", 2), Host("b", 2)]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ring_notebook.gpus import sharing
 from ring_notebook.launch.launchers.hosts import Host
+from ring_notebook.machine.gpus import sharing
 from ring_notebook.notebook.cluster import default_size
 from ring_notebook.notebook.cluster.default_size import Size, choose_size
 

@@ -12,13 +12,16 @@ import pytest
 from ring_notebook.config import config
 from ring_notebook.launch.launchers.hosts import parse_hosts
 from ring_notebook.launch.remote.network import interface_towards, network_variables
-from ring_notebook.launch.remote.remote_shell import agent_command
+from ring_notebook.launch.remote.remote_shell import agent_command, shell_environment
 from ring_notebook.launch.supervise import place
-from ring_notebook.own_python import module_command
+from ring_notebook.machine.own_python import module_command
 
 HERE = socket.gethostname()
 AGENT = module_command("ring_notebook.launch.remote.agent")
-QUOTED = [shlex.quote(word) for word in AGENT]
+
+
+def quoted(way: str) -> list[str]:
+    return [*(shlex.quote(word) for word in AGENT), way]
 
 
 @pytest.mark.parametrize(
@@ -38,11 +41,11 @@ def test_ranks_fill_the_hosts_in_order(n: int, hosts: str, placed: dict[str, lis
 @pytest.mark.parametrize(
     ("programs", "env", "shell", "expected"),
     [
-        ([], {}, "", ["ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=20", "b", *QUOTED]),
-        ([], {}, "ssh -p 22 -i 'my key'", ["ssh", "-p", "22", "-i", "my key", "b", *QUOTED]),
-        (["blaunch"], {"LSB_JOBID": "1"}, "", ["blaunch", "b", *QUOTED]),
-        (["pbs_tmrsh"], {"PBS_JOBID": "1"}, "", ["pbs_tmrsh", "b", *QUOTED]),
-        (["srun"], {"SLURM_JOB_ID": "1"}, "rsh", ["rsh", "b", *QUOTED]),
+        ([], {}, "", ["ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=20", "b", *quoted("plain")]),
+        ([], {}, "ssh -p 22 -i 'my key'", ["ssh", "-p", "22", "-i", "my key", "b", *quoted("plain")]),
+        (["blaunch"], {"LSB_JOBID": "1"}, "", ["blaunch", "b", *quoted("batch")]),
+        (["pbs_tmrsh"], {"PBS_JOBID": "1"}, "", ["pbs_tmrsh", "b", *quoted("batch")]),
+        (["srun"], {"SLURM_JOB_ID": "1"}, "rsh", ["rsh", "b", *quoted("stream")]),
     ],
 )
 def test_what_starts_an_agent(
@@ -74,7 +77,26 @@ def test_slurm_starts_an_agent_in_a_step_that_leaves_all_cores_to_the_ranks(
     command = agent_command("b", {"SLURM_JOB_ID": "1"})
     assert command[0] == "srun"
     assert {"--overlap", "--mpi=none", "--cpu-bind=none", "--nodelist=b"} < set(command)
-    assert command[-len(AGENT) :] == AGENT
+    assert command[-len(AGENT) - 1 :] == [*AGENT, "batch"]
+
+
+def test_what_sends_its_environment_to_other_hosts_gets_no_secret(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "srun").write_text("#!/bin/sh\n")
+    (tmp_path / "srun").chmod(0o755)
+    found = {
+        "PATH": str(tmp_path),
+        "HOME": "/home/a",
+        "HF_TOKEN": "x",
+        "IPP_CONNECTION_INFO": "{}",
+        "RING_RUN_KEY": "x",
+    }
+    of_slurm = {"SLURM_JOB_ID": "1", "SLURM_CONF": "/etc/slurm.conf"}
+    assert shell_environment(found) == found, "ssh keeps it"
+    monkeypatch.setenv("PATH", str(tmp_path))
+    kept = {"PATH": str(tmp_path), "HOME": "/home/a", **of_slurm}
+    assert shell_environment({**found, **of_slurm, "SLURM_JWT": "a token"}) == kept
 
 
 def test_the_interface_that_leads_to_a_host() -> None:

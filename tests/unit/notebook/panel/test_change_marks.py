@@ -7,14 +7,14 @@ from array import array
 import numpy as np
 import pytest
 
-from ring_notebook.knobs import Range, encoded, made, unknown
 from ring_notebook.notebook.panel.charts.chart import MOST_CHANGES, charts, parting
 from ring_notebook.notebook.panel.report import changes_text
 from ring_notebook.notebook.record.choices import Look
 from ring_notebook.notebook.record.run_view import RunState, RunView
 from ring_notebook.notebook.record.series import Points
 from ring_notebook.notebook.run.knob_changes import parted
-from ring_notebook.records import Change, KnobRecord, MetricBatch
+from ring_notebook.protocol.knobs import Range, encoded, made, unknown
+from ring_notebook.protocol.records import Change, KnobRecord, MetricBatch
 
 
 def change(number: int, step: int, action: str = "set", rank: int = 0, **values: object) -> Change:

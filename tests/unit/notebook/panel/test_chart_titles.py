@@ -10,10 +10,11 @@ import pytest
 
 from ring_notebook.notebook.panel.charts.chart import Chart, Mark, axes, charts, compared, grouped
 from ring_notebook.notebook.panel.charts.curves import Curves
+from ring_notebook.notebook.panel.charts.live_chart import LiveChart
 from ring_notebook.notebook.panel.charts.svg_chart import svg
 from ring_notebook.notebook.record.choices import Look
 from ring_notebook.notebook.record.run_view import RunState
-from ring_notebook.records import MetricBatch
+from ring_notebook.protocol.records import MetricBatch
 
 
 def test_a_rank_without_numbers_leaves_the_best_of_the_other_in_the_title() -> None:
@@ -219,6 +220,18 @@ def test_marks_have_room_in_a_narrow_chart() -> None:
     assert len(chart.some_epochs) <= 6, "epoch 1 and 3 would read as 13"
     (width,) = re.findall(r"<svg y='\d+' width='(\d+)%'", svg(chart))
     assert 300 * (100 - int(width)) / 100 > 5.5
+
+
+@pytest.mark.parametrize(("at", "anchor", "align"), [(2, "start", None), (50, "middle", None), (99, "end", "right")])
+def test_the_word_epoch_is_not_cut_at_an_edge(at: int, anchor: str, align: str | None) -> None:
+    state = RunState(1, 0.0)
+    state.apply(MetricBatch("run", 0, ("loss", "epoch"), rows(*((s, s, 1.0, s >= at) for s in range(100)))), 2.0)
+    (chart,) = charts(state.view(2.0), ["loss"], Look())
+    assert re.findall("text-anchor='([a-z]+)'>epoch 1<", svg(chart)) == [anchor]
+    live = LiveChart()
+    live.draw(chart)
+    marks = next(one for one in live.widget.option["series"] if one["name"] == "marks")
+    assert marks["markLine"]["data"][0]["label"].get("align") == align
 
 
 def test_a_part_of_the_note_without_room_is_left_out() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from ring_notebook.notebook.panel.hints import Hint, Lint, html, text
 from ring_notebook.notebook.record.run_view import RunState, RunView
-from ring_notebook.records import Ended, MetricBatch, Output, Record
+from ring_notebook.protocol.records import Ended, MetricBatch, Output, Record
 
 LOOP = """loader = DataLoader(data, batch_size=8)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -142,6 +142,14 @@ def test_every_rank_prints_the_same() -> None:
     assert found(source.replace("    print", "    if ring.rank() == 0: print"), view(2, *alike)) == {}
 
 
+def test_the_value_of_the_last_line_is_not_printed() -> None:
+    source = "print('rows')\n[[row] * 9 for row in range(9)]\n"
+    printed = [Output("r", rank, "stdout", "rows\n") for rank in range(2)]
+    values = [Output("r", rank, "stdout", "".join(f"[{row}]\n" for row in range(9)), block=True) for rank in range(2)]
+    assert found(source, view(2, *printed, *values)) == {}
+    assert "print the same 10 lines" in found(f"{source}x = 1\n", view(2, *printed, *values))[2]
+
+
 def test_magics_in_the_cell_do_not_confuse_it() -> None:
     assert found("%matplotlib inline\n!ls\n" + PREPARED) == {}
 
@@ -184,15 +192,13 @@ def test_no_hint_under_a_cell_that_failed_before_its_first_step() -> None:
 CLIP = "    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n    optimizer.step()"
 
 
-def test_clipping_before_the_average() -> None:
+def test_clipping_what_is_no_average() -> None:
     for source in (PREPARED, WRAPPED):
-        assert "before they are averaged" in found(source.replace("    optimizer.step()", CLIP))[7]
-    synchronized = PREPARED.replace("    optimizer.step()", f"    optimizer.synchronize()\n{CLIP}")
-    assert found(synchronized) == {}
-    by_torch = LOOP.format(wrap="model = DDP(model)").replace("    optimizer.step()", CLIP)
-    assert 7 not in found(by_torch)
-    strategy = PREPARED.replace("optimizer, loader)\n", "optimizer, loader, strategy='ddp')\n")
-    assert 7 not in found(strategy.replace("    optimizer.step()", CLIP))
+        assert 7 not in found(source.replace("    optimizer.step()", CLIP))
+    for option in ("sync_every=8", "op=ring.Adasum"):
+        local = PREPARED.replace("optimizer, loader)\n", f"optimizer, loader, {option})\n")
+        assert "clips the gradients of each rank" in found(local.replace("    optimizer.step()", CLIP))[7]
+        assert 7 not in found(local)
 
 
 def test_the_batch_norm_of_the_framework() -> None:

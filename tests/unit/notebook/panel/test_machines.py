@@ -11,7 +11,7 @@ from ring_notebook.notebook.panel import machines, rank_table, report
 from ring_notebook.notebook.record.choices import Look
 from ring_notebook.notebook.record.run_log import RunLog
 from ring_notebook.notebook.record.run_record import RunRecord
-from ring_notebook.records import Ended, Load, Status, encode
+from ring_notebook.protocol.records import Ended, Load, Status, encode
 
 GIB = 2.0**30
 

@@ -10,7 +10,7 @@ import pytest
 
 from ring_notebook.notebook.panel import headline
 from ring_notebook.notebook.record.run_log import RunLog
-from ring_notebook.records import Status, encode
+from ring_notebook.protocol.records import Status, encode
 
 SOURCE = "for batch in loader:\n    ring.allreduce(x)\nprint('done')\n"
 WAITING = {"operation": "allreduce", "name": "", "sequence": 101, "seconds": 1.5, "missing": [1]}

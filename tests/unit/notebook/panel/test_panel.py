@@ -14,7 +14,7 @@ from ring_notebook.notebook.panel.panel import Panel
 from ring_notebook.notebook.record.choices import Look
 from ring_notebook.notebook.record.run_log import RunLog
 from ring_notebook.notebook.record.run_record import RunRecord
-from ring_notebook.records import MetricBatch, Status, encode
+from ring_notebook.protocol.records import MetricBatch, Status, encode
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from ring_notebook.notebook.panel import headline
 from ring_notebook.notebook.panel.progress import passes
 from ring_notebook.notebook.record.run_log import RunLog
-from ring_notebook.records import Status
+from ring_notebook.protocol.records import Status
 
 EPOCHS = "epochs = 4\nfor epoch in range(epochs):\n    for batch in ring.track(loader):\n        step(batch)\n"
 TWO = EPOCHS + "    for batch in ring.track(test):\n        check(batch)\n"

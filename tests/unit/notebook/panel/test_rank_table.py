@@ -11,7 +11,7 @@ from types import FrameType
 from ring_notebook.notebook.panel import machines, rank_table
 from ring_notebook.notebook.record.run_view import RunState, RunView
 from ring_notebook.notebook.style import PHASE_COLORS, rank_color
-from ring_notebook.records import Load, MetricBatch, Status
+from ring_notebook.protocol.records import Load, MetricBatch, Status
 
 RANKS = 4
 

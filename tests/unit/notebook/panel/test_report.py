@@ -16,13 +16,14 @@ import pytest
 from ring_notebook.config import config
 from ring_notebook.core import metrics
 from ring_notebook.notebook.panel import headline, rank_table, report, waits
+from ring_notebook.notebook.panel.comparison import Comparison
 from ring_notebook.notebook.record.run_log import RunLog
 from ring_notebook.notebook.record.run_record import first_line
 from ring_notebook.notebook.run import catalogue
 from ring_notebook.notebook.run.trackers import to_media
 from ring_notebook.notebook.style import GREY, RED, STATUS_COLORS, ago, duration, whole
-from ring_notebook.records import Display, Ended, Load, MetricBatch, Output, Record, Status, encode
-from ring_notebook.words import rank_list
+from ring_notebook.protocol.records import Display, Ended, Load, MetricBatch, Output, Record, Status, encode
+from ring_notebook.text.words import rank_list
 
 
 def run(directory: Path, size: int, *more: Record, steps: int = 60, status: str = "ok", error: str = "") -> RunLog:
@@ -219,6 +220,24 @@ def test_the_last_state_is_a_picture_that_says_what_to_do_and_text_that_says_how
     log.finish("ok")
 
 
+def test_the_last_state_before_the_first_step_says_what_ranks_do(tmp_path: Path) -> None:
+    log = RunLog(tmp_path / "r1", "r1", "digits", 2, "import torch\nloss = train()", {}, {})
+    now = time.time()
+    log.put(encode([Status("r1", 0, now, line=1, extra={"importing": "torch"}), Status("r1", 1, now, line=2)]))
+    while log.taken < log.received:
+        time.sleep(0.001)
+    state = report.last_state(log)
+    headline, *doing, notice = state["text/plain"].splitlines()
+    assert headline.startswith("running · digits · 2 ranks")
+    assert "was in progress when this page last heard of it" in notice
+    assert [re.sub(r" \(.*", "", line) for line in doing] == [
+        "importing torch on rank 0, line 1: import torch",
+        "rank 1 at line 2: loss = train()",
+    ]
+    assert "rank 1 at line 2: loss = train()" in state["text/html"]
+    log.finish("ok")
+
+
 def test_of_many_displays_the_newest_stay_and_it_is_said_where_the_others_are(tmp_path: Path) -> None:
     log = run(tmp_path / "r1", 2, *(Display("r1", 0, {"text/html": f"number {i} " + 50_000 * "x"}) for i in range(100)))
     page = report.mime_bundle(log, displays=True)["text/html"]
@@ -242,7 +261,7 @@ def test_figure_of_chosen_metrics(tmp_path: Path) -> None:
 def test_runs_are_laid_over_one_another(tmp_path: Path) -> None:
     logs = [run(tmp_path / name, 2) for name in ("r1", "r2")]
     logs[1].name, logs[1].source = "", "lr = 0.2\n"
-    loss, rate = images(report.compare(logs).data)
+    loss, rate = images(Comparison(logs, {})._repr_html_())
     assert {"digits <1>", "lr = 0.2"} <= set(texts(loss))
     assert "samples/s per rank" in texts(rate)
 
@@ -252,7 +271,7 @@ def test_runs_in_a_legend_have_short_names_that_differ(tmp_path: Path) -> None:
     for index, (log, name) in enumerate(zip(logs, ("a", "b", "b", "", ""), strict=True)):
         log.name, log.source = name, "lr = 0.2\n"
         log.started = time.mktime((2026, 11, 21, 21, 7, min(index, 3), 0, 0, -1))
-    loss = images(report.compare(logs).data)[0]
+    loss = images(Comparison(logs, {})._repr_html_())[0]
     unnamed = {f"lr = 0.2 21:07:03 #{index}" for index in (4, 5)}
     assert {"a", "b 21:07:01", "b 21:07:02"} | unnamed <= set(texts(loss))
 
@@ -272,7 +291,7 @@ def test_media_are_shown_with_name_and_step_and_hostile_text_is_text(tmp_path: P
     assert "width='126' height='84'" in page, "a small image is enlarged in whole pixels"
     assert [one.logged.name for one in log.media() if one.logged] == ["<i>", "text", "histogram"]
     assert log.displays() == []
-    both = report.compare([log, other]).data
+    both = Comparison([log, other], {})._repr_html_()
     assert ("&lt;script&gt;" in both, "<pre>newer</pre>" in both) == (True, True)
     written = to_media(log)
     assert written == log.directory / "media"
@@ -350,8 +369,33 @@ def test_a_rank_that_died_is_marked_and_the_others_are_stopped(tmp_path: Path) -
     bundle = report.mime_bundle(log)
     rows = [line.split()[:3] for line in bundle["text/plain"].splitlines() if line.lstrip()[:1].isdigit()]
     assert [row[1] for row in rows] == ["stopped", "died", "failed"]
+    assert [row[2] for row in rows] == ["0", "≥0", "0"], "what it did in its last half second was not sent"
     assert "<td style='color:#d97706'>stopped</td>" in bundle["text/html"]
     assert "<td style='color:#ef4444'>died</td>" in bundle["text/html"]
+
+
+def test_values_under_the_mouse_end_where_a_run_ends(tmp_path: Path) -> None:
+    long, short = (run(tmp_path / name, 1, steps=steps) for name, steps in (("long", 100), ("short", 50)))
+    page = report.figure([long, short], ["loss"]).data
+    tips = [tip.split("&#10;") for tip in re.findall(r"<i data-tip='([^']*)'></i>", page)]
+    both = [int(tip[0].split()[1]) for tip in tips if len(tip) == 3]
+    one = [int(tip[0].split()[1]) for tip in tips if len(tip) == 2]
+    assert len(both) + len(one) == len(tips)
+    assert max(both) <= 50 <= min(one)
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_where_the_time_of_a_killed_rank_went_is_what_it_had_told(tmp_path: Path, told: bool) -> None:
+    facts = {"training": 4.0, "communication": 3.0, "waiting": 3.0, "on_cpu": 1.0}
+    log = run(
+        tmp_path / "r1",
+        2,
+        *(Status("r1", rank, time.time(), extra=facts if told or rank == 0 else {}) for rank in range(2)),
+        Ended("r1", 0, "aborted", 5.0, facts),
+        Ended("r1", 1, "died", 5.0),
+    )
+    assert log.view().slow is None, "a rank that has told nothing is not one that computes"
+    assert log.view().ranks[1].spent.share(1.0) == (0.25 if told else 0)
 
 
 def test_a_value_that_is_no_number_is_said_first_and_drawn_in_red(tmp_path: Path) -> None:
@@ -424,7 +468,7 @@ def test_the_slow_rank_is_the_one_that_hardly_waits(tmp_path: Path) -> None:
     column = content.columns.index("waiting")
     assert [row[column] for row in content.rows] == ["30%", "1%", "30%"]
     said = report.mime_bundle(log)["text/plain"].splitlines()[1]
-    assert said.startswith("rank 1 is 1.5x slower in compute; the others wait 30%. ")
+    assert said.startswith("rank 1 is 1.5x slower outside of collectives; the others wait 30%. ")
 
 
 def test_the_bubble_of_a_stage_is_told_from_waits_in_collectives(tmp_path: Path) -> None:

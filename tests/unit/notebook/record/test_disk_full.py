@@ -18,7 +18,7 @@ from ring_notebook.notebook.record import run_files
 from ring_notebook.notebook.record.run_files import Journal
 from ring_notebook.notebook.record.run_log import RunLog
 from ring_notebook.notebook.record.run_record import RunRecord
-from ring_notebook.records import Ended, MetricBatch, Output, encode
+from ring_notebook.protocol.records import Ended, MetricBatch, Output, encode
 
 ROWS = 1000  # of a message
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ring_notebook.notebook.record.displays import MOST, MOST_BYTES, Displays
-from ring_notebook.records import Display
+from ring_notebook.protocol.records import Display
 
 
 def shows(rank: int, text: str, name: str = "", update: bool = False) -> Display:

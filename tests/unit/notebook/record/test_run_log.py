@@ -19,7 +19,7 @@ from ring_notebook.notebook.record.run_log import RunLog
 from ring_notebook.notebook.record.run_record import RunRecord
 from ring_notebook.notebook.record.run_view import OUTPUT_CHARACTERS
 from ring_notebook.notebook.run.takeover import FollowedLog, TakenOverLog
-from ring_notebook.records import (
+from ring_notebook.protocol.records import (
     Cleared,
     Display,
     Ended,

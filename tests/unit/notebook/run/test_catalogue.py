@@ -16,16 +16,17 @@ import pytest
 from ring_notebook.config import config
 from ring_notebook.errors import RingError
 from ring_notebook.notebook.cluster import cluster_folders
-from ring_notebook.notebook.record.constants import constants
+from ring_notebook.notebook.record.constants import constants, with_constants
 from ring_notebook.notebook.record.run_log import RunLog
 from ring_notebook.notebook.record.run_record import RunRecord
 from ring_notebook.notebook.run import catalogue
 from ring_notebook.notebook.run.export import export
+from ring_notebook.notebook.run.pages import write_pages
 from ring_notebook.notebook.run.send import spoken_name
 from ring_notebook.notebook.run.takeover import runs_in_progress
 from ring_notebook.notebook.run.trackers import to_csv
 from ring_notebook.notebook.table import Listing
-from ring_notebook.records import MetricBatch, Params, encode
+from ring_notebook.protocol.records import Change, MetricBatch, Params, encode
 
 SPOILED = {
     "truncated": '{"run": "r", "na',
@@ -180,14 +181,91 @@ def test_runs_are_deleted_when_they_have_ended(runs: Path) -> None:
     assert not old.directory.exists()
 
 
-def test_a_comparison_says_what_differs(runs: Path) -> None:
+def test_a_comparison_says_what_was_set_and_what_came_out(runs: Path) -> None:
     trained(runs, "1-small", 0.01, 0.3)
-    trained(runs, "2-large", 1.0, 0.1)
-    page = catalogue.compare(["small", "large"]).data
+    failed = trained(runs, "2-large", 1.0, 0.1)
+    summary = json.loads((failed.directory / "summary.json").read_text())
+    summary |= {"status": "failed", "error": "rank 0: ValueError: no <data>\nmore"}
+    (failed.directory / "summary.json").write_text(json.dumps(summary))
+    made = catalogue.compare(["small", "large"])
+    page = made._repr_html_()
     assert "<td style='text-align:left'>lr</td>" in page
-    assert "layers" not in page
+    assert "layers" not in page.partition("<svg")[0].partition("<details")[0]
     assert "Their cells differ." in page
     assert "<img" in page
+    assert "no &lt;data&gt;" in page
+    assert {row[0]: row[1:] for row in made.settings().rows} == {"lr": ["0.01", "1"]}
+    rows = {row[0]: row[1:] for row in made.outcome().rows}
+    assert rows["status"] == ["ok", "failed"]
+    assert rows["error"] == ["", "rank 0: ValueError: no <data>"]
+    assert rows["seconds"] == ["20.0", "20.0"]
+    assert rows["loss"] == ["0.3", "0.1"]
+    assert rows["best loss"] == ["0.3 (step 1)", "0.1 (step 1)"]
+    text = repr(made)
+    assert "-lr, layers = 0.01, 3\n+lr, layers = 1.0, 3" in text
+    assert "rank 0: ValueError: no <data>" in text
+
+
+def test_a_best_value_may_be_an_earlier_one(runs: Path) -> None:
+    log = RunLog(runs / "1-a", "1-a", "a", 2, "pass\n", {}, {})
+    for rank in range(2):
+        rows = [value for step, acc in enumerate((0.5, 0.9, 0.7)) for value in (log.started, step, acc + rank * 0.02)]
+        log.put(encode([MetricBatch("1-a", rank, ("acc",), array("d", rows))]))
+    log.finish("ok")
+    rows = {row[0]: row[1] for row in catalogue.compare(["a"]).outcome().rows}
+    assert (rows["acc"], rows["best acc"]) == ("0.71", "0.91 (step 1)")
+
+
+def changed(runs: Path, name: str, branch: dict[str, Any], *changes: tuple[int, float]) -> RunLog:
+    """A run with changes of its lr behind these steps."""
+    log = RunLog(runs / name, name, name.partition("-")[2], 1, "layers = 3\n", {"branch": branch}, {})
+    for number, (step, lr) in enumerate(changes, start=1):
+        log.put(encode([Change(name, 0, log.started, number, "set", {"lr": lr}, "a user", step, step)]))
+    return log
+
+
+def test_a_branch_has_what_its_run_was_set_to_until_then(runs: Path) -> None:
+    origin = changed(runs, "1-a", {}, (10, 0.5), (90, 0.2))
+    origin.put(encode([Params("1-a", 0, {"optimizer": "SGD", "lr": 1.0})]))
+    changed(runs, "2-a", {}, *((step, 7.0) for step in range(9))).finish("ok")  # of the same name, and another run
+    second = changed(runs, "3-b", {"of": "a@50", "run": "1-a"}, (60, 0.4))
+    third = changed(runs, "4-c", {"of": "b@55", "run": "3-b"}, (70, 0.3))
+    for log in (origin, second, third):
+        log.finish("ok")
+    made = catalogue.compare(["1-a", "2-a", "b", "c"])
+    rows = {row[0]: row[1:] for row in made.settings().rows}
+    assert rows["lr"] == [
+        "1, then 0.5 from step 10, then 0.2 from step 90",
+        "9 changes, the last to 7 from step 8",
+        "1, then 0.5 from step 10, then 0.4 from step 60",
+        "1, then 0.5 from step 10, then 0.3 from step 70",
+    ]
+    assert rows["optimizer"] == ["SGD", "", "SGD", "SGD"]
+    assert rows["branch of"] == ["", "", "a@50", "b@55"]
+    assert made.settings().note == "They ran the same cell."
+    catalogue.delete(["1-a"])
+    assert {row[0]: row[1:] for row in catalogue.compare(["b", "c"]).settings().rows}["lr"][0] == "0.4 from step 60"
+
+
+def test_all_runs_as_pages_for_a_web_server(runs: Path, tmp_path: Path) -> None:
+    for name, lr in (("1-small", 0.01), ("2-<large>", 1.0)):
+        trained(runs, name, lr, 0.1)
+    good(runs, "3-trivial")
+    site = tmp_path / "site" / "of runs"
+    told = write_pages(site)
+    assert told == f"Wrote 2 runs to {site / 'index.html'}; the folder can be hosted as it is."
+    assert sorted(path.name for path in site.iterdir()) == ["1-small.html", "2-<large>.html", "index.html"]
+    index = (site / "index.html").read_text()
+    assert re.findall("<a href='([^']+)'>", index) == ["2-%3Clarge%3E.html", "1-small.html"]
+    page = (site / "1-small.html").read_text()
+    assert "<script" not in index + page
+    assert "<img alt='loss over step" in page
+    assert "<title>small</title>" in page
+    write_pages(site, every=True)
+    assert (site / "3-trivial.html").exists()
+    (tmp_path / "index.html").write_text("mine")
+    with pytest.raises(RingError, match=r"index\.html was not written by"):
+        write_pages(tmp_path)
 
 
 def test_metrics_of_one_run_or_of_several_are_plotted(runs: Path) -> None:
@@ -319,3 +397,15 @@ def test_a_list_of_one_run_has_nothing_to_sort(runs: Path) -> None:
 
 def test_a_list_without_rows_is_its_note_alone() -> None:
     assert Listing(["cell", "name"], [], "No cell waits.")._repr_html_() == "<p>No cell waits.</p>"
+
+
+def test_other_values_take_the_places_of_constants() -> None:
+    cell = 'ä, lr = "ü", 0.1  # usual\nsteps: int = (\n    3\n)\nlr = -0.2\nprint(lr)\n'
+    swept = with_constants(cell, {"lr": 1e-3, "steps": 5})
+    assert swept == 'ä, lr = "ü", 0.001  # usual\nsteps: int = (\n    5\n)\nlr = 0.001\nprint(lr)\n'
+    assert with_constants('a = """x\ny"""\nb = 1\n', {"a": "z"}) == "a = 'z'\n\nb = 1\n"
+    for wrong in ("for lr in data: pass\n", "lr = net()\n", "if True:\n    lr = 1\n"):
+        with pytest.raises(RingError, match="no constant 'lr'; write lr = 2 on a line of its own"):
+            with_constants(wrong, {"lr": 2})
+    with pytest.raises(RingError, match="begin with % or !"):
+        with_constants("!ls\nlr = 1\n", {"lr": 2})

@@ -38,7 +38,8 @@ def test_the_set_up_cells_of_its_cluster_come_first_each_once(ran: Any, tmp_path
     assert [line for line in text.splitlines() if " = " in line] == ["model = 1", "data = 2", "loss = model + data"]
     assert "import ring_notebook.torch as ring\n\nring.init()\n" in text
     assert "ringrun -np 3 python train.py" in text
-    assert repr(made) == f"Wrote 3 cells to {tmp_path}/train.py. Run it: ringrun -np 3 python train.py"
+    wrote = f"Wrote 2 set-up cells and the cell of run g to {tmp_path}/train.py."
+    assert repr(made) == f"{wrote} Run it: ringrun -np 3 python train.py"
 
 
 def test_of_an_edited_cell_the_last_version_that_ran_well(ran: Any, tmp_path: Path) -> None:

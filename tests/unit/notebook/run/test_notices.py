@@ -14,7 +14,7 @@ from ring_notebook.notebook.record.run_log import RunLog
 from ring_notebook.notebook.record.run_record import RunStatus
 from ring_notebook.notebook.run import notices
 from ring_notebook.notebook.run.notices import Notice, Notices, described, notify
-from ring_notebook.records import MetricBatch, encode
+from ring_notebook.protocol.records import MetricBatch, encode
 
 
 @pytest.fixture(autouse=True)

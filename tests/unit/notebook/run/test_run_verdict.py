@@ -7,7 +7,7 @@ from typing import Any, Literal
 import pytest
 
 from ring_notebook.notebook.run.run_verdict import verdict_of
-from ring_notebook.records import Ended, Failure
+from ring_notebook.protocol.records import Ended, Failure
 
 LEFT = "rank 1 was ended: 5 s after an interrupt it still waited in dist.recv"
 STORY = "rank 1 on h was killed by SIGSEGV. The other ranks keep their variables"

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from ring_notebook.analysis.scaling import PARTS, Scaling
 from ring_notebook.notebook.record.run_log import RunLog
 from ring_notebook.notebook.run.scaling_report import ScalingReport, measured_run
-from ring_notebook.records import Ended, MetricBatch, encode
-from ring_notebook.scaling import PARTS, Scaling
+from ring_notebook.protocol.records import Ended, MetricBatch, encode
 
 
 def test_a_run_is_measured_after_its_warm_up(tmp_path: Path) -> None:
@@ -27,7 +27,9 @@ def test_a_run_is_measured_after_its_warm_up(tmp_path: Path) -> None:
     log.finish("ok")
     run = measured_run(log, warmup=3)
     assert (run.ranks, run.seconds, run.rate, run.batch) == (2, 4.0, 32.0, 64.0)
-    assert run.shares == pytest.approx({"compute": 0.5, "data": 0.1, "moving": 0.1, "waiting": 0.3, "bubble": 0.0})
+    assert run.shares == pytest.approx(
+        {"compute": 0.5, "asleep": 0.0, "data": 0.1, "moving": 0.1, "waiting": 0.3, "bubble": 0.0}
+    )
     assert measured_run(log, warmup=1).rate == pytest.approx(2 * 4 * 32 / 56)
     assert measured_run(log, warmup=6).rate == 0.0
 

@@ -24,7 +24,7 @@ from ring_notebook.notebook.record.run_log import RunLog
 from ring_notebook.notebook.run import sharing
 from ring_notebook.notebook.run.classroom import Classroom
 from ring_notebook.notebook.run.sharing import MOST_BYTES, SUFFIX, Sharing, Tile, read_tile, tile_of
-from ring_notebook.records import Failure, MetricBatch, encode
+from ring_notebook.protocol.records import Failure, MetricBatch, encode
 
 RUN = "1-first"
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(1)>"

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from ring_notebook.notebook.record.run_files import RunFiles
-from ring_notebook.notebook.run.timeline import HELD, MOST_BARS, Span, Timeline, account, explain, vega_lite
-from ring_notebook.records import PROGRAM, TRAINING
-from ring_notebook.spent import OwnTime
+from ring_notebook.notebook.run.timeline import HELD, MOST_BARS, OWN_WORK, Span, Timeline, account, vega_lite
+from ring_notebook.protocol.records import COUNTED, PROGRAM, TRAINING
 
 
 def event(rank: int, begin: float, seconds: float, phase: str, last: int = -1, sequence: int = 1) -> dict[str, Any]:
@@ -34,6 +33,11 @@ def trained(begin: float, end: float, ranks: int = 2) -> list[dict[str, Any]]:
     return [
         {**event(rank, moment, 0, TRAINING), "ph": "i", "s": "t"} for rank in range(ranks) for moment in (begin, end)
     ]
+
+
+def counted(rank: int, moment: float, **own: float) -> dict[str, Any]:
+    """What a rank has counted of itself until a moment; its process has lived for an hour before."""
+    return {**event(rank, moment, 0, COUNTED), "ph": "C", "args": {"on_cpu": 3600.0, "disk": 1e9, **own}}
 
 
 def timeline(directory: Path, *events: dict[str, Any]) -> Timeline:
@@ -71,12 +75,12 @@ def test_a_rank_that_is_slow_is_named_with_what_it_costs(tmp_path: Path) -> None
     assert [one.spent.moving for one in accounts] == pytest.approx([0.03] * 3)
     assert [one.spent.compute for one in accounts] == pytest.approx([1.77, 2.07, 2.97])
     assert [one.waited_for for one in accounts] == pytest.approx([0.0, 0.0, 1.05])  # the usual one of those that wait
-    assert slow.why == "Rank 2 is 1.4x slower in compute; others wait for it 35% of the time."
+    assert slow.why.startswith("Rank 2 is 1.4x slower outside of collectives; the others wait 35%. ")
 
 
 def test_a_rank_that_waits_for_its_data_is_told_from_a_slow_one(tmp_path: Path) -> None:
     late = timeline(tmp_path, *steps(2, {0: 0.5}, last=1), *(event(1, step, 0.5, "data") for step in range(3)))
-    assert late.why == "Rank 1 is 2.0x slower in getting data; others wait for it 50% of the time."
+    assert late.why.startswith("Rank 1 is 2.0x slower in getting data; the others wait 50%. ")
 
 
 def test_ranks_that_take_turns_are_not_blamed(tmp_path: Path) -> None:
@@ -95,12 +99,21 @@ def test_data_that_takes_longer_than_the_turns_is_named(tmp_path: Path) -> None:
     assert timeline(tmp_path, *trained(0, 2), *turns, *slow_data).why.startswith("Every rank waits for data 60% of")
 
 
-def test_the_cause_is_that_of_the_report(tmp_path: Path) -> None:
-    """Which knows what the ranks have counted: here a rank that slept."""
-    recorded = timeline(tmp_path, event(0, 0, 0, "data"), *steps(3, {0: 0.4, 1: 0.3}, last=2))
-    assert "in compute" in recorded.why
-    own = {rank: OwnTime(on_cpu=1.5) for rank in range(3)}
-    assert "in sleeping or waiting outside of collectives" in Timeline(tmp_path, own).why
+def test_the_cause_is_what_the_ranks_have_counted_in_its_seconds(tmp_path: Path) -> None:
+    """Rank 2 sleeps in the first two seconds, and computes in the third."""
+    own = [
+        *(counted(rank, moment, on_cpu=3600 + 0.5 * moment) for rank in range(2) for moment in (0, 1, 2, 3)),
+        *(counted(2, moment, on_cpu=3600 + worked) for moment, worked in ((0, 0), (1, 0.2), (2, 0.4), (3, 1.4))),
+    ]
+    recorded = timeline(tmp_path, *steps(3, {0: 0.4, 1: 0.3}, last=2), *own)
+    begins, asleep, computes = "Rank 2 is 1.4x slower in ", "sleeping or waiting outside of collectives;", "compute;"
+    assert recorded.why.startswith(f"{begins}{asleep}")
+    assert recorded.between(0, 2).why.startswith(f"{begins}{asleep}")
+    assert recorded.between(2, 3).why.startswith(f"{begins}{computes}")
+    assert recorded.between(1.9, 2.2).why.split(";")[0].endswith("outside of collectives"), "nothing is known of that"
+    assert recorded.table.columns == ["rank", "compute", "asleep", "moving", "waiting", "others waited for it"]
+    assert recorded.table.rows[2][1:3] == ["46.7%", "52.3%"]
+    assert vega_lite(recorded.spans)["data"]["values"][0]["phase"] == OWN_WORK
 
 
 def test_communication_that_takes_long_is_named(tmp_path: Path) -> None:
@@ -124,8 +137,8 @@ def test_the_bubble_of_a_pipeline(tmp_path: Path) -> None:
 
 
 def test_waits_of_backends_that_do_not_say_for_whom(tmp_path: Path) -> None:
-    waits = [*trained(0, 2), event(0, 0, 1, "waiting"), event(1, 0.9, 0.1, "waiting"), event(1, 2, 0, "moving")]
-    assert timeline(tmp_path, *waits).why == "The ranks wait for one another 28% of the time, rank 1 least."
+    waits = [*trained(0, 2), event(0, 0, 0.3, "waiting"), event(1, 0.9, 0.1, "waiting"), event(1, 2, 0, "moving")]
+    assert timeline(tmp_path, *waits).why == "The ranks wait for one another 10% of the time, rank 1 least."
 
 
 def test_data_that_is_late_everywhere(tmp_path: Path) -> None:
@@ -135,8 +148,13 @@ def test_data_that_is_late_everywhere(tmp_path: Path) -> None:
 
 def test_nothing_to_blame(tmp_path: Path) -> None:
     fine = timeline(tmp_path, event(0, 0, 0, "data"), *steps(2, {}, last=-1))
-    assert fine.why == "The ranks keep step: 99% of the time is compute."
-    assert explain([], []).startswith("No collective was called")
+    assert fine.why == "The ranks keep step: 99% of the time is spent outside of collectives."
+    sleepers = [counted(rank, moment, on_cpu=3600 + 0.5 * moment) for rank in range(2) for moment in (0, 3)]
+    fine = timeline(tmp_path / "slept", event(0, 0, 0, "data"), *steps(2, {}, last=-1), *sleepers)
+    assert fine.why == (
+        "The ranks keep step: 50% of the time is compute, and 49% sleep or waiting outside of collectives."
+    )
+    assert Timeline.of([]).why.startswith("No collective was called")
 
 
 def test_threads_that_wait_at_the_same_time_count_once() -> None:
@@ -179,8 +197,8 @@ def test_the_chart_holds_every_span_and_stays_small_when_there_are_many() -> Non
     few = [Span(rank, 0.1 * rank, 1.0, "waiting", "allreduce", 0, 1, 64, 1) for rank in range(2)]
     bars = vega_lite(few)["data"]["values"]
     assert [(bar["rank"], bar["phase"], bar["begin"], bar["end"]) for bar in bars] == [
-        (0, "compute", 0.0, 1.0),
-        (1, "compute", 0.0, 1.0),
+        (0, OWN_WORK, 0.0, 1.0),
+        (1, OWN_WORK, 0.0, 1.0),
         (0, "waiting", 0.0, 1.0),
         (1, "waiting", 0.1, 1.0),
     ]
@@ -188,7 +206,9 @@ def test_the_chart_holds_every_span_and_stays_small_when_there_are_many() -> Non
     assert vega_lite(few)["config"]["legend"]["orient"] == "top", "at the right a narrow page cuts it off"
 
     # All seconds of the table and all ranks, also those that have waited for nothing, in the words of the table.
-    chart = vega_lite([Span(1, 0.1, 0.2, "data", "batch", PROGRAM, 1, 0, -1)], {0: (0.0, 0.4), 1: (0.0, 0.8)})
+    chart = vega_lite(
+        [Span(1, 0.1, 0.2, "data", "batch", PROGRAM, 1, 0, -1)], {0: (0.0, 0.4), 1: (0.0, 0.8)}, "compute"
+    )
     assert [(bar["rank"], bar["phase"], bar["begin"], bar["end"]) for bar in chart["data"]["values"]] == [
         (0, "compute", 0.0, 0.4),
         (1, "compute", 0.0, 0.8),

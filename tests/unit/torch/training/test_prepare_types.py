@@ -19,7 +19,7 @@ class Net(torch.nn.Linear):
     pass
 
 def train(net: Net, optimizer: torch.optim.SGD, loader: DataLoader[int]) -> None:
-    model, distributed, share = ring.prepare(net, optimizer, loader, scale_lr=True, fused=True)
+    model, distributed, share = ring.prepare(net, optimizer, loader, scale_lr=True, num_groups=2)
     reveal_type(model)
     reveal_type(share)
     distributed.synchronize()

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from ring_notebook import verdict
-from ring_notebook.verdict import (
+from ring_notebook.analysis import verdict
+from ring_notebook.analysis.verdict import (
     Event,
     Kind,
     RankFailure,
@@ -51,8 +51,8 @@ def rank(number: int, code: int = 0, clock: float = 0.0, *, aborted: bool = Fals
     return RankFailure(number, "h", code, clock, aborted=aborted, reason=why)
 
 
-def aborted(number: int, clock: float = 0.0) -> RankFailure:
-    return rank(number, 1, clock, aborted=True)
+def aborted(number: int, clock: float = 0.0, behind: int = -1) -> RankFailure:
+    return RankFailure(number, "h", 1, clock, aborted=True, behind=behind)
 
 
 def play(rules: Rules, steps: Sequence[Step], until: float = 200.0) -> tuple[list[tuple[float, int]], Verdict]:
@@ -102,6 +102,18 @@ ENDS: list[tuple[str, Rules, list[Step], list[tuple[float, int]], int, str, list
     ("whatever the clocks of two hosts say", SCRIPT,
      [(1, "exited", aborted(0, 10.0)), (1.5, "exited", rank(1, 3, 99.0))], [(2.5, SIGTERM), (7.5, SIGKILL)], 3,
      "rank 1 on h failed first: exit code 3", []),
+    ("a host that is silent, behind a link that others have lost", SCRIPT,
+     [(1, "exited", aborted(0, behind=2)), (2, "exited", aborted(1, behind=2)), (31, "exited", rank(2, 1, why=LOST))],
+     [], 1, f"rank 2 on h failed first: {LOST}", []),
+    ("a host of which nothing is ever known", SCRIPT,
+     [(1, "exited", aborted(0, behind=2)), (2, "exited", aborted(1, behind=2))], [(36, SIGTERM), (41, SIGKILL)], 1,
+     "rank 2 was lost first: rank 0 on h has lost its link to it", []),
+    ("a rank that has left, behind a link that another has lost", SCRIPT,
+     [(1, "exited", aborted(0, behind=2)), (1.5, "exited", rank(2))], [(4.5, SIGTERM), (9.5, SIGKILL)], 1,
+     "rank 2 on h failed first: exit code 0 in the middle of the job", []),
+    ("a host that a launcher does not name at once", SCRIPT._replace(launched=True),
+     [(1, "exited", aborted(0, behind=2)), (20, "launcher", 1)], [], 1,
+     "rank 2 was lost first: rank 0 on h has lost its link to it", []),
     ("of two that failed by themselves, the earlier one", SCRIPT,
      [(1, "exited", rank(0, 4, 12.0)), (1.5, "exited", rank(1, 3, 11.0))], [(2, SIGTERM), (7, SIGKILL)], 3,
      "rank 1 on h failed first: exit code 3", []),
@@ -177,6 +189,9 @@ ENDS: list[tuple[str, Rules, list[Step], list[tuple[float, int]], int, str, list
     ("ranks that were through are not blamed for a failure after them", ELASTIC,
      [(1, "exited", rank(0)), (1, "exited", rank(2)), (2, "exited", rank(1, 1))], [], 0,
      "rank 1 on h failed first: exit code 1", ["rank 1 failed: exit code 1. Continuing with 2 ranks of 3"]),
+    ("the living continue without a host that has vanished", ELASTIC,
+     [(1, "exited", rank(1, 1, why=LOST)), (9, "exited", rank(0)), (9, "exited", rank(2))], [], 0,
+     f"rank 1 on h failed first: {LOST}", [f"rank 1 on h failed: {LOST}. Continuing with 2 ranks of 3"]),
     # Ranks join: as many others as there are slots, and those that come for the dead.
     ("a rank joins in place of one that has died", GROWING,
      [(1, "exited", rank(1, 3)), (3, "started", 1), (4, "joined", 1), *((9, "exited", rank(n)) for n in range(3))],

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from ring_notebook.slow_ranks import CAUSES, cause, find, find_link
-from ring_notebook.spent import OwnTime, Sent, Spent, spent
+from ring_notebook.analysis.slow_ranks import CAUSES, SlowLink, SlowRanks, cause, explain, find
+from ring_notebook.analysis.spent import OwnTime, Sent, Spent, shares, spent
 
 # Ten seconds of two ranks: the slow one works for nine, the other for four and waits for five.
 SLOW = Spent(10.0, 1.0, 0.0, 0.0, 0.0, OwnTime(on_cpu=10.0, samples=100))
@@ -35,15 +35,47 @@ def slow(data: float = 0.0, **own: float) -> Spent:
         (slow(faults=1000), "compute"),
         (slow(on_cpu=6.0, disk=5e7), "disk"),
         (slow(on_cpu=6.0, beside=3.5), "threads"),
+        (slow(on_cpu=6.0, queued=3.0, beside=4.0), "threads"),
+        (slow(disk=3e9), "disk"),
         (slow(samples=200), "samples"),
         (slow(samples=102), "compute"),
         (slow(on_cpu=6.0, samples=200), "asleep"),
         (slow(on_cpu=8.5, queued=1.2, data=0.9, collecting=0.9), "compute"),
-        (replace(SLOW, own=OwnTime()), "compute"),
+        (slow(on_cpu=7.0, queued=1.3, data=1.3, collecting=1.2), "several"),
+        (replace(SLOW, own=OwnTime()), "unknown"),
     ],
 )
 def test_the_cause_explains_most_of_what_a_rank_takes_longer(rank: Spent, expected: str) -> None:
     assert cause(rank, USUAL) == expected
+
+
+def test_data_that_another_thread_moves_is_no_sleep() -> None:
+    """The main threads of both ranks sleep for five seconds in which their data moves."""
+    rank = Spent(10.0, 5.0, 0.0, 0.0, 0.0, OwnTime(on_cpu=5.0))
+    assert cause(rank, Spent(10.0, 5.0, 2.5, 0.0, 0.0, OwnTime(on_cpu=2.5))) == "compute"
+    assert (rank.asleep, rank.compute) == (0.0, 5.0)
+
+
+def test_threads_that_compute_for_the_main_one_are_no_sleep() -> None:
+    """As those of TensorFlow and XLA, for which the main thread waits."""
+    rank, usual = slow(on_cpu=1.0, beside=8.0), replace(USUAL, own=OwnTime(on_cpu=1.0, beside=4.0))
+    assert cause(rank, usual) == "compute"
+    assert (rank.asleep, usual.asleep) == (0.0, 0.0)
+
+
+def test_more_computing_waits_more_often_for_a_core() -> None:
+    """On a machine whose cores others use all the time, as much as the usual rank for each second on a core."""
+    usual = Spent(10.0, 0.0, 6.0, 0.0, 0.0, OwnTime(on_cpu=1.3, queued=2.7))
+    rank = Spent(10.0, 0.0, 0.0, 0.0, 0.0, OwnTime(on_cpu=3.25, queued=6.75))
+    assert cause(rank, usual) == "compute"
+    assert cause(replace(rank, own=OwnTime(on_cpu=1.3, queued=8.7)), usual) == "queued"
+
+
+def test_sleep_is_a_part_of_the_time_of_its_own() -> None:
+    ranks = [slow(on_cpu=3.0), USUAL]
+    assert (ranks[0].compute, ranks[0].asleep) == (3.0, 6.0)
+    assert shares(ranks) == {"compute": [0.3, 0.4], "asleep": [0.6, 0.0], "moving": [0.1, 0.1], "waiting": [0.0, 0.5]}
+    assert shares([slow(on_cpu=8.6), USUAL])["compute"] == [0.9, 0.4], "so little is shown as compute"
 
 
 def test_the_usual_rank_has_its_share_of_everything() -> None:
@@ -55,7 +87,7 @@ def test_the_usual_rank_has_its_share_of_everything() -> None:
 
 def test_each_cause_is_a_sentence_with_something_to_do() -> None:
     found = find({0: USUAL, 1: SLOW, 2: USUAL}, 100)
-    assert found is not None
+    assert isinstance(found, SlowRanks)
     for name, (why, advice) in CAUSES.items():
         said = replace(found, cause=name).sentence
         assert said == f"rank 1 is 2.2x slower {why}; the others wait 50%. {advice}"
@@ -73,6 +105,13 @@ def test_nobody_is_slow_in_the_first_steps_or_seconds() -> None:
     assert find({1: SLOW}, 100) is None
 
 
+def test_a_recording_says_the_same_however_short_it_is() -> None:
+    ranks = {0: replace(USUAL, seconds=3.0, waiting=1.5), 1: replace(SLOW, seconds=3.0)}
+    found = find(ranks)
+    assert found is not None
+    assert explain(ranks, {0: 0.0, 1: 1.5}) == f"R{found.sentence[1:]}."
+
+
 def test_a_rank_reports_numbers_only() -> None:
     account = spent({"training": 9.0, "queued": 2.0, "on_cpu": "many", "samples": 5}, 1.0)
     assert account.own == OwnTime(queued=2.0, samples=5.0)
@@ -86,15 +125,15 @@ def moving(**links: tuple[float, float]) -> Spent:
 def test_the_slow_link_between_hosts_is_named() -> None:
     """By the rate while data is on its way. What agrees on operations is too little to say anything."""
     ranks = {0: moving(_1=(4.7, 8e7), _2=(0.7, 14e3)), 1: moving(_2=(8.4, 8e7)), 2: moving(_0=(0.9, 8e7))}
-    found = find_link(ranks, 20)
-    assert found is not None
+    found = find(ranks, 20)
+    assert isinstance(found, SlowLink)
     assert (found.source, found.to) == (1, 2)
     assert found.sentence.startswith(
         "the link from the host of rank 1 to that of rank 2 carries 9.52 MB/s, the others at least 5.6x that; the "
         "ranks move data 60% of the time. See what else uses it"
     )
-    assert find_link(ranks, 5) is None
-    assert find_link({0: ranks[0]}, 20) is None
+    assert find(ranks, 5) is None
+    assert find({0: ranks[0]}, 20) is None
 
 
 @pytest.mark.parametrize(
@@ -108,7 +147,7 @@ def test_the_slow_link_between_hosts_is_named() -> None:
     ],
 )
 def test_a_link_that_costs_nothing_or_does_not_stand_out(ranks: dict[int, Spent]) -> None:
-    assert find_link(ranks, 20) is None
+    assert find(ranks, 20) is None
 
 
 def test_what_went_to_other_hosts_is_among_the_facts() -> None:

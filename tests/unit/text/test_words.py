@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ring_notebook.words import LONGEST, shortened
+from ring_notebook.text.words import LONGEST, shortened
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ring_notebook.energy import Gpu, Packages, Used, amount, energy_text, used
+from ring_notebook.machine.energy import Gpu, Packages, Used, amount, energy_text, used
 
 RANGE = 262_143_328_850
 

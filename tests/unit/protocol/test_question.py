@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ring_notebook.question import Question
+from ring_notebook.protocol.question import Question
 
 
 def test_arrives_as_it_was() -> None:

@@ -8,8 +8,8 @@ from types import ModuleType
 
 import pytest
 
-from ring_notebook import gpus as module
-from ring_notebook.gpus import VISIBLE, gpus, gpus_of_engine, gpus_of_script, sharing
+from ring_notebook.machine import gpus as module
+from ring_notebook.machine.gpus import VISIBLE, gpus, gpus_of_engine, gpus_of_script, sharing
 
 
 class NvidiaManagement(ModuleType):
@@ -102,6 +102,18 @@ def test_what_the_library_finds(
     monkeypatch.setitem(sys.modules, "pynvml", library)
     assert gpus() == found
     assert library.users == 0
+
+
+@pytest.mark.parametrize(("visible", "found"), [("0", []), ("0,1", []), ("GPU-7f", ["GPU-7f"]), ("MIG-a", ["MIG-a"])])
+def test_numbers_are_no_gpus_without_a_driver(
+    visible: str, found: list[str], machine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VISIBLE, visible)
+    monkeypatch.setattr(module, "_PROC", tmp_path / "none")
+    monkeypatch.setattr(module, "_DRIVERS", (str(tmp_path / "device"),))
+    assert gpus() == found
+    (tmp_path / "device").touch()
+    assert gpus() == visible.split(",")
 
 
 def test_without_the_library_or_its_driver(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:

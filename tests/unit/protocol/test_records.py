@@ -6,7 +6,7 @@ from array import array
 
 import pytest
 
-from ring_notebook.records import (
+from ring_notebook.protocol.records import (
     Cleared,
     Display,
     Ended,

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
 
-from ring_notebook import hardware
+from ring_notebook.machine import hardware
 
 
 @pytest.fixture
@@ -56,3 +57,13 @@ def test_processes_killed_for_want_of_memory(groups: Path) -> None:
     assert hardware.oom_kills() == 3
     write(groups / "memory" / "memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 4\n")
     assert hardware.oom_kills() == 7
+
+
+def test_the_processes_that_control_groups_allow(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(hardware, "_CGROUPS", tmp_path)
+    assert hardware.processes_of_container() == sys.maxsize
+    groups = list(hardware._groups("pids"))
+    for folder, value in zip(groups, ["max\n", "32\n", "64\n"], strict=False):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "pids.max").write_text(value if len(groups) > 1 else "32\n")
+    assert hardware.processes_of_container() == 32

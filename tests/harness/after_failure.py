@@ -1,0 +1,52 @@
+"""The pytest plugin that cleans clusters that a failed test has used, so that the next test finds them idle.
+
+These are the values of its fixtures: a `Cluster`, and a `Notebook` with one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any
+
+import pytest
+
+_FAILED = pytest.StashKey[bool]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: Any) -> Generator[None, Any, Any]:
+    report = yield
+    if report.when == "call":
+        item.stash[_FAILED] = report.failed
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Clean before the fixtures of the test alone end what they have started."""
+    error = None
+    if item.stash.get(_FAILED, False):
+        try:
+            for used in getattr(item, "funcargs", {}).values():
+                clean(used)
+        except Exception as raised:
+            error = raised
+    result = yield
+    if error is not None:
+        raise error
+    return result
+
+
+def clean(used: object) -> None:
+    """End the runs of the cluster, if ``used`` is or has one, and its variables; start it again where that fails."""
+    from notebook.kernel import Notebook
+    from ring_notebook.notebook.cluster.cluster import Cluster
+
+    if isinstance(used, Notebook):
+        used.clean()
+    elif isinstance(used, Cluster):
+        for run in used.runs.in_progress:
+            run.stop()
+        if not used.running or [engine for engine in used.status() if engine.state != "idle"]:
+            used.restart()
+        used.run("%reset -f").wait()

@@ -1,0 +1,103 @@
+"""The pytest plugin that runs a tenth of the chosen tests: ``-m slow --tenth 3``.
+
+``--tenth commit`` takes the tenth of the date of the last commit, ``--minutes 20`` begins no test later than that.
+
+Each test always belongs to the same tenth, so ten runs with different numbers run all of them.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from zlib import crc32
+
+import pytest
+
+__all__ = ["SECONDS", "tenth_of", "tenth_of_date"]
+
+SECONDS = 3200
+"""Seconds from one tenth to the next.
+
+A day has 27 of these, and a week 189. Neither number shares a factor with 10, so ten landings at the same hour, one a
+day or one a week, run all ten tenths.
+"""
+UNTIL = "TEST_UNTIL"
+"""Environment, for the lanes too: the time of the monotonic clock after which no test begins."""
+NO_TIME = "NOT RUN: no time was left"
+
+_TENTH = pytest.StashKey[int]()
+_OTHERS = pytest.StashKey[list[str]]()
+
+
+def tenth_of_date(seconds: int) -> int:
+    """The tenth, 0 to 9, whose turn it is at a commit's date in seconds since 1970."""
+    return seconds // SECONDS % 10
+
+
+def tenth_of(nodeid: str) -> int:
+    """The tenth to which a test belongs, 0 to 9."""
+    return crc32(nodeid.encode()) % 10
+
+
+def by_folder(nodeids: Iterable[str]) -> str:
+    """How many tests there are in each folder below tests."""
+    counts = Counter(Path(nodeid.partition("::")[0]).parts[1] for nodeid in nodeids)
+    return ", ".join(f"{folder} {count}" for folder, count in sorted(counts.items())) or "none"
+
+
+def chosen(option: str) -> int:
+    """The tenth that ``--tenth`` asks for."""
+    if option != "commit":
+        return int(option)
+    folder = Path(__file__).parent
+    date = subprocess.run(["git", "log", "-1", "--format=%ct"], cwd=folder, capture_output=True, text=True, check=True)
+    return tenth_of_date(int(date.stdout))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    tenths = [*map(str, range(10)), "commit"]
+    parser.addoption("--tenth", choices=tenths, help="of the chosen tests run a tenth; commit: by the date of HEAD")
+    parser.addoption("--minutes", type=float, help="begin no test after this time")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    minutes = config.getoption("--minutes")
+    if minutes is not None:
+        os.environ[UNTIL] = str(time.monotonic() + 60 * minutes)
+
+
+# After the choice by marks; before `rank_tests`, which is loaded later, makes launches of what is left.
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    option = config.getoption("--tenth")
+    if option is None:
+        return
+    tenth = config.stash[_TENTH] = chosen(option)
+    others = [item for item in items if tenth_of(item.nodeid) != tenth]
+    config.stash[_OTHERS] = [item.nodeid for item in others]
+    config.hook.pytest_deselected(items=others)
+    items[:] = [item for item in items if tenth_of(item.nodeid) == tenth]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if time.monotonic() > float(os.environ.get(UNTIL, "inf")):
+        pytest.skip(NO_TIME)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Say what ran, and what did not."""
+    others = config.stash.get(_OTHERS, None)
+    if others is None:
+        return
+    found = {kind: terminalreporter.stats.get(kind, []) for kind in ("passed", "failed", "skipped")}
+    late = [one.nodeid for one in found["skipped"] if isinstance(one.longrepr, tuple) and NO_TIME in one.longrepr[2]]
+    ran = [one.nodeid for kind in found.values() for one in kind if one.nodeid not in late and "::" in one.nodeid]
+    terminalreporter.section(f"tenth {config.stash[_TENTH]}")
+    terminalreporter.write_line(f"ran: {by_folder(ran)}")
+    terminalreporter.write_line(f"no time was left: {by_folder(late)}")
+    terminalreporter.write_line(f"in the other nine: {by_folder(others)}")

@@ -1,0 +1,61 @@
+"""What ranks and their children write to descriptors 1 and 2 is shown in the cell, as it is in a plain cell."""
+
+from __future__ import annotations
+
+import pytest
+
+from ring_notebook.errors import ClusterError
+from ring_notebook.notebook.cluster.cluster import Cluster
+from ring_notebook.notebook.panel import labelled_lines
+
+CELL = """
+import ctypes, multiprocessing, os, subprocess, sys
+print("python"); os.write(1, b"descriptor\\n"); libc = ctypes.CDLL(None); libc.puts(b"C")
+print("between"); subprocess.run(["echo", "program"]); os.system("echo shell; echo error >&2")
+child = multiprocessing.get_context("fork").Process(target=print, args=("fork",)); child.start(); child.join()
+print("again", file=sys.stderr); os.write(2, b"last error\\n"); _ = libc.printf(b"no end of line")
+"""
+
+
+def test_what_is_written_below_python_is_in_order(cluster: Cluster) -> None:
+    run = cluster.run(CELL).wait()
+    lines = labelled_lines.Lines().take(run.view.output, last=True)
+    everybody = list(range(run.log.size))
+    assert [(sorted(line.ranks), line.text) for line in lines if line.stream == "stdout"] == [
+        (everybody, text)
+        for text in ("python", "descriptor", "C", "between", "program", "shell", "fork", "no end of line")
+    ]
+    assert [(sorted(line.ranks), line.text) for line in lines if line.stream == "stderr"] == [
+        (everybody, text) for text in ("error", "again", "last error")
+    ]
+
+
+def test_more_than_a_pipe_holds_stops_nobody(cluster: Cluster) -> None:
+    """A rank that holds the interpreter would never read it."""
+    written = "for number in range(2000): os.write(1, b'%063d\\n' % number)"
+    run = cluster.run(f"import ctypes, os\n{written}\nctypes.PyDLL(None).usleep(300_000)\n{written}").wait()
+    texts = ["".join(one.text for one in run.log.output() if one.rank == rank) for rank in range(run.log.size)]
+    assert texts == ["".join(f"{number:063}\n" for number in range(2000)) * 2] * run.log.size
+
+
+def test_a_program_that_empties_its_output(cluster: Cluster) -> None:
+    run = cluster.run(
+        "import os\nos.write(1, b'x' * 99)\nprint('between')\n_ = os.system('echo y > /dev/stdout')"
+    ).wait()
+    assert any(one.text.endswith("y\n") for one in run.view.output)
+
+
+def test_a_cell_that_closes_its_descriptors(cluster: Cluster) -> None:
+    source = "import os\nkept = os.dup(1), os.dup(2)\nos.close(1); os.close(2)\nprint('python')\n"
+    run = cluster.run(source + "os.dup2(kept[0], 1); os.dup2(kept[1], 2)\n_ = os.write(1, b'again\\n')").wait()
+    assert {one.text for one in run.view.output} == {"python\nagain\n"}
+
+
+def test_the_last_words_of_a_rank(cluster: Cluster) -> None:
+    """What a C library says before it ends the process."""
+    words = "os.write(2, b'free(): invalid pointer\\n'); os.kill(os.getpid(), signal.SIGKILL)"
+    source = f"import os, signal\nif ring.rank() == 0:\n    {words}\nelse:\n    ring.barrier()"
+    with pytest.raises(ClusterError, match=r"(?s)rank 0 .*SIGKILL.*\nfree\(\): invalid pointer"):
+        cluster.run(source).wait()
+    cluster.heal()
+    assert "free()" not in str(cluster.run("pass").wait().view.output)

@@ -1,0 +1,163 @@
+"""One job of ringrun, one function and one cell of a notebook in each place of the table, without PyTorch.
+
+`make test` tries the corners; `make test-places` all of it, and the places that take minutes to make.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.waiting import until
+from places.places import (
+    COLUMNS,
+    GROUP,
+    NEEDED_ELSEWHERE,
+    PLACES,
+    PROGRAMS,
+    SUBSTITUTED,
+    UNUSED,
+    Place,
+    refusing,
+    small_group,
+)
+from ring_notebook.machine.os_calls import NO_PROC
+from ring_notebook.machine.process_life import is_alive
+
+pytestmark = pytest.mark.usefixtures("without_torch")
+
+CORNERS = {("old headers", "cell"), ("ENOSYS", "run"), ("EPERM", "cell"), ("gVisor's /proc", "ringrun")}
+"""What `make test` tries of the table."""
+
+
+DEAR = "TEST_PLACES"
+DEARLY = "NOT TESTED: a place that takes minutes to make; `make test-places` does"
+
+
+def _cases() -> list[object]:
+    cases = []
+    for place in PLACES:
+        for column in COLUMNS:
+            corner = any(word in place.name and column == name for word, name in CORNERS)
+            marks = [] if corner else [pytest.mark.slow]
+            if place.dear:
+                marks += [pytest.mark.skipif(DEAR not in os.environ, reason=DEARLY), pytest.mark.timeout(4000)]
+            cases.append(pytest.param(place, column, marks=marks, id=f"{place.name}-{column}"))
+    return cases
+
+
+@pytest.mark.parametrize(("place", "column"), _cases())
+def test_a_place(place: Place, column: str, tmp_path: Path) -> None:
+    """In a folder whose name has that of a variable in it, which IPython would replace."""
+    tmp_path = tmp_path / "cost_$HOME"
+    tmp_path.mkdir()
+    if not place.group:
+        place.check(column, tmp_path)
+        return
+    with small_group(GROUP):
+        if column != "cell":
+            place.check(column, tmp_path)
+            return
+        said = place.call(column, tmp_path).stderr
+        assert "a cluster of 2 engines needs about 52 processes and threads, 32 are allowed here; allow more" in said
+
+
+@pytest.mark.parametrize("column", [pytest.param("run", marks=pytest.mark.slow), "ringrun", "cell"])
+def test_a_place_without_proc(column: str, tmp_path: Path) -> None:
+    """The one thing that has no substitute is named, before anything is started."""
+    wrap = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs none /proc && exec "$@"', "sh"]
+    done = Place("", "", lambda command, _: [*wrap, *command], root=True).call(column, tmp_path)
+    assert NO_PROC in done.stdout + done.stderr
+    assert "Errno" not in done.stdout + done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("error", [errno.ENOSYS, errno.EPERM], ids=["ENOSYS", "EPERM"])
+@pytest.mark.parametrize("name", [*SUBSTITUTED, *UNUSED])
+def test_one_call_is_refused(name: str, error: int, tmp_path: Path) -> None:
+    if name == "clone3" and error == errno.EPERM:
+        pytest.skip("no program starts a thread there: the C library takes EPERM for an answer")
+    place = Place(name, "", refusing(error, name))
+    place.check("ringrun", tmp_path)
+    place.check("run", tmp_path)
+    if not NEEDED_ELSEWHERE.get(name):
+        place.check("cell", tmp_path)
+
+
+def test_the_documentation_shows_this_table_and_these_calls() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "install.md").read_text()
+    shown = [f"| {place.name} | {place.lacks} | {'tried' if place.tried else 'not tried'} |" for place in PLACES]
+    assert [line for line in shown if line not in text] == []
+    listed = set(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE))
+    assert set(SUBSTITUTED) <= listed
+
+
+FLAGS = {
+    "-O": ({}, ["-O"]),
+    "-OO": ({}, ["-OO"]),
+    "-I": ({}, ["-I"]),
+    "-P": ({}, ["-P"] if sys.version_info >= (3, 11) else []),
+    "warnings": ({"PYTHONWARNINGS": "error"}, []),
+    "safe path": ({"PYTHONSAFEPATH": "1"}, []),
+    "locale C": ({"LC_ALL": "C", "LANG": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}, []),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "column"),
+    [
+        pytest.param(name, column, marks=() if (name, column) == ("warnings", "cell") else pytest.mark.slow)
+        for name in FLAGS
+        for column in COLUMNS
+    ],
+)
+def test_an_interpreter_with_options(name: str, column: str, tmp_path: Path) -> None:
+    """Programs whose names are not ASCII, under the options and variables that change what Python does at its start."""
+    variables, options = FLAGS[name]
+    folder = tmp_path / "Übung"
+    folder.mkdir()
+    command, expected = COLUMNS[column]
+    program = folder / f"größe_{Path(command[-1]).name}"
+    program.write_bytes((PROGRAMS / Path(command[-1]).name).read_bytes())
+    words = []
+    for word in [*command[:-1], str(program)]:
+        words += [word, *options] if word == sys.executable else [word]
+    if words[0] != sys.executable:
+        words = [sys.executable, *options, *words]
+    environment = dict(variables)
+    if options == ["-I"]:  # then PYTHONPATH does not lead to the framework without PyTorch
+        environment["RING_FRAMEWORK"] = ""
+    if name == "locale C":
+        environment["PYTHONIOENCODING"] = "utf-8"  # of a terminal, which this IPython takes for its notebook
+    done = Place(name, "").start(words, folder, **environment)
+    if (name, column) == ("-OO", "cell"):
+        assert "ipyparallel, which `python -OO` cannot import because that removes docstrings; use -O" in done.stderr
+        return
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert expected in done.stdout, done.stdout + done.stderr
+
+
+def test_the_ranks_end_with_their_launcher_where_the_system_does_not_end_them(tmp_path: Path) -> None:
+    """PR_SET_PDEATHSIG is refused: processes that look take its place."""
+    program = (
+        "import os, signal, subprocess, sys\n"
+        f"sys.path[:0] = [{str(Path(__file__).parents[1])!r}]\n"
+        "from places.refusing import refuse\n"
+        "from ring_notebook.launch.supervisor.parent_death import wrap\n"
+        "refuse(1, ['prctl'])\n"
+        "code = 'import time\\nprint(1, flush=True)\\nwhile True: time.sleep(0.05)'\n"
+        "child = subprocess.Popen(wrap([sys.executable, '-c', code]), stdout=subprocess.PIPE)\n"
+        "child.stdout.readline()\n"
+        "print(child.pid, flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, stdout=subprocess.PIPE, timeout=60, check=False
+    )
+    until(lambda: not is_alive(int(done.stdout)))

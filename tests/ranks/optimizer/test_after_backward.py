@@ -1,0 +1,363 @@
+"""What `p.grad` holds when `backward` has returned: a row of docs/gradients.md each, beside one process."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import ring_notebook.torch as ring
+from ring_notebook.errors import CollectiveAborted, CollectiveError
+from ring_notebook.torch.optimizer import backward_pass
+
+PAGE = Path(__file__).parents[3] / "docs" / "gradients.md"
+ROWS = 12
+pytestmark = pytest.mark.sizes(2, 3, slow=(1, 4))
+
+
+@pytest.fixture(autouse=True)
+def epoch() -> Iterator[None]:
+    ring.init()
+    yield
+    ring.shutdown()
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 2)).double()
+
+
+def batch(number: int = 0) -> Tensor:
+    return torch.randn(ROWS, 6, generator=torch.Generator().manual_seed(number), dtype=torch.double)
+
+
+def share(x: Tensor, is_alone: bool = False) -> Tensor:
+    return x if is_alone else x[ring.rank() :: ring.size()]
+
+
+def loss(model: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    return model(x).square().mean()
+
+
+Row = Callable[[nn.Module, Any, bool], object]
+"""Runs backward passes of a model and its optimizer; True for the single process."""
+
+
+def accumulated(model: nn.Module, optimizer: Any, alone: bool) -> None:
+    for number in range(2):
+        (loss(model, share(batch(number), alone)) / 2).backward()
+
+
+def retained(model: nn.Module, optimizer: Any, alone: bool) -> None:
+    value = loss(model, share(batch(), alone))
+    value.backward(retain_graph=True)
+    value.backward()
+
+
+def penalized(model: nn.Module, optimizer: Any, alone: bool) -> None:
+    x = share(batch(), alone).requires_grad_()
+    out = model(x)
+    (slope,) = torch.autograd.grad(out.sum(), x, create_graph=True)
+    (out.square().mean() + slope.square().mean()).backward()
+
+
+def of_adversaries(model: nn.Module, optimizer: Any, alone: bool) -> None:
+    """As in a GAN: a pass for one part leaves gradients in another one, which a second pass adds to."""
+    x = share(batch(), alone)
+    model[2](model[0](x)).mean().backward()
+    model[0](x).square().mean().backward()
+
+
+def quietly_first(model: nn.Module, optimizer: Any, alone: bool) -> None:
+    with nullcontext() if alone else optimizer.no_sync():
+        loss(model, share(batch(0), alone)).backward()
+    loss(model, share(batch(1), alone)).backward()
+
+
+def checkpointed(reentrant: bool) -> Row:
+    def row(model: nn.Module, optimizer: Any, alone: bool) -> None:
+        for number in range(3):  # the plan of the first pass knows nothing of passes within passes
+            x = share(batch(number), alone).requires_grad_()
+            loss(lambda one: model[2](checkpoint(model[:2], one, use_reentrant=reentrant)), x).backward()  # type: ignore[index]
+
+    return row
+
+
+def in_thread(model: nn.Module, optimizer: Any, alone: bool) -> None:
+    worker = threading.Thread(target=lambda: loss(model, share(batch(), alone)).backward())
+    worker.start()
+    worker.join()
+
+
+def compiled(model: nn.Module, optimizer: Any, alone: bool) -> None:
+    inner: Any = torch.compile(model, backend="aot_eager")
+    loss(inner, share(batch(), alone)).backward()
+
+
+def functional(model: nn.Module, optimizer: Any, alone: bool) -> None:
+    def of(values: dict[str, Tensor]) -> Tensor:
+        return loss(lambda x: torch.func.functional_call(model, values, (x,)), share(batch(), alone))
+
+    gradients = torch.func.grad(of)(dict(model.named_parameters()))
+    for name, parameter in model.named_parameters():
+        parameter.grad = gradients[name].detach()
+    if not alone:
+        optimizer.synchronize()
+
+
+def on_one_rank_only(model: nn.Module, optimizer: Any, alone: bool) -> None:
+    """The rows of rank 0 alone go through the first layer, and the last rank's through neither."""
+    x = batch()
+    rows = [torch.arange(ROWS) % ring.size() == rank for rank in range(ring.size())]
+    first = x[rows[0]] if alone or ring.rank() == 0 else x[:0]
+    later = x[~rows[-1]] if alone else x[rows[ring.rank()]] if ring.rank() < ring.size() - 1 else x[:0]
+    total = torch.zeros((), dtype=torch.double)
+    if len(first):
+        total = total + model[0](first).square().sum()  # type: ignore[index]
+    if len(later):
+        total = total + model[2](later.repeat(1, 2)[:, :8]).square().sum()  # type: ignore[index]
+    if total.requires_grad:
+        (total / (ROWS if alone else ROWS / ring.size())).backward()
+    elif not alone:
+        optimizer.synchronize()
+
+
+TABLE: dict[str, tuple[Row, dict[str, Any]]] = {
+    "one pass": (lambda m, o, alone: loss(m, share(batch(), alone)).backward(), {}),
+    "several passes before a step": (accumulated, {}),
+    "`retain_graph=True`": (retained, {}),
+    "a gradient penalty, `create_graph=True`": (penalized, {}),
+    "passes that reach a part of the parameters": (of_adversaries, {}),
+    "`no_sync()`, then a pass outside of it": (quietly_first, {}),
+    "checkpointing, `use_reentrant=False`": (checkpointed(False), {}),
+    "checkpointing, `use_reentrant=True`": (checkpointed(True), {}),
+    "`backward()` in another thread": (in_thread, {}),
+    "`torch.compile`": (compiled, {}),
+    "`torch.func`, gradients set by hand, then `optimizer.synchronize()`": (functional, {}),
+    "ranks that reach other parameters, or none": (on_one_rank_only, {}),
+    "`backward_passes_per_step=2`": (accumulated, {"backward_passes_per_step": 2}),
+    "`op=Sum`": (accumulated, {"op": ring.Sum}),
+    "`compression=Compression.fp16`": (accumulated, {"compression": ring.Compression.fp16}),
+}
+ELSEWHERE = {
+    "`accumulate=2`, between its steps": "test_micro_batches_are_put_away",
+    "sparse gradients": "test_sparse_gradients",
+    "LBFGS and other closures": "test_gradients_within_a_closure",
+    "`op=Adasum`": "test_what_keeps_gradients_of_its_own",
+    "local steps, `sync_every=`": "test_what_keeps_gradients_of_its_own",
+    "parameters that no optimizer has": "test_parameters_of_no_optimizer",
+    "a pass that raises on a rank": "test_a_pass_that_raises",
+    "an interrupt in a pass": "test_an_interrupt_in_a_pass",
+}
+
+
+@pytest.mark.parametrize("overlap", ["inline", "thread"])
+@pytest.mark.parametrize("row", TABLE)
+@pytest.mark.filterwarnings("ignore:Guards may run slower:RuntimeWarning")  # of torch on Python 3.13.0
+def test_a_row_of_the_table(row: str, overlap: str, settings: Callable[..., None]) -> None:
+    settings(overlap=overlap)
+    run, options = TABLE[row]
+    ours, alone = network(), network()
+    factor = ring.size() if options.get("op") == ring.Sum else 1
+    optimizer = ring.DistributedOptimizer(torch.optim.SGD(ours.parameters(), 0.1), ours.named_parameters(), **options)
+    for _ in range(3):
+        run(ours, optimizer, False)
+        run(alone, torch.optim.SGD(alone.parameters(), 0.1), True)
+        for (name, got), want in zip(ours.named_parameters(), alone.parameters(), strict=True):
+            if want.grad is None:
+                assert got.grad is None, name
+                continue
+            assert got.grad is not None, name
+            near = {"rtol": 2e-2, "atol": 1e-3} if "compression" in options else {"rtol": 1e-9, "atol": 1e-12}
+            torch.testing.assert_close(got.grad, want.grad * factor, **near)
+        optimizer.step()
+        optimizer.zero_grad()
+        alone.zero_grad()
+        with torch.no_grad():
+            for got, want in zip(ours.parameters(), alone.parameters(), strict=True):
+                want.copy_(got)
+
+
+def test_the_page_has_these_rows() -> None:
+    rows = re.findall(r"^\| (.+?) \|", PAGE.read_text(), re.MULTILINE)
+    assert rows[1:] == [*TABLE, *ELSEWHERE]
+    assert all(one in globals() for one in ELSEWHERE.values())
+
+
+@pytest.mark.parametrize("clip", [False, True])
+def test_micro_batches_are_put_away(clip: bool) -> None:
+    ours, alone = network(), network()
+    single = torch.optim.SGD(alone.parameters(), 0.1)
+    ours, optimizer = ring.prepare(ours, torch.optim.SGD(ours.parameters(), 0.1), accumulate=2)
+    for step in range(3):
+        for number in range(2):
+            loss(ours, share(batch(2 * step + number))).backward()
+            norm = nn.utils.clip_grad_norm_(ours.parameters(), 0.05) if clip else None
+            if number == 0:
+                assert all(p.grad is None or not p.grad.any() for p in ours.parameters())
+            optimizer.step()
+            optimizer.zero_grad()
+            (loss(alone, batch(2 * step + number)) / 2).backward()
+        if clip:
+            torch.testing.assert_close(norm, nn.utils.clip_grad_norm_(alone.parameters(), 0.05))
+        single.step()
+        single.zero_grad()
+    torch.testing.assert_close(list(ours.parameters()), list(alone.parameters()), rtol=1e-9, atol=1e-12)
+
+
+def test_sparse_gradients() -> None:
+    table = nn.Embedding(8, 3, sparse=True)
+    optimizer = ring.DistributedOptimizer(torch.optim.SGD(table.parameters(), 0.1))
+    for _ in range(2):
+        optimizer.zero_grad()
+        table(torch.tensor([ring.rank()])).sum().backward()
+        grad = table.weight.grad
+        assert grad is not None
+        assert grad.is_sparse
+        assert grad.to_dense()[:, 0].tolist() == pytest.approx(
+            [1 / ring.size()] * ring.size() + [0] * (8 - ring.size())
+        )
+        optimizer.step()
+
+
+def test_gradients_within_a_closure() -> None:
+    ours, alone = network(), network()
+    made = [torch.optim.LBFGS(one.parameters(), 0.3, max_iter=4) for one in (ours, alone)]
+    ours, optimizer = ring.prepare(ours, made[0])
+    norms: list[list[float]] = [[], []]
+    for kind, (model, one) in enumerate(((ours, optimizer), (alone, made[1]))):
+
+        def closure(model: nn.Module = model, one: Any = one, kind: int = kind) -> Tensor:
+            one.zero_grad()
+            value = loss(model, share(batch(), kind == 1))
+            value.backward()
+            norms[kind].append(float(nn.utils.clip_grad_norm_(model.parameters(), 0.1)))
+            return value
+
+        one.step(closure)
+    assert norms[0] == pytest.approx(norms[1], rel=1e-6)
+
+
+@pytest.mark.sizes(2)
+@pytest.mark.parametrize("options", [{"op": ring.Adasum}, {"sync_every": 4}], ids=["adasum", "local"])
+def test_what_keeps_gradients_of_its_own(options: dict[str, Any]) -> None:
+    model = network()
+    ring.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1), **options)
+    other = network()
+    for one in (model, other):
+        loss(one, share(batch())).backward()
+    torch.testing.assert_close([p.grad for p in model.parameters()], [p.grad for p in other.parameters()])
+
+
+def test_parameters_of_no_optimizer() -> None:
+    ours, alone = network(), network()
+    ours, optimizer = ring.prepare(ours, torch.optim.SGD(ours[0].parameters(), 0.1))
+    for number in range(2):
+        loss(ours, share(batch(number))).backward()
+        loss(alone, batch(number)).backward()
+        for got, want in zip(ours.parameters(), alone.parameters(), strict=True):
+            torch.testing.assert_close(got.grad, want.grad)
+        optimizer.step()
+        ours.zero_grad()
+        alone.zero_grad()
+        alone.load_state_dict(ours.state_dict())
+
+
+@pytest.mark.parametrize("overlap", ["inline", "thread"])
+@pytest.mark.parametrize("zero", ["optimizer", "model", "none"])
+def test_a_pass_that_raises(overlap: str, zero: str, settings: Callable[..., None]) -> None:
+    """A rank that leaves out its batch after an exception leaves it out on all: their passes raise too."""
+    settings(overlap=overlap, fusion_threshold=100)
+    model = network()
+    model, optimizer = ring.prepare(model, torch.optim.SGD(model.parameters(), 0.1))
+    caught: list[int | str] = []
+    for number in range(6):
+        optimizer.zero_grad()
+        value = loss(model, share(batch(number)))
+        if number == 3 and ring.rank() == 1:
+            bad = model[0].weight.register_hook(lambda _: 1 / 0)
+        try:
+            value.backward()
+        except ZeroDivisionError:
+            bad.remove()
+            caught.append(number)
+            if zero != "none":
+                (optimizer if zero == "optimizer" else model).zero_grad()
+            continue
+        except RuntimeError as error:
+            caught.append(number if "rank 1 raised" in str(error) else str(error))
+            continue
+        optimizer.step()
+    assert caught == [3]
+    ring.check(model, optimizer)
+
+
+def test_an_interrupt_in_a_pass() -> None:
+    """It ends the epoch, on all ranks; the next one begins with gradients of its own."""
+    ours, alone = network(), network()
+    ours, optimizer = ring.prepare(ours, torch.optim.SGD(ours.parameters(), 0.1))
+    loss(ours, share(batch())).backward()
+    optimizer.step()
+    alone.load_state_dict(ours.state_dict())
+    optimizer.zero_grad()
+    value = loss(ours, share(batch()))
+    last = ring.size() - 1
+
+    def interrupt(_: Tensor) -> None:
+        raise KeyboardInterrupt
+
+    hook = ours[0].weight.register_hook(interrupt) if ring.rank() == last else None
+    with pytest.raises((KeyboardInterrupt, CollectiveAborted)):  # noqa: PT012
+        try:
+            value.backward()
+        except KeyboardInterrupt:
+            from ring_notebook.core import world
+
+            world.fail(KeyboardInterrupt())
+            raise
+    if hook is not None:
+        hook.remove()
+    ring.shutdown()
+    ring.init()
+    optimizer.zero_grad()
+    loss(ours, share(batch(1))).backward()
+    loss(alone, batch(1)).backward()
+    for got, want in zip(ours.parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(got.grad, want.grad)
+    optimizer.step()
+
+
+def test_passes_of_ranks_that_part_are_named() -> None:
+    """One rank skips a backward pass and its step: the others' next collective says so, and nobody waits."""
+    model = network()
+    model, optimizer = ring.prepare(model, torch.optim.SGD(model.parameters(), 0.1))
+    with pytest.raises(CollectiveError, match=r"optimizer step|backward pass"):  # noqa: PT012
+        for number in range(3):
+            if number == 1 and ring.rank() == 0:
+                ring.allreduce(torch.ones(1), name="another")
+            optimizer.zero_grad()
+            loss(model, share(batch(number))).backward()
+            optimizer.step()
+
+
+def test_without_the_private_names_the_step_reduces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backward_pass, "ENDS_ARE_SEEN", False)
+    ours, alone = network(), network()
+    single = torch.optim.SGD(alone.parameters(), 0.1)
+    ours, optimizer = ring.prepare(ours, torch.optim.SGD(ours.parameters(), 0.1))
+    for number in range(3):
+        for model, one in ((ours, optimizer), (alone, single)):
+            one.zero_grad()
+            loss(model, share(batch(number), model is alone)).backward()
+            norm = ring.clip_grad_norm_ if model is ours else nn.utils.clip_grad_norm_
+            norm(model.parameters(), 0.1)
+            one.step()
+    torch.testing.assert_close(list(ours.parameters()), list(alone.parameters()))

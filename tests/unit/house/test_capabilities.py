@@ -1,0 +1,76 @@
+"""What pages say the package can do and was tried with is what the lists of the code, and of the tests, have."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from harness.doc_tables import table
+from ring_notebook.frameworks import BUILT_IN
+from ring_notebook.launch.lent_places import LENDERS
+
+ROOT = Path(__file__).parents[3]
+SPELLED = {
+    "torch": "PyTorch",
+    "keras": "Keras",
+    "tensorflow": "TensorFlow",
+    "jax": "JAX",
+    "ray": "Ray",
+    "dask": "Dask",
+    "spark": "Spark",
+    "k8s": "Kubernetes",
+}
+FRAMEWORKS = [SPELLED[framework.name] for framework in BUILT_IN]
+ENGINES = [SPELLED[name] for name in LENDERS]
+PROJECT = (ROOT / "pyproject.toml").read_text()
+_OPTIONAL = PROJECT.split("[project.optional-dependencies]")[1].split("\n[")[0]
+EXTRAS = set(re.findall(r"^([a-z\d]+) = \[", _OPTIONAL, re.MULTILINE))
+
+
+def page(name: str) -> str:
+    return (ROOT / name).read_text()
+
+
+def test_the_comparison_names_all_frameworks_and_engines() -> None:
+    rows = {row[0]: row[1] for row in table("comparison.md", "| | Ring Notebook | Horovod 0.28 |")}
+    assert rows["Frameworks"] == ", ".join(FRAMEWORKS)
+    assert rows["Places of other engines"] == ", ".join(ENGINES)
+
+
+def test_the_page_of_engines_has_a_row_for_each() -> None:
+    assert [row[0] for row in table("engines.md", "| | place of a rank |")] == ENGINES
+
+
+def test_the_readme_names_all_frameworks_and_engines() -> None:
+    assert [name for name in (*FRAMEWORKS, *ENGINES) if name not in page("README.md")] == []
+
+
+def test_the_page_of_other_frameworks_has_a_row_for_each_face() -> None:
+    faces = re.findall(
+        r"`(ring_notebook\.\w+)`", "".join(row[1] for row in table("keras.md", "| In place of | import |"))
+    )
+    assert sorted(faces) == sorted(framework.face for framework in BUILT_IN if framework.name != "torch")
+
+
+def test_extras_are_those_of_the_page_of_installing() -> None:
+    text = page("docs/install.md")
+    told = {name for names in re.findall(r"ring-notebook\[([\w,]+)\]", text) for name in names.split(",")}
+    assert EXTRAS - {"dev", "test"} - told - set(re.findall(r"`([a-z]+)`", text)) == set()
+
+
+def tried_with(name: str) -> str:
+    """The version that a page about moving from another library names."""
+    return re.findall(r"\(tried with ([\d.]+)", page(f"docs/from-{name}.md"))[0]
+
+
+def test_versions_that_were_tried_are_those_that_tests_install() -> None:
+    installed = "".join(one.read_text() for one in ROOT.glob("tests/*/requirements.txt"))
+    pins = dict(re.findall(r"^([\w.-]+)(?:\[\w+\])?==([\w.]+)", installed, re.MULTILINE))
+    pages = {"accelerate": "accelerate", "lightning": "lightning", "ray": "ray-train"}
+    assert {library: tried_with(name) for library, name in pages.items()} == {name: pins[name] for name in pages}
+
+
+def test_the_oldest_torch_and_python_are_those_of_the_package() -> None:
+    text = page("docs/install.md")
+    assert re.findall(r"Python ([\d.]+) or newer", text)[0] == re.findall(r'requires-python = ">=([\d.]+)', PROJECT)[0]
+    assert re.findall(r"must be ([\d.]+) or newer", text)[0] == re.findall(r'"torch>=([\d.]+)', PROJECT)[0]
