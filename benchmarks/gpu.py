@@ -29,7 +29,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import ring_notebook.torch as ring
 from ring_notebook.core import world
-from ring_notebook.gpus import gpus, may_share_by_nccl
+from ring_notebook.machine.gpus import gpus, may_share_by_nccl
 
 SIZES = [4 << 2 * power for power in range(14)]  # to 256 MiB
 IN_A_ROW = 10

@@ -27,7 +27,7 @@ from statistics import median
 from threading import Event, Thread
 from typing import Any
 
-from ring_notebook.prediction import BACKWARD, StepModel, expected_maximum
+from ring_notebook.analysis.prediction import BACKWARD, StepModel, expected_maximum
 
 # Sergeev and Del Balso 2018 (arXiv 1802.05799): 128 hosts with 4 Pascal GPUs each and 25 Gbit/s. Parameters are those
 # of the networks; samples/s of one P100 with batches of 64 are those that TensorFlow published for Inception V3 and

@@ -1,6 +1,7 @@
 """Whether the sentence about a slow rank names the right rank and the right cause.
 
     python benchmarks/slow_ranks.py [--seeds 20] [--first 0] [--seconds 6] [--only data,asleep] [--jobs 1]
+    python benchmarks/slow_ranks.py --cells
     python benchmarks/slow_ranks.py --traceml VENV/bin/python
 
 Trains on two ranks with `ringrun` and makes one of them slow in eleven ways, one at a time; each seed has another rank
@@ -8,6 +9,9 @@ and another severity. Then it trains without a fault; and on two hosts, network 
 link in one direction and without. It compares what ringrun says at the end with what was done. Two of the faults need
 root and control groups, and so do the hosts: there PYTHONPATH=tests is needed too. With ``--jobs`` so many trainings
 run at a time, each on two cores of its own.
+
+With ``--cells`` each training is a recorded cell of a notebook's cluster, and what its timeline says counts. What its
+panel says is compared with that: where they differ, both causes stand there.
 
 With ``--traceml`` the same training runs under TraceML instead, as DistributedDataParallel on Gloo, in an environment
 with traceml-ai, torch and this package. Its verdicts name a rank and the input or the computing, and no further cause:
@@ -40,11 +44,11 @@ import torch
 import torch.distributed as dist
 
 import ring_notebook.torch as ring
-from ring_notebook.slow_ranks import CAUSES
+from ring_notebook.analysis.slow_ranks import CAUSES
 
 ROWS, WIDTH = 256, 1024
-_SAID = re.compile(r"rank (\d) is (?:over )?[\d.]+x slower (.+?); the others wait")
-_LINK_SAID = re.compile(r"the link from the host of rank (\d) to that of rank \d carries .*")
+_SAID = re.compile(r"rank (\d) is (?:over )?[\d.]+x slower (.+?); the others wait", re.IGNORECASE)
+_LINK_SAID = re.compile(r"[Tt]he link from the host of rank (\d) to that of rank \d carries .*")
 _TRACEML_VERDICT = re.compile(r"Verdict: (\w*) ?STRAGGLER")
 _TRACEML_RANK = re.compile(r"Why: R(\d)")
 _GROUPS = Path("/sys/fs/cgroup")
@@ -171,6 +175,7 @@ def memory(_seconds: float) -> Callable[[], None]:
 STEP = (asleep, compute, garbage, disk, threads, queued, throttled, memory)
 HOSTS = ("link", "hosts")
 """On two hosts, with a link that is slow in one direction, and without a fault."""
+ON_HOSTS = "ring-a:1,ring-b:1"
 FAULTS = (*(one.__name__ for one in STEP), "backward", "data", "samples", "none", *HOSTS)
 """The names of `slow_ranks.CAUSES`; ``backward`` sleeps inside of backward."""
 
@@ -236,17 +241,30 @@ def _longest(seconds: float, traceml: Any) -> float:
     return float(value)
 
 
-def judge(fault: str, seed: int, seconds: float, traceml: str, cores: str) -> tuple[str, str]:
-    """What ringrun, or TraceML in this environment, says of a training: the cause, or ``none``; and its sentence.
+def train_in_cell(fault: str, seed: int, seconds: float, hosts: str = "") -> None:
+    """Train in a recorded cell of a cluster of its own, and print what its timeline and its panel say."""
+    from ring_notebook.notebook.cluster.cluster import Cluster
+
+    source = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\nimport slow_ranks\n"
+    with Cluster(2, hosts) as cluster:
+        run = cluster.run(f"{source}slow_ranks.train({fault!r}, {seed}, {seconds}, None)", options={"timeline": True})
+        run.wait()
+        slow = run.log.view().slow
+        print(run.timeline().why, slow.sentence if slow else "", sep="\n")
+
+
+def judge(fault: str, seed: int, seconds: float, traceml: str, cores: str, cells: bool) -> tuple[str, str]:
+    """What ringrun, a timeline or TraceML in this environment says of a training: the cause, or ``none``; its sentence.
 
     Before the cause stands ``wrong rank: `` where another rank is named.
     """
     seconds *= 2 if fault in HOSTS else 1  # their steps take longer
-    what = ["--rank", fault, str(seed), str(seconds)]
+    what = ["--rank", fault, str(seed), str(seconds), *["--cells"] * cells]
     ringrun = [sys.executable, "-m", "ring_notebook.launch.cli", "-np", "2"]
+    program = [sys.executable, __file__, *what]
     if fault in HOSTS:
-        return judge_hosts([*ringrun, "-H", "ring-a:1,ring-b:1", sys.executable, __file__, *what], fault, seed)
-    command = [*ringrun, sys.executable, __file__, *what]
+        return judge_hosts(program if cells else [*ringrun, "-H", ON_HOSTS, *program], fault, seed)
+    command = program if cells else [*ringrun, *program]
     with tempfile.TemporaryDirectory() as logs:
         if traceml:
             command = [str(Path(traceml).with_name("traceml")), "run", "--nproc-per-node", "2", "--logs-dir", logs]
@@ -266,11 +284,11 @@ def judge(fault: str, seed: int, seconds: float, traceml: str, cores: str) -> tu
         cause, rank = {"INPUT": "data", "COMPUTE": "compute"}.get(kind[1], "slow"), int(who[1])
         sentence = next(line for line in said.splitlines() if "Why:" in line)
     else:
-        match = _SAID.search(said)
-        if match is None:
+        matches = [*_SAID.finditer(said)]
+        if not matches:
             return "none", ""
-        cause, rank = next(name for name, (why, _) in CAUSES.items() if why == match[2]), int(match[1])
-        sentence = match[0]
+        causes = [next(name for name, (why, _) in CAUSES.items() if why == match[2]) for match in matches]
+        cause, rank, sentence = " and ".join(dict.fromkeys(causes)), int(matches[0][1]), matches[0][0]
     wrong = fault != "none" and rank != random.Random(seed).randrange(2)
     return f"{'wrong rank: ' * wrong}{cause}", sentence
 
@@ -296,10 +314,14 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=6.0)
     parser.add_argument("--only", default=",".join(FAULTS))
     parser.add_argument("--jobs", type=int, default=0, metavar="N")
+    parser.add_argument("--cells", action="store_true")
     parser.add_argument("--traceml", default="", metavar="PYTHON")
     parser.add_argument("--rank", nargs=3, metavar=("FAULT", "SEED", "SECONDS"))
     parser.add_argument("--under-traceml", action="store_true")
     options = parser.parse_args()
+    if options.rank and options.cells:
+        fault, seed, seconds = options.rank
+        return train_in_cell(fault, int(seed), float(seconds), ON_HOSTS if fault in HOSTS else "")
     if options.rank:
         traceml = importlib.import_module("traceml_ai") if options.under_traceml else None
         return train(options.rank[0], int(options.rank[1]), float(options.rank[2]), traceml)
@@ -312,7 +334,7 @@ def main() -> None:
     def run(fault: str, seed: int) -> None:
         pair = pairs.get()
         try:
-            found, sentence = judge(fault, seed, options.seconds, options.traceml, pair)
+            found, sentence = judge(fault, seed, options.seconds, options.traceml, pair, options.cells)
         finally:
             pairs.put(pair)
         said[fault][found] += 1

@@ -24,7 +24,7 @@ from ring_notebook.core import world
 from ring_notebook.core.communicator import Communicator
 from ring_notebook.core.steering import steering
 from ring_notebook.core.step_guard import COMMIT, StepGuard, step_guard
-from ring_notebook.records import SET
+from ring_notebook.protocol.records import SET
 
 REPEATS = 200
 

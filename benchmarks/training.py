@@ -1,4 +1,4 @@
-"""The time of a training step: ours, ours fused, DDP, Horovod (where installed) and ranks that do not communicate.
+"""The time of a training step: ours, DDP, Horovod (where installed) and ranks that do not communicate.
 
     ringrun -np 2 python benchmarks/training.py [--models fc,conv,gpt] [--optimizer sgd|adam] [--seconds 20]
     [--variants alone,ours]
@@ -98,10 +98,9 @@ def variants(name: str, optimizer: str, wanted: list[str]) -> dict[str, Callable
     steps: dict[str, Callable[[], None]] = {}
     model, loss = build()
     steps["alone"] = step_of(model, make(model), loss)
-    for label, fused in (("ours", False), ("ours fused", True)):
-        if not wanted or label in wanted:
-            model, loss = build()
-            steps[label] = step_of(model, ring.DistributedOptimizer(make(model), fused=fused), loss)
+    if not wanted or "ours" in wanted:
+        model, loss = build()
+        steps["ours"] = step_of(model, ring.DistributedOptimizer(make(model)), loss)
     if not wanted or "DDP" in wanted:
         start_gloo()
         model, loss = build()

@@ -1,4 +1,4 @@
-"""Runs the notebooks and keeps what they have shown for the site: `make outputs`.
+"""What the notebooks have shown, for the site: `make outputs` runs and checks them, and keeps it.
 
 The notebooks are saved without outputs, so that a reader runs them. The site has no kernel: there each cell shows what
 it showed here, which `docs/outputs/NAME.json` holds by the hash of the code up to and with the cell.
@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import sys
-import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -81,28 +80,12 @@ def write_vega(folder: Path) -> None:
         (folder / "vega.js").write_text(f"(() => {{{bundle}}})();")
 
 
-def run(path: Path) -> None:
-    """Execute a notebook and keep its outputs. Raises nbclient's CellExecutionError for a cell that fails."""
-    sys.path.insert(0, str(ROOT / "notebooks"))
-    import demo
-    import nbformat
-
-    notebook = nbformat.read(path, as_version=4)
-    names = hashes(notebook)  # of the code that a reader finds: exercises with their blanks
-    demo.fill_in(notebook)
-    with tempfile.TemporaryDirectory(prefix="ring-outputs-") as folder:  # some write files
-        os.chdir(folder)
-        demo.execute(notebook, ".ring/runs")
-        os.chdir(ROOT)
-    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    shown = {name: cell.outputs for name, cell in zip(names, code, strict=True)}
+def keep(path: Path, outputs: Sequence[Any], folder: Path) -> None:
+    """Keep the outputs of a notebook's code cells, which were executed in ``folder``."""
+    names = hashes(json.loads(path.read_text()))
     kept(path).parent.mkdir(exist_ok=True)
-    lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(shown[name], sort_keys=True)}" for name in shown)
-    kept(path).write_text(f"{{\n{lines}\n}}\n".replace(f"{folder}/", "").replace(f"{BIN}/", ""))
-    print(f"{path.name}: {kept(path).stat().st_size / 1e3:.0f} kB")
-
-
-if __name__ == "__main__":
-    for path in NOTEBOOKS:
-        if not sys.argv[1:] or path.stem in sys.argv[1:]:
-            run(path)
+    lines = [
+        f"{json.dumps(name)}: {json.dumps(shown, sort_keys=True)}" for name, shown in zip(names, outputs, strict=True)
+    ]
+    text = "{\n" + ",\n".join(lines) + "\n}\n"
+    kept(path).write_text(text.replace(f"{folder}/", "").replace(f"{BIN}/", ""))

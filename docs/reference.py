@@ -1,6 +1,7 @@
 """Writes the pages that are made from the code: `python docs/reference.py`.
 
-docs/settings.md is committed, and a test compares it with the source. docs/reference/ is for the site alone.
+docs/settings.md and docs/magics.md are committed, and a test compares them with the source. docs/reference/ is for the
+site alone.
 """
 
 from __future__ import annotations
@@ -12,12 +13,16 @@ import re
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 from ring_notebook import config, errors
 from ring_notebook.launch import ringrun_options
-from ring_notebook.notebook.magics.options import RING, SCALE, TRAIN, LineParser
+from ring_notebook.launch.lent_places import LENDERS
+from ring_notebook.notebook.line_command import Command
+from ring_notebook.notebook.magics.commands import GROUPS, MAGICS
 
 SETTINGS = Path(__file__).with_name("settings.md")
+MAGICS_PAGE = Path(__file__).with_name("magics.md")
 SITE = Path(__file__).with_name("reference")
 _SETTINGS_HEAD = """# Settings
 
@@ -30,10 +35,17 @@ work too.
 | Variable | Default | What it does |
 |---|---|---|
 """
-_MAGICS_HEAD = """# Every magic and option
-
-`%ring help` shows the same in a notebook, and Tab completes it. [Magics and commands](../magics.md): by purpose.
-"""
+_MAGICS_BEGIN, _MAGICS_END = "magics/commands. -->\n", "## In a cell\n"
+_MORE = {
+    "cells": "[queue, debugging](notebook.md)",
+    "cluster": "[clusters](clusters.md), [other engines](engines.md)",
+    "runs": "[metrics](notebook.md#metrics), [does it scale?](notebook.md#does-it-scale)",
+    "steering": "[steer a run](notebook.md#steer-a-run)",
+    "snapshots": "[snapshots](notebook.md#snapshots)",
+    "jobs": "[batch systems](clusters.md)",
+    "sharing": "[share a run](notebook.md)",
+}
+"""By group of commands: where docs say more."""
 _RINGRUN_HEAD = """# Every option of ringrun
 
     ringrun -np N [options] program [arguments]
@@ -43,7 +55,7 @@ _RINGRUN_HEAD = """# Every option of ringrun
 _API = {
     "cells": ("In a cell or script: ring", "ring_notebook.torch", "ring_notebook.torch.elastic"),
     "python": ("In the notebook's Python: ring_notebook", "ring_notebook", "ring_notebook.errors"),
-    "engines": ("On Ray, Dask, Spark and pods", *(f"ring_notebook.{name}" for name in ("ray", "dask", "spark", "k8s"))),
+    "engines": ("On Ray, Dask, Spark and pods", *(f"ring_notebook.{name}" for name in LENDERS)),
 }
 """By page: its title, and the modules whose public names it has."""
 
@@ -97,18 +109,20 @@ def _table(options: list[argparse.Action]) -> str:
 
 
 def magics() -> str:
-    """The page of the magics, their commands and options."""
-    page = _MAGICS_HEAD
-    for parser in (TRAIN, SCALE, RING):
-        page += f"\n## {parser.prog}\n\n{_sentence(parser)}\n{_table(parser.options)}"
-        for name, command in parser.commands.items():
-            page += f"\n### {parser.prog} {name}\n\n{_sentence(command)}\n{_table(command.options)}"
-    return page
+    """The page of the magics, with their commands and options between its two marks."""
+    head, _, rest = MAGICS_PAGE.read_text().partition(_MAGICS_BEGIN)
+    commands = [one for magic in MAGICS.values() for one in magic.every()]
+    made = ""
+    for group in GROUPS:
+        made += f"\n## {group.capitalize()}\n\nMore: {_MORE[group]}.\n\n| | |\n|---|---|\n"
+        made += "".join(_rows_of(one) for one in commands if one.group == group)
+    return f"{head}{_MAGICS_BEGIN}{made}\n{_MAGICS_END}{rest.partition(_MAGICS_END)[2]}"
 
 
-def _sentence(parser: LineParser) -> str:
-    about = _text(parser.about)
-    return f"{about[0].upper()}{about[1:]}."
+def _rows_of(command: Command[..., Any]) -> str:
+    rows = [(f"**`{command.usage}`**", f"{command.about[0].upper()}{command.about[1:]}")]
+    rows += [(f"`{one.shown}`", one.help) for one in command.options]
+    return "".join(f"| {left} | {right} |\n" for left, right in ((a.replace("|", "\\|"), b) for a, b in rows))
 
 
 def ringrun() -> str:
@@ -133,7 +147,7 @@ def _api(title: str, *modules: str) -> str:
 
 def write() -> None:
     """Write all pages; one that has not changed stays as it is, so that Sphinx does not read it again."""
-    pages = {SETTINGS: settings(), SITE / "magics.md": magics(), SITE / "ringrun.md": ringrun()}
+    pages = {SETTINGS: settings(), MAGICS_PAGE: magics(), SITE / "ringrun.md": ringrun()}
     pages |= {SITE / f"{name}.md": _api(*content) for name, content in _API.items()}
     SITE.mkdir(exist_ok=True)
     for path, text in pages.items():

@@ -52,15 +52,28 @@ def measured(notebook: NotebookNode) -> dict[str, Any]:
     return found
 
 
-def execute(notebook: NotebookNode, runs: str, announce: Callable[..., None] | None = None) -> None:
+def execute(
+    notebook: NotebookNode,
+    runs: str,
+    announce: Callable[..., None] | None = None,
+    read: Callable[..., None] | None = None,
+) -> None:
     """Execute all cells, in place, with the records of runs in the folder ``runs``.
 
-    Raises nbclient's CellExecutionError, with the traceback, for a cell that fails.
+    nbclient calls ``announce`` before each cell, and ``read`` behind it. Raises nbclient's CellExecutionError, with the
+    traceback, for a cell that fails.
     """
     os.environ["RING_RUNS_DIR"] = runs  # for the kernel
     # The kernel and this program talk over sockets in a folder of this user's, not over ports that others reach.
     private = Config({"KernelManager": {"transport": "ipc"}})
-    NotebookClient(notebook, config=private, timeout=SECONDS, coalesce_streams=True, on_cell_execute=announce).execute()
+    NotebookClient(
+        notebook,
+        config=private,
+        timeout=SECONDS,
+        coalesce_streams=True,
+        on_cell_execute=announce,
+        on_cell_executed=read,
+    ).execute()
 
 
 def first_line(cell: NotebookNode, cell_index: int) -> None:

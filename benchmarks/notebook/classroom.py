@@ -24,7 +24,7 @@ from nbclient import NotebookClient
 
 from ring_notebook.notebook.record.run_log import RunLog
 from ring_notebook.notebook.run.sharing import Sharing
-from ring_notebook.records import Failure, MetricBatch, encode
+from ring_notebook.protocol.records import Failure, MetricBatch, encode
 
 
 def attend(folder: Path, number: int) -> tuple[RunLog, Sharing]:

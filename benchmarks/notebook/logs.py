@@ -22,7 +22,7 @@ from collections.abc import Iterable
 
 import psutil
 
-from ring_notebook.hardware import cores
+from ring_notebook.machine.hardware import cores
 from ring_notebook.notebook.cluster.cluster import Cluster
 from ring_notebook.notebook.panel import machine_load, rank_table
 from ring_notebook.notebook.run.run import Run
