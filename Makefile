@@ -17,25 +17,30 @@ OLDEST_PYTHON ?= python3.10
 NEWEST_PYTHON ?= $(notdir $(firstword $(foreach minor,15 14 13 12,$(shell command -v python3.$(minor))) $(PYTHON)))
 NATIVE := $(shell find native -name '*.cpp' -o -name '*.hpp' -o -name CMakeLists.txt)
 ROOT   := $(filter 0,$(shell id -u))
+# The packages of an environment of its own. Not by a link: dill takes a module outside of site-packages for the user's.
+purelib = -c 'import sysconfig; print(sysconfig.get_path("purelib"))'
+packages = $$($(1)/venv/bin/python $(purelib))
 
 # Where it is set, every process of the tests compiles the package and its tests for itself.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo lab workshop test test-slow test-install test-jax test-libraries test-engines test-nvidia test-slurm test-tensorflow test-versions bench lint sanitize sanitize-build screenshot docs outputs wheel test-wheel test-deps clean nightly
+.PHONY: help demo lab workshop test test-all test-install test-jax test-libraries test-loops test-engines test-nvidia test-places test-slurm test-tensorflow test-versions bench lint sanitize sanitize-build screenshot docs outputs wheel test-wheel test-deps clean nightly
 
 help:
 	@echo 'make demo        train the quickstart on 2 engines, without a browser'
 	@echo 'make lab         open the quickstart in JupyterLab'
 	@echo 'make workshop    run all notebooks, exercises blank, wrong and solved, and print what each measured'
-	@echo 'make test        run the tests (what it had to leave out, it says at the end)'
-	@echo 'make test-slow   run the tests that make test leaves out: more cases of many, and gigabytes'
+	@echo 'make test        run one case of each kind, in minutes (what it had to leave out, it says at the end)'
+	@echo 'make test-all    run all cases, the mutants and what moves gigabytes: hours'
 	@echo 'make test-install  install with pip into a new environment, and train in a notebook there'
+	@echo 'make test-loops  try thousands of random training loops on ranks against one process (LOOPS=2000 LOOPS_SEED=1)'
 	@echo 'make test-libraries  run other libraries and the tests of PyTorch on it, from an environment of their own'
 	@echo 'make test-engines  run on the real Ray, Dask and Spark, from an environment of their own (1.5 GB; Spark needs Java)'
 	@echo 'make test-jax    run JAX on ranks, from an environment without PyTorch'
 	@echo 'make test-tensorflow  run TensorFlow and Keras on ranks, from an environment of their own (1.6 GB)'
 	@echo 'make test-nvidia compare what the core declares of CUDA and NCCL with headers of NVIDIA, and open NCCLs (1.1 GB)'
+	@echo 'make test-places start ranks and notebooks where calls are missing: other Pythons, sandboxes, gVisor, bare systems (root, debootstrap, runsc)'
 	@echo 'make test-slurm  start a real Slurm of two hosts and a login node here, and run ringrun and notebooks in it (root)'
 	@echo 'make test-versions  run ranks, process groups and a notebook on the oldest and newest torch and Python (10 GB)'
 	@echo 'make test-deps   as root on Debian or Ubuntu: install what the browser and two-host tests need'
@@ -45,7 +50,7 @@ help:
 	@echo 'make sanitize-build  only compile for that'
 	@echo 'make screenshot  take the pictures in docs/images again'
 	@echo 'make docs        build the documentation into build/site, and test its links and its search'
-	@echo 'make outputs     run the notebooks, and keep what they show for the documentation'
+	@echo 'make outputs     run and check the notebooks as make workshop, and keep what they show for the documentation'
 	@echo 'make wheel       build a wheel for glibc 2.28 into dist/, on any Linux'
 	@echo 'make test-wheel  install it in a bare Debian without a compiler, and train there (root, debootstrap)'
 	@echo 'make nightly     run every target, and print a table with times (hours)'
@@ -63,8 +68,8 @@ workshop: $(VENV)/installed
 test: $(VENV)/installed
 	$(BIN)/pytest $(ARGS)
 
-test-slow: $(VENV)/installed
-	$(BIN)/pytest -m slow $(ARGS)
+test-all: $(VENV)/installed
+	$(BIN)/pytest -m "slow or not slow" $(ARGS)
 
 test-install: $(VENV)/installed
 	rm -rf .install
@@ -73,16 +78,20 @@ test-install: $(VENV)/installed
 	$(BIN)/pytest tests/install $(ARGS)
 
 test-libraries: $(LIBRARIES)/installed
-	PYTHONPATH=$(CURDIR)/$(LIBRARIES)/packages $(BIN)/pytest tests/libraries $(ARGS)
+	PYTHONPATH=$(call packages,$(LIBRARIES)) $(BIN)/pytest tests/libraries $(ARGS)
+
+test-loops: export LOOPS ?= 2000
+test-loops: $(VENV)/installed
+	$(BIN)/pytest tests/ranks/loops -m "slow or not slow" $(ARGS)
 
 test-engines: $(ENGINES)/installed
-	PYTHONPATH=$(CURDIR)/$(ENGINES)/packages $(BIN)/pytest tests/engines $(ARGS)
+	PYTHONPATH=$(call packages,$(ENGINES)) $(BIN)/pytest tests/engines $(ARGS)
 
 test-jax: $(JAX)/installed
 	$(JAX)/venv/bin/python -m pytest tests/jax -m "slow or not slow" $(ARGS)
 
 test-tensorflow: $(TENSORFLOW)/installed
-	PYTHONPATH=$(CURDIR)/$(TENSORFLOW)/packages $(BIN)/pytest tests/tensorflow -m "slow or not slow" $(ARGS)
+	PYTHONPATH=$(call packages,$(TENSORFLOW)) $(BIN)/pytest tests/tensorflow -m "slow or not slow" $(ARGS)
 
 test-nvidia: $(NVIDIA)/fetched
 	$(BIN)/pytest tests/nvidia $(ARGS)
@@ -90,6 +99,9 @@ test-nvidia: $(NVIDIA)/fetched
 test-slurm: $(VENV)/installed
 	@PYTHONPATH=tests $(BIN)/python -c 'import sys; from harness.slurm import missing; sys.exit(missing() or 0)'
 	$(BIN)/pytest tests/slurm -m "slow or not slow" $(ARGS)
+
+test-places: $(VENV)/installed
+	TEST_PLACES=1 $(BIN)/pytest tests/places -m "slow or not slow" $(ARGS)
 
 test-versions:
 	tests/versions/run.sh $(OLDEST_PYTHON) $(NEWEST_PYTHON) $(ARGS)
@@ -117,7 +129,7 @@ docs: $(VENV)/documented
 	RING_SITE=$(CURDIR)/build/site $(BIN)/pytest tests/documentation
 
 outputs: $(VENV)/installed
-	$(BIN)/python docs/outputs.py $(ARGS)
+	RING_KEEP_OUTPUTS=1 $(BIN)/pytest tests/workshop -m "slow or not slow" -k "not reader" $(ARGS)
 
 wheel: $(VENV)/installed
 	.ci/wheel $(BIN)/python
@@ -135,7 +147,7 @@ test-deps:
 	    --no-install-recommends openssh-server && { systemctl disable ssh 2>/dev/null || true; }; }
 
 clean:
-	rm -rf $(VENV) $(LIBRARIES) $(ENGINES) $(NVIDIA) $(TENSORFLOW) $(JAX) $(VERSIONS) .install .bare build dist .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(LIBRARIES) $(ENGINES) $(NVIDIA) $(TENSORFLOW) $(JAX) $(VERSIONS) .install .bare .places build dist .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Without build isolation the build tools are those that constraints.txt pins, and what was compiled is kept.
@@ -154,10 +166,8 @@ $(VENV)/documented: docs/requirements.txt constraints.txt $(VENV)/installed
 # Libraries that tests alone need, beside the environment and not in it: what they bring would decide its versions.
 $(LIBRARIES)/installed $(ENGINES)/installed $(TENSORFLOW)/installed: .%/installed: tests/%/requirements.txt $(VENV)/installed
 	$(BIN)/python -m venv .$*/venv
-	echo "import site; site.addsitedir('$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')')" \
-	  > $$(.$*/venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/outer.pth
+	echo "import site; site.addsitedir('$$($(BIN)/python $(purelib))')" > $(call packages,.$*)/outer.pth
 	.$*/venv/bin/pip install -q -c constraints.txt -r tests/$*/requirements.txt
-	ln -sfn $$(.$*/venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') .$*/packages
 	@touch $@
 
 # JAX without PyTorch: the package is installed as its users install it.
