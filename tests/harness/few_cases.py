@@ -1,6 +1,6 @@
 """The pytest plugin that marks as slow all but a few cases of each test of processes: `make test` runs those few.
 
-The first, the last and the middle of its parameters: `make test-all` and the tenths of CI run the others.
+The first and the last of its parameters: `make test-all` and the tenths of CI run the others.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import pytest
 
 __all__ = ["few"]
 
-CASES = 3
+CASES = 2
 """Of each test."""
 ROOMS = ("attack", "browser", "elastic", "hosts", "jobs", "native", "notebook", "ranks")
 """Folders whose tests start processes; others take milliseconds, or have a target of their own."""
