@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import importlib
 import inspect
 import re
 from collections.abc import Iterator
@@ -37,13 +38,13 @@ work too.
 """
 _MAGICS_BEGIN, _MAGICS_END = "magics/commands. -->\n", "## In a cell\n"
 _MORE = {
-    "cells": "[queue, debugging](notebook.md)",
-    "cluster": "[clusters](clusters.md), [other engines](engines.md)",
-    "runs": "[metrics](notebook.md#metrics), [does it scale?](notebook.md#does-it-scale)",
-    "steering": "[steer a run](notebook.md#steer-a-run)",
-    "snapshots": "[snapshots](notebook.md#snapshots)",
-    "jobs": "[batch systems](clusters.md)",
-    "sharing": "[share a run](notebook.md)",
+    "cells": "[cells that wait](tasks/some-ranks.md), [debugging](tasks/debug.md)",
+    "cluster": "[hosts](tasks/several-hosts.md), [ranks that die](tasks/dead-ranks.md), [other engines](engines.md)",
+    "runs": "[metrics](tasks/metrics.md), [does it scale?](tasks/scaling.md)",
+    "steering": "[steer a run](tasks/steer.md)",
+    "snapshots": "[snapshots](tasks/snapshots.md)",
+    "jobs": "[batch systems](tasks/allocation.md)",
+    "sharing": "[share a run](tasks/share.md)",
 }
 """By group of commands: where docs say more."""
 _RINGRUN_HEAD = """# Every option of ringrun
@@ -58,6 +59,18 @@ _API = {
     "engines": ("On Ray, Dask, Spark and pods", *(f"ring_notebook.{name}" for name in LENDERS)),
 }
 """By page: its title, and the modules whose public names it has."""
+_GROUPS_OF_NAMES = {
+    "Train": "prepare track log log_params knob checkpoint save load only step",
+    "Know more of a training": "check counts noise_scale",
+    "Optimizers and rates": "clip_grad_norm_ LocalSteps LARS LAMB LinearScalingLR",
+    "Ranks": "init is_initialized shutdown rank size local_rank local_size cross_rank cross_size"
+    " is_homogeneous barrier",
+    "Tensors between ranks": "allreduce allgather allgather_into alltoall broadcast gather reducescatter"
+    " scatter send recv isend irecv allgather_object broadcast_object empty process_group",
+}
+"""By group of the page of ring, in this order: its names. The last group has all others, for scripts of Horovod."""
+_OF_HOROVOD = "Horovod's other names"
+_GROUPED = "ring_notebook.torch"
 
 
 def _docstrings() -> dict[str, str]:
@@ -137,12 +150,26 @@ def ringrun() -> str:
 
 
 def _api(title: str, *modules: str) -> str:
-    rows = ""
+    page = f"# {title}\n"
     for module in modules:
         # Each error stands once, in the module that defines it.
-        twice = [] if module == errors.__name__ else [name for name in vars(errors) if name[:1].isupper()]
-        rows += f"\n.. automodule:: {module}\n   :exclude-members: {', '.join(twice)}\n"
-    return f"# {title}\n\n```{{eval-rst}}{rows}```\n"
+        left_out = [] if module == errors.__name__ else [name for name in vars(errors) if name[:1].isupper()]
+        if module == _GROUPED:
+            for heading, names in _GROUPS_OF_NAMES.items():
+                page += f"\n## {heading}\n\n{_rst(''.join(map(_described, names.split())))}"
+                left_out += names.split()
+            page += f"\n## {_OF_HOROVOD}\n\n"
+        page += _rst(f"\n.. automodule:: {module}\n   :exclude-members: {', '.join(left_out)}\n")
+    return page
+
+
+def _described(name: str) -> str:
+    kind = "class" if isinstance(getattr(importlib.import_module(_GROUPED), name), type) else "function"
+    return f"\n.. auto{kind}:: {_GROUPED}.{name}\n"
+
+
+def _rst(text: str) -> str:
+    return f"```{{eval-rst}}{text}```\n"
 
 
 def write() -> None:

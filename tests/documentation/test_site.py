@@ -24,13 +24,13 @@ pytestmark = pytest.mark.skipif("RING_SITE" not in os.environ, reason="make docs
 # What users ask, and the page that has to be among the first three that the search finds.
 QUESTIONS = {
     "my rank died": "docs/errors",
-    "resume": "docs/notebook",
+    "resume": "docs/tasks/resume",
     "which GPU": "docs/gpu",
-    "slurm": "docs/clusters",
+    "slurm": "docs/tasks/allocation",
     "what is moving?": "docs/magics",
     "it hangs": "docs/errors",
     "out of memory": "docs/errors",
-    "debug": "docs/notebook",
+    "debug": "docs/tasks/debug",
     "install without a compiler": "docs/install",
     "accelerate": "docs/from-accelerate",
     "CollectiveMismatch": "docs/errors",

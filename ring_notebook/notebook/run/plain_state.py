@@ -15,7 +15,7 @@ MOST_LINES = 100  # of output, the newest
 
 
 def plain_state(log: RunRecord, error: str, asking: Collection[int]) -> dict[str, Any]:
-    """The state of a run (docs/notebook.md lists its keys); ``asking`` are the ranks that wait for an answer."""
+    """The state of a run (docs/tasks/tools.md lists its keys); ``asking`` are the ranks that wait for an answer."""
     view = log.view()
     done = progress(view, log.source)
     return {

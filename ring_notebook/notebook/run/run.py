@@ -258,7 +258,7 @@ class Run:
         return self.log.view()
 
     def state(self) -> dict[str, Any]:
-        """The run at this moment as plain data for ``json.dumps``; docs/notebook.md lists its keys."""
+        """The run at this moment as plain data for ``json.dumps``; docs/tasks/tools.md lists its keys."""
         return plain_state(self.log, self._watch.verdict.text, self.asking)
 
     @property

@@ -19,7 +19,12 @@ from ring_notebook.notebook.magics.commands import MAGICS, RING
 from ring_notebook.rank.rendezvous import JOB
 
 ROOT = Path(__file__).parents[3]
-DOCUMENTS = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "benchmarks").glob("*.md")]
+DOCUMENTS = [
+    *ROOT.glob("*.md"),
+    *(ROOT / "docs").glob("*.md"),
+    *(ROOT / "docs" / "tasks").glob("*.md"),
+    *(ROOT / "benchmarks").glob("*.md"),
+]
 TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 # Read while the pictures of the package are taken, not by a process that uses it; and one of an earlier version.
 OTHERS = {"RING_PICTURES", "RING_SITE_MPI"}

@@ -20,7 +20,7 @@ def status(
 ) -> Listing | str:
     """List the engines and what each is doing.
 
-    As JSON it has the newest run too; docs/clusters.md describes it.
+    As JSON it has the newest run too; docs/tasks/tools.md describes it.
     """
     if json:
         return _as_json(session)
