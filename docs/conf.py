@@ -24,7 +24,7 @@ copyright = "2026, Ring Notebook developers"
 author = "Ring Notebook developers"
 version = release = __version__
 root_doc = "docs/index"
-include_patterns = ["docs/**.md", "notebooks/*.ipynb", "benchmarks/README.md", "*.md"]
+include_patterns = ["docs/**.md", "notebooks/**.ipynb", "benchmarks/README.md", "*.md"]
 exclude_patterns = ["README.md", ".*", "build", "native", "ring_notebook", "tests", "**/.ipynb_checkpoints"]
 extensions = [
     "myst_nb",

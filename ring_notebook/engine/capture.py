@@ -28,7 +28,10 @@ Piece = Output | Display | Cleared
 MOST_TEXT = 250_000
 
 
+LATE = "Written between this cell and the one before:"
+
 _current: Capture | None = None  # of the present run
+_ran = False  # a run has begun in this process
 
 
 class Capture:
@@ -46,9 +49,9 @@ class Capture:
         global _current
         before, streams, publisher = _current, (sys.stdout, sys.stderr), shell.display_pub
         redirect()
-        for _ in descriptors.take(wait=True):  # written before this run
-            pass
+        between = list(descriptors.take(wait=True))
         _current = self
+        self._show_late(between)
         shell.display_pub = _Publisher(self)
         # When an object's display raises, IPython shows the traceback and continues. An engine's shell would send it to
         # a client that does not show it.
@@ -60,6 +63,13 @@ class Capture:
             shell.display_pub = publisher
             _current = before
             sys.stdout, sys.stderr = streams
+
+    def _show_late(self, between: list[tuple[Stream, str]]) -> None:
+        """Add what threads and children of earlier cells have written since these ended; not that of the start."""
+        global _ran
+        for stream, text in between if _ran else ():
+            self.write(stream, f"{LATE}\n{text if text.endswith(chr(10)) else text + chr(10)}")
+        _ran = True
 
     def write(self, stream: Stream, text: str) -> None:
         """Add printed text."""

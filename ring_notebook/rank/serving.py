@@ -55,7 +55,8 @@ class Serving(threading.Thread):
         self._listener = listener
         self._listener.setblocking(False)
         self._strangers = Strangers()
-        self._writers: weakref.WeakSet[asyncio.StreamWriter] = weakref.WeakSet()
+        # Not of writers: who closes one may drop it, while TLS still waits for the other end.
+        self._transports: weakref.WeakSet[asyncio.WriteTransport] = weakref.WeakSet()
         self._loop = asyncio.new_event_loop()
         self._serving = self._loop.create_task(self._serve())
         self.start()
@@ -124,9 +125,8 @@ class Serving(threading.Thread):
             own.close()
             raise
         self._know()
-        writer = asyncio.StreamWriter(transport, protocol, reader, self._loop)
-        self._writers.add(writer)
-        return reader, writer
+        self._transports.add(transport)
+        return reader, asyncio.StreamWriter(transport, protocol, reader, self._loop)
 
     def stop(self) -> None:
         """Serve nobody any more. Does not wait."""
@@ -147,8 +147,8 @@ class Serving(threading.Thread):
                 task.cancel()
             if left:
                 self._loop.run_until_complete(asyncio.wait(left))
-            for writer in self._writers:  # TLS would wait for the other end
-                writer.transport.abort()
+            for transport in self._transports:  # TLS would wait for the other end
+                transport.abort()
             for _ in range(2):  # what was closed is closed in one of the next turns
                 self._loop.run_until_complete(asyncio.sleep(0))
         finally:

@@ -37,6 +37,7 @@ def names() -> set[str]:
     return {path.name for path in Path("/dev/shm").iterdir()}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(type(find_launcher()).__name__ != "Own", reason="MPICH's wheel has names in /dev/shm")
 def test_the_names_of_a_job_that_was_killed_with_its_cleaner() -> None:
     program = "from mpi4py import MPI; import os, time; os.write(1, b'ready\\n'); time.sleep(600)"

@@ -180,6 +180,7 @@ def test_a_commit_torn_at_any_byte_is_refused(step: int, tmp_path: Path) -> None
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(ANY_NUMBER, reason="NOT TESTED: this system allows any number of mappings")
 def test_a_rank_that_has_as_many_mappings_as_it_may() -> None:
     """`vm.max_map_count`: its tensors stay where they are, every sum is right, and nothing ends it."""

@@ -140,6 +140,7 @@ def test_a_failed_rank_has_its_seconds_and_no_more(
     assert "rank 1" in done.stderr.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_a_script_prints_its_metrics_behind_a_jump(clock: dict[str, str]) -> None:
     done = ringrun(clock, 1, LOGS, str(-DAY))
     assert done.returncode == 0, done.stderr

@@ -136,6 +136,7 @@ def test_a_folder_that_others_could_change_is_refused(
     config.cache_clear()
 
 
+@pytest.mark.slow
 @needs_root
 def test_a_planted_commit_is_not_loaded(tmp_path: Path) -> None:
     commit, mark = tmp_path / "commit.pt", tmp_path / "mark"

@@ -33,6 +33,7 @@ RINGRUN = [sys.executable, "-m", "ring_notebook.launch.cli", "--no-prefix", "-np
 HOSTILE_NAMES = ["../../../x", "<script>alert(1)</script>", "\x1b[31m\x1b]0;t\x07", "a\nb\0c", "é" * 3000, "{x} $x %s"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("soft", "hard", "expected"), [(64, 64, "needs 160 file descriptors"), (64, 1024, "ran")])
 def test_a_cluster_with_few_descriptors(soft: int, hard: int, expected: str, records: Path) -> None:
     limited = f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}))\n{CLUSTER}"
@@ -49,6 +50,7 @@ def test_a_job_with_few_descriptors() -> None:
     assert (done.returncode, sorted(done.stdout.splitlines())) == (0, ["rank 0", "rank 1"]), done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start", ["job", "cluster"])
 @pytest.mark.parametrize(
     ("kib", "expected"), [(0, "may write files of 0 KiB"), (100_000, "files may be at most 0.0954 GiB")]

@@ -118,6 +118,7 @@ def test_the_supervisor_is_killed_under_a_debugger(tmp_path: Path) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.slow
 def test_an_engine_that_a_debugger_has_stopped_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with Cluster(2) as cluster:

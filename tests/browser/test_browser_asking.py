@@ -63,7 +63,7 @@ def test_a_breakpoint_is_answered_in_the_page(
     box = output.locator(".jp-Stdin input").last  # JupyterLab removes an answered one a moment later
 
     output.locator("text=rank 1 (Pdb)").last.wait_for(timeout=60_000)
-    output.locator("text=return secret").first.wait_for()
+    output.locator("text=-> return secret").first.wait_for()
     answer(box, "p secret")
     output.locator("text=42").first.wait_for()
     notebook.page.wait_for_timeout(500)
@@ -87,6 +87,7 @@ def test_a_breakpoint_is_answered_in_the_page(
     picture(notebook, 2, "output")
 
 
+@pytest.mark.slow
 def test_plain_cells_their_help_and_a_question_in_the_background(
     notebook: NotebookPage, picture: Callable[[NotebookPage, int, str], None]
 ) -> None:

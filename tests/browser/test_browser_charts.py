@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
 from playwright.sync_api import expect
 
 from browser.lab import ARTIFACTS, Lab, NotebookPage
@@ -12,6 +13,7 @@ from browser.simulated import MANY
 SIZES = (1400, 700)
 
 
+@pytest.mark.slow
 def test_a_reader_finds_and_arranges_charts(
     lab: Lab, open_notebook: Callable[[str], NotebookPage], picture: Callable[[NotebookPage, int, str], None]
 ) -> None:

@@ -39,6 +39,7 @@ COLUMNS = """() => {
 }"""
 
 
+@pytest.mark.slow
 def test_figures_are_drawn_live_and_stay(
     lab: Lab,
     open_notebook: Callable[[str], NotebookPage],

@@ -177,6 +177,7 @@ def test_charts_answer_to_the_mouse_and_stop_to_a_key(
     panel.get_by_role("button", name="Stopping").wait_for(timeout=60_000)
 
 
+@pytest.mark.slow
 def test_runs_are_sorted_by_a_click_without_a_kernel(
     lab: Lab, open_notebook: Callable[[str], NotebookPage], picture: Callable[[NotebookPage, int, str], None]
 ) -> None:

@@ -116,6 +116,7 @@ def test_the_panel_says_who_waits_for_whom(
     go_on(notebook)
 
 
+@pytest.mark.slow
 def test_stop_is_reached_without_a_mouse(notebook: NotebookPage) -> None:
     start(notebook, 4)
     stop_with_the_keyboard(notebook, 4)

@@ -119,6 +119,7 @@ def test_a_failure_in_the_background_is_told_in_its_panel_and_in_a_notice(
     picture(notebook, 2, "background-failed")
 
 
+@pytest.mark.slow
 def test_a_page_whose_kernel_is_gone_shows_the_last_state(
     lab: Lab,
     open_notebook: Callable[[str], NotebookPage],

@@ -91,6 +91,7 @@ def test_an_elastic_training_goes_back_to_its_commit(cluster: Cluster) -> None:
     assert cluster.pull("trained", 1).tolist() == [6.0, 6.0]
 
 
+@pytest.mark.slow
 def test_a_cell_of_another_framework_gets_the_face_of_that(cluster: Cluster) -> None:
     cluster.run(
         "import torch\nmean = ring.allreduce(torch.ones(2) * ring.rank()).tolist()\nface = ring.__name__"

@@ -34,6 +34,7 @@ def test_all_hosts_are_checked_and_what_is_between_them(hosts: TwoHosts) -> None
     assert between.found.startswith("3 ranks of 2 hosts sum at 0.")
 
 
+@pytest.mark.slow
 def test_a_host_that_does_not_exist_hides_nothing_of_the_others(hosts: TwoHosts) -> None:
     with pytest.raises(AssertionError) as failed:  # which says what was printed
         hosts.on_first([*DOCTOR, "--json", "-H", "ring-a,nosuch:2"])

@@ -132,6 +132,7 @@ def grow(hosts: TwoHosts, folder: Path, where: str, victims: str, how: str, n: i
     return reports
 
 
+@pytest.mark.slow
 def test_a_job_grows_to_another_host(hosts: TwoHosts, tmp_path: Path) -> None:
     """It begins on one; a script names two. The ranks of the second host die once, and others come for them."""
     reports = grow(hosts, tmp_path, HERE_FIRST, "2,3", "rank")

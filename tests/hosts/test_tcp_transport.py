@@ -47,11 +47,13 @@ time.sleep(100)
 """
 
 
+@pytest.mark.slow
 def test_every_collective(hosts: TwoHosts) -> None:
     said = ringrun(hosts, *BOTH, sys.executable, str(PROGRAM), "over the link")
     assert said.count("on 2 hosts: all is well") == 4, said
 
 
+@pytest.mark.slow
 def test_subsets_and_mpi_beside_it(hosts: TwoHosts) -> None:
     said = ringrun(hosts, *BOTH, sys.executable, "-c", BESIDE)
     assert said.count("all is well") == 4, said

@@ -107,6 +107,7 @@ def test_a_notebook_after_plain_pip(plain: Path, tmp_path: Path) -> None:
     assert "size 2\n" in notebook(plain, tmp_path)
 
 
+@pytest.mark.slow
 def test_what_needs_torch_says_so(plain: Path, tmp_path: Path) -> None:
     code, _, err = call(plain, tmp_path, "-c", "import ring_notebook.torch")
     assert code
@@ -120,6 +121,7 @@ def test_what_needs_torch_says_so(plain: Path, tmp_path: Path) -> None:
     assert "ok    mpi        none: ranks find each other without it" in out
 
 
+@pytest.mark.slow
 def test_training_with_the_extra_torch(tmp_path: Path) -> None:
     python = environment(tmp_path / "environment", "ring-notebook[torch]")
     assert "size 2\n" in notebook(python, tmp_path, TRAIN)

@@ -84,6 +84,10 @@ def _shared_notebook(tmp_path_factory: pytest.TempPathFactory, _shared: SharedPr
 
 @pytest.fixture(scope="module")
 def notebook(_shared_notebook: Notebook) -> Iterator[Notebook]:
-    """A kernel with a cluster of two engines without variables; who leaves more behind has a fixture of its own."""
+    """A kernel with a cluster of two engines, without variables or set-up cells.
+
+    A file that leaves more behind has a fixture of its own.
+    """
     yield _shared_notebook
     _shared_notebook.text("%%ringtrain\n%reset -f")
+    _shared_notebook.text("get_ipython().magics_manager.registry['RingMagics']._session.setup = []")

@@ -121,6 +121,7 @@ def test_what_cannot_be_submitted_is_refused(notebook: Notebook) -> None:
         assert said in notebook.error(f"%ring start {line}")[1]
 
 
+@pytest.mark.slow
 def test_variables_are_kept_before_the_engines_end(notebook: Notebook, tmp_path: Path) -> None:
     system = StandIn("pbs", tmp_path)
     system.use(notebook)

@@ -61,6 +61,7 @@ def test_synthetic_benchmark(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     assert (f"Total img/sec on {size} CPU(s)" in shown) is (hvd.rank() == 0)
 
 
+@pytest.mark.slow
 def test_elastic_mnist(monkeypatch: pytest.MonkeyPatch) -> None:
     ended = run(monkeypatch, "elastic_mnist.py")
     assert ended["starts"] == 2, "it failed once and went on"

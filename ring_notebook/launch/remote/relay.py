@@ -142,7 +142,7 @@ class Relay(Serving):
                 self._changed.notify_all()
 
     async def _meet_shell(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._writers.add(writer)
+        self._transports.add(writer.transport)
         place = None
         with contextlib.suppress(OSError, EOFError, ValueError):
             asked = json.loads(await reader.readline())

@@ -135,6 +135,7 @@ def test_a_lane_that_dies_is_a_failure(report: str) -> None:
     assert "FAILED tests/notebook/test_c.py::test_dies - this lane ended with code 0; 2 of its tests" in report
 
 
+@pytest.mark.slow
 def test_the_first_failure_ends_both(tmp_path: Path) -> None:
     fails = f"{MEET}\ndef test_fails():\n    meet('waits', 'test_endless')\n    assert False\n"
     code, said = run(project(tmp_path, {"unit/test_a.py": fails, "notebook/test_endless.py": INTERRUPTED}), "-x")
@@ -149,6 +150,7 @@ def test_one_kind_alone_needs_no_lane(tmp_path: Path) -> None:
     assert (code, "1 passed" in said) == (0, True), said
 
 
+@pytest.mark.slow
 def test_an_interrupt_ends_all_lanes(tmp_path: Path) -> None:
     files = {"unit/test_a.py": INTERRUPTED, "notebook/test_b.py": INTERRUPTED, "hosts/test_c.py": INTERRUPTED}
     folder = project(tmp_path, files)

@@ -45,6 +45,7 @@ def test_ringrun_gives_its_ranks_horovod_only_when_asked(tmp_path: Path) -> None
     assert "No module named 'horovod'" in done.stderr
 
 
+@pytest.mark.slow
 def test_the_example_starts_itself_by_horovod_run(fork_server: ForkServer) -> None:
     code = (
         f"import ring_notebook, runpy; ring_notebook.as_horovod(); runpy.run_path({str(MNIST)!r}, run_name='__main__')"

@@ -74,11 +74,13 @@ def test_a_function(folder: Path) -> None:
     assert call(folder, sys.executable, "../calls.py") == "[7, 7] [7, 7]\n"
 
 
+@pytest.mark.slow
 def test_a_cluster(folder: Path, without_torch: None) -> None:
     (folder.parent / "starts.py").write_text(CLUSTER)
     assert call(folder, sys.executable, "../starts.py") == "ok 6\n"
 
 
+@pytest.mark.slow
 def test_the_doctor(folder: Path) -> None:
     """Also: it finds a machine well that passes these tests."""
     said = call(folder, RINGRUN, "--doctor")

@@ -66,6 +66,7 @@ def fake_gpus(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     return monkeypatch
 
 
+@pytest.mark.slow
 def test_two_ranks_try_their_gpus(fake_gpus: pytest.MonkeyPatch) -> None:
     status, found, advice = check_gpus()
     assert (status, advice) == ("ok", ""), found
@@ -163,6 +164,7 @@ def test_what_became_of_the_check(printed: str, errors: str, in_time: bool, stat
     assert finding[2]
 
 
+@pytest.mark.slow
 def test_a_torch_that_is_too_old_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plain `pip install` leaves the torch that is there alone, however old it is."""
     monkeypatch.setattr(host_checks.importlib.metadata, "requires", lambda _name: ["torch>=99.1; extra == 'torch'"])

@@ -62,6 +62,7 @@ def place() -> tuple[int, int, int, str | None]:
     return basics.rank(), basics.size(), basics.local_size(), os.environ.get("OMP_NUM_THREADS")
 
 
+@pytest.mark.slow
 def test_functions_run_in_places_one_after_another() -> None:
     with LentPlaces(engine_at("k8s://app=train"), 2) as lent:
         assert lent.hosts == "127.0.1.1:2"
@@ -167,6 +168,7 @@ class Processes:
             one.join(60) if isinstance(one, threading.Thread) else one.communicate(timeout=30)
 
 
+@pytest.mark.slow
 def test_a_job_grows_into_places_that_come_later(tmp_path: Path) -> None:
     flag = tmp_path / "begun"
     with LentPlaces(Processes(flag), 1, most=3) as lent:

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SCRIPT = """
 import os, sys
 import torch.distributed as dist
@@ -33,6 +35,7 @@ print("fine")
 """
 
 
+@pytest.mark.slow
 def test_a_script_for_torchrun(tmp_path: Path) -> None:
     path = tmp_path / "script.py"
     path.write_text(SCRIPT)

@@ -198,6 +198,7 @@ shutdown()
 """
 
 
+@pytest.mark.slow
 def test_a_script_at_several_sizes(tmp_path: Path) -> None:
     """The same table as in a notebook, from what each rank has measured; the ranks' reports are not shown."""
     (tmp_path / "train.py").write_text(SCALED)
@@ -417,6 +418,7 @@ if sys.argv[1].startswith("die") and rank() == 1:
 """
 
 
+@pytest.mark.slow
 def test_the_timeline_is_one_file(tmp_path: Path) -> None:
     """Of all ranks whose parts are here, also those of ranks that were killed, and none of earlier jobs."""
     (tmp_path / "traced.py").write_text(TRACED)

@@ -77,6 +77,7 @@ def test_lines_without_prefix_and_with_times() -> None:
     assert all(len(time.split(":")) == 3 for time in times)
 
 
+@pytest.mark.slow
 def test_ranks_by_host_and_cores() -> None:
     code = "import os; print(os.environ['WORLD_SIZE'], os.environ['OMP_NUM_THREADS'])"
     done = ringrun("--ppn", "2", "-H", "localhost:7", "--cpus-per-rank", "1", "python", "-c", code)

@@ -421,6 +421,7 @@ thread.join()
 """
 
 
+@pytest.mark.slow
 def test_jobs_one_after_another_in_the_same_processes() -> None:
     """The second has two of the three workers of the first, which counted otherwise, and one that came later."""
     import json
@@ -449,6 +450,7 @@ def test_a_child_of_a_rank_is_no_rank() -> None:
     assert [said.splitlines()[-1] for _, said, _ in found] == ["1"] * 2, found
 
 
+@pytest.mark.slow
 def test_a_process_that_multiprocessing_spawns_in_a_rank_is_told_so(tmp_path: Path) -> None:
     """As the worker of a DataLoader, which imports the script again."""
     script = tmp_path / "script.py"
@@ -521,6 +523,7 @@ def test_where_there_is_no_rendezvous() -> None:
     assert not is_offered({"RING_RENDEZVOUS": "7"})
 
 
+@pytest.mark.slow
 def test_a_script_of_torchrun(tmp_path: Path) -> None:
     """`torchrun --standalone train.py`, where the script says backend "ring" and nothing else of ours."""
     script = tmp_path / "train.py"

@@ -25,6 +25,7 @@ for backend in ("ring", "gloo"):
 """
 
 
+@pytest.mark.slow
 def test_functions_of_torch_take_that_of_this_cell() -> None:
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", TWICE], capture_output=True, text=True, timeout=200, check=False
@@ -45,6 +46,7 @@ dist.recv(torch.ones(1), 1 - rank)
 """
 
 
+@pytest.mark.slow
 def test_a_script_whose_ranks_stay_in_gloo() -> None:
     """C++ that looks at no signal: the supervisor ends them, and the job fails as the rank did that raised."""
     ringrun = [sys.executable, "-m", "ring_notebook.launch.cli", "-np", "3"]

@@ -86,6 +86,7 @@ def run(ranks: int, folder: Path, steps: int) -> tuple[dict[str, list[int]], str
     return {name: [one for row in rows for one in row[name]] for name in rows[0]}, done.stdout
 
 
+@pytest.mark.slow
 def test_on_two_ranks_and_on_one(tmp_path: Path) -> None:
     before, _ = run(3, tmp_path, 2)
     for ranks in (2, 1):

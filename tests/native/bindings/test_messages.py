@@ -88,6 +88,7 @@ def test_many_small_ones_before_anyone_receives() -> None:
     as_threads(2, body)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hosts", [(0, 0), (0, 1)])
 def test_who_leaves_after_the_last_one_has_left_nobody_in_the_lurch(hosts: tuple[int, ...]) -> None:
     """The sender learns that they were received, and not that their receiver has gone."""

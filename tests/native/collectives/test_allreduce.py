@@ -94,6 +94,7 @@ def test_scale_factors(size: int, dtype: DType) -> None:
     as_threads(size, body)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 3])
 def test_segments_past_the_cache(size: int) -> None:
     """Whatever the tensors' places and lengths are modulo a cache line."""

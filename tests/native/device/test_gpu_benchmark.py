@@ -38,6 +38,7 @@ def test_it_measures_our_own_candidates() -> None:
     assert "A pretended device, whose times say nothing, by nccl" in printed
 
 
+@pytest.mark.slow
 def test_without_a_gpu_it_says_so() -> None:
     if gpus():
         pytest.skip("this machine has GPUs")

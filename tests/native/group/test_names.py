@@ -110,6 +110,7 @@ def overlapping(ring: Communicator) -> list[Communicator]:
     return [ring, *(group for group in groups if group is not None)]
 
 
+@pytest.mark.slow
 @also_on_devices
 @pytest.mark.parametrize("place", ONE_HOST_OR_TWO)
 def test_forty_names_in_forty_orders(place: str) -> None:

@@ -7,9 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[3]
 
 
+@pytest.mark.slow
 def test_soak() -> None:
     """Every rank reaches the end, having met trouble, with nothing left over."""
     ringrun = Path(sys.executable).with_name("ringrun")

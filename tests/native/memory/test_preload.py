@@ -90,6 +90,7 @@ assert c.realloc(block, 0) is None and counts()["used"] == 0
     )
 
 
+@pytest.mark.slow
 def test_many_sizes_leave_no_more_than_was_used_at_most() -> None:
     """An engine that lives for a day: 30,000 blocks of random sizes in changing amounts."""
     run(

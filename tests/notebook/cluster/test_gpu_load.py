@@ -46,6 +46,7 @@ print(told)
 """
 
 
+@pytest.mark.slow
 def test_each_rank_shows_its_own_gpu_and_one_that_idles_for_data_is_told(notebook: Notebook) -> None:
     notebook.run("%load_ext ring_notebook")
     said = notebook.text("%ring start")

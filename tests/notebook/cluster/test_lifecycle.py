@@ -207,6 +207,7 @@ def test_an_engine_that_does_not_start_says_why(
     assert_gone(new_processes())
 
 
+@pytest.mark.slow
 def test_without_the_native_core(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, new_processes: Callable[[], list[int]]
 ) -> None:

@@ -63,6 +63,7 @@ def test_the_folder_of_records_is_removed(cluster: Cluster, ring: Path) -> None:
     assert not cluster.directory.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("runtime", [True, False], ids=["of the runtime", "of temporary files"])
 def test_another_kernel_finds_a_cluster_when_the_folder_of_records_was_removed(
     ring: Path, runtime: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -45,6 +45,7 @@ def test_all_ranks_have_made_the_same_steps(cluster: Cluster, name: str) -> None
     training.check_against_one_process()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["adam", "ddp"])
 def test_a_rank_that_is_killed_and_healed_continues_with_the_others(cluster: Cluster, name: str) -> None:
     training = Training(cluster, name)

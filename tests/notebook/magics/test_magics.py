@@ -379,6 +379,7 @@ def test_a_cell_imports_horovod_when_asked_and_the_next_one_does_not(notebook: N
     assert "\nring_notebook.as_horovod()\n" in notebook.text("print(open('ported.py').read())")
 
 
+@pytest.mark.slow
 def test_help_on_names_of_the_ranks(notebook: Notebook) -> None:
     notebook.run("%%ringtrain\ndef of_ranks(a, b=2):\n    'Only there.'\nhere_too = 1j\nring.barrier()")
     notebook.run("here_too = 2j")
@@ -430,6 +431,7 @@ def test_commands_and_options_complete(notebook: Notebook) -> None:
     assert "--plot" not in notebook.complete("%%ringtrain --name --pl")
 
 
+@pytest.mark.slow
 def test_restart_runs_the_setup_cells_again(notebook: Notebook) -> None:
     notebook.run("%%ringtrain --setup\nprepared = 1")
     assert notebook.error("%%ringtrain --setup\ndoubled = 2 * prepaired")[0] == "NameError"
@@ -455,12 +457,14 @@ def test_stop(notebook: Notebook) -> None:
     assert "There is no cluster" in notebook.text("%ring stop")
 
 
+@pytest.mark.slow
 def test_the_doctor_looks_at_this_machine(notebook: Notebook) -> None:
     said = notebook.text("%ring doctor")
     assert re.search(r"^ok +core +compiled", said, re.MULTILINE)
     assert re.search(r"^ok +mpi +.*two ranks connected", said, re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_a_rank_that_ignores_the_stop_is_ended_and_started_again(notebook: Notebook) -> None:
     """By itself after the limit, or when the user asks for it; the other keeps its variables."""
     stubborn = "\n".join(

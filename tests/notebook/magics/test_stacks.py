@@ -53,6 +53,7 @@ def names(stack: Stack) -> str:
     return " ".join(f"{call.library}:{call.function}" for call in stack.native)
 
 
+@pytest.mark.slow
 def test_ranks_in_a_collective_and_in_foreign_code(cluster: Cluster) -> None:
     assert [one.frames for one in cluster.stacks()] == [(), ()], "idle ranks are in no cell"
     run = cluster.run(CELL)
@@ -96,6 +97,7 @@ def test_a_rank_whose_log_is_out_of_sight_tells_it_itself(cluster: Cluster, tmp_
     assert run.stop()
 
 
+@pytest.mark.slow
 def test_a_cell_that_takes_the_signal_for_itself(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """As does a program that checkpoints on SIGUSR1; a full disk keeps the stack out of the log too."""
     run = cluster.run("import signal, time\nsignal.signal(signal.SIGUSR1, lambda *_: None)\ntime.sleep(600)")

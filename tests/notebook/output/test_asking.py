@@ -6,6 +6,8 @@ import json
 import re
 from pathlib import Path
 
+import pytest
+
 from notebook.kernel import ANSI, Notebook
 
 NEXT = "%%ringtrain\nring.barrier()\nprint('all', ring.size())"
@@ -109,6 +111,7 @@ def test_an_interrupt_at_a_breakpoint_ends_the_cell(notebook: Notebook) -> None:
     assert "all 2" in notebook.text(NEXT)
 
 
+@pytest.mark.slow
 def test_a_rank_that_dies_while_it_is_debugged_is_not_waited_for(notebook: Notebook, tmp_path: Path) -> None:
     seen = tmp_path / "seen"
     cell = f"""%%ringtrain
@@ -204,6 +207,7 @@ def test_an_interrupt_instead_of_an_answer_stops_the_background_run(notebook: No
     assert "all 2" in notebook.text(NEXT)
 
 
+@pytest.mark.slow
 def test_time_limits_of_collectives_stand_still_while_a_rank_is_debugged(notebook: Notebook) -> None:
     notebook.run("%ring stop\nimport os\nos.environ['RING_TIMEOUT'] = '6'\n%ring start -n 2")
     notebook.run(NEXT)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from harness import waiting
+from ring_notebook.engine import capture
 from ring_notebook.errors import ClusterError
 from ring_notebook.notebook.cluster.cluster import Cluster
 from ring_notebook.notebook.panel import labelled_lines
@@ -59,3 +63,30 @@ def test_the_last_words_of_a_rank(cluster: Cluster) -> None:
         cluster.run(source).wait()
     cluster.heal()
     assert "free()" not in str(cluster.run("pass").wait().view.output)
+
+
+LATE_CELL = """
+import os, pathlib, threading, time
+rank = ring.rank()
+folder = pathlib.Path({folder!r})
+def write():
+    while not (folder / "go").exists():
+        time.sleep(0.01)
+    print("thread"); os.write(1, b"descriptor\\n"); os.system("echo program >&2")
+    (folder / f"done {{rank}}").touch()
+threading.Thread(target=write).start()
+"""
+
+
+def test_what_is_written_between_two_cells_is_shown_in_the_next_as_late(cluster: Cluster, tmp_path: Path) -> None:
+    run = cluster.run(LATE_CELL.format(folder=str(tmp_path))).wait()
+    (tmp_path / "go").touch()
+    waiting.until(lambda: len([*tmp_path.glob("done *")]) == run.log.size)
+    run = cluster.run("print('now')").wait()
+    lines = labelled_lines.Lines().take(run.view.output, last=True)
+    shown = {stream: "\n".join(line.text for line in lines if line.stream == stream) for stream in ("stdout", "stderr")}
+    assert shown == {
+        "stdout": f"{capture.LATE}\nthread\ndescriptor\nnow",
+        "stderr": f"{capture.LATE}\nprogram",
+    }
+    assert capture.LATE not in str(cluster.run("pass").wait().view.output)

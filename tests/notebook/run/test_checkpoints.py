@@ -49,6 +49,7 @@ for axis in "step", "samples", "epoch":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", [None, "fsdp"])
 def test_a_training_continues_on_one_rank(notebook: Notebook, strategy: str | None) -> None:
     assert "has a checkpoint" in notebook.error(cell(f"--resume --name {strategy}-none", strategy))[1]

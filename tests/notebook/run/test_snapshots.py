@@ -216,6 +216,7 @@ def test_modules_that_have_changed_or_are_gone_and_sharded_models_are_named(clus
     cluster.run("assert other == 3").wait()
 
 
+@pytest.mark.slow
 def test_another_number_of_ranks(notebook: Notebook) -> None:
     notebook.text("%ring snapshots restore before -n 3")
     text = notebook.text("%ring snapshots restore before")
@@ -331,6 +332,7 @@ assert len(kept()) == 3, kept()
 """
 
 
+@pytest.mark.slow
 def test_a_run_keeps_itself_regularly_and_while_it_is_paused(notebook: Notebook) -> None:
     notebook.text("%ring snapshots restore before")
     notebook.run(REGULARLY)

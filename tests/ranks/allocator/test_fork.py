@@ -31,6 +31,7 @@ def in_child(look: object) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
+@pytest.mark.slow
 def test_neither_process_sees_what_the_other_writes(hvd: ModuleType) -> None:
     tensor = promoted(hvd)
     told, tell = os.pipe()

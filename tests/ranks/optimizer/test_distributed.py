@@ -219,6 +219,7 @@ def test_checkpointed_module(hvd: ModuleType, reentrant: bool) -> None:
     assert_trains_alike(hvd, make=make)
 
 
+@pytest.mark.slow
 @pytest.mark.sizes(2)  # to compile takes seconds
 @pytest.mark.filterwarnings("ignore:Guards may run slower:RuntimeWarning")  # of torch on Python 3.13.0
 def test_compiled_module(hvd: ModuleType) -> None:

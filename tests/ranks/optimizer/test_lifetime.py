@@ -245,6 +245,7 @@ def test_goes_on_in_another_epoch(hvd: ModuleType) -> None:
     hvd.check(model, optimizer)
 
 
+@pytest.mark.slow
 def test_memory_is_flat_over_many_optimizers_and_epochs(hvd: ModuleType) -> None:
     """A re-run cell builds its model and optimizer again, in a new epoch."""
 

@@ -76,6 +76,7 @@ def test_accumulated_gradients(rank: int, size: int) -> None:
     assert model.module.weight.grad.tolist() == [[size + 1.0] * 2]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 def test_an_optimizer_in_shares(rank: int) -> None:
     """ZeroRedundancyOptimizer: each rank updates its share, and the state can be put together."""

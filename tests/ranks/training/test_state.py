@@ -101,6 +101,7 @@ ring.save([b"x" * (1 << 20), Kills()], sys.argv[1])
 """
 
 
+@pytest.mark.slow
 @pytest.mark.sizes(1)
 def test_what_a_killed_save_has_left_goes_with_the_next(hvd: ModuleType, tmp_path: Path) -> None:
     """One that still writes keeps its file; the last to end has its way."""

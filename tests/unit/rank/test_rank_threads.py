@@ -163,6 +163,7 @@ def test_a_rank_that_starts_a_job_of_its_own_does_not_pass_its_share_on(nothing_
     assert done.stdout == 2 * f"{share(1)};"
 
 
+@pytest.mark.slow
 def test_functions_and_torch_follow(nothing_set: pytest.MonkeyPatch) -> None:
     def threads() -> int:
         """As torch says on one rank, which costs its import; as the variable says on the other."""
@@ -171,6 +172,7 @@ def test_functions_and_torch_follow(nothing_set: pytest.MonkeyPatch) -> None:
     assert run(threads, n=2) == 2 * [int(share(2))]
 
 
+@pytest.mark.slow
 def test_engines_follow(nothing_set: pytest.MonkeyPatch, without_torch: None) -> None:
     from ring_notebook import Cluster
 

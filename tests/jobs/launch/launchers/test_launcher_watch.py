@@ -88,6 +88,7 @@ def test_ranks_that_start_late_are_waited_for(tmp_path: Path) -> None:
     assert job.returncode == 0
 
 
+@pytest.mark.slow
 def test_time_in_which_this_process_was_stopped_does_not_count(tmp_path: Path) -> None:
     """As by Ctrl-Z: what the ranks have said meanwhile has yet to be read."""
     command = [sys.executable, "-c", WARNS, "--start-timeout", "10", "-np", "2", "echo", "hello"]

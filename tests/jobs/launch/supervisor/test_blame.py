@@ -86,6 +86,7 @@ def test_the_rank_that_the_others_missed_is_named(how: str, code: int, words: st
     assert how != "exit" or "stopped because rank 1 exited with code 3" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.skipif("MPICH" not in find_launcher().mpis, reason="tests Hydra, the mpiexec of MPICH")
 def test_an_exit_code_ends_a_job_of_mpiexec_while_the_others_compute(
     program: str, monkeypatch: pytest.MonkeyPatch
