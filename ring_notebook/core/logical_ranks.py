@@ -66,6 +66,8 @@ class LogicalRanks:
         """None outside of rounds."""
         self.reductions = 0
         """Of gradients since this was made; equal on all ranks, and for every number of them."""
+        self.stepped: Turn | None = None
+        """The turn in which an optimizer was called last to make its step."""
         self._rounds = 0
         self._followers: weakref.WeakValueDictionary[str, Follower] = weakref.WeakValueDictionary()
 

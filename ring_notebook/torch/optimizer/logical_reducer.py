@@ -79,8 +79,10 @@ class _Leaf:
         self.flats = layout.zeros()
         self.views = layout.views(self.flats)
         self.is_closed = False
-        """Whether its optimizer has made its step, so that later passes of the turn do not belong to it."""
+        """Whether its optimizer has made its step, or would have."""
         self.is_reduced = False
+        self.is_dropped = False
+        """Whether ``zero_grad()`` has dropped the averages."""
         self.reached: set[Tensor] = set()
         """The parameters that passes of the turn have reached."""
 
@@ -149,16 +151,11 @@ class LogicalReducer(GradientReducer):
         else:
             layout = self._leaf.layout
             self._sum.push(self._leaf.flats)
-        self._fill(layout, turn)
+        assert self._sum is not None
+        while self._sum.next < self.logical.first + turn.number:  # earlier turns that made no pass
+            self._sum.push(layout.zeros())
         self._leaf = _Leaf(turn, layout)
         return self._leaf
-
-    def _fill(self, layout: _Layout, turn: Turn) -> None:
-        """Add zeros for earlier turns that made no pass."""
-        if self._sum is None:
-            self._sum = OrderedSum(self.logical.number, self.logical.first, _add_into)
-        while self._sum.next < self.logical.first + turn.number:
-            self._sum.push(layout.zeros())
 
     def _begin_round(self) -> _Layout:
         self.logical.check()
@@ -167,7 +164,8 @@ class LogicalReducer(GradientReducer):
         if layout is None or [id(p) for _, p in named] != [id(p) for p in layout.parameters]:
             # The ranks gather a bucket each at a time.
             layout = self._flat_layout = _Layout(named, config().fusion_threshold // self.logical.ranks)
-        self._sum, self._leaf, self._reached, self._before = None, None, {}, {}
+        self._sum = OrderedSum(self.logical.number, self.logical.first, _add_into)
+        self._leaf, self._reached, self._before = None, {}, {}
         self._has_reduced = False
         for name, p in named:
             if p.grad is None:
@@ -182,8 +180,9 @@ class LogicalReducer(GradientReducer):
         return layout
 
     def close_turn(self, what: str) -> None:
-        """The optimizer has made its step, or would have: later passes of this turn do not count."""
-        self.open(what).is_closed = True
+        """The optimizer has made its step, or would have: what comes in this turn does not count for it."""
+        leaf = self.open(what)
+        leaf.is_closed, self.logical.stepped = True, leaf.turn
 
     def settle(self) -> bool:
         """As the base class: reduce in the last turn if no pass has; those of this rank may have reached nothing."""
@@ -192,7 +191,8 @@ class LogicalReducer(GradientReducer):
         leaf = self.open("optimizer.step()")
         if self._reached:  # where the end of a pass is not seen
             self.end_pass()
-        if leaf.is_closed or leaf.is_reduced or self.logical.is_between:
+        is_dropped = leaf.is_dropped and not leaf.reached
+        if leaf.is_closed or leaf.is_reduced or is_dropped or self.logical.is_between:
             return False
         before = self._reductions
         backward_pass.reduce_together([self])
@@ -201,7 +201,7 @@ class LogicalReducer(GradientReducer):
     def forget(self) -> None:
         """As the base class, in ``zero_grad()``: what this turn has made so far is dropped, earlier turns stay.
 
-        Behind a reduction that is all.
+        Behind a reduction that is all, unless another pass makes gradients before the step.
         """
         backward_pass.end_broken()
         self._enter_epoch()
@@ -211,9 +211,7 @@ class LogicalReducer(GradientReducer):
         leaf.clear()
         if leaf.is_reduced or now.number == 0:
             self._before = {}
-        if leaf.is_reduced:
-            leaf.is_reduced, self._sum = False, None
-            self._fill(leaf.layout, now)
+        leaf.is_dropped, leaf.is_reduced = leaf.is_reduced, False
 
     def _forget(self) -> None:
         super()._forget()
@@ -230,21 +228,19 @@ class LogicalReducer(GradientReducer):
         leaf = self.open()
         reached = list(self._reached)
         self._reached = {}
-        if not leaf.is_closed:
-            for p in reached:
-                if p.grad is not None and p.grad.is_sparse:
-                    name = leaf.layout.named[leaf.layout.places[p]][0]
-                    raise TypeError(
-                        f"rank {self.logical.rank}: the gradient of {name} is sparse, and logical ranks add dense "
-                        "ones; leave sparse=True out"
-                    )
-            with torch.no_grad():
-                leaf.take([p for p in reached if p.grad is not None])
-        if leaf.is_closed or self.logical.is_between:
-            with torch.no_grad():
+        for p in reached:
+            if p.grad is not None and p.grad.is_sparse:
+                name = leaf.layout.named[leaf.layout.places[p]][0]
+                raise TypeError(
+                    f"rank {self.logical.rank}: the gradient of {name} is sparse, and logical ranks add dense ones; "
+                    "leave sparse=True out"
+                )
+        with torch.no_grad():
+            leaf.take([p for p in reached if p.grad is not None])
+            if self.logical.is_between:
                 for p in reached:
                     _quiet(p)
-            return False
+                return False
         return not self._paused
 
     def reach(self) -> tuple[bool, bool]:
@@ -318,7 +314,13 @@ class LogicalReducer(GradientReducer):
         if not world.is_initialized():
             return
         leaf = self.open()
-        if leaf.is_closed or parameter in self._reached or parameter not in leaf.layout.places:
+        if self.logical.stepped == leaf.turn:
+            raise RuntimeError(
+                f"rank {self.logical.rank}: backward() after optimizer.step() in one turn: logical ranks whose turn is "
+                "not the last would compute with weights that the step has not changed yet; call backward() for all "
+                "losses of a batch before the first step, or leave logical out"
+            )
+        if parameter in self._reached or parameter not in leaf.layout.places:
             return
         parameter.grad = leaf.gradient(parameter) if parameter in leaf.reached else None
 

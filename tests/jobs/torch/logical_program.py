@@ -181,14 +181,13 @@ def two(logical: int | None, steps: int) -> dict[str, Any]:
     losses: dict[int, list[str]] = {}
     for x, _ in in_rounds(loader, steps):
         drawn = x[:, :3]
-        of_judge.zero_grad()
-        real, false = judge(x).mean(), judge(maker(drawn).detach()).mean()
-        F.softplus(-real).backward()
-        F.softplus(false).backward()
-        of_judge.step()
         of_maker.zero_grad()
         loss = F.softplus(-judge(maker(drawn)).mean())
         loss.backward()
+        of_judge.zero_grad()  # drops what that pass has given it
+        F.softplus(-judge(x).mean()).backward()
+        F.softplus(judge(maker(drawn).detach()).mean()).backward()
+        of_judge.step()
         of_maker.step()
         noted(losses, loss)
     both = [*maker.parameters(), *judge.parameters()]
