@@ -139,11 +139,12 @@ def train(case: str, logical: int | None, steps: int) -> dict[str, Any]:
     model, optimizer, loader, tests = ring.prepare(model, optimizer, loader, tests, logical=logical)
     scaler = torch.amp.GradScaler("cpu", enabled="scaler" in extras, init_scale=4096.0, growth_interval=3)
     losses: dict[int, list[str]] = {}
+    turns = ring.logical_size() // ring.size()
     for count, (x, y) in enumerate(in_rounds(loader, steps)):
         optimizer.zero_grad()
         with torch.autocast("cpu", torch.bfloat16, enabled="bf16" in extras):
             loss = F.cross_entropy(model(x), y)
-        poison = float("inf") if "scaler" in extras and count // (len(loader) // 8) == 1 else 1.0
+        poison = float("inf") if "scaler" in extras and count // turns == 1 else 1.0
         scaler.scale(loss * poison).backward()
         if "clip" in extras:
             scaler.unscale_(optimizer)

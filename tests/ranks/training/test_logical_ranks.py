@@ -67,7 +67,7 @@ def test_loops_that_cannot_take_turns(size: int) -> None:
         break
     for (x,) in loader:
         with pytest.raises(RuntimeError, match=r"step\(closure\)"):
-            optimizer.step(lambda: model(x).sum())
+            optimizer.step(lambda x=x: model(x).sum())
         break
 
 
