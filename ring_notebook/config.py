@@ -43,6 +43,10 @@ class Config:
     """RING_OVERLAP: ``thread`` reduces buckets on the progress thread during backward, ``inline`` in ``step()``
     (DistributedDataParallel on backend "ring": in backward). ``auto`` takes ``thread`` if a core is free."""
 
+    logical: int = 0
+    """RING_LOGICAL: logical ranks of `prepare`, where it is given no number (``prepare(logical=...)``); ``ringrun
+    --logical`` sets it. 0: none."""
+
     device: Literal["auto", "nccl", "host"] = "auto"
     """RING_DEVICE: what moves tensors on GPUs. ``nccl`` raises if NCCL cannot be used; ``host`` copies them to host
     memory and back; ``auto`` takes NCCL if all ranks can use it."""

@@ -63,6 +63,7 @@ class _Recorder:
         self.on_first_row: Callable[[], None] | None = None
         self.warmup = 1
         self.first_step: int | None = None
+        self.turn: tuple[int, int] | None = None  # the logical rank whose turn it is, and the turns of a round
         self.latest = 0  # the step of the last row
         self.epoch: tuple[int, float] | None = None  # the step of the first row with this epoch
         self.earlier: list[dict[str, float]] = []  # of the run that this one continues, until it is drained
@@ -76,6 +77,10 @@ class _Recorder:
     def add(self, now: float, step: int | None, values: dict[str, Any]) -> None:
         if step is None:
             step = self.logged if self.step is None else self.step
+            if self.turn is not None:
+                step //= self.turn[1]
+        if self.turn is not None:
+            values = {"logical_rank": float(self.turn[0]), **values}
         self.latest = step
         if self.first_step is None:
             self.first_step = step
@@ -276,6 +281,14 @@ def _is_number(tensor: Any) -> bool:
     return (
         tensor.numel() == 1 and not getattr(tensor, "is_meta", False) and not getattr(tensor.dtype, "is_complex", False)
     )
+
+
+def note_turn(turn: tuple[int, int] | None) -> None:
+    """A turn of a logical rank, of so many turns of a round, has begun; None: outside of turns.
+
+    Its rows have its number, and steps are counted by rounds.
+    """
+    _recorder.turn = turn
 
 
 def carry(**values: float) -> None:

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 
 _waiting: list[Callable[[], object]] = []
 _passes = 0
+_held = False
 
 
 @contextmanager
@@ -35,13 +36,25 @@ def at_next_batch(callback: Callable[[], object]) -> None:
 
 
 def between_steps() -> None:
-    """Tell that what follows the last step has been done."""
-    while _waiting:
+    """Tell that what follows the last step has been done; between turns of logical ranks it has not."""
+    while _waiting and not _held:
         _waiting.pop(0)()
+
+
+def is_held() -> bool:
+    """Whether logical ranks take turns: a step is made in the last one."""
+    return _held
+
+
+def hold(is_held: bool) -> None:
+    """Ignore `between_steps` from now on, or no more."""
+    global _held
+    _held = is_held
 
 
 def forget() -> None:
     """The cell has ended: nothing waits any more, and no pass is in progress."""
-    global _passes
+    global _passes, _held
     _waiting.clear()
     _passes = 0
+    _held = False

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from ipyparallel.engine.datapub import publish_data
 from IPython.core.interactiveshell import InteractiveShell
 
-from ring_notebook.core import checkpoint_place, metrics, other_waits, step_points, trace, world
+from ring_notebook.core import checkpoint_place, logical_ranks, metrics, other_waits, step_points, trace, world
 from ring_notebook.core.steering import present, steering
 from ring_notebook.core.sync_every import of_run as local_steps
 from ring_notebook.core.time_spent import TimeSpent
@@ -52,6 +52,7 @@ def execute(request: CellRequest) -> None:
     mpi_access.withdraw_from_survivors(request.lost)
     checkpoint_place.begin(request.checkpoints, request.resume)
     local_steps.begin(request.options.sync_every)
+    logical_ranks.begin_run(request.options.logical)
     own = not request.only or setup.rank() in request.only
     _Execution(request).execute(request.source if own else "")
 
@@ -158,6 +159,12 @@ class _Execution:
             self._say(
                 f"--sync-every {local_steps.every} had no effect: no optimizer of the cell was made by "
                 "ring.prepare or DistributedOptimizer of PyTorch, which alone know local steps"
+            )
+
+        if logical_ranks.is_lost() and self.error is None and self.rank == 0:
+            self._say(
+                f"--logical {self.request.options.logical} had no effect: the cell has not called ring.prepare of "
+                "PyTorch, which alone knows logical ranks"
             )
 
     def _put_back(self) -> None:

@@ -144,7 +144,7 @@ def _given(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Iter
 def check_values(options: argparse.Namespace) -> None:
     """Raise ValueError for a value that an option cannot have, and for options of which one would not count."""
     least = {
-        **dict.fromkeys(("np", "ppn", "cpus_per_rank", "slots_per_host", "ssh_port"), 1),
+        **dict.fromkeys(("np", "ppn", "cpus_per_rank", "logical", "slots_per_host", "ssh_port"), 1),
         **dict.fromkeys(("repeat", "warmup", "gpus_per_host"), 1),
         **dict.fromkeys(("start_timeout", "stall_warning", "stall_shutdown", "fusion_threshold_mb", "reset_limit"), 0),
         "elastic_timeout": 0,
@@ -156,6 +156,11 @@ def check_values(options: argparse.Namespace) -> None:
             flag = {"--stall-warning": _STALL[0], "--stall-shutdown": _STALL[1]}.get(flag, flag)
             seconds = " seconds" if isinstance(value, float) else ""
             raise ValueError(f"{flag} must be at least {lowest}{seconds}, got {value:g}")
+    elastic = options.elastic or options.min_np is not None or options.max_np is not None
+    if options.logical and (elastic or options.host_discovery_script):
+        raise ValueError("--logical divides logical ranks among a fixed number of ranks; an elastic job changes it")
+    if options.logical and options.np and (options.logical < options.np or options.logical % options.np):
+        raise ValueError(f"--logical must be a multiple of -np, got {options.logical} and {options.np}")
     if options.cooldown and not 0 <= options.cooldown[0] <= options.cooldown[1]:
         given = " ".join(f"{seconds:g}" for seconds in options.cooldown)
         raise ValueError(f"--blacklist-cooldown-range takes the least and the most seconds, got {given}")
@@ -179,6 +184,7 @@ def environment(options: argparse.Namespace) -> dict[str, str]:
         "RING_TIMEOUT": options.stall_shutdown,
         "RING_START_TIMEOUT": options.start_timeout,
         OMP: options.cpus_per_rank,
+        "RING_LOGICAL": options.logical,
         "RING_WARMUP": None if options.doctor or options.check_build else options.warmup,
     }
     env |= {name: str(value) for name, value in settings.items() if value is not None}
@@ -295,6 +301,7 @@ def _parser() -> argparse.ArgumentParser:
     add("-np", "--num-proc", dest="np", type=int, metavar="N", help="number of ranks")
     add("--ppn", type=int, metavar="N", help="ranks on each host, whatever its slots")
     add("--cpus-per-rank", type=int, metavar="N", help="cores that each rank computes with (OMP_NUM_THREADS)")
+    add("--logical", type=int, metavar="L", help="train as L ranks would, whatever -np is (`prepare(logical=L)`)")
     add("-v", "--version", action="version", version=f"ringrun {__version__}")
     add("--doctor", action="store_true", help="check this machine, or all of -H or an allocation: what to repair")
     add("--json", action="store_true", help="what --doctor finds, for tools")

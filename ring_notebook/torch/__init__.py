@@ -18,6 +18,7 @@ from ring_notebook.api.only import only
 from ring_notebook.api.tensor_adapter import register_adapter
 from ring_notebook.core import world
 from ring_notebook.core.kept_state import register_keeper
+from ring_notebook.core.logical_ranks import logical_rank, logical_size, logical_turns
 from ring_notebook.core.metrics import log, log_params, register_copier, track
 from ring_notebook.core.steering import knob
 from ring_notebook.core.step_guard import step
@@ -89,6 +90,9 @@ __all__ = [
     "load",
     "log",
     "log_params",
+    "logical_rank",
+    "logical_size",
+    "logical_turns",
     "mpi_ops",
     "noise_scale",
     "only",

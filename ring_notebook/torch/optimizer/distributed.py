@@ -14,11 +14,14 @@ from ring_notebook.api.local_steps import LocalSteps, settings_of
 from ring_notebook.api.process_sets import ProcessSet, global_process_set
 from ring_notebook.core import world
 from ring_notebook.core.communicator import ReduceOp
+from ring_notebook.core.logical_ranks import logical_ranks, number_of
 from ring_notebook.torch.collectives.tensor_arguments import check_compression, check_optimizer
 from ring_notebook.torch.compression import Compression, Compressor, Int8Compression
 from ring_notebook.torch.optimizer.adasum_optimizer import AdasumOptimizer
 from ring_notebook.torch.optimizer.gradient_reducer import GradientReducer
 from ring_notebook.torch.optimizer.local_optimizer import LocalOptimizer
+from ring_notebook.torch.optimizer.logical_optimizer import LogicalOptimizer
+from ring_notebook.torch.optimizer.logical_reducer import LogicalReducer
 from ring_notebook.torch.optimizer.reducing_optimizer import ReducingOptimizer
 from ring_notebook.torch.optimizer.wrapper import W, Wrapper, claim, original_of, parameters_of, wrap
 from ring_notebook.torch.steps.optimizer_notes import OUTER
@@ -93,6 +96,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     sparse_as_dense: bool = False,
     process_set: ProcessSet = global_process_set,
     sync_every: int | LocalSteps | None = None,
+    logical: int | None = None,
 ) -> ReducingOptimizer | AdasumOptimizer | LocalOptimizer:
     """An optimizer of the same class as ``optimizer`` that steps on the gradients of all ranks.
 
@@ -115,6 +119,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         see `LocalSteps` and `LocalOptimizer`; for links on which an allreduce at every step takes too long. By default
         as ``%%ringtrain --sync-every`` says, else 1. Takes ``compression``, also `Compression.int8`, but none of the
         options that say how gradients are reduced. Beyond Horovod.
+    logical: the number of logical ranks that the ranks carry, see `prepare`, which divides the data among them too. The
+        loop is one over `logical_turns`. Takes none of the options above but the first two. Beyond Horovod.
 
     Raises NotInitializedError before ``init()``, and TypeError or ValueError for invalid arguments.
     """
@@ -138,8 +144,26 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         "sparse_as_dense": sparse_as_dense,
         "process_set": process_set,
         "sync_every": sync_every,
+        "logical": logical,
     }
-    if (local := settings_of(sync_every)) is not None:
+    local = settings_of(sync_every)
+    if logical is not None:
+        others = {
+            f"op={op.name.capitalize()}": op != ReduceOp.AVERAGE,
+            "compression": compression is not Compression.none,
+            "backward_passes_per_step": backward_passes_per_step != 1,
+            "gradient_predivide_factor": gradient_predivide_factor != 1.0,
+            "num_groups or groups": num_groups != 0 or groups is not None,
+            "sparse_as_dense": sparse_as_dense,
+            "process_set": process_set is not global_process_set,
+            "sync_every": local is not None,
+        }
+        if refused := [name for name, is_given in others.items() if is_given]:
+            raise ValueError(
+                f"logical={logical} averages gradients in one fixed order over all ranks, so it takes no "
+                f"{' and no '.join(refused)}"
+            )
+    if local is not None:
         reducing = {
             f"op={op.name.capitalize()}": op != ReduceOp.AVERAGE,
             "gradient_predivide_factor": gradient_predivide_factor != 1.0,
@@ -163,14 +187,19 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         adasum.set_backward_passes_per_step(backward_passes_per_step)
         adasum._compression, adasum._process_set = compression, process_set
         return _made(adasum, made_with)
-    distributed = wrap(ReducingOptimizer, optimizer, names)
-    distributed._reducer = GradientReducer(
+    how = (
         Reduction(ReduceOp(op), 1.0 / gradient_predivide_factor, gradient_predivide_factor, process_set),
         compression,
         grouping,
         sparse_as_dense,
         backward_passes_per_step,
     )
+    if logical is not None:
+        in_turns = wrap(LogicalOptimizer, optimizer, names)
+        in_turns._reducer = LogicalReducer(logical_ranks(number_of(logical)), *how)
+        return _made(in_turns, made_with)
+    distributed = wrap(ReducingOptimizer, optimizer, names)
+    distributed._reducer = GradientReducer(*how)
     return _made(distributed, made_with)
 
 

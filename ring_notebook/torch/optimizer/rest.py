@@ -10,7 +10,6 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from ring_notebook.torch.optimizer.gradient_reducer import GradientReducer
 from ring_notebook.torch.optimizer.reducing_optimizer import ReducingOptimizer
 from ring_notebook.torch.optimizer.wrapper import owners_of
 
@@ -21,7 +20,7 @@ class Rest:
     def __init__(self, model: nn.Module, beside: ReducingOptimizer) -> None:
         self._named = [(name, one) for name, one in model.named_parameters() if not owners_of([one])]
         self._beside = weakref.ref(beside)
-        self._reducer = GradientReducer(*beside._reducer.made_with())
+        self._reducer = type(beside._reducer)(*beside._reducer.made_with())
         vars(self._reducer).update(beside._reducer.kept() | {"meter": None})
         self._reducer.watch(self)
         beside.rest = [*beside.rest, self._reducer]

@@ -13,13 +13,15 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
-from ring_notebook.api.basics import barrier, rank
+from ring_notebook.api.basics import barrier, rank, size
 from ring_notebook.api.checkpoints import Checkpoint
 from ring_notebook.api.preparation import of_another
 from ring_notebook.api.rank_0_files import read_on_rank_0, write_on_rank_0
+from ring_notebook.core.logical_ranks import logical_size
 from ring_notebook.errors import RingError
 from ring_notebook.files.private_files import make_private_folder
 from ring_notebook.torch.optimizer.local_optimizer import LocalOptimizer
+from ring_notebook.torch.optimizer.logical_optimizer import is_logical
 from ring_notebook.torch.training.loaders import PreparedLoader, resumable_sampler, state_of_sampler
 from ring_notebook.torch.training.prepare import scale_rates, unwrapped
 
@@ -181,7 +183,8 @@ class TorchCheckpoint(Checkpoint):
         super().set_content(content, path)
         for optimizer in self._optimizers:
             if any("lr_scale" in group for group in optimizer.param_groups):  # perhaps by another number of ranks
-                scale_rates(optimizer, [one for one in self._objects if isinstance(one, LRScheduler)])
+                schedulers = [one for one in self._objects if isinstance(one, LRScheduler)]
+                scale_rates(optimizer, schedulers, logical_size() if is_logical(optimizer) else size())
 
     def write(self, target: Path) -> None:
         """A file of `save`, or a folder of shards."""

@@ -15,10 +15,12 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, Sampler, get_worker_info
 from torch.utils.data.distributed import DistributedSampler as TorchDistributedSampler
 
-from ring_notebook.api.basics import is_initialized, rank, size
+from ring_notebook.api.basics import is_initialized
 from ring_notebook.api.objects import broadcast_object
+from ring_notebook.core.logical_ranks import progress
+from ring_notebook.core.logical_ranks import share_rank as rank
+from ring_notebook.core.logical_ranks import share_size as size
 from ring_notebook.core.step_points import between_steps, in_pass
-from ring_notebook.core.world import communication
 from ring_notebook.torch.training.agreed_numbers import AgreedNumbers, advanced, draw_seed, states
 from ring_notebook.torch_private import pass_of_workers, private
 
@@ -73,13 +75,13 @@ class DistributedSampler(TorchDistributedSampler[Any]):
         if self._random is not None:  # the loader has drawn a number for its workers, as it did when this pass began
             torch.set_rng_state(self._random)
             self._random = None
-        epoch, spent = self.epoch, communication()
+        epoch, spent = self.epoch, progress()
         drawn, self._is_used = 0, True
         with in_pass():
             try:
                 for index in self._share(used):
                     # Every rank knows this without a message: only a pass in which all ranks take part has collectives.
-                    if self.epoch == epoch and (self.num_replicas == 1 or communication() != spent):
+                    if self.epoch == epoch and (self.num_replicas == 1 or progress() != spent):
                         self.epoch += 1
                     self._drawn, self._begun_at, self._pass = drawn, used, epoch  # another pass may be in progress
                     between_steps()

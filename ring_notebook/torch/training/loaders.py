@@ -22,10 +22,12 @@ from torch.utils.data import (
     get_worker_info,
 )
 
-from ring_notebook.api.basics import rank, size
+from ring_notebook.api.basics import rank as own_rank
 from ring_notebook.api.objects import gather_objects
 from ring_notebook.api.process_sets import global_process_set
-from ring_notebook.core.world import communication
+from ring_notebook.core.logical_ranks import progress
+from ring_notebook.core.logical_ranks import share_rank as rank
+from ring_notebook.core.logical_ranks import share_size as size
 from ring_notebook.errors import RingError
 from ring_notebook.torch.training.agreed_numbers import AgreedNumbers, draw_seed, states
 from ring_notebook.torch.training.data import (
@@ -300,9 +302,9 @@ def _kept_passes(loader: DataLoader[Any]) -> list[str]:
 
 def _counted(batches: Iterator[T], numbers: AgreedNumbers) -> Iterator[T]:
     """``batches``; notes what was drawn for them, and whether all ranks take part in the pass."""
-    spent = communication()
+    spent = progress()
     while True:
-        numbers.counts = numbers.counts or communication() != spent
+        numbers.counts = numbers.counts or progress() != spent
         try:
             batch = next(batches)
         except StopIteration:
@@ -384,7 +386,7 @@ def batch_size_of(loader: Any) -> int | None:
 
 def _is_share(loader: DataLoader[Any]) -> bool:
     """Whether a loader divides its samples among the ranks already."""
-    divided = [*_nested(loader.batch_sampler), *_nested(loader.sampler)]
+    divided = [*nested(loader.batch_sampler), *nested(loader.sampler)]
     if isinstance(loader.dataset, IterableDataset):
         divided = [loader.dataset, getattr(loader.dataset, "_distributed", None)]  # of Hugging Face's datasets
     for one in divided:
@@ -403,7 +405,7 @@ def _is_share(loader: DataLoader[Any]) -> bool:
     return False
 
 
-def _nested(sampler: Any) -> Iterator[Any]:
+def nested(sampler: Any) -> Iterator[Any]:
     """A sampler and those that it draws from."""
     for _ in range(5):
         if sampler is None:
@@ -481,11 +483,11 @@ def _agreed(
     described = f"{type(loader).__name__} over {what}, batch {loader.batch_size}"
     process = states()
     state = process["torch"] if generator is None else generator.get_state()
-    rows = gather_objects((described, (state, process) if rank() == 0 else None), "loaders", global_process_set)
+    rows = gather_objects((described, (state, process) if own_rank() == 0 else None), "loaders", global_process_set)
     for other, (theirs, _) in enumerate(rows):
         if theirs != rows[0][0]:
             raise ValueError(
-                f"rank {rank()}: prepare got other loaders on the ranks: rank 0 a {rows[0][0]}, rank {other} a "
+                f"rank {own_rank()}: prepare got other loaders on the ranks: rank 0 a {rows[0][0]}, rank {other} a "
                 f"{theirs}; give every rank the whole data"
             )
     state, process = rows[0][1]

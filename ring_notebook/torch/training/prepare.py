@@ -17,6 +17,7 @@ from ring_notebook.api.basics import local_rank, size
 from ring_notebook.api.preparation import by_kind, in_order, of_another
 from ring_notebook.core import world
 from ring_notebook.core.communicator import ReduceOp
+from ring_notebook.core.logical_ranks import LogicalRanks, logical_ranks, number_of
 from ring_notebook.core.metrics import note_params
 from ring_notebook.torch.devices import accelerator
 from ring_notebook.torch.optimizer.adasum_optimizer import AdasumOptimizer
@@ -33,6 +34,8 @@ from ring_notebook.torch.training.broadcast_state import broadcast_optimizer_sta
 from ring_notebook.torch.training.loaders import batch_size_of, shard
 from ring_notebook.torch.training.noise_scale import NOISE_EVERY, measure_noise
 from ring_notebook.torch.training.sync_batch_norm import SyncBatchNorm
+from ring_notebook.torch.training.turn_state import begin_turns, follow_buffers
+from ring_notebook.torch.training.turns_loader import shard_by_turns
 
 M = TypeVar("M", bound=torch.nn.Module)
 T = TypeVar("T")
@@ -55,6 +58,7 @@ def prepare(
     scale_lr: bool = False,
     noise_scale: bool | int = False,
     accumulate: int = 1,
+    logical: int | None = None,
     strategy: None = None,
     **options: Any,
 ) -> tuple[M, Distributed]: ...
@@ -70,6 +74,7 @@ def prepare(
     scale_lr: bool = False,
     noise_scale: bool | int = False,
     accumulate: int = 1,
+    logical: int | None = None,
     strategy: None = None,
     **options: Any,
 ) -> tuple[M, Distributed, DataLoader[T]]: ...
@@ -104,6 +109,7 @@ def prepare(
     scale_lr: bool = False,
     noise_scale: bool | int = False,
     accumulate: int = 1,
+    logical: int | None = None,
     strategy: Literal["ddp", "fsdp"] | None = None,
     **options: Any,
 ) -> Any: ...
@@ -114,6 +120,7 @@ def prepare(
     scale_lr: bool = False,
     noise_scale: bool | int = False,
     accumulate: int = 1,
+    logical: int | None = None,
     strategy: str | None = None,
     **options: Any,
 ) -> Any:
@@ -141,6 +148,10 @@ def prepare(
         ``noise_scale``-th, and add it as ``noise_scale`` to every row that is logged. Takes one optimizer.
     accumulate: make one step of this many batches, with the mean of their gradients: ``optimizer.step()`` and
         ``zero_grad()`` do nothing between them, so that the loop needs no change.
+    logical: train as so many ranks would, whatever the number of ranks is, which must divide it: losses, weights and
+        optimizer state are the same bits (``docs/logical-ranks.md``). Each rank carries an equal number of logical
+        ranks, whose batches the loader yields in turn; ``optimizer.step()``, schedules and a GradScaler act in the last
+        turn. Torch then computes with one thread in each rank. By default as ``ringrun --logical`` says, else none.
     strategy: "ddp" or "fsdp" wrap the model in torch's DistributedDataParallel or FSDP2's ``fully_shard``, on
         `process_group`; the returned optimizer is then the one that was passed, on the wrapped model's parameters.
         Takes one model and one optimizer.
@@ -150,17 +161,26 @@ def prepare(
     Objects of Keras or JAX go to `prepare` of their face, whichever is imported.
 
     Raises NotInitializedError before ``init()``; TypeError, which names the argument, for any other object; ValueError
-    for an optimizer of a model that is not passed, and for ``noise_scale`` with a loader of unknown batch size;
-    TypeError for ``noise_scale`` or ``accumulate`` with ``op=Adasum`` or a ``strategy``.
+    for an optimizer of a model that is not passed, for ``noise_scale`` with a loader of unknown batch size, and where
+    the number of ranks does not divide ``logical``; TypeError for ``noise_scale`` or ``accumulate`` with ``op=Adasum``,
+    a ``strategy`` or ``logical``, and for ``logical`` with a ``strategy``.
     """
     if another := of_another("prepare", objects, "torch"):
-        own_options = {"noise_scale": (noise_scale, False), "accumulate": (accumulate, 1), "strategy": (strategy, None)}
+        own_options = {
+            "noise_scale": (noise_scale, False),
+            "accumulate": (accumulate, 1),
+            "strategy": (strategy, None),
+            "logical": (logical, None),
+        }
         given = {name: value for name, (value, default) in own_options.items() if value != default}
         if "sync_every" in options:
             raise TypeError("prepare(sync_every=...) is for PyTorch: no other framework has local steps here")
         return another(*objects, scale_lr=scale_lr, **given, **options)
     models, optimizers, loaders, schedulers = by_kind(objects, _KINDS).values()
     _check_options(models, optimizers, noise_scale, accumulate, strategy, options)
+    in_turns = _in_turns(logical, noise_scale, accumulate, strategy)
+    if in_turns is not None:
+        options = options | {"logical": in_turns.number}
     device = accelerator()
     prepared: dict[int, Any] = {id(one): one for one in objects}
     for model in models:
@@ -168,8 +188,13 @@ def prepare(
         if device is not None:
             _move(converted, _own_device(device))
         prepared[id(model)] = converted
+    if in_turns is not None:
+        begin_turns(in_turns)
     for number, loader in enumerate(loaders):
-        prepared[id(loader)] = shard(loader, kind=device, number=number)
+        if in_turns is None:
+            prepared[id(loader)] = shard(loader, kind=device, number=number)
+        else:
+            prepared[id(loader)] = shard_by_turns(loader, in_turns, kind=device, number=number)
         note_loader(loader)
     # A rank that was started again has a new model where this one may have a wrapper.
     inner = [unwrapped(prepared[id(model)]) for model in models]
@@ -179,13 +204,15 @@ def prepare(
     root, lacking = end_rounds([original_of(optimizer) for optimizer in optimizers], root)
     for own in inner:
         broadcast_tensors([*own.named_parameters(), *own.named_buffers()], root_rank=root)
+        if in_turns is not None:
+            follow_buffers(in_turns, own)
     for optimizer, lacks_outer in zip(optimizers, lacking, strict=True):
         own_schedulers = [one for one in schedulers if original_of(one.optimizer) is original_of(optimizer)]
         note_models(original_of(optimizer), inner)
         note_schedulers(original_of(optimizer), own_schedulers)
         broadcast_optimizer_state(optimizer, root_rank=root)
         if scale_lr:
-            scale_rates(optimizer, own_schedulers)
+            scale_rates(optimizer, own_schedulers, size() if in_turns is None else in_turns.number)
         note_optimizer(optimizer)
         add_knobs(original_of(optimizer))
         if strategy is None:
@@ -223,6 +250,21 @@ def _check_options(
         own = {"noise_scale": noise_scale, "accumulate": accumulate != 1}
         given = ", ".join([*options, *(name for name, used in own.items() if used)])
         raise TypeError(f"prepare(strategy={strategy!r}) takes no options of DistributedOptimizer, got {given}")
+
+
+def _in_turns(
+    logical: int | None, noise_scale: bool | int, accumulate: int, strategy: str | None
+) -> LogicalRanks | None:
+    """The logical ranks that are asked for, if any. Raises TypeError for options that they exclude."""
+    if not (number := number_of(logical)):
+        return None
+    given = {"noise_scale": bool(noise_scale), "accumulate": accumulate != 1, "strategy": strategy is not None}
+    if refused := [name for name, is_given in given.items() if is_given]:
+        raise TypeError(
+            f"prepare(logical={number}) takes no {' and no '.join(refused)}"
+            + ("; take more logical ranks in place of micro-batches" if accumulate != 1 else "")
+        )
+    return logical_ranks(number)
 
 
 def _names_of_parameters(models: Sequence[torch.nn.Module]) -> dict[Tensor, str]:
@@ -276,13 +318,13 @@ def _move(model: torch.nn.Module, device: torch.device) -> None:
         model.to(device)
 
 
-def scale_rates(optimizer: torch.optim.Optimizer, schedulers: Sequence[LRScheduler]) -> None:
-    """Multiply the rates of ``optimizer``, and the copies of them in ``schedulers``, by the number of ranks."""
+def scale_rates(optimizer: torch.optim.Optimizer, schedulers: Sequence[LRScheduler], ranks: int) -> None:
+    """Multiply the rates of ``optimizer``, and the copies of them in ``schedulers``, by the number of ``ranks``."""
     factor = 1.0
     for group in optimizer.param_groups:
         # The factor stays in the group: a cell that is run again does not scale again.
-        factor = size() / group.get("lr_scale", 1)
-        group["lr_scale"] = size()
+        factor = ranks / group.get("lr_scale", 1)
+        group["lr_scale"] = ranks
         for rate in RATES & group.keys():
             group[rate] *= factor
         if "initial_lr" in group and factor != 1 and not schedulers:

@@ -50,8 +50,9 @@ SIGNATURES = {
     "allgather_object": "obj, name=None",
     "DistributedOptimizer": (
         "optimizer, named_parameters=None, compression=Compression.none, backward_passes_per_step=1, op=Average, "
-        # sync_every is ours.
-        f"gradient_predivide_factor=1.0, num_groups=0, groups=None, sparse_as_dense=False, {PS}, sync_every=None"
+        # sync_every and logical are ours.
+        f"gradient_predivide_factor=1.0, num_groups=0, groups=None, sparse_as_dense=False, {PS}, "
+        "sync_every=None, logical=None"
     ),
     "SyncBatchNorm": "num_features, eps=1e-05, momentum=0.1, affine=True, track_running_stats=True",
     "elastic.run": "func",
@@ -92,6 +93,9 @@ NAMES = {
 BEYOND = {
     "prepare",
     "log",
+    "logical_rank",
+    "logical_size",
+    "logical_turns",
     "track",
     "knob",
     "step",

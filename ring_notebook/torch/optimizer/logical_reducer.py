@@ -1,0 +1,335 @@
+"""Reduces the gradients of logical ranks, which take turns, to the same bits on any number of ranks.
+
+In each turn the gradients of the backward passes are copied to a leaf of `OrderedSum`, and ``p.grad`` becomes zeros:
+what a program does with these before the last turn, such as clipping, has no effect. At the end of a pass in the last
+turn the ranks exchange their nodes of the tree, each adds the rest of it, and ``p.grad`` is the average over all
+logical ranks. Another pass in a turn adds to the gradients of that turn only. What is in ``p.grad`` when a round begins
+is added to the average of that round, as where a program calls no ``zero_grad()``.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ring_notebook.api.basics import joins
+from ring_notebook.api.bucket_plan import ParameterSpec, agree_on_plan, plan_buckets
+from ring_notebook.config import config
+from ring_notebook.core import world
+from ring_notebook.core.communicator import Communicator
+from ring_notebook.core.logical_ranks import LogicalRanks, Turn
+from ring_notebook.torch.collectives.allgather import gathered
+from ring_notebook.torch.optimizer import backward_pass
+from ring_notebook.torch.optimizer.gradient_reducer import GradientReducer, Named
+from ring_notebook.torch.optimizer.ordered_sum import OrderedSum, nodes_of, total
+from ring_notebook.torch.tensors import copy_each, dtype_of, real_view
+
+_IS_AVERAGE = "_ring_is_average"
+"""Attribute of a gradient that a reduction has made."""
+
+
+class _Layout:
+    """Where the gradients of parameters lie in flat tensors, one for each bucket, and one of counts.
+
+    The counts, a number for each parameter, say how many logical ranks have a gradient: one that none has stays None.
+    """
+
+    def __init__(self, named: Named, threshold: int) -> None:
+        self.named = list(named)
+        self.parameters = [p for _, p in named]
+        self.specs = [ParameterSpec(name, tuple(real_view(p).shape), dtype_of(real_view(p))) for name, p in named]
+        by_device: dict[torch.device, list[int]] = {}
+        for number, p in enumerate(self.parameters):
+            by_device.setdefault(p.device, []).append(number)
+        self.buckets = [
+            [numbers[index] for index in plan.parameters]
+            for numbers in by_device.values()
+            for plan in plan_buckets([self.specs[number] for number in numbers], threshold)
+        ]
+        self.places = {p: number for number, p in enumerate(self.parameters)}
+
+    def zeros(self) -> list[Tensor]:
+        """The flat tensors of a leaf without gradients."""
+        made = []
+        for bucket in self.buckets:
+            first = real_view(self.parameters[bucket[0]])
+            size = sum(self.specs[number].elements for number in bucket)
+            made.append(torch.zeros(size, dtype=first.dtype, device=first.device))
+        return [*made, torch.zeros(len(self.parameters), dtype=torch.int32, device="cpu")]
+
+    def views(self, flats: Sequence[Tensor]) -> dict[int, Tensor]:
+        """The part of each parameter, by its number, in its shape; of a complex one as real numbers."""
+        found: dict[int, Tensor] = {}
+        for bucket, flat in zip(self.buckets, flats, strict=False):
+            parts = torch.split(flat, [self.specs[number].elements for number in bucket])
+            found.update((n, part.view(self.specs[n].shape)) for n, part in zip(bucket, parts, strict=True))
+        return found
+
+
+class _Leaf:
+    """The gradients of one logical rank in one round."""
+
+    def __init__(self, turn: Turn, layout: _Layout) -> None:
+        self.turn = turn
+        self.layout = layout
+        self.flats = layout.zeros()
+        self.views = layout.views(self.flats)
+        self.is_closed = False
+        """Whether its optimizer has made its step, or would have."""
+        self.is_reduced = False
+        self.is_dropped = False
+        """Whether ``zero_grad()`` has dropped the averages."""
+        self.reached: set[Tensor] = set()
+        """The parameters that passes of the turn have reached."""
+
+    def gradient(self, parameter: Tensor) -> Tensor:
+        """A copy of the gradient of ``parameter``."""
+        copied = torch.empty_like(parameter)
+        real_view(copied).copy_(self.views[self.layout.places[parameter]])
+        return copied
+
+    def take(self, parameters: Sequence[Tensor]) -> None:
+        """Take the gradients of ``parameters`` in place of those it has."""
+        numbers = [self.layout.places[p] for p in parameters]
+        gradients = [real_view(p.grad.detach()) for p in parameters if p.grad is not None]
+        copy_each([self.views[number] for number in numbers], gradients)
+        self.flats[-1][numbers] = 1
+        self.reached.update(parameters)
+
+    def clear(self) -> None:
+        """Forget them."""
+        for flat in self.flats:
+            flat.zero_()
+        self.reached.clear()
+
+
+def _add_into(left: list[Tensor], right: list[Tensor]) -> list[Tensor]:
+    return [one.add_(other) for one, other in zip(left, right, strict=True)]
+
+
+def _add(left: list[Tensor], right: list[Tensor]) -> list[Tensor]:
+    return [one + other for one, other in zip(left, right, strict=True)]
+
+
+def _quiet(parameter: Tensor) -> None:
+    """Make a gradient zeros, which a program may change: a GradScaler, or a loop that logs its norm, expects one."""
+    if parameter.grad is None or parameter.grad.requires_grad:
+        parameter.grad = torch.zeros_like(parameter)
+    else:
+        parameter.grad.zero_()
+
+
+class LogicalReducer(GradientReducer):
+    """See the module. Its optimizer makes one step in each round."""
+
+    def __init__(self, logical: LogicalRanks, *made_with: Any) -> None:
+        super().__init__(*made_with)
+        self.logical = logical
+        self._flat_layout: _Layout | None = None
+        self._mark: tuple[weakref.ref[Communicator], int, _Layout, str] | None = None
+        self._sum: OrderedSum[list[Tensor]] | None = None
+        self._leaf: _Leaf | None = None
+        self._before: dict[Tensor, Tensor] = {}  # what was in ``p.grad`` when the round began
+        self._reached: dict[Tensor, None] = {}  # in the pass in progress
+
+    def made_with(self) -> tuple[Any, ...]:
+        """As the base class."""
+        return self.logical, *super().made_with()
+
+    # --- the present turn ---
+    def open(self, what: str = "backward()") -> _Leaf:
+        """The leaf of the turn in progress. Raises RuntimeError outside of turns."""
+        turn = self.logical.require(what)
+        if self._leaf is not None and self._leaf.turn == turn:
+            return self._leaf
+        if self._leaf is None or self._sum is None or self._leaf.turn.round != turn.round:
+            layout = self._begin_round()
+        else:
+            layout = self._leaf.layout
+            self._sum.push(self._leaf.flats)
+        assert self._sum is not None
+        while self._sum.next < self.logical.first + turn.number:  # earlier turns that made no pass
+            self._sum.push(layout.zeros())
+        self._leaf = _Leaf(turn, layout)
+        return self._leaf
+
+    def _begin_round(self) -> _Layout:
+        self.logical.check()
+        named = self._trainable()
+        layout = self._flat_layout
+        if layout is None or [id(p) for _, p in named] != [id(p) for p in layout.parameters]:
+            # The ranks gather a bucket each at a time.
+            layout = self._flat_layout = _Layout(named, config().fusion_threshold // self.logical.ranks)
+        self._sum = OrderedSum(self.logical.number, self.logical.first, _add_into)
+        self._leaf, self._reached, self._before = None, {}, {}
+        self._has_reduced = False
+        for name, p in named:
+            if p.grad is None:
+                continue
+            if not getattr(p.grad, _IS_AVERAGE, False) and bool(p.grad.any()):
+                raise RuntimeError(
+                    f"rank {self.logical.rank}: at the begin of a round of logical ranks {name} has a gradient that no "
+                    "backward pass of a round has made; call optimizer.zero_grad() before, and let backward() make "
+                    "gradients, or leave logical out"
+                )
+            self._before[p] = p.grad.detach().clone()
+        return layout
+
+    def close_turn(self, what: str) -> None:
+        """The optimizer has made its step, or would have: what comes in this turn does not count for it."""
+        leaf = self.open(what)
+        leaf.is_closed, self.logical.stepped = True, leaf.turn
+
+    def settle(self) -> bool:
+        """As the base class: reduce in the last turn if no pass has; those of this rank may have reached nothing."""
+        backward_pass.end_broken()
+        self._enter_epoch()
+        leaf = self.open("optimizer.step()")
+        if self._reached:  # where the end of a pass is not seen
+            self.end_pass()
+        is_dropped = leaf.is_dropped and not leaf.reached
+        if leaf.is_closed or leaf.is_reduced or is_dropped or self.logical.is_between:
+            return False
+        before = self._reductions
+        backward_pass.reduce_together([self])
+        return self._reductions > before and self.logical.ranks > 1
+
+    def forget(self) -> None:
+        """As the base class, in ``zero_grad()``: what this turn has made so far is dropped, earlier turns stay.
+
+        Behind a reduction that is all, unless another pass makes gradients before the step.
+        """
+        backward_pass.end_broken()
+        self._enter_epoch()
+        now, leaf = self.logical.now, self._leaf
+        if leaf is None or now is None or leaf.turn != now or leaf.is_closed:
+            return
+        leaf.clear()
+        if leaf.is_reduced or now.number == 0:
+            self._before = {}
+        leaf.is_dropped, leaf.is_reduced = leaf.is_reduced, False
+
+    def _forget(self) -> None:
+        super()._forget()
+        self._sum, self._leaf, self._before, self._reached = None, None, {}, {}
+
+    def reset(self) -> None:
+        """As the base class."""
+        super().reset()
+        self._flat_layout = self._mark = None
+
+    # --- as `backward_pass` sees it ---
+    def end_pass(self) -> bool:
+        """Take the gradients of a pass; whether those of all logical ranks are due."""
+        leaf = self.open()
+        reached = list(self._reached)
+        self._reached = {}
+        for p in reached:
+            if p.grad is not None and p.grad.is_sparse:
+                name = leaf.layout.named[leaf.layout.places[p]][0]
+                raise TypeError(
+                    f"rank {self.logical.rank}: the gradient of {name} is sparse, and logical ranks add dense ones; "
+                    "leave sparse=True out"
+                )
+        with torch.no_grad():
+            leaf.take([p for p in reached if p.grad is not None])
+            if self.logical.is_between:
+                for p in reached:
+                    _quiet(p)
+                return False
+        return not self._paused
+
+    def reach(self) -> tuple[bool, bool]:
+        """All: gradients of earlier turns are due too."""
+        return True, True
+
+    @torch.no_grad()
+    def reduce(self, partly: bool, name: str) -> None:
+        """Make ``p.grad`` the average over logical ranks; all ranks call this, in the last turn."""
+        leaf = self.open()
+        assert self._sum is not None
+        layout = leaf.layout
+        here = self._sum.with_leaf(leaf.flats, _add)
+        flats, counts = self._exchanged(layout, [value for _, _, value in here.nodes])
+        for flat in flats:
+            flat.div_(self.logical.number)
+        views = layout.views(flats)
+        for number, p in enumerate(layout.parameters):
+            before = self._before.get(p)
+            if counts[number]:
+                p.grad = torch.empty_like(p)
+                real_view(p.grad).copy_(views[number])
+                if before is not None:
+                    p.grad.add_(before)
+            else:
+                p.grad = None if before is None else before.clone()
+            if p.grad is not None:
+                setattr(p.grad, _IS_AVERAGE, True)
+        leaf.is_reduced = True
+        self._touched.clear()
+        self._settled.update(layout.parameters)
+        self._has_reduced = True
+        self._reductions += 1
+        self.logical.reductions += 1
+
+    # --- within ---
+    def _exchanged(self, layout: _Layout, nodes: list[list[Tensor]]) -> tuple[list[Tensor], list[int]]:
+        """The sums of all logical ranks, and how many of these have a gradient, from this rank's ``nodes``."""
+        number, turns = self.logical.number, self.logical.turns
+        places = [place for rank in range(self.logical.ranks) for place in nodes_of(number, rank * turns, turns)]
+        mark = self._agreed(layout)
+        sums = []
+        for index in range(len(layout.buckets) + 1):
+            parts = [flats[index] for flats in nodes]
+            if self.logical.ranks > 1:
+                sent = parts[0].unsqueeze(0) if len(parts) == 1 else torch.stack(parts)
+                rows, _ = gathered(sent, f"ordered gradients {mark}, bucket {index}", self.process_set())
+                parts = list(rows)
+            summed = total(number, [(*place, one) for place, one in zip(places, parts, strict=True)], torch.add)
+            sums.append(summed.clone() if number == 1 else summed)  # of one, that is the leaf itself
+        *flats, counts = sums
+        return flats, counts.tolist()
+
+    def _agreed(self, layout: _Layout) -> str:
+        """A mark of the ``layout`` that all ranks have agreed on."""
+        if self.logical.ranks == 1:
+            return ""
+        communicator = self.process_set().communicator
+        known = self._mark
+        if known is None or known[0]() is not communicator or known[1:3] != (joins(), layout):
+            _, mark = agree_on_plan(layout.specs, (self.logical.number, layout.buckets), False, self.process_set())
+            known = self._mark = weakref.ref(communicator), joins(), layout, mark
+        return known[3]
+
+    @property
+    def _multiplies(self) -> bool:
+        return True  # so that `_before_gradient` is called
+
+    def _before_gradient(self, parameter: Tensor) -> None:
+        """Before a pass adds to the gradient of ``parameter``: give it what earlier passes of this turn have made."""
+        if not world.is_initialized():
+            return
+        leaf = self.open()
+        if self.logical.stepped == leaf.turn:
+            raise RuntimeError(
+                f"rank {self.logical.rank}: backward() after optimizer.step() in one turn: logical ranks whose turn is "
+                "not the last would compute with weights that the step has not changed yet; call backward() for all "
+                "losses of a batch before the first step, or leave logical out"
+            )
+        if parameter in self._reached or parameter not in leaf.layout.places:
+            return
+        parameter.grad = leaf.gradient(parameter) if parameter in leaf.reached else None
+
+    def _on_gradient(self, parameter: Tensor) -> None:
+        if not world.is_initialized():
+            return
+        self._enter_epoch()
+        leaf = self.open()
+        if backward_pass.ENDS_ARE_SEEN and backward_pass.note(self, parameter):
+            self.nested = True
+        if parameter in leaf.layout.places:
+            self._reached[parameter] = None

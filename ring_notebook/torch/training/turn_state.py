@@ -1,0 +1,163 @@
+"""What each logical rank has of its own while others take turns on its rank: random numbers, and buffers of models."""
+
+from __future__ import annotations
+
+import pickle
+import random
+import sys
+import weakref
+from hashlib import blake2b
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from ring_notebook.api.objects import broadcast_object
+from ring_notebook.core.logical_ranks import LogicalRanks
+from ring_notebook.core.metrics import note_params
+from ring_notebook.torch.devices import accelerator
+from ring_notebook.torch.steps.state_digest import is_shared
+from ring_notebook.torch.training.act_once import act_once
+from ring_notebook.torch.training.agreed_numbers import sources
+
+_numbers: RandomNumbers | None = None
+_buffers: WeakKeyDictionary[nn.Module, Buffers] = WeakKeyDictionary()
+
+
+def begin_turns(logical: LogicalRanks) -> None:
+    """Give each logical rank random numbers, and torch one thread in each rank; all ranks call it.
+
+    With another number of threads torch's kernels may add in another order. Within a turn, as where a loop prepares
+    another loader, the random numbers stay what they are.
+    """
+    global _numbers
+    torch.set_num_threads(1)
+    act_once()
+    note_params(logical_ranks=logical.number)
+    if logical.now is None:
+        _numbers = RandomNumbers(logical)
+        logical.follow("random numbers", _numbers)
+
+
+def follow_buffers(logical: LogicalRanks, model: nn.Module) -> None:
+    """Give each logical rank its own values of the buffers of ``model``."""
+    _buffers[model] = Buffers(logical, model)
+    logical.follow(f"buffers {id(model)}", _buffers[model])
+
+
+class RandomNumbers:
+    """The random numbers of Python, numpy and torch, also of this rank's GPU, of each logical rank.
+
+    They are seeded from the random numbers of rank 0 now, and from the number of the logical rank, so that all ranks
+    but rank 0 may be seeded in any way. Outside of turns all ranks draw those of rank 0.
+    """
+
+    def __init__(self, logical: LogicalRanks) -> None:
+        known = _sources()
+        at_rank_0 = broadcast_object({name: read() for name, (read, _) in known.items()}, name="random numbers")
+        for name, state in at_rank_0.items():
+            if name in known:
+                known[name][1](state)
+        self._seeds = {name: pickle.dumps(_plain(state)) for name, state in at_rank_0.items()}
+        self._first = logical.first
+        self._kept: dict[int | None, dict[str, Any]] = {}
+
+    def leave(self, turn: int | None) -> None:
+        """See `Follower`."""
+        self._kept[turn] = {name: read() for name, (read, _) in _sources().items()}
+
+    def enter(self, turn: int | None) -> None:
+        """See `Follower`."""
+        kept = self._kept.get(turn, {})
+        for name, (_, set_to) in _sources().items():
+            if name in kept:
+                set_to(kept[name])
+            elif turn is not None:
+                text = self._seeds.get(name, b"") + f" {name} {self._first + turn}".encode()
+                _seed(name, int.from_bytes(blake2b(text, digest_size=4).digest(), "big"))
+
+
+def _sources() -> dict[str, Any]:
+    found = sources()
+    if kind := accelerator():
+        module = getattr(torch, kind)
+        found["device"] = module.get_rng_state, module.set_rng_state
+    return found
+
+
+def _plain(state: Any) -> Any:
+    return state.tolist() if isinstance(state, Tensor) else state
+
+
+def _seed(name: str, seed: int) -> None:
+    if name == "torch":
+        torch.default_generator.manual_seed(seed)
+    elif name == "python":
+        random.seed(seed)
+    elif name == "numpy":
+        sys.modules["numpy"].random.seed(seed)
+    else:
+        getattr(torch, accelerator() or "").manual_seed(seed)
+
+
+class Buffers:
+    """The buffers of a model of which each logical rank has its own values: those that a turn has changed.
+
+    Statistics of a batch norm always; a kernel may change them without torch's knowledge. Outside of turns the model
+    has those of the first logical rank of its rank. What is changed outside, as by ``load_state_dict``, all logical
+    ranks of the rank get.
+    """
+
+    def __init__(self, logical: LogicalRanks, model: nn.Module) -> None:
+        self._places = [
+            (weakref.ref(module), name) for module in model.modules() for name, _ in module.named_buffers(recurse=False)
+        ]
+        self._own = {number for number, (module, name) in enumerate(self._places) if not is_shared(name, module())}
+        self._first = [self._value(number).detach().clone() for number in range(len(self._places))]
+        self._kept: list[dict[int, Tensor]] = [{} for _ in range(logical.turns)]
+        self._marks: list[tuple[Tensor, int]] = []
+        self._mark()
+
+    def leave(self, turn: int | None) -> None:
+        """See `Follower`."""
+        for number, (before, version) in enumerate(self._marks):
+            value = self._value(number)
+            changed = value is not before or value._version != version
+            if turn is None and (changed or (number in self._own and not torch.equal(value, self._of(0, number)))):
+                self._first[number] = value.detach().clone()
+                for kept in self._kept:
+                    kept.pop(number, None)
+            elif turn is not None and (changed or number in self._own):
+                self._own.add(number)
+                self._keep(turn, number, value)
+
+    def enter(self, turn: int | None) -> None:
+        """See `Follower`."""
+        with torch.no_grad():
+            for number in self._own:
+                value, here = self._of(turn or 0, number), self._value(number)
+                if here.shape == value.shape and here.dtype == value.dtype and here.device == value.device:
+                    here.copy_(value)
+                elif (module := self._places[number][0]()) is not None:
+                    setattr(module, self._places[number][1], value.clone())
+        self._mark()
+
+    def _of(self, turn: int, number: int) -> Tensor:
+        return self._kept[turn].get(number, self._first[number])
+
+    def _value(self, number: int) -> Tensor:
+        """The buffer in the model now; without elements where it has been taken away."""
+        module, name = self._places[number]
+        found = getattr(module(), name, None)
+        return found if isinstance(found, Tensor) else torch.empty(0)
+
+    def _keep(self, turn: int, number: int, value: Tensor) -> None:
+        known = self._kept[turn].get(number)
+        if known is not None and known.shape == value.shape and known.dtype == value.dtype:
+            known.copy_(value.detach())
+        else:
+            self._kept[turn][number] = value.detach().clone()
+
+    def _mark(self) -> None:
+        self._marks = [(value, value._version) for value in map(self._value, range(len(self._places)))]

@@ -1,0 +1,167 @@
+"""What `prepare(logical=...)` makes of a DataLoader: it yields the batches of this rank's logical ranks in turn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from copy import copy
+from functools import cache
+from types import new_class
+from typing import Any, TypeVar
+
+import torch
+from torch.utils.data import BatchSampler, DataLoader
+
+from ring_notebook.core.logical_ranks import LogicalRanks
+from ring_notebook.torch.training.act_once import act_once
+from ring_notebook.torch.training.data import SeededSampler, ShardedSampler
+from ring_notebook.torch.training.loaders import PreparedLoader, nested, shard
+
+T = TypeVar("T")
+
+_ORDER = ("epoch", "used", "_first", "_known", "_pinned", "_left")
+"""The attributes of a sampler that decide what the next pass draws."""
+
+
+def shard_by_turns(
+    loader: DataLoader[T], logical: LogicalRanks, *, kind: str | None = None, number: int = 0
+) -> DataLoader[T]:
+    """``loader`` over the shares of this rank's logical ranks, as `shard` divides it among so many ranks.
+
+    Each logical rank has a loader of its own, with workers of its own, which draw the logical rank's random numbers:
+    what it yields does not depend on which rank carries it. Raises TypeError for samplers that only rank 0 draws from,
+    and ValueError for a loader that is divided already.
+    """
+    if isinstance(loader, TurnsLoader):
+        if (loader._logical.number, loader._logical.ranks) == (logical.number, logical.ranks):
+            loader._logical = logical
+            return loader
+        raise ValueError(
+            f"prepare: this loader is divided among {loader._logical.number} logical ranks on {loader._logical.ranks} "
+            "ranks; pass the loader that it was made of"
+        )
+    shares = []
+    for turn in range(logical.turns):
+        with logical.shares(turn):
+            one = loader if turn == 0 else _twin(loader)
+            made = shard(one, kind=kind, number=number)
+        if made is one or not hasattr(made, "_preparation") or made._preparation._share is None:
+            raise ValueError(
+                "prepare(logical=...) divides the data itself: pass a loader over all of it, which no sampler and no "
+                "other call of prepare has divided"
+            )
+        if isinstance(made._preparation._share, ShardedSampler):
+            raise TypeError(
+                f"prepare(logical=...) cannot divide what {type(made._preparation._share._given).__name__} draws: only "
+                "the samplers of torch draw alike for all logical ranks; use one of these"
+            )
+        shares.append(made)
+    kind_of: Any = type(loader)
+    whole: Any = object.__new__(_class_of(kind_of))
+    vars(whole).update(vars(shares[0]), _iterator=None, _shares=shares, _logical=logical)
+    return whole  # type: ignore[no-any-return]
+
+
+class TurnsLoader(PreparedLoader[T]):
+    """What `shard_by_turns` returns; its length is that of the loop: the batches of all turns."""
+
+    _shares: list[Any]
+    _logical: LogicalRanks
+
+    def __iter__(self) -> Any:
+        return self._in_turns()
+
+    def __len__(self) -> int:
+        with self._logical.shares(0):
+            return len(self._shares[0]) * self._logical.turns
+
+    def _in_turns(self) -> Iterator[Any]:
+        logical = self._logical
+        act_once()
+        self._follow_first()
+        passes: list[Any] = [None] * logical.turns
+        with logical.loop() as turns:
+            while True:
+                for turn, _ in enumerate(turns()):
+                    with logical.shares(turn):
+                        if passes[turn] is None:
+                            passes[turn] = iter(self._shares[turn])
+                        try:
+                            batch = next(passes[turn])
+                        except StopIteration:
+                            return
+                    yield batch
+
+    def _follow_first(self) -> None:
+        """Begin the pass with the same order in all shares: a loop may have left the last one within a round."""
+        first, *others = self._shares
+        generators = [one.get_state() for one in _generators_of(first)]
+        for other in others:
+            own, of_first = other._preparation._share, first._preparation._share
+            if isinstance(own, SeededSampler):
+                vars(own).update({name: vars(of_first)[name] for name in _ORDER})
+            for generator, state in zip(_generators_of(other), generators, strict=True):
+                generator.set_state(state)
+
+    def state_dict(self, *, is_in_pass: bool = True) -> dict[str, Any]:
+        """As the base class, between two rounds; it holds for any number of ranks."""
+        with self._logical.shares(0):
+            state: dict[str, Any] = self._shares[0].state_dict(is_in_pass=is_in_pass)
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As the base class."""
+        for turn, one in enumerate(self._shares):
+            with self._logical.shares(turn):
+                one.load_state_dict(state_dict)
+
+    @property
+    def about_continuation(self) -> str:
+        """As the base class."""
+        with self._logical.shares(0):
+            remark: str = self._shares[0].about_continuation
+        return remark
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError(
+            "a loader of logical ranks cannot be copied to another process: call prepare() there, on the loader that "
+            "it was made of"
+        )
+
+
+@cache
+def _class_of(kind: type) -> type:
+    about = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
+    return new_class(kind.__name__, (TurnsLoader, kind), exec_body=lambda namespace: namespace.update(about))
+
+
+def _generators_of(loader: Any) -> list[torch.Generator]:
+    """The generators that a loader and its samplers draw from, each once."""
+    owners = [loader, *nested(loader.sampler), *nested(loader.batch_sampler)]
+    found = [getattr(one, "generator", None) for one in owners]
+    return list({id(one): one for one in found if isinstance(one, torch.Generator)}.values())
+
+
+def _twin(loader: DataLoader[T]) -> DataLoader[T]:
+    """Another loader over the same data: its samplers draw from generators of their own, which begin alike."""
+    twins: dict[int, torch.Generator] = {}
+    for one in _generators_of(loader):
+        twins[id(one)] = torch.Generator(one.device)
+        twins[id(one)].set_state(one.get_state())
+
+    def of(sampler: Any) -> Any:
+        if sampler is None or id(sampler) in samplers:
+            return samplers.get(id(sampler))
+        own = samplers[id(sampler)] = copy(sampler)
+        for name in ("sampler", "batch_sampler") if type(sampler) is BatchSampler else ():
+            if getattr(sampler, name, None) is not None:
+                setattr(own, name, of(getattr(sampler, name)))
+        if isinstance(generator := getattr(own, "generator", None), torch.Generator):
+            own.generator = twins.get(id(generator), generator)
+        return own
+
+    samplers: dict[int, Any] = {}
+    own: Any = copy(loader)
+    generator = twins.get(id(loader.generator), loader.generator)
+    parts = {"sampler": of(loader.sampler), "batch_sampler": of(loader.batch_sampler), "generator": generator}
+    vars(own).update(parts, _iterator=None)
+    return own  # type: ignore[no-any-return]

@@ -1,0 +1,76 @@
+"""The same bits on any number of ranks: losses, weights, optimizer state, buffers and what comes after."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.usefixtures("forked_ranks")
+CASES = [
+    "mlp-sgd-generator",
+    "mlp-adam-workers",
+    "resnet-sgd-bf16",
+    "resnet-adamw-clip",
+    "gpt-adamw-clip",
+    "mlp-fused-scaler-clip",
+    "mlp-sgd-twice",
+    "two",
+    "alone",
+]
+COMPARED = ["exact-sgd", "exact-adam-clip", "exact-sgd-twice", "two"]
+
+
+def train(ranks: int, logical: int, steps: int, folder: Path, cases: list[str]) -> Any:
+    """What a job of so many ranks has computed in each case; ``logical`` 0: without logical ranks."""
+    path = folder / f"{ranks} ranks, {logical} logical, {steps} steps"
+    job = [sys.executable, "-m", "ring_notebook.launch.cli", "--no-prefix", "-np", str(ranks)]
+    program = Path(__file__).with_name("logical_program.py")
+    done = subprocess.run(
+        [*job, sys.executable, "-W", "ignore", str(program), str(path), str(logical), str(steps), *cases],
+        capture_output=True,
+        text=True,
+        timeout=1500,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(path.read_text())
+
+
+def differing(one: Any, other: Any) -> list[str]:
+    return [f"{case}: {what}" for case in one for what in one[case] if one[case][what] != other[case][what]]
+
+
+def test_four_on_one_two_and_four_ranks(tmp_path: Path) -> None:
+    cases = ["mlp-adam-workers", "resnet-adamw-clip", "gpt-adamw-clip", "mlp-fused-scaler-clip", "two"]
+    first, *others = [train(ranks, 4, 20, tmp_path, cases) for ranks in (1, 2, 4)]
+    assert all(len(losses) >= 20 for case in first.values() for _, losses in case["losses"])
+    assert all(len(case["losses"]) == 4 for case in first.values())
+    assert first["mlp-fused-scaler-clip"]["scale"] == 4096 / 2 * 2**7  # an overflow, then 22 of 24 steps
+    for other in others:
+        assert differing(first, other) == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+@pytest.mark.parametrize(("logical", "steps"), [(4, 20), (8, 200), (6, 50)])
+def test_each_number_of_ranks(tmp_path: Path, logical: int, steps: int) -> None:
+    ranks = [one for one in range(1, logical + 1) if logical % one == 0]
+    first, *others = [train(one, logical, steps, tmp_path, CASES) for one in ranks]
+    for other in others:
+        assert differing(first, other) == []
+
+
+@pytest.mark.slow
+def test_as_without_logical_ranks(tmp_path: Path) -> None:
+    """But for rounding: where nothing is random, four logical ranks on two compute what four ranks do."""
+    in_turns, plain = train(2, 4, 8, tmp_path, COMPARED), train(4, 0, 8, tmp_path, COMPARED)
+    for case in COMPARED:
+        for (rank, losses), (of, others) in zip(in_turns[case]["losses"], plain[case]["losses"], strict=True):
+            assert rank == of
+            values = [[float.fromhex(one) for one in row] for row in (losses, others)]
+            assert values[0] == pytest.approx(values[1], rel=1e-3), (case, rank)

@@ -1,0 +1,114 @@
+"""What logical ranks refuse, and what a loop sees of its turns. That bits are equal is tested in `tests/jobs`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import ring_notebook.torch as ring
+
+
+def prepared(logical: int, **options: Any) -> Any:
+    ring.init()
+    model = nn.Linear(2, 1)
+    loader = DataLoader(TensorDataset(torch.arange(48.0).reshape(24, 2)), batch_size=1)
+    return ring.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), loader, logical=logical, **options)
+
+
+def test_a_number_that_the_ranks_do_not_divide(size: int) -> None:
+    if size == 1:
+        pytest.skip("one rank divides every number")
+    with pytest.raises(ValueError, match=rf"logical={2 * size + 1} on {size} ranks: each rank carries the same number"):
+        prepared(2 * size + 1)
+    with pytest.raises(ValueError, match=rf"logical={size - 1} on {size} ranks: each rank carries at least one"):
+        prepared(size - 1)
+
+
+def test_options_that_do_not_go_with_them(size: int) -> None:
+    for options, said in (
+        ({"accumulate": 2}, "takes no accumulate; take more logical ranks"),
+        ({"noise_scale": True}, "takes no noise_scale"),
+        ({"strategy": "ddp"}, "takes no strategy"),
+    ):
+        with pytest.raises(TypeError, match=said):
+            prepared(2 * size, **options)
+    for options, said in (
+        ({"op": ring.Sum}, "takes no op=Sum"),
+        ({"op": ring.Adasum}, "takes no op=Adasum"),
+        ({"sync_every": 5}, "takes no sync_every"),
+        ({"backward_passes_per_step": 2}, "takes no backward_passes_per_step"),
+        ({"compression": ring.Compression.fp16}, "takes no compression"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            prepared(2 * size, **options)
+    with pytest.raises(TypeError, match="logical must be an integer"):
+        prepared(2.0)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="logical must be at least 1, got 0"):
+        prepared(0)
+
+
+def test_loops_that_cannot_take_turns(size: int) -> None:
+    model, optimizer, loader = prepared(2 * size)
+    with pytest.raises(RuntimeError, match=r"backward\(\) outside of a turn"):
+        model(torch.ones(1, 2)).sum().backward()
+    optimizer.zero_grad()
+    for (x,) in loader:
+        model(x).sum().backward()
+        optimizer.step()
+        with pytest.raises(RuntimeError, match=r"a second step\(\) in one turn"):
+            optimizer.step()
+        with pytest.raises(RuntimeError, match=r"backward\(\) after optimizer.step\(\) in one turn"):
+            model(x).sum().backward()
+        optimizer.zero_grad()
+        break
+    for (x,) in loader:
+        with pytest.raises(RuntimeError, match=r"step\(closure\)"):
+            optimizer.step(lambda x=x: model(x).sum())
+        break
+
+
+def test_turns(rank: int, size: int) -> None:
+    model, optimizer, loader = prepared(2 * size)
+    assert (ring.logical_rank(), ring.logical_size(), len(loader)) == (2 * rank, 2 * size, 24 // size)
+    turns, norms, weights = [], [], []
+    for (x,) in loader:
+        optimizer.zero_grad()
+        model(x).sum().backward()
+        norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), 1e9)))
+        optimizer.step()
+        turns.append(ring.logical_rank())
+        weights.append(model.weight.detach().clone())
+    assert turns == [2 * rank, 2 * rank + 1] * (12 // size)
+    assert [norm > 0 for norm in norms] == [False, True] * (12 // size)
+    first = torch.arange(48.0).reshape(24, 2)[: 2 * size].mean(0)
+    assert torch.allclose(weights[1], weights[0] - 0.1 * first)
+    assert ring.logical_rank() == 2 * rank
+
+
+def test_a_step_that_is_left_out(size: int) -> None:
+    model, optimizer, loader = prepared(2 * size)
+    before = model.weight.detach().clone()
+    for (x,) in loader:
+        model(x).sum().backward()
+        if nn.utils.get_total_norm([p.grad for p in model.parameters()]) > 0:
+            optimizer.zero_grad()
+        optimizer.step()
+    assert torch.equal(model.weight, before)
+
+
+def test_a_loader_that_is_divided_already(size: int) -> None:
+    ring.init()
+    plain = ring.prepare(DataLoader(range(24)))
+    with pytest.raises(ValueError, match="divides the data itself"):
+        ring.prepare(plain, logical=2 * size)
+
+    class Drawn:
+        def __iter__(self) -> Any:
+            return iter(range(24))
+
+    with pytest.raises(TypeError, match="cannot divide what Drawn draws"):
+        ring.prepare(DataLoader(range(24), sampler=Drawn()), logical=2 * size)  # type: ignore[arg-type]
