@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import lru_cache, wraps
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -187,7 +187,8 @@ def _raising_ours(function: Any) -> Any:
                 and isinstance(error, tf.errors.OpError)
                 and not isinstance(error, RingError)
             ):
-                raise _of_both(type(known), type(error))(error.node_def, error.op, error.message) from error
+                ours, theirs = cast(Any, type(known)), cast(Any, type(error))
+                raise _of_both(ours, theirs)(error.node_def, error.op, error.message) from error
             raise
 
     return call
@@ -197,7 +198,6 @@ def _raising_ours(function: Any) -> Any:
 def _ops() -> Any:
     """The ops; None where TensorFlow cannot load them, which a warning says once."""
     watch_interrupts()
-    _raise_as_ours()
     spec = find_spec("ring_notebook._core")
     path = Path(spec.origin if spec and spec.origin else "").parent / "_tensorflow_ops.so"
     try:
@@ -241,3 +241,6 @@ def _called_back(what: ForeignCall, tensors: list[tf.Tensor], types: list[tf.DTy
 
     results = run(*tensors)
     return list(results) if isinstance(results, (list, tuple)) else [results]
+
+
+_raise_as_ours()  # before the first session is asked to run
