@@ -35,9 +35,13 @@ def mean() -> np.ndarray:
     return np.arange(8.0).reshape(4, 2) * (hvd.size() + 1) / 2
 
 
+# JAX before 0.6 knows no rule of whether the results of a foreign primitive are equal on all devices.
+UNCHECKED = {} if FOLLOWS else {"check_rep": False}
+
+
 def mapped(function):
     """The function of each device's half."""
-    return shard_map(function, mesh=MESH, in_specs=HALVES, out_specs=HALVES)
+    return shard_map(function, mesh=MESH, in_specs=HALVES, out_specs=HALVES, **UNCHECKED)
 
 
 def case_there_are_two_devices() -> None:
@@ -96,7 +100,7 @@ def case_mapped_functions_reduce_each_part_with_those_of_other_ranks() -> None:
     for function in (call, jax.jit(call)):
         for _ in range(5):
             np.testing.assert_allclose(function(array), mean() + np.concatenate([both_halves, both_halves]))
-    rows = jax.jit(shard_map(lambda x: hvd.allgather(x, name="g"), mesh=MESH, in_specs=HALVES, out_specs=HALVES))(array)
+    rows = jax.jit(mapped(lambda x: hvd.allgather(x, name="g")))(array)
     assert rows.shape == (4 * hvd.size(), 2)
     gradient = jax.jit(jax.grad(lambda x: (mapped(lambda x: hvd.allreduce(x, name="m"))(x) ** 2).sum()))
     np.testing.assert_allclose(gradient(array), 2 * mean())

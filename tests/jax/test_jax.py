@@ -199,3 +199,50 @@ def test_ctrl_c_in_a_compiled_loop_ends_it_at_the_next_collective(program: str) 
     assert took < 5, errors  # without it ringrun kills the ranks later
     assert "Interrupt" in output + errors
     assert "SIGKILL" not in errors
+
+
+DISTRIBUTED = """
+import os
+import numpy as np
+import jax
+import jax.numpy as jnp
+import ring_notebook.jax as hvd
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+hvd.init()
+hvd.start_distributed()
+hvd.start_distributed()  # the cell was run again
+assert len(jax.devices()) == hvd.size() and jax.local_device_count() == 1
+mesh = Mesh(np.array(jax.devices()), ("ranks",))
+rows = NamedSharding(mesh, PartitionSpec("ranks"))
+own = np.arange(3.0, dtype=np.float32)[None] + hvd.rank()
+whole = jax.make_array_from_process_local_data(rows, own)
+total = jax.jit(lambda x: x.sum(axis=0), out_shardings=NamedSharding(mesh, PartitionSpec()))(whole)
+for _ in range(2):
+    beside = jax.jit(lambda x: hvd.allreduce(x, op=hvd.Sum))(jnp.asarray(own[0]))
+    np.testing.assert_allclose(np.asarray(total.addressable_data(0)), beside)
+try:
+    hvd.allreduce(whole)
+except ValueError as error:
+    assert "also on those of others" in str(error), error
+else:
+    raise AssertionError("JAX moves such an array")
+print("equal", flush=True)
+if DIES and hvd.rank() == 1:
+    os._exit(7)
+if DIES:
+    hvd.barrier()
+"""
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("dies", [False, True])
+def test_jax_distributed_beside_our_collectives(dies: bool) -> None:
+    command = [*RINGRUN, sys.executable, "-c", DISTRIBUTED.replace("DIES", repr(dies))]
+    began = time.monotonic()
+    done = subprocess.run(command, capture_output=True, text=True, timeout=180)
+    assert done.stdout.count("equal\n") == 2, done.stderr  # Gloo writes too
+    assert (done.returncode != 0) == dies, done.stderr
+    if dies:
+        assert "rank 1 on" in done.stderr
+        assert "exit code 7" in done.stderr
+        assert time.monotonic() - began < 100
