@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import pickle
 import random
@@ -14,6 +15,7 @@ import pytest
 import ring_notebook.tensorflow as hvd
 import tensorflow as tf
 from ring_notebook.api.foreign_calls import original
+from ring_notebook.horovod.as_horovod import as_horovod
 from ring_notebook.tensorflow import graph_call
 
 tf1 = tf.compat.v1
@@ -73,6 +75,19 @@ def case_dtypes() -> None:
         assert move(tf.ones(3, tf.uint16)).numpy()[:3].tolist() == [1, 1, 1]
     with pytest.raises(TypeError, match="complex64"):
         hvd.allreduce(tf.ones(2, tf.complex64))
+
+
+def case_helpers_of_horovods_tests() -> None:
+    """Those of ``horovod.tensorflow.util``, with Horovod's names."""
+    with as_horovod():
+        util = importlib.import_module("horovod.tensorflow.util")
+    assert util._executing_eagerly()
+    with tf.Graph().as_default():
+        assert not util._executing_eagerly()
+    assert int(util._make_subgraph(lambda x: x + 1)(1)) == 2
+    calls = []
+    remember = util._cache(lambda x: calls.append(x) or len(calls))
+    assert [remember(3), remember(3), remember(4)] == [1, 1, 2]
 
 
 def case_indexed_slices() -> None:
