@@ -52,6 +52,7 @@ struct KnownCalls {
     std::map<std::string, std::array<std::int8_t, kDTypeNumbers>, std::less<>> dtypes;  // by framework and its number
     std::atomic<int> in_flight{0};  // calls in threads to which Python delivers no signals
     std::atomic<std::uint64_t> steps{0};
+    std::atomic<bool> interrupted{false};  // SIGINT has come, and the main thread has run no Python since
 };
 
 KnownCalls& known_calls() {
@@ -59,9 +60,15 @@ KnownCalls& known_calls() {
     return *all;
 }
 
+int forget_interrupt(void*) {
+    known_calls().interrupted = false;
+    return 0;
+}
+
 bool in_main_thread() { return static_cast<pid_t>(syscall(SYS_gettid)) == getpid(); }
 
 constexpr const char* kModule = "ring_notebook.api.foreign_calls";
+constexpr const char* kInterrupts = "ring_notebook.core.foreign_interrupts";
 constexpr const char* kInterrupted = "KeyboardInterrupt";
 constexpr const char* kCommit = "optimizer step";  // as in core/step_guard.py
 constexpr const char* kEnded = "Python has ended in this process";
@@ -133,6 +140,7 @@ class DirectAllreduce {
         if (PyGILState_Check() != 0) nogil.emplace();
         const InFlight in_flight;
         const ring::Interruption check = signal_check(interrupt);
+        if (known_calls().interrupted) end_by_interrupt(check);
         if (!communicator_->allreduce_small(small_, known_->timeout, check, [&] { return site(); })) {
             ring::Request request = small_.request(small_.shape);
             request.site = site();
@@ -153,6 +161,13 @@ class DirectAllreduce {
         InFlight() { known_calls().in_flight += counts; }
         ~InFlight() { known_calls().in_flight -= counts; }
     };
+
+    // A program that never waits for long would not look for signals else.
+    static void end_by_interrupt(const ring::Interruption& check) {
+        if (in_main_thread()) return check();
+        const py::gil_scoped_acquire gil;
+        py::module_::import(kInterrupts).attr("fail")();  // so that the operation that follows does
+    }
 
     bool read_tensors(const foreign::Call& call) {
         small_.op = known_->op;
@@ -316,6 +331,16 @@ void register_foreign(py::module_& module) {
     module.def(
         "foreign_calls_in_flight", [] { return known_calls().in_flight.load(); },
         "How many calls of allreduces wait without Python, in threads other than the main thread.");
+    module.def(
+        "note_interrupt",
+        [] {
+            known_calls().interrupted = true;
+            if (Py_AddPendingCall(&forget_interrupt, nullptr) != 0) known_calls().interrupted = false;
+        },
+        "SIGINT has come: calls fail until the main thread runs Python again, which handles the signal.");
+    module.def(
+        "interrupted", [] { return known_calls().interrupted.load(); },
+        "Whether SIGINT has come and the main thread has run no Python since.");
     module.def(
         "foreign_steps", [] { return known_calls().steps.load(); },
         "How many of them have committed to an optimizer step.");

@@ -9,8 +9,10 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <system_error>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "ring/foreign/call.hpp"
@@ -92,7 +94,16 @@ bool find_functions() {
     return true;
 }
 
+// How the text of an error begins, and TensorFlow's code of such errors, as Horovod has them.
+constexpr std::pair<std::string_view, int> kCodes[] = {
+    {"CollectiveMismatch:", 9 /* failed precondition */}, {"ValueError:", 3 /* invalid argument */}, {"TypeError:", 3}};
 constexpr int kAborted = 10;
+
+int code_of(std::string_view error) {
+    for (const auto& [beginning, code] : kCodes)
+        if (error.substr(0, beginning.size()) == beginning) return code;
+    return kAborted;
+}
 
 struct DeleteStatus {
     void operator()(TF_Status* status) const { tf.TF_DeleteStatus(status); }
@@ -148,7 +159,7 @@ void* output_memory(void* context, int output, int dims, const std::int64_t* sha
 }
 
 void set_error(void* context, const char* message) {
-    tf.TF_SetStatus(static_cast<Execution*>(context)->status, kAborted, message);
+    tf.TF_SetStatus(static_cast<Execution*>(context)->status, code_of(message), message);
 }
 
 void execute(const Kernel& kernel, TF_OpKernelContext* context) {

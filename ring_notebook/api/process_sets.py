@@ -105,6 +105,11 @@ class ProcessSet:
     def __repr__(self) -> str:
         return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks})"
 
+    def __str__(self) -> str:
+        return (
+            f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks}, mpi_comm={self._mpi})"  # Horovod's
+        )
+
 
 class _GlobalProcessSet(ProcessSet):
     """All ranks of the current world: registered while an epoch is open."""

@@ -28,15 +28,26 @@ def in_flight() -> Iterator[None]:
         return
     _in_flight.add(number)
     try:
+        if core.interrupted():
+            fail()
         yield
     finally:
         _in_flight.discard(number)
 
 
 def interrupt() -> None:
-    """SIGINT has come: end what other threads wait for, on all ranks. Any thread may call it."""
+    """SIGINT has come: end what other threads wait for, on all ranks. Any thread may call it.
+
+    A program of the runtime whose collectives never wait for long ends at its next one.
+    """
+    core.note_interrupt()
     if _in_flight or core.foreign_calls_in_flight():
-        world.fail(KeyboardInterrupt())
+        fail()
+
+
+def fail() -> None:
+    """End the collectives of all ranks, because this one has been interrupted."""
+    world.fail(KeyboardInterrupt())
 
 
 def watch_interrupts() -> None:

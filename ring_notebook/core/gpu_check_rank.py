@@ -110,6 +110,8 @@ _FORMATS = {
     DType.UINT8: "B",
     DType.INT32: "i",
     DType.INT64: "q",
+    DType.UINT32: "I",
+    DType.UINT64: "Q",
 }
 _FLOATS = (DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32, DType.FLOAT64)
 

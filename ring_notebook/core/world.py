@@ -28,7 +28,7 @@ from ring_notebook.rank.exit_watch import at_exit, watch_exits
 from ring_notebook.rank.preload import unload_from_children
 from ring_notebook.rank.rank_status import exit_code_of, report_status
 from ring_notebook.rank.rendezvous import FormationError, Rendezvous, is_offered
-from ring_notebook.text.error_text import error_text
+from ring_notebook.text.error_text import cause_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,8 +337,7 @@ def fail(error: BaseException) -> None:
     """
     if _state.world is None or isinstance(error, CollectiveAborted):
         return
-    text = " ".join(error_text(error).split())[:200]
-    what = f"raised {type(error).__name__}" + (f": {text}" if text else "")
+    what = f"raised {cause_text(error)[:250]}"
     if isinstance(error, KeyboardInterrupt):
         what = "was interrupted"
     elif isinstance(error, SystemExit):

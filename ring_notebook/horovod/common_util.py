@@ -32,6 +32,15 @@ def is_iterable(x: Any) -> bool:
     return True
 
 
+def is_version_greater_equal_than(ver: str, target: str) -> bool:
+    """Whether the version ``ver`` is ``target`` or newer. Raises ValueError for anything but texts of versions."""
+    if not isinstance(ver, str) or not isinstance(target, str):
+        raise ValueError(f"versions must be texts, got {ver!r} and {target!r}")
+    from packaging.version import Version  # of ipykernel, which takes time to import
+
+    return Version(ver) >= Version(target)
+
+
 def num_rank_is_power_2(num_rank: int) -> bool:
     """Whether ``num_rank`` ranks can run Adasum: a power of two."""
     return num_rank > 0 and num_rank & (num_rank - 1) == 0

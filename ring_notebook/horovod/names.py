@@ -31,7 +31,8 @@ MODULES: dict[str, dict[str, str]] = {
     "horovod.common.util": {
         _BASICS: "mpi_built gloo_built nccl_built ddl_built ccl_built cuda_built rocm_built",
         "ring_notebook.horovod.common_util": (
-            "env extension_available gpu_available is_iterable num_rank_is_power_2 split_list"
+            "env extension_available gpu_available is_iterable is_version_greater_equal_than num_rank_is_power_2 "
+            "split_list"
         ),
     },
     "horovod.torch": {_TORCH: "*"},
@@ -65,6 +66,9 @@ MODULES: dict[str, dict[str, str]] = {
         )
     },
     "horovod.tensorflow.mpi_ops": {_TENSORFLOW: "*"},
+    "horovod.tensorflow.util": {
+        f"{_TENSORFLOW}.graph_call": "_executing_eagerly=executing_eagerly _make_subgraph=make_subgraph _cache=cached"
+    },
     "horovod.tensorflow.sync_batch_norm": {_TENSORFLOW: "SyncBatchNormalization"},
     "horovod.tensorflow.elastic": {f"{_TENSORFLOW}.elastic": "*"},
     "horovod.tensorflow.keras": {_KERAS: "*"},

@@ -14,6 +14,7 @@ else:
 from ring_notebook.api import common
 from ring_notebook.api.common import *  # noqa: F403 - what all faces share
 from ring_notebook.core.kept_state import register_keeper
+from ring_notebook.jax.all_devices import start_distributed
 from ring_notebook.jax.averaging import DistributedOptimizer, average_gradients, broadcast_parameters
 from ring_notebook.jax.checkpoint_of_trees import checkpoint
 from ring_notebook.jax.collectives import (
@@ -41,6 +42,7 @@ __all__ = [
     "grouped_allreduce",
     "prepare",
     "reducescatter",
+    "start_distributed",
 ]
 __all__ += common.__all__
 

@@ -54,8 +54,19 @@ def DistributedOptimizer(  # noqa: N802 - the name of the other faces
 
 
 def broadcast_parameters(tree: Any, root_rank: int = 0, process_set: ProcessSet = global_process_set) -> Any:
-    """The pytree with the leaves of ``root_rank``: parameters, or the state of an optimizer."""
+    """The pytree with the leaves of ``root_rank``: parameters, the state of an optimizer, keys of random numbers.
+
+    Leaves that are no arrays and no numbers stay, such as the functions in a module of Equinox.
+    """
     leaves, structure = jax.tree_util.tree_flatten(tree)
     what = ForeignCall("broadcast", "parameters", root=root_rank, process_set=number_of(process_set))
     process_set.group_rank(root_rank)
-    return jax.tree_util.tree_unflatten(structure, collective(what, leaves, process_set))
+    at = [index for index, leaf in enumerate(leaves) if is_value(leaf)]
+    for index, value in zip(at, collective(what, [leaves[index] for index in at], process_set), strict=True):
+        leaves[index] = value
+    return jax.tree_util.tree_unflatten(structure, leaves)
+
+
+def is_value(leaf: Any) -> bool:
+    """Whether a leaf is an array or a number."""
+    return hasattr(leaf, "dtype") or isinstance(leaf, (int, float, complex))

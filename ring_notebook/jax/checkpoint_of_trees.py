@@ -10,9 +10,9 @@ from ring_notebook.api.basics import rank
 from ring_notebook.api.checkpoints import Checkpoint
 from ring_notebook.api.preparation import of_another
 from ring_notebook.errors import RingError
-from ring_notebook.jax.averaging import is_optimizer
+from ring_notebook.jax.averaging import is_optimizer, is_value
 from ring_notebook.jax.kept_arrays import reduced_array
-from ring_notebook.jax.prepared_trees import has_arrays_only
+from ring_notebook.jax.prepared_trees import has_values
 
 
 def checkpoint(
@@ -59,7 +59,7 @@ def checkpoint(
                 f"checkpoint takes pytrees of arrays; argument {number} is an optimizer, whose state is what "
                 "optimizer.init(parameters) returns"
             )
-        if not has_arrays_only(tree):
+        if not has_values(tree):
             raise TypeError(f"checkpoint takes pytrees of arrays; argument {number} is of class {type(tree).__name__}")
     saved = JaxCheckpoint(trees, every, keep, best, largest, folder)
     saved.resume_as(resume)
@@ -87,8 +87,9 @@ class JaxCheckpoint(Checkpoint):
         super().step()
 
     def state_of(self, one: Any) -> list[Any]:
-        """Its leaves, as snapshots keep them."""
-        return [reduced_array(leaf) if isinstance(leaf, jax.Array) else leaf for leaf in jax.tree_util.tree_leaves(one)]
+        """Its leaves, as snapshots keep them; None in place of what is no value, such as a function."""
+        leaves = [leaf if is_value(leaf) else None for leaf in jax.tree_util.tree_leaves(one)]
+        return [reduced_array(leaf) if isinstance(leaf, jax.Array) else leaf for leaf in leaves]
 
     def restored(self, one: Any, state: list[Any]) -> Any:
         """A tree like ``one`` with the leaves of ``state``."""
@@ -103,6 +104,8 @@ class JaxCheckpoint(Checkpoint):
 
 def _like(leaf: Any, kept: Any) -> Any:
     """The array that was kept in place of ``leaf``; RingError where it has another shape or dtype."""
+    if not is_value(leaf):
+        return leaf
     value = kept
     if isinstance(kept, tuple):
         make, arguments = kept

@@ -6,78 +6,84 @@ All ranks call them with the same shapes: XLA fixes the shapes of results before
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 
 import jax
 from ring_notebook.api.arguments import number_of, reduction_of
 from ring_notebook.api.foreign_calls import ForeignCall, static_shapes
-from ring_notebook.api.process_sets import ProcessSet, global_process_set, process_set_of
+from ring_notebook.api.process_sets import ProcessSet, global_process_set
 from ring_notebook.core.communicator import ReduceOp
-from ring_notebook.jax.ordered_call import call, check_array
+from ring_notebook.jax.element_types import movable
+from ring_notebook.jax.ordered_call import call
 
 Array = Any
-Shapes = tuple[tuple[int, ...], ...]
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _differentiable(what: ForeignCall, shapes: Shapes, arrays: list[Array]) -> list[Array]:
-    return _plain(what, shapes, arrays)
-
-
-def _plain(what: ForeignCall, shapes: Shapes, arrays: Sequence[Array]) -> list[Array]:
-    return call(
-        what, arrays, [jax.ShapeDtypeStruct(shape, array.dtype) for shape, array in zip(shapes, arrays, strict=True)]
-    )
-
-
-def _forward(what: ForeignCall, shapes: Shapes, arrays: list[Array]) -> tuple[list[Array], list[Array]]:
-    return _plain(what, shapes, arrays), arrays
-
-
-def _backward(what: ForeignCall, _shapes: Shapes, arrays: list[Array], gradients: list[Array]) -> tuple[list[Array]]:
-    at = [index for index, gradient in enumerate(gradients) if gradient.dtype != jax.dtypes.float0]
-    results: list[Array] = [None] * len(arrays)  # integers and bools have no gradients
-    if at:
-        found = _gradients(what, [arrays[index] for index in at], [gradients[index] for index in at])
-        for index, gradient in zip(at, found, strict=True):
-            results[index] = gradient
-    return (results,)
-
-
-def _gradients(what: ForeignCall, arrays: list[Array], gradients: list[Array]) -> list[Array]:
-    process_set = process_set_of(what.process_set)
-    scale, rank = what.gradient_scale(process_set.size()), process_set.rank()
-    gradients = gradients if scale == 1 else [gradient * jnp.asarray(scale, gradient.dtype) for gradient in gradients]
-    back = what.backward()
-    pairs = zip(gradients, arrays, strict=True)
-    shapes = [(gradient if back.kind == "allreduce" else array).shape for gradient, array in pairs]
-    reduced: list[Array] = _differentiable(back, tuple(shapes), gradients)
-    if what.kind == "allgather":
-        rows = [array.shape[0] if array.shape else 1 for array in arrays]
-        own = [whole[rank * count : (rank + 1) * count] for whole, count in zip(reduced, rows, strict=True)]
-        return [part.reshape(array.shape) for part, array in zip(own, arrays, strict=True)]
-    if what.kind == "broadcast" and process_set.group_rank(what.root) != rank:
-        return [jnp.zeros_like(whole) for whole in reduced]
-    return reduced
-
-
-_differentiable.defvjp(_forward, _backward)
 
 
 def collective(what: ForeignCall, values: Sequence[Any], process_set: ProcessSet) -> list[Array]:
+    """The results of ``what`` for arrays of any dtype.
+
+    An array that lies on several devices stays so where the collective leaves its shape: each part is reduced or sent
+    with those of the same place on other ranks. Else its results are on each of the devices.
+    """
     # `asarray` takes longer than a small collective, also where there is nothing to do.
-    arrays = [value if isinstance(value, jax.Array) and not value.weak_type else jnp.asarray(value) for value in values]
-    for array in arrays:
-        check_array(array, what.kind)
+    arrays = [
+        value if isinstance(value, jax.Array) and not getattr(value, "weak_type", False) else jnp.asarray(value)
+        for value in values
+    ]
     if not arrays:
         return []
+    if any(_is_on_several_devices(array) for array in arrays):
+        return _on_several_devices(what, arrays, process_set)
     shapes = static_shapes(what, [array.shape for array in arrays], process_set)
-    # Outside of `jit` and `grad` nothing asks for a gradient, whose rule JAX would trace at every call.
-    traced = any(isinstance(array, jax.core.Tracer) for array in arrays)
-    results: list[Array] = (_differentiable if traced else _plain)(what, tuple(shapes), arrays)
+    pairs = [movable(array, what) for array in arrays]
+    operands = [operand for operand, _ in pairs]
+    if any(operand is not array for operand, array in zip(operands, arrays, strict=True)):
+        shapes = static_shapes(what, [operand.shape for operand in operands], process_set)
+    results = [jax.ShapeDtypeStruct(shape, array.dtype) for shape, array in zip(shapes, operands, strict=True)]
+    made = call(what, operands, results)
+    return [restore(one) for (_, restore), one in zip(pairs, made, strict=True)]
+
+
+def _is_on_several_devices(array: Array) -> bool:
+    return not isinstance(array, jax.core.Tracer) and len(array.sharding.device_set) > 1
+
+
+def _on_several_devices(what: ForeignCall, arrays: list[Array], process_set: ProcessSet) -> list[Array]:
+    """Outside of compiled functions."""
+    for array in arrays:
+        if not array.is_fully_addressable:
+            raise ValueError(
+                f"{what.kind} takes arrays on devices of this process; this one is also on those of others, between "
+                "which JAX itself moves data: use jax.lax.psum and its kin"
+            )
+    whole = what.kind not in ("allreduce", "broadcast")
+    parts: list[list[Array]] = []
+    for array in arrays:
+        first = array.addressable_shards[0].device
+        if whole or array.is_fully_replicated:
+            parts.append([jax.device_put(array, first)])
+        else:
+            parts.append([jax.device_put(shard.data, first) for shard in array.addressable_shards])
+    if what.kind == "alltoall":
+        made = [collective(what, [one], process_set)[0] for part in parts for one in part]
+    else:
+        made = collective(what, [one for part in parts for one in part], process_set)
+    results, at = [], iter(made)
+    for array, part in zip(arrays, parts, strict=True):
+        found = [next(at) for _ in part]
+        if len(found) == 1:
+            mesh = jax.sharding.Mesh(np.array([shard.device for shard in array.addressable_shards]), ("devices",))
+            everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+            kept = array.sharding if found[0].shape == array.shape else everywhere
+            results.append(jax.device_put(found[0], kept))
+        else:
+            placed = [
+                jax.device_put(one, shard.device) for one, shard in zip(found, array.addressable_shards, strict=True)
+            ]
+            results.append(jax.make_array_from_single_device_arrays(array.shape, array.sharding, placed))
     return results
 
 

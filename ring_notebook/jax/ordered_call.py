@@ -1,256 +1,325 @@
-"""A JAX primitive that calls the native core, in the order of the program, inside and outside of jit.
+"""A JAX primitive that calls the native core, inside and outside of jit, and how JAX transforms it.
 
-Two calls of one program must not change places, or ranks would wait for different ones. JAX orders effects by tokens,
-of which only private modules know; where this JAX lacks them, its ordered callback does the same, slower. So it does
-on GPUs, whose memory the core is not called with.
+Two calls of one program must not change places, or ranks would wait for different ones. A program of one device orders
+them by its effects: on CPUs XLA calls the core, on GPUs JAX's ordered callback does, whose arrays Python copies. A
+program of several devices cannot order effects: each call has a name there, by which it matches those of other ranks.
 """
 
 from __future__ import annotations
 
 import warnings
 from _thread import interrupt_main
+from collections import defaultdict
 from collections.abc import Callable, Sequence
-from copy import copy
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, TypeAlias
+from threading import Lock
+from typing import Any, NoReturn, TypeAlias
 
+import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
 
 import jax
-from ring_notebook.api.foreign_calls import ForeignCall, carry_out, original, register_dtypes
+from ring_notebook.api.foreign_calls import ForeignCall, carry_out, parse, register_dtypes
+from ring_notebook.api.process_sets import process_set_of
 from ring_notebook.core.buffers import DType
+from ring_notebook.core.communicator import ReduceOp
 from ring_notebook.core.foreign_interrupts import watch_interrupts
 from ring_notebook.core.native import core
+from ring_notebook.jax import jax_private
 
 _NUMBERS = {dtype.name.lower(): dtype.xla for dtype in DType if dtype.xla >= 0}  # by JAX's names
 register_dtypes("xla", {dtype.xla: dtype for dtype in DType if dtype.xla >= 0})
-_TARGET = "ring_notebook_collective"
 
 Result: TypeAlias = Any
 """A ``jax.ShapeDtypeStruct``: shape and dtype of a result."""
+Results: TypeAlias = tuple[tuple[tuple[int, ...], str], ...]
+"""Shape and dtype of each result."""
+
+_DIRECT, _CALLED_BACK, _BY_NAME = "direct", "called back", "by name"
+_NEEDS_NAME = "collectives without a name; pass name= to each, by which it then matches those of other ranks"
 
 
-def check_array(array: Any, operation: str) -> None:
-    """Raise TypeError unless the core knows the dtype."""
-    if str(array.dtype) not in _NUMBERS:
-        raise TypeError(f"{operation} cannot handle {array.dtype}; convert the array to one of {', '.join(_NUMBERS)}")
+def is_known(dtype: Any) -> bool:
+    """Whether the core has this element type."""
+    return str(dtype) in _NUMBERS
+
+
+def refuse(dtype: Any, operation: str) -> NoReturn:
+    """Raise TypeError: the core has not got the type."""
+    raise TypeError(f"{operation} cannot handle {dtype}; convert the array to one of {', '.join(_NUMBERS)}")
 
 
 def call(what: ForeignCall, arrays: Sequence[Any], results: Sequence[Result]) -> list[Any]:
-    """The results of ``what``; JAX needs their shapes before."""
-    return list(_caller()(what.spec(), tuple(arrays), tuple(results)))
+    """The results of ``what``; JAX needs their shapes before.
+
+    Raises ValueError in a function that is mapped over devices, for a call without a name.
+    """
+    ways = _ways()
+    way = ways.ordered
+    operands = tuple(arrays)
+    if ways.devices > 1 and any(isinstance(array, jax.core.Tracer) for array in arrays):
+        axes = jax_private.mapped_axes()
+        if what.name:
+            way, what = _BY_NAME, replace(what, by_name=True)
+            operands = (_index_in(axes), *(_differing(array, axes) for array in operands))
+        elif axes:
+            raise ValueError(
+                f"{what.kind} needs a name in a function that runs on several devices, whose calls have no order; pass "
+                "name=, which matches those of other ranks"
+            )
+    return list(_bind(what, operands, tuple((tuple(one.shape), str(one.dtype)) for one in results), way))
+
+
+def _index_in(axes: Sequence[str]) -> Any:
+    """Which part of a mapped function this is; -1 where it is not mapped."""
+    return jnp.asarray(jax.lax.axis_index(tuple(axes)) if axes else -1, jnp.int32)
+
+
+def _differing(array: Any, axes: Sequence[str]) -> Any:
+    """``array`` as one that differs between the parts of a mapped function, whose gradients JAX then adds up."""
+    varying = jax_private.varying_axes(array.aval)
+    same = [] if varying is None else [axis for axis in axes if axis not in varying]
+    if not same:
+        return array
+    if hasattr(jax.lax, "pcast"):
+        return jax.lax.pcast(array, tuple(same), to="varying")
+    return jax.lax.pvary(array, tuple(same))
+
+
+# --- the primitive ---
+
+
+@dataclass(frozen=True)
+class _Ways:
+    """How this process calls the core."""
+
+    ordered: str
+    """The way of programs of one device."""
+    effects: dict[str, Any]
+    devices: int
+    lower: Callable[..., Any] | None
+    """Of the direct way."""
 
 
 @lru_cache(maxsize=1)
-def _caller() -> Callable[[str, tuple[Any, ...], tuple[Result, ...]], Sequence[Any]]:
+def _ways() -> _Ways:
     watch_interrupts()
-    if jax.default_backend() != "cpu":
-        _drop_failed_tokens()
-        return _called_back
-    try:
-        return _primitive()
-    except (ImportError, AttributeError) as error:
-        _drop_failed_tokens()
-        warnings.warn(
-            f"JAX {jax.__version__} has no effects that this package knows ({error}): collectives are called back from "
-            "XLA through Python's arrays, which copies them",
-            RuntimeWarning,
-            stacklevel=4,
-        )
-        return _called_back
-
-
-def _primitive() -> Callable[[str, tuple[Any, ...], tuple[Result, ...]], Sequence[Any]]:
-    from jax._src import core as jax_core
-    from jax._src import dispatch, effects
-    from jax._src.interpreters import mlir
-
-    class RingEffect(effects.Effect):  # type: ignore[misc]
-        """Collectives are ordered."""
-
-        __str__ = lambda self: "Ring"  # noqa: E731 - as JAX's own effects
-
-    effect = RingEffect()
-    for allowed in (
-        effects.lowerable_effects,
-        effects.ordered_effects,
-        effects.control_flow_allowed_effects,
-        effects.custom_derivatives_allowed_effects,
-        effects.remat_allowed_effects,
-    ):
-        allowed.add_type(RingEffect)
-    primitive = jax_core.Primitive("ring_collective")
-    primitive.multiple_results = True
-    primitive.def_impl(lambda *arrays, **params: dispatch.apply_primitive(primitive, *arrays, **params))
-
-    def evaluate(*arrays: Any, spec: str, results: tuple[tuple[tuple[int, ...], str], ...]) -> Any:
-        return [jax_core.ShapedArray(shape, np.dtype(dtype)) for shape, dtype in results], {effect}
-
-    primitive.def_effectful_abstract_eval(evaluate)
-
-    def lower(ctx: Any, *arrays: Any, spec: str, results: Any) -> Any:
-        made = [
-            mlir.ir.RankedTensorType.get(aval.shape, mlir.dtype_to_ir_type(np.dtype(aval.dtype)))
-            for aval in ctx.avals_out
-        ]
-        layouts = [[tuple(reversed(range(aval.ndim))) for aval in avals] for avals in (ctx.avals_in, ctx.avals_out)]
-        operation = mlir.custom_call(
-            _TARGET,
-            result_types=[mlir.hlo.TokenType.get(), *made],
-            operands=[ctx.tokens_in.get(effect), *arrays],
-            backend_config={"spec": mlir.ir.StringAttr.get(spec)},
-            has_side_effect=True,
-            api_version=4,
-            operand_layouts=[(), *layouts[0]],
-            result_layouts=[(), *layouts[1]],
-        )
-        token, *values = operation.results
-        ctx.set_tokens_out(ctx.tokens_in.update_tokens(mlir.TokenSet({effect: token})))
-        return values
-
-    _shorten_dispatch(effect)
-    jax.ffi.register_ffi_target(_TARGET, core.xla_handler(), platform="cpu")
-    mlir.register_lowering(primitive, lower, platform="cpu")
-
-    def bind(spec: str, arrays: tuple[Any, ...], results: tuple[Result, ...]) -> Sequence[Any]:
-        made: Sequence[Any] = primitive.bind(
-            *arrays, spec=spec, results=tuple((tuple(one.shape), str(one.dtype)) for one in results)
-        )
-        return made
-
-    return bind
-
-
-def _shorten_dispatch(effect: Any) -> None:
-    """Have JAX start programs with collectives as fast as those without effects.
-
-    JAX passes the token of each program to the next one, in Python code that takes 100 µs. Programs that one thread
-    starts on a CPU run one after another anyway. So all get one and the same token here, and a program that has failed
-    does not make all later ones fail.
-    """
-    from jax._src import core as jax_core
-    from jax._src import dispatch, pjit, tree_util
-
-    tokens = dispatch.RuntimeTokenSet
-    get, put, wait = tokens.get_token_input, tokens.set_token_result, tokens.block_until_ready
-    device = jax.local_devices(backend="cpu")[0]
-    with jax.ensure_compile_time_eval():  # also where the first collective is in a function that is being traced
-        token = jax_core.Token(jax.device_put(np.zeros(0, np.bool_), device))
-
-    def get_token_input(self: Any, of: Any, devices: Any) -> Any:
-        return token if of is effect and list(devices) == [device] else get(self, of, devices)
-
-    def set_token_result(self: Any, of: Any, given: Any) -> None:
-        if of is not effect:
-            put(self, of, given)
-
-    def block_until_ready(self: Any) -> None:
-        """Of `jax.effects_barrier`, and at the end of the process."""
-        jax.block_until_ready(jax.jit(lambda: 0)())  # it runs when all earlier ones have ended
+    effects, lower = {way: _effects_of_callback(way) for way in (_CALLED_BACK, _BY_NAME)}, None
+    if jax.default_backend() == "cpu":
         try:
-            wait(self)
-        except Exception as error:
-            if original(error) is None:
-                raise
-            self.clear()
-
-    tokens.get_token_input, tokens.set_token_result = get_token_input, set_token_result
-    tokens.block_until_ready = block_until_ready
-    if "const_args" in pjit.pxla.MeshExecutableFastpathData._fields:  # JAX 0.7; others have no room for a token there
-        tree_util.register_pytree_node(_Returned, _Returned.flatten, lambda _, parts: parts[1])
-        _short_way.update(plain=pjit._get_fastpath_data, effect=effect, token=token._buf, device=device)
-        pjit._get_fastpath_data = _fastpath_data
-
-
-def _drop_failed_tokens() -> None:
-    """Have a program that failed by an error of ours not make all later ones fail.
-
-    JAX passes the token of each program to the next one, also that of one that has failed.
-    """
-    try:
-        from jax._src.dispatch import RuntimeTokenSet
-
-        get = RuntimeTokenSet.get_token_input
-    except (ImportError, AttributeError):  # a JAX that is not known yet: ranks have to start again after an error
-        return
-
-    def get_token_input(self: Any, of: Any, devices: Any) -> Any:
-        if token := self.current_tokens.get(of):
-            try:
-                token.block_until_ready()  # JAX does so too before it passes the token
-            except Exception as error:
-                if original(error) is None:
-                    raise
-                del self.current_tokens[of]
-        return get(self, of, devices)
-
-    RuntimeTokenSet.get_token_input = get_token_input
+            effect = jax_private.token_effect(_NEEDS_NAME)
+            lower = jax_private.token_lowering(effect)
+        except AttributeError as error:
+            warnings.warn(
+                f"JAX {jax.__version__} has no effects that this package knows ({error}): collectives are called back "
+                "from XLA through Python's arrays, which copies them",
+                RuntimeWarning,
+                stacklevel=5,
+            )
+        else:
+            effects[_DIRECT] = {effect}
+            jax.ffi.register_ffi_target(jax_private.TARGET, core.xla_handler(), platform="cpu")
+            jax_private.shorten_dispatch(effect)
+    if lower is None:
+        jax_private.drop_failed_tokens()
+    return _Ways(_CALLED_BACK if lower is None else _DIRECT, effects, jax.local_device_count(), lower)
 
 
-_short_way: dict[str, Any] = {}
+def _effects_of_callback(way: str) -> Any:
+    from jax.experimental import io_callback
+
+    traced = jax.make_jaxpr(lambda: io_callback(lambda: None, None, ordered=way == _CALLED_BACK))()
+    return set(traced.effects)
 
 
-def _fastpath_data(executable: Any, *arguments: Any, **more: Any) -> Any:
-    """What JAX needs to call a program from C++: of one with collectives the token is a constant.
-
-    A function of this module without values of its own: functions of JAX refer to it, and are pickled.
-    """
-    plain, effect, token, device = _short_way.values()
-    call = getattr(executable, "unsafe_call", None)
-    if getattr(call, "ordered_effects", None) != [effect] or executable.xla_executable.local_devices() != [device]:
-        return plain(executable, *arguments, **more)
-    try:
-        without = copy(executable)
-        without._unsafe_call = copy(call)
-        without._unsafe_call.ordered_effects = []
-        data = plain(without, *arguments, **more)
-        return None if data is None else _with_token(data, token)
-    except (AttributeError, TypeError):  # of a JAX that is not known yet: it starts the program from Python
-        return plain(executable, *arguments, **more)
+primitive = Primitive("ring_collective")
+primitive.multiple_results = True
 
 
-def _with_token(data: Any, token: Any) -> Any:
-    from jax._src import tree_util
+def _bind(what: ForeignCall, operands: tuple[Any, ...], results: Results, way: str) -> Sequence[Any]:
+    made: Sequence[Any] = primitive.bind(*operands, spec=what.spec(), results=results, way=way)
+    return made
 
-    results = data.out_pytree_def.unflatten(range(data.out_pytree_def.num_leaves))
-    return data._replace(
-        out_pytree_def=tree_util.dispatch_registry.flatten(_Returned(-1, results), None)[1],
-        in_shardings=[token.sharding, *data.in_shardings],
-        out_shardings=[token.sharding, *data.out_shardings],
-        out_avals=[token.aval, *data.out_avals],
-        out_committed=[False, *data.out_committed],
-        kept_var_bitvec=[True, *data.kept_var_bitvec],
-        in_device_local_layouts=[None, *data.in_device_local_layouts],
-        const_args=[token, *data.const_args],
+
+@lru_cache(maxsize=4096)
+def _program(spec: str, results: Results, way: str) -> Callable[..., Any]:
+    """The program of a single call."""
+    program: Callable[..., Any] = jax.jit(
+        lambda *operands: primitive.bind(*operands, spec=spec, results=results, way=way)
     )
+    return program
 
 
-class _Returned:
-    """What a program returns: a token, which is dropped, and the results of its function."""
-
-    def __init__(self, token: Any, results: Any) -> None:
-        self.token, self.results = token, results
-
-    def flatten(self) -> tuple[tuple[Any, Any], None]:
-        return (self.token, self.results), None
+def _execute(*operands: Any, spec: str, results: Results, way: str) -> Any:
+    if jax.config.jax_disable_jit:
+        with jax.disable_jit(False):
+            return _program(spec, results, way)(*operands)
+    return _program(spec, results, way)(*operands)
 
 
-def _called_back(spec: str, arrays: tuple[Any, ...], results: tuple[Result, ...]) -> Sequence[Any]:
+def _evaluate(*operands: Any, spec: str, results: Results, way: str) -> Any:
+    made = [jax.core.ShapedArray(shape, np.dtype(dtype)) for shape, dtype in results]
+    if way == _BY_NAME and jax_private.varying_axes(operands[0]):  # see `_differing`
+        made = [_like(operands[0], one) for one in made]
+    return made, _ways().effects[way]
+
+
+def _like(varying: Any, aval: Any) -> Any:
+    """``aval`` in the parts of a mapped function in which ``varying`` differs."""
+    spec = jax.sharding.PartitionSpec(*[None] * len(aval.shape))
+    sharding = varying.sharding.update(spec=spec)
+    return varying.update(shape=aval.shape, dtype=aval.dtype, weak_type=False, sharding=sharding)
+
+
+def _lower(ctx: Any, *operands: Any, spec: str, results: Results, way: str) -> Any:
+    if way == _DIRECT and (lower := _ways().lower) is not None:
+        return lower(ctx, *operands, spec=spec)
+
+    def called_back(*values: Any) -> Any:
+        return _called_back(spec, values, results, ordered=way != _BY_NAME)
+
+    return mlir.lower_fun(called_back, multiple_results=True)(ctx, *operands)
+
+
+primitive.def_impl(_execute)
+primitive.def_effectful_abstract_eval(_evaluate)
+mlir.register_lowering(primitive, _lower)
+
+
+# One operation of each name at a time: programs of several devices may overlap.
+_turns: dict[str, Lock] = defaultdict(Lock)
+
+
+def _called_back(spec: str, values: tuple[Any, ...], results: Results, *, ordered: bool) -> Sequence[Any]:
     from jax.experimental import io_callback
 
     def carry(*values: Any) -> list[Any]:
         inputs = [np.require(value, requirements=["C"]) for value in values]
-        outputs = [np.empty(one.shape, one.dtype) for one in results]
+        outputs = [np.empty(shape, dtype) for shape, dtype in results]
+        text = spec
+        if not ordered:
+            part, *inputs = inputs
+            if part >= 0:
+                what = parse(spec)
+                text = replace(what, name=f"{what.name} on device {part}").spec()
         tensors = [(value.ctypes.data, value.shape, _NUMBERS[str(value.dtype)]) for value in inputs]
 
         def memory(index: int, shape: tuple[int, ...]) -> int:
             return int(outputs[index].ctypes.data) if outputs[index].shape == tuple(shape) else 0
 
-        if error := carry_out("xla", spec, tensors, memory):
+        if ordered:
+            error = carry_out("xla", text, tensors, memory)
+        else:
+            with _turns[text]:
+                error = carry_out("xla", text, tensors, memory)
+        if error:
             if error.startswith(KeyboardInterrupt.__name__):
                 interrupt_main()  # JAX makes an ordinary error of it
             raise RuntimeError(error)
         return outputs
 
-    made: Sequence[Any] = io_callback(carry, list(results), *arrays, ordered=True)
-    return made
+    shapes = [jax.ShapeDtypeStruct(shape, np.dtype(dtype)) for shape, dtype in results]
+    made: Sequence[Any] = io_callback(carry, shapes, *values, ordered=ordered)
+    # The callback runs on the first device of a program of several; what follows shall be on all.
+    return made if ordered else jax.lax.optimization_barrier(tuple(made))
+
+
+# --- gradients, forward and backward ---
+
+
+def _has_gradient(array: Any) -> bool:
+    return bool(jnp.issubdtype(array.dtype, jnp.inexact))
+
+
+def _split(operands: Sequence[Any], way: str) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """The index of a part of a mapped function, if any, and the arrays."""
+    first = 1 if way == _BY_NAME else 0
+    return tuple(operands[:first]), tuple(operands[first:])
+
+
+def _check_linear(what: ForeignCall) -> None:
+    if what.kind in ("allreduce", "reducescatter") and what.op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
+        what.backward()  # raises
+
+
+def _forward(primals: Sequence[Any], tangents: Sequence[Any], *, spec: str, results: Results, way: str) -> Any:
+    """Collectives are linear: the tangents of the results are those of the arrays, by the same collective."""
+    what = parse(spec)
+    made = _bind(what, tuple(primals), results, way)
+    part, arrays = _split(primals, way)
+    _, given = _split(tangents, way)
+    derived: list[Any] = [ad.Zero(one.aval.to_tangent_aval()) for one in made]
+    at = [index for index, array in enumerate(arrays) if _has_gradient(array)]
+    if at and any(not isinstance(given[index], ad.Zero) for index in at):
+        _check_linear(what)
+        name = f"{what.name} tangent" if what.name else ""
+        linear = replace(what, name=name, commits=False)
+        moved = tuple(ad.instantiate_zeros(given[index]) for index in at)
+        for index, one in zip(at, _bind(linear, (*part, *moved), tuple(results[i] for i in at), way), strict=True):
+            derived[index] = one
+    return made, derived
+
+
+def _backward(gradients: Sequence[Any], *operands: Any, spec: str, results: Results, way: str) -> list[Any]:
+    """By the rules of Horovod, see `ForeignCall.backward`."""
+    what = parse(spec)
+    what = replace(what, name=what.name.removesuffix(" tangent"))
+    part, arrays = _split(operands, way)
+    shapes = [one.aval.shape if ad.is_undefined_primal(one) else one.shape for one in arrays]
+    process_set = process_set_of(what.process_set)
+    scale, rank = what.gradient_scale(process_set.size()), process_set.rank()
+    given = [ad.instantiate_zeros(gradient) for gradient in gradients]
+    if scale != 1:
+        given = [gradient * jnp.asarray(scale, gradient.dtype) for gradient in given]
+    back = what.backward()
+    wanted = [one.shape for one in given] if back.kind == "allreduce" else shapes
+    made = tuple((tuple(shape), str(one.dtype)) for shape, one in zip(wanted, given, strict=True))
+    reduced = list(_bind(back, (*part, *given), made, way))
+    if what.kind == "allgather":
+        rows = [shape[0] if shape else 1 for shape in shapes]
+        own = [whole[rank * count : (rank + 1) * count] for whole, count in zip(reduced, rows, strict=True)]
+        reduced = [one.reshape(shape) for one, shape in zip(own, shapes, strict=True)]
+    elif what.kind == "broadcast" and process_set.group_rank(what.root) != rank:
+        reduced = [jnp.zeros_like(whole) for whole in reduced]
+    found = [one if ad.is_undefined_primal(array) else None for one, array in zip(reduced, arrays, strict=True)]
+    return [None] * len(part) + found
+
+
+def _batched(operands: Sequence[Any], dims: Sequence[Any], *, spec: str, results: Results, way: str) -> Any:
+    """One collective of the whole batch."""
+    what = parse(spec)
+    if what.op == ReduceOp.ADASUM and what.kind == "allreduce":
+        raise NotImplementedError(
+            "vmap over an allreduce with op=Adasum: it combines whole arrays, not each of a batch"
+        )
+    part, arrays = _split(operands, way)
+    index_dims, array_dims = _split(dims, way)
+    part = tuple(one if dim is None else one[0] for one, dim in zip(part, index_dims, strict=True))
+    moved: list[Any] = []
+    made: list[tuple[tuple[int, ...], str]] = []
+    at: list[int | None] = []
+    for array, dim, (shape, dtype) in zip(arrays, array_dims, results, strict=True):
+        if dim is None:
+            moved.append(array)
+            made.append((shape, dtype))
+            at.append(None)
+            continue
+        # Behind the rows, of which ranks take their parts.
+        place = 0 if what.kind in ("allreduce", "broadcast") else 1
+        array = jnp.moveaxis(array, dim, 0)
+        if place and array.ndim == 1:
+            array = array[None]
+        elif place:
+            array = jnp.moveaxis(array, 0, 1)
+        moved.append(array)
+        made.append(((*shape[:place], array.shape[place], *shape[place:]), dtype))
+        at.append(place)
+    return _bind(what, (*part, *moved), tuple(made), way), at
+
+
+ad.primitive_jvps[primitive] = _forward
+ad.primitive_transposes[primitive] = _backward
+batching.primitive_batchers[primitive] = _batched

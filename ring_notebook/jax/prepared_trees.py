@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -13,29 +14,46 @@ from ring_notebook.jax.averaging import (
     GradientTransformation,
     broadcast_parameters,
     is_optimizer,
+    is_value,
 )
 
 
-def has_arrays_only(tree: Any) -> bool:
-    """Whether all leaves of a pytree are arrays and numbers; it may have none, as the state of a plain optimizer."""
-    return all(hasattr(leaf, "dtype") or isinstance(leaf, (int, float)) for leaf in jax.tree_util.tree_leaves(tree))
+def has_values(tree: Any) -> bool:
+    """Whether a pytree has arrays or numbers, among others, or no leaves, as the state of a plain optimizer."""
+    leaves = jax.tree_util.tree_leaves(tree)
+    return not leaves or any(map(is_value, leaves))
+
+
+def _is_of_nnx(value: Any) -> bool:
+    """A module or an optimizer of flax.nnx, which changes in place."""
+    nnx = sys.modules.get("flax.nnx")
+    return nnx is not None and isinstance(value, (nnx.Module, nnx.Optimizer))
+
+
+def _is_of_linen(value: Any) -> bool:
+    """A module of flax.linen, which has no values of its own."""
+    linen = sys.modules.get("flax.linen")
+    return linen is not None and isinstance(value, linen.Module)
 
 
 _KINDS: dict[str, Callable[[Any], bool]] = {
+    "modules of flax": lambda one: _is_of_nnx(one) or _is_of_linen(one),
     "optimizers of optax": is_optimizer,
-    "pytrees of arrays": lambda one: has_arrays_only(one) and bool(jax.tree_util.tree_leaves(one)),
+    "pytrees of arrays": lambda one: has_values(one) and bool(jax.tree_util.tree_leaves(one)),
 }
 
 
 def prepare(*objects: Any, **options: Any) -> Any:
     """Make a training loop data parallel; all ranks must call this. Beyond Horovod.
 
-    Takes pytrees (parameters, an optimizer's state) and optax optimizers, any number of each in any order, and returns
-    their replacements in that order, as a tuple; for a single object, its replacement alone:
+    Takes pytrees (parameters, modules of Equinox, an optimizer's state) and optax optimizers, any number of each in any
+    order, and returns their replacements in that order, as a tuple; for a single object, its replacement alone:
 
     - the pytree with the leaves of rank 0; after a failed run: of the rank that has made the most steps, which a rank
-      that was started again has not;
-    - a `DistributedOptimizer`, whose ``update`` takes the mean of the gradients of all ranks.
+      that was started again has not. That of a training in flax, which has an optimizer, has a distributed one;
+    - a `DistributedOptimizer`, whose ``update`` takes the mean of the gradients of all ranks;
+    - modules and optimizers of flax.nnx themselves, changed in the same way; those of flax.linen, which have no values,
+      unchanged.
 
     May be called again on its results. Each rank takes its share of the data itself, as in ``x[rank()::size()]``.
     ``options`` are keyword arguments of `DistributedOptimizer`. Models of Keras go to the `prepare` of that face.
@@ -44,12 +62,23 @@ def prepare(*objects: Any, **options: Any) -> Any:
     """
     if another := of_another("prepare", objects, "jax"):
         return another(*objects, **options)
-    optimizers, trees = by_kind(objects, _KINDS).values()
-    prepared: dict[int, Any] = {}
+    modules, optimizers, trees = by_kind(objects, _KINDS).values()
+    prepared: dict[int, Any] = {id(one): one for one in modules}
     for optimizer in optimizers:
-        own = isinstance(optimizer, GradientTransformation)  # the cell was run again
-        prepared[id(optimizer)] = optimizer if own else DistributedOptimizer(optimizer, **options)
+        prepared[id(optimizer)] = _distributed(optimizer, options)
     root, _ = furthest([steps_made()])
+    for one in filter(_is_of_nnx, modules):
+        nnx = sys.modules["flax.nnx"]
+        nnx.update(one, broadcast_parameters(nnx.state(one), root))
+        if isinstance(one, nnx.Optimizer):
+            one.tx = _distributed(one.tx, options)
     for tree in trees:
         prepared[id(tree)] = broadcast_parameters(tree, root)
+        if is_optimizer(getattr(tree, "tx", None)) and hasattr(tree, "replace"):  # a TrainState of flax
+            prepared[id(tree)] = prepared[id(tree)].replace(tx=_distributed(tree.tx, options))
     return in_order(objects, prepared)
+
+
+def _distributed(optimizer: Any, options: dict[str, Any]) -> Any:
+    own = isinstance(optimizer, GradientTransformation)  # the cell was run again
+    return optimizer if own else DistributedOptimizer(optimizer, **options)

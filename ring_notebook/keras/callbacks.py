@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ring_notebook.api.basics import size
@@ -27,13 +27,20 @@ class BroadcastGlobalVariablesCallback(_Callback):  # type: ignore[misc]
     """Gives all ranks the weights and the optimizer's state of ``root_rank`` when ``fit`` begins.
 
     Horovod: ``BroadcastGlobalVariablesCallback``. A model that is not built yet gets them after its first batch. With
-    TensorFlow it also sets ``model.jit_compile`` off, where Keras chose it: XLA cannot compile collectives. ``device``
-    has no effect.
+    TensorFlow it also sets ``model.jit_compile`` off, where Keras chose it: XLA cannot compile collectives.
+    ``local_variables`` stay each rank's own. ``device`` has no effect.
     """
 
-    def __init__(self, root_rank: int, device: str = "", process_set: ProcessSet = global_process_set) -> None:
+    def __init__(
+        self,
+        root_rank: int,
+        device: str = "",
+        local_variables: Sequence[Any] | None = None,
+        process_set: ProcessSet = global_process_set,
+    ) -> None:
         super().__init__()
         self.root_rank = root_rank
+        self.local_variables = list(local_variables or ())
         self.process_set = process_set
         self._done = False
 
@@ -55,7 +62,9 @@ class BroadcastGlobalVariablesCallback(_Callback):  # type: ignore[misc]
             self._broadcast()
 
     def _broadcast(self) -> None:
-        broadcast_values(variables_of(self.model, self.model.optimizer), self.root_rank, self.process_set)
+        local = {id(variable) for variable in self.local_variables}
+        variables = [one for one in variables_of(self.model, self.model.optimizer) if id(one) not in local]
+        broadcast_values(variables, self.root_rank, self.process_set)
         self._done = True
 
 

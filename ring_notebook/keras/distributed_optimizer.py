@@ -50,6 +50,13 @@ class _Options:
         self.variables: list[Any] = []  # of the gradients that are applied now
         self.frame: Any = None  # the step's, where Python makes it
         self.set_aside: BaseException | None = None
+        self.reduced: list[int] | None = None
+        """The ids of the variables whose gradients `_compute_gradients` has reduced for the step to come."""
+
+    def take_reduced(self, variables: Sequence[Any]) -> bool:
+        """Whether the gradients of these have been reduced; this can be asked once."""
+        reduced, self.reduced = self.reduced, None
+        return reduced is not None and {id(variable) for variable in variables} <= set(reduced)
 
     def begin(self, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
         """A step begins with these, of which Keras drops the pairs without a gradient, and checks the numbers."""
@@ -65,7 +72,7 @@ class _Options:
         shared = [index for index, variable in enumerate(known) if id(variable) not in local]
         if self.scale_local:
             for index in set(range(len(gradients))) - set(shared):
-                gradients[index] = gradients[index] / self.process_set.size()
+                gradients[index] = _divided(gradients[index], self.process_set.size())
         reduced = self._reduce_shared([gradients[index] for index in shared], [known[index] for index in shared])
         for index, gradient in zip(shared, reduced, strict=True):
             gradients[index] = gradient if self.factor == 1 else gradient * self.factor
@@ -99,10 +106,17 @@ class _Options:
         return [self.compression.decompress(tensor, c) for tensor, (_, c) in zip(reduced, pairs, strict=True)]
 
 
+def _divided(gradient: Any, count: int) -> Any:
+    if hasattr(gradient, "indices"):  # tf.IndexedSlices
+        return type(gradient)(gradient.values / count, gradient.indices, gradient.dense_shape)
+    return gradient / count
+
+
 class DistributedMixin:
     """What the class of a distributed optimizer has beyond that of the optimizer."""
 
     _ring: _Options
+    _ring_made_with: dict[str, Any]
     _trainable_variables: list[Any]  # of Keras
     iterations: Any
 
@@ -110,20 +124,42 @@ class DistributedMixin:
         """Keep the gradient of ``variable`` local to the rank (Horovod: ``register_local_var``)."""
         self._ring.local.append(variable)
 
+    @classmethod
+    def from_config(cls, config: Any, *arguments: Any, **options: Any) -> Any:
+        """A distributed optimizer of this configuration, with the arguments of `DistributedOptimizer` as here."""
+        made = cls.__bases__[1].from_config(config, *arguments, **options)  # type: ignore[attr-defined]
+        return made if isinstance(made, DistributedMixin) else DistributedOptimizer(made, **cls._ring_made_with)
+
+    @property
+    def _agg_helper(self) -> Any:
+        """What adds up gradients of several passes; None without (Horovod's name, whose ``counter`` scripts read)."""
+        return self._ring.total
+
     def _ring_apply(self, grads_and_vars: Any, apply: Callable[[list[Any]], Any]) -> Any:
         """Of tf_keras: a step, or with ``backward_passes_per_step`` one pass of it."""
         pairs, total = list(grads_and_vars), self._ring.total
         gradients, variables = [gradient for gradient, _ in pairs], [variable for _, variable in pairs]
-        self._ring.begin(gradients, variables)
+        if self._ring.reduced is None:
+            self._ring.begin(gradients, variables)
         if total is None:
-            return apply(pairs)
-        sums = total.add(gradients, variables, lambda sums: sums)
+            try:
+                return apply(pairs)
+            finally:
+                self._ring.reduced = None
+        if self._ring.take_reduced(variables):
+            sums = gradients  # `_compute_gradients` has counted the pass
+            self._ring.reduced = [id(variable) for variable in variables]
+        else:
+            sums = total.add(gradients, variables, lambda sums: sums)
 
         def step() -> Any:
             apply(list(zip(sums, variables, strict=True)))
             return self.iterations.read_value()
 
-        return total.when_complete(step, lambda: self.iterations.assign_add(1).read_value())
+        try:
+            return total.when_complete(step, lambda: self.iterations.assign_add(1).read_value())
+        finally:
+            self._ring.reduced = None
 
     def _ring_step(self, step: Callable[[], Any]) -> Any:
         """A step that Python makes begins on all ranks or on none, and is not interrupted."""
@@ -187,8 +223,23 @@ class _LegacyOptimizer(DistributedMixin):
         apply = super().apply_gradients  # type: ignore[misc]
         return self._ring_apply(grads_and_vars, lambda pairs: apply(pairs, *args, **kwargs))
 
+    def _compute_gradients(self, loss: Any, var_list: Any, grad_loss: Any = None, tape: Any = None) -> Any:
+        """Reduced already, as in Horovod: a step may follow that is told not to aggregate."""
+        pairs = list(super()._compute_gradients(loss, var_list, grad_loss, tape=tape))  # type: ignore[misc]
+        gradients, variables = [gradient for gradient, _ in pairs], [variable for _, variable in pairs]
+        self._ring.begin(gradients, variables)
+        if self._ring.total is not None:
+            found = self._ring.total.add(gradients, variables, self._ring.reduce)
+        else:
+            reduced = iter(self._ring.reduce([gradient for gradient in gradients if gradient is not None]))
+            found = [gradient if gradient is None else next(reduced) for gradient in gradients]
+        self._ring.reduced = [id(variable) for variable in variables]
+        return list(zip(found, variables, strict=True))
+
     def _aggregate_gradients(self, grads_and_vars: Any) -> Any:
         pairs = list(grads_and_vars)
+        if self._ring.take_reduced([variable for _, variable in pairs]):
+            return pairs
         reduced = iter(self._ring.reduce([gradient for gradient, _ in pairs if gradient is not None]))
         return [(gradient if gradient is None else next(reduced), variable) for gradient, variable in pairs]
 
@@ -262,7 +313,19 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     if backend() == "tensorflow":
         grouping = import_module("ring_notebook.tensorflow.gradients").grouping_of(num_groups, groups)
     kind = type(optimizer)
-    optimizer.__class__ = type(kind.__name__, (mixin, kind), {"__module__": kind.__module__})
+    made_with: dict[str, Any] = {
+        "compression": compression,
+        "sparse_as_dense": sparse_as_dense,
+        "gradient_predivide_factor": gradient_predivide_factor,
+        "op": op,
+        "backward_passes_per_step": passes,
+        "average_aggregated_gradients": average_aggregated_gradients,
+        "num_groups": grouping if isinstance(grouping, int) else 0,
+        "process_set": process_set,
+        "scale_local_gradients": scale_local_gradients,
+    }
+    members = {"__module__": kind.__module__, "_ring_made_with": made_with}
+    optimizer.__class__ = type(kind.__name__, (mixin, kind), members)
     optimizer._ring = _Options(
         compression,
         sparse_as_dense,
@@ -274,17 +337,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         factor,
         total,
     )
-    optimizer._ring.made_with = {
-        "compression": compression,
-        "sparse_as_dense": sparse_as_dense,
-        "gradient_predivide_factor": gradient_predivide_factor,
-        "op": op,
-        "backward_passes_per_step": passes,
-        "average_aggregated_gradients": average_aggregated_gradients,
-        "num_groups": grouping if isinstance(grouping, int) else 0,
-        "process_set": process_set,
-        "scale_local_gradients": scale_local_gradients,
-    }
+    optimizer._ring.made_with = made_with
     return optimizer
 
 

@@ -149,7 +149,9 @@ class RankOutput:
             since, text = self._held[rank]
             self._held[rank] = since, text + line
             last = _LINE.findall(text + line)[-1]
-            ended = last.endswith(b"\n") and not last.startswith((b" ", b"\t", b"\n", _TRACEBACK))
+            # An error may hold the traceback of a callback, as those of JAX do: what that raised is the cause.
+            within = last.startswith((b" ", b"\t", b"\n", _TRACEBACK)) or last.rstrip().endswith(_TRACEBACK)
+            ended = last.endswith(b"\n") and not within
             return self._release(rank) if ended else b""
         continues, self._began[rank] = self._began.get(rank, False), not line.endswith(b"\n")
         if self.stream == "stderr" and not continues and line.startswith(_TRACEBACK):

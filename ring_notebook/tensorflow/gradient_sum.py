@@ -22,6 +22,11 @@ class GradientSum:
         self._count: Any = None
         self._is_complete: Any = None
 
+    @property
+    def counter(self) -> Any:
+        """The variable that counts passes since the last step; None before the first (Horovod: ``counter``)."""
+        return self._count
+
     def add(
         self, gradients: Sequence[Any], variables: Sequence[Any], reduce: Callable[[list[Any]], list[Any]]
     ) -> list[Any]:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import lru_cache, wraps
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from ring_notebook.api.process_sets import process_set_of
 from ring_notebook.core.buffers import DType
 from ring_notebook.core.foreign_interrupts import watch_interrupts
 from ring_notebook.core.native import core
+from ring_notebook.errors import RingError
 
 _DTYPES: dict[tf.DType, DType] = {getattr(tf, dtype.name.lower()): dtype for dtype in DType}
 register_dtypes("tf", {known.as_datatype_enum: dtype for known, dtype in _DTYPES.items()})
@@ -39,6 +40,30 @@ def check_dtype(dtype: tf.DType, operation: str) -> None:
 def is_first_graph() -> bool:
     """Whether ops now become part of a graph of TensorFlow 1, which a session runs."""
     return not tf.executing_eagerly() and not tf.compat.v1.get_default_graph().building_function
+
+
+def executing_eagerly() -> bool:
+    """Whether ops run at once (Horovod: ``horovod.tensorflow.util._executing_eagerly``)."""
+    return bool(tf.executing_eagerly())
+
+
+def make_subgraph(function: Any) -> Any:
+    """``tf.function`` (Horovod: ``horovod.tensorflow.util._make_subgraph``)."""
+    return tf.function(function)
+
+
+def cached(function: Any) -> Any:
+    """A function that remembers its results, eager ones and those of graphs apart (Horovod: ``_cache``)."""
+    results: dict[Any, Any] = {}
+
+    @wraps(function)
+    def call(*arguments: Any) -> Any:
+        key = (arguments, executing_eagerly())
+        if key not in results:
+            results[key] = function(*arguments)
+        return results[key]
+
+    return call
 
 
 def call(what: ForeignCall, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
@@ -80,7 +105,7 @@ def _run(what: ForeignCall, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
     if ops is None:
         return _called_back(what, tensors, types)
     op = ops.ring_call_by_name if what.by_name else ops.ring_call
-    return list(_interrupted(op)(tensors=tensors, Tout=types, spec=what.spec()))
+    return list(_raising_ours(op)(tensors=tensors, Tout=types, spec=what.spec()))
 
 
 def gradients_of(
@@ -121,10 +146,10 @@ def _registered_gradient(op: Any, *gradients: Any) -> list[Any]:
     return gradients_of(what, list(op.inputs), list(op.outputs), gradients)
 
 
-def _raise_interrupts() -> None:
-    """Have an interrupt in an op end the call of a function, or of a session, as KeyboardInterrupt.
+def _raise_as_ours() -> None:
+    """Have the call of a function, or of a session, raise errors of collectives that are of our classes too.
 
-    TensorFlow makes errors of its own of it.
+    TensorFlow makes errors of its own of ours. An interrupt in an op is a KeyboardInterrupt.
     """
     owners: list[tuple[Any, str]] = [(tf.compat.v1.Session, "run")]
     try:
@@ -134,18 +159,36 @@ def _raise_interrupts() -> None:
     except ImportError:  # another TensorFlow: the error stays
         pass
     for owner, name in owners:
-        setattr(owner, name, _interrupted(getattr(owner, name)))
+        setattr(owner, name, _raising_ours(getattr(owner, name)))
 
 
-def _interrupted(function: Any) -> Any:
+@lru_cache(maxsize=64)
+def _of_both(ours: Any, theirs: Any) -> Any:
+    return type(ours.__name__, (theirs, ours), {"__module__": ours.__module__, "__reduce__": _as_ours})
+
+
+def _as_ours(error: Any) -> Any:
+    """Another process may not have TensorFlow."""
+    return type(error).__bases__[1], (str(error),)
+
+
+def _raising_ours(function: Any) -> Any:
     @wraps(function)
     def call(*arguments: Any, **options: Any) -> Any:
         try:
             return function(*arguments, **options)
         except (tf.errors.OpError, RuntimeError) as error:
             # Python's own interrupt hits the code that makes the AbortedError, of which pybind11 makes a RuntimeError.
-            if isinstance(original(error), KeyboardInterrupt) or "REPLACED BY KeyboardInterrupt" in str(error):
+            known = original(error)
+            if isinstance(known, KeyboardInterrupt) or "REPLACED BY KeyboardInterrupt" in str(error):
                 raise KeyboardInterrupt from error
+            if (
+                isinstance(known, RingError)
+                and isinstance(error, tf.errors.OpError)
+                and not isinstance(error, RingError)
+            ):
+                ours, theirs = cast(Any, type(known)), cast(Any, type(error))
+                raise _of_both(ours, theirs)(error.node_def, error.op, error.message) from error
             raise
 
     return call
@@ -155,7 +198,6 @@ def _interrupted(function: Any) -> Any:
 def _ops() -> Any:
     """The ops; None where TensorFlow cannot load them, which a warning says once."""
     watch_interrupts()
-    _raise_interrupts()
     spec = find_spec("ring_notebook._core")
     path = Path(spec.origin if spec and spec.origin else "").parent / "_tensorflow_ops.so"
     try:
@@ -199,3 +241,6 @@ def _called_back(what: ForeignCall, tensors: list[tf.Tensor], types: list[tf.DTy
 
     results = run(*tensors)
     return list(results) if isinstance(results, (list, tuple)) else [results]
+
+
+_raise_as_ours()  # before the first session is asked to run

@@ -44,9 +44,9 @@ def allreduce(
 ) -> Any:
     """``tensor`` reduced over all ranks, as a new tensor; ``op`` is Average by default (Horovod: ``allreduce``).
 
-    Of ``tf.IndexedSlices`` the slices of all ranks, for Average divided by their number. All ranks give the same shape
-    and dtype; else all raise CollectiveMismatch, of which a function or session makes ``tf.errors.AbortedError``.
-    Differentiable for Average and Sum.
+    Of ``tf.IndexedSlices`` the slices of all ranks, for Average divided by their number; those of integers are floats
+    then, as in Horovod. All ranks give the same shape and dtype; else all raise CollectiveMismatch, which is also a
+    ``tf.errors.FailedPreconditionError``. Differentiable for Average and Sum.
     """
     return grouped_allreduce(
         [tensor], average, "", "", compression, op, prescale_factor, postscale_factor, process_set, name=name
@@ -96,10 +96,11 @@ def _allreduce_slices(slices: tf.IndexedSlices, op: ReduceOp, scale: float, gath
             f"not {op.name.capitalize()}; pass a dense tensor: tf.convert_to_tensor(slices)"
         )
     values, indices = call(gather, _tensors([slices.values, slices.indices], "allreduce"))[:2]
-    factor: Any = scale
-    if op is ReduceOp.AVERAGE:
-        factor = scale / tf.cast(number_op("size", gather.process_set), tf.float64)
-    return tf.IndexedSlices(values * tf.cast(factor, values.dtype), indices, slices.dense_shape)
+    if op is ReduceOp.AVERAGE:  # of integers these are floats
+        values = values / tf.cast(number_op("size", gather.process_set), values.dtype)
+    if scale != 1:
+        values = values * tf.cast(scale, values.dtype)
+    return tf.IndexedSlices(values, indices, slices.dense_shape)
 
 
 def allgather(

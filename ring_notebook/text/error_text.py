@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 MOST = 10_000  # characters
 
 
@@ -11,6 +13,18 @@ def error_text(error: BaseException) -> str:
         return printable(str(error))
     except BaseException as trouble:
         return f"<its message cannot be shown: {type(trouble).__name__} in __str__>"
+
+
+_WITHIN = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n)+(\S.*)")
+
+
+def cause_text(error: BaseException) -> str:
+    """``ClassName: text``, in one line; of an error that holds the traceback of a callback, what that raised."""
+    text = error_text(error)
+    if within := _WITHIN.findall(text):
+        return str(within[-1])
+    text = " ".join(text.split())
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def printable(text: str, most: int = MOST) -> str:

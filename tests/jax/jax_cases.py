@@ -55,12 +55,139 @@ def case_reductions() -> None:
 
 
 def case_dtypes_of_one_tree_stay() -> None:
-    tree = {name: jnp.ones(3, name) * 2 for name in ("float32", "bfloat16", "float16", "int32", "uint8", "int8")}
+    names = ("float32", "bfloat16", "float16", "int32", "uint8", "int8", "uint16", "uint32")
+    tree = {name: jnp.ones(3, name) * 2 for name in names}
     reduced = hvd.average_gradients(tree)
     assert {name: str(leaf.dtype) for name, leaf in reduced.items()} == {name: name for name in tree}
     assert all((np.asarray(leaf, np.float32) == 2).all() for leaf in reduced.values())
-    with pytest.raises(TypeError, match="complex64"):
-        hvd.allreduce(jnp.ones(2, jnp.complex64))
+    with pytest.raises(TypeError, match="allreduce with op=Max cannot handle complex64"):
+        hvd.allreduce(jnp.ones(2, jnp.complex64), op=hvd.Max)
+    with pytest.raises(TypeError, match="allreduce cannot handle float8_e4m3fn"):
+        hvd.allreduce(jnp.ones(2, jnp.float8_e4m3fn))
+
+
+def case_complex_numbers_are_added_up_and_have_gradients() -> None:
+    size, rank = hvd.size(), hvd.rank()
+    own_values = jnp.array([1 + 2j, 3j], jnp.complex64) * (rank + 1)
+    for call in both(lambda z: hvd.allreduce(z, op=hvd.Sum)):
+        np.testing.assert_allclose(call(own_values), np.array([1 + 2j, 3j]) * size * (size + 1) / 2)
+    for gradient in both(jax.grad(lambda z: (jnp.abs(hvd.allreduce(z)) ** 2).sum())):
+        np.testing.assert_allclose(gradient(own_values), np.array([1 - 2j, -3j]) * (size + 1))
+    assert hvd.allgather(jnp.complex64(rank * 1j)).tolist() == [r * 1j for r in range(size)]
+    assert hvd.reducescatter(jnp.ones((size, 2), jnp.complex64), op=hvd.Sum).tolist() == [[size, size]]
+    with pytest.raises(ValueError, match="reducescatter"):
+        hvd.reducescatter(jnp.complex64(1))
+
+
+UNREDUCED = ("float8_e4m3fn", "float8_e5m2", "int4", "uint4")
+
+
+def case_every_dtype_moves() -> None:
+    size, rank = hvd.size(), hvd.rank()
+    jax.config.update("jax_enable_x64", True)
+    try:
+        for name in ("uint16", "uint32", "uint64", "complex64", "complex128", "int64", "float64", "bool", *UNREDUCED):
+            values = jnp.arange(2 * size).astype(name)
+            rows = values if rank == 0 else (values + values)
+            for move in (lambda x: hvd.broadcast(x, 0), hvd.allgather, hvd.alltoall):
+                for call in both(move):
+                    found = call(rows)
+                    assert found.dtype == values.dtype, (name, found.dtype)
+            np.testing.assert_array_equal(np.asarray(hvd.broadcast(rows, 0)), np.asarray(values))
+            gathered = np.asarray(hvd.allgather(rows))
+            np.testing.assert_array_equal(gathered[: 2 * size], np.asarray(values))
+            np.testing.assert_array_equal(gathered[-2 * size :], np.asarray(values + values if size > 1 else values))
+    finally:
+        jax.config.update("jax_enable_x64", False)
+    nan = jnp.asarray(np.array([0x7E, 0x7F], np.uint8)).view(jnp.float8_e5m2)  # two of several bit patterns
+    assert np.asarray(hvd.broadcast(nan, 0)).view(np.uint8).tolist() == [0x7E, 0x7F]
+    with pytest.raises(TypeError, match="no gradient for float8_e5m2"):
+        jax.grad(lambda x: hvd.broadcast(x.astype(jnp.float8_e5m2), 0).astype(jnp.float32).sum())(own())
+
+
+def case_keys_of_random_numbers() -> None:
+    size, rank = hvd.size(), hvd.rank()
+    for kind in ("threefry2x32", "rbg"):
+        keys = [jax.random.key(r, impl=kind) for r in range(size)]
+        for send in both(lambda x: hvd.broadcast(x, size - 1)):
+            sent = send(keys[rank])
+            assert sent.dtype == keys[0].dtype
+            assert jax.random.normal(sent, (2,)).tolist() == jax.random.normal(keys[-1], (2,)).tolist()
+        for gather in both(hvd.allgather):
+            gathered = gather(keys[rank])
+            assert gathered.shape == (size,)
+            for mine, theirs in zip(keys, gathered, strict=True):
+                np.testing.assert_array_equal(jax.random.key_data(mine), jax.random.key_data(theirs))
+        split = hvd.alltoall(jax.random.split(keys[rank], size))
+        np.testing.assert_array_equal(
+            jax.random.key_data(split[0]), jax.random.key_data(jax.random.split(keys[0], size)[rank])
+        )
+        with pytest.raises(TypeError, match="allreduce cannot handle key<"):
+            hvd.allreduce(keys[rank])
+    raw = hvd.broadcast(jax.random.PRNGKey(rank), 0)
+    np.testing.assert_array_equal(raw, jax.random.PRNGKey(0))
+    tree = hvd.broadcast_parameters({"w": own(), "rng": jax.random.key(rank), "step": rank})
+    assert jax.random.key_data(tree["rng"]).tolist() == jax.random.key_data(jax.random.key(0)).tolist()
+    assert int(tree["step"]) == 0
+    tree = hvd.prepare({"rng": jax.random.key(rank)})
+    assert jax.random.key_data(tree["rng"]).tolist() == jax.random.key_data(jax.random.key(0)).tolist()
+
+
+def case_a_batch_is_one_collective() -> None:
+    size, rank = hvd.size(), hvd.rank()
+    batch = jnp.arange(6.0).reshape(3, 2) + rank
+    mean = np.arange(6.0).reshape(3, 2) + (size - 1) / 2
+    for call in both(jax.vmap(hvd.allreduce)):
+        np.testing.assert_allclose(call(batch), mean)
+    for call in both(jax.vmap(hvd.allreduce, in_axes=1, out_axes=1)):
+        np.testing.assert_allclose(call(batch), mean)
+    grouped = jax.vmap(lambda x, y: hvd.grouped_allreduce([x, y]), in_axes=(0, None))(batch, jnp.ones(4))
+    np.testing.assert_allclose(grouped[0], mean)
+    assert grouped[1].shape == (3, 4)
+    for gather in both(jax.vmap(hvd.allgather)):
+        rows = gather(batch)
+        assert rows.shape == (3, 2 * size)
+        for r in range(size):
+            np.testing.assert_allclose(rows[:, 2 * r : 2 * r + 2], np.arange(6.0).reshape(3, 2) + r)
+    assert jax.vmap(hvd.allgather)(batch[:, 0]).shape == (3, size)
+    np.testing.assert_allclose(jax.vmap(lambda x: hvd.broadcast(x, size - 1))(batch), batch - rank + size - 1)
+    swapped = jax.vmap(hvd.alltoall)(jnp.arange(3.0 * size).reshape(3, size) + 100 * rank)
+    np.testing.assert_allclose(swapped, [[i * size + rank + 100 * r for r in range(size)] for i in range(3)])
+    parts = jax.vmap(lambda x: hvd.reducescatter(x, op=hvd.Sum))(jnp.ones((3, size, 2)))
+    np.testing.assert_allclose(parts, np.full((3, 1, 2), size))
+    for gradient in both(jax.vmap(jax.grad(lambda x: (hvd.allreduce(x) ** 2).sum()))):
+        np.testing.assert_allclose(gradient(batch), 2 * mean)
+    with pytest.raises(NotImplementedError, match="op=Adasum"):
+        jax.vmap(lambda x: hvd.allreduce(x, op=hvd.Adasum))(batch)
+
+
+def case_forward_mode_and_second_derivatives() -> None:
+    size, rank = hvd.size(), hvd.rank()
+    mean = np.arange(4.0) + (size - 1) / 2
+    direction = jnp.ones(4) * (rank + 1)
+    for push in both(lambda x, t: jax.jvp(lambda x: hvd.allreduce(x) ** 2, (x,), (t,))):
+        value, tangent = push(own(), direction)
+        np.testing.assert_allclose(value, mean**2, rtol=1e-6)
+        np.testing.assert_allclose(tangent, 2 * mean * (size + 1) / 2, rtol=1e-6)
+    value, linear = jax.linearize(hvd.allreduce, own())
+    np.testing.assert_allclose(value, mean)
+    np.testing.assert_allclose(linear(direction), np.full(4, (size + 1) / 2))
+    for hessian in both(jax.hessian(lambda x: (hvd.allreduce(x) ** 3).sum())):
+        np.testing.assert_allclose(hessian(own()), np.diag(6 * mean), rtol=1e-5)
+    for jacobian in (jax.jacfwd(hvd.allgather), jax.jacrev(hvd.allreduce)):
+        jacobian(own())
+    _, tangent = jax.jvp(lambda x: hvd.grouped_allreduce([x, jnp.arange(2)])[0], (own(),), (direction,))
+    np.testing.assert_allclose(tangent, np.full(4, (size + 1) / 2))
+    with pytest.raises(RuntimeError, match="op=Max has no gradient"):
+        jax.jvp(lambda x: hvd.allreduce(x, op=hvd.Max), (own(),), (direction,))
+
+    def step(x, _):
+        return hvd.allreduce(x * 2), None
+
+    for gradient in both(jax.grad(lambda x: jax.lax.scan(step, x, None, length=3)[0].sum())):
+        np.testing.assert_allclose(gradient(own()), np.full(4, 8.0))
+    for gradient in both(jax.grad(jax.checkpoint(lambda x: (jnp.sin(hvd.allreduce(x)) ** 2).sum()))):
+        np.testing.assert_allclose(gradient(own()), np.sin(2 * mean), rtol=1e-4, atol=1e-6)
 
 
 def case_movements() -> None:
@@ -340,7 +467,9 @@ def case_a_checkpoint_that_does_not_fit_says_why() -> None:
 
 
 def case_prepare_refuses_what_it_cannot_take() -> None:
-    with pytest.raises(TypeError, match="takes optimizers of optax and pytrees of arrays; argument 2 is str 'adam'"):
+    with pytest.raises(
+        TypeError, match="takes modules of flax, optimizers of optax and pytrees of arrays; argument 2 is str 'adam'"
+    ):
         hvd.prepare({"a": own()}, "adam")
     with pytest.raises(TypeError, match="got no argument"):
         hvd.prepare()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
+import time
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -14,6 +16,10 @@ from harness.case_jobs import cases, check
 if find_spec("jaxlib") is None:
     pytest.skip("lives in an environment of its own: make test-jax", allow_module_level=True)
 CASES = Path(__file__).with_name("jax_cases.py")
+SEVERAL_DEVICES = Path(__file__).with_name("several_devices_cases.py")
+LIBRARIES = Path(__file__).with_name("library_cases.py")
+PRIVATE_NAMES_PROGRAM = Path(__file__).with_name("private_names_program.py")
+RINGRUN = [sys.executable, "-m", "ring_notebook.launch.cli", "--no-prefix", "-np", "2"]
 
 
 @pytest.mark.timeout(500)
@@ -23,15 +29,45 @@ def test_on_ranks(case: str, size: int) -> None:
     check(CASES, case, size)
 
 
+@pytest.mark.timeout(500)
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("case", cases(SEVERAL_DEVICES))
+def test_on_ranks_of_several_devices(case: str, size: int) -> None:
+    check(SEVERAL_DEVICES, case, size)
+
+
+@pytest.mark.timeout(500)
+@pytest.mark.skipif(find_spec("flax") is None or find_spec("equinox") is None, reason="they need a newer JAX")
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("case", cases(LIBRARIES))
+def test_libraries_on_ranks(case: str, size: int) -> None:
+    check(LIBRARIES, case, size)
+
+
+def private_names() -> list[str]:
+    """Without JAX, which the file imports."""
+    from ring_notebook.jax.jax_private import PRIVATE_NAMES
+
+    return [*PRIVATE_NAMES]
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("absent", [private_names(), *([name] for name in private_names())], ids=",".join)
+def test_without_private_names_of_jax(absent: list[str]) -> None:
+    done = subprocess.run(
+        [*RINGRUN, sys.executable, str(PRIVATE_NAMES_PROGRAM), *absent], capture_output=True, text=True, timeout=180
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("all is well") == 2
+
+
 FALLBACK = """
 import warnings
 import jax
 import jax.numpy as jnp
 import ring_notebook.jax as hvd
-from ring_notebook.jax import ordered_call
 hvd.init()
-def gone():
-    raise AttributeError("no effects")
+from ring_notebook.jax.jax_private import PRIVATE_NAMES
 REPLACED
 with warnings.catch_warnings(record=True) as said:
     warnings.simplefilter("always")
@@ -50,20 +86,10 @@ print(len(text), result.tolist())
 
 
 @pytest.mark.parametrize(
-    ("replaced", "warned"), [("ordered_call._primitive = gone", 1), ("jax.default_backend = lambda: 'gpu'", 0)]
+    ("replaced", "warned"), [("PRIVATE_NAMES['effects'] = 'jax:absent'", 1), ("jax.default_backend = lambda: 'gpu'", 0)]
 )
 def test_where_xla_cannot_call_the_core_a_callback_does_it(replaced: str, warned: int) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "ring_notebook.launch.cli",
-        "--no-prefix",
-        "-np",
-        "2",
-        sys.executable,
-        "-c",
-        FALLBACK.replace("REPLACED", replaced),
-    ]
+    command = [*RINGRUN, sys.executable, "-c", FALLBACK.replace("REPLACED", replaced)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=200)
     assert done.stdout == f"{warned} [0.5, 0.5, 0.5]\n" * 2, done.stderr
 
@@ -101,7 +127,123 @@ os._exit(3)
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("program", ["at once", "at once, large", "in a thread of the runtime", "step"])
 def test_ctrl_c_in_a_program_that_waits_is_an_interrupt(program: str) -> None:
-    command = [sys.executable, "-m", "ring_notebook.launch.cli", "--no-prefix", "-np", "2"]
     script = INTERRUPTED.replace("PROGRAM", repr(program))
-    done = subprocess.run([*command, sys.executable, "-c", script], capture_output=True, text=True, timeout=180)
+    done = subprocess.run([*RINGRUN, sys.executable, "-c", script], capture_output=True, text=True, timeout=180)
     assert "interrupted" in done.stdout, done.stderr
+
+
+CALLBACK = """
+import jax
+import jax.numpy as jnp
+import ring_notebook.jax as hvd
+hvd.init()
+def load(x):
+    if hvd.rank() == 1:
+        raise ValueError("no such image")
+    return x
+step = jax.jit(lambda x: hvd.allreduce(jax.pure_callback(load, jax.ShapeDtypeStruct(x.shape, x.dtype), x)))
+step(jnp.ones(3)).block_until_ready()
+"""
+
+
+@pytest.mark.timeout(200)
+def test_an_error_in_a_callback_is_named_everywhere() -> None:
+    command = [one for one in RINGRUN if one != "--no-prefix"]
+    done = subprocess.run([*command, sys.executable, "-c", CALLBACK], capture_output=True, text=True, timeout=180)
+    assert done.returncode != 0
+    assert "failed first: exit code 1, ValueError: no such image" in done.stderr
+    assert "stopped because rank 1 raised ValueError: no such image" in done.stderr
+
+
+LOOP = """
+import sys
+import jax
+import jax.numpy as jnp
+import ring_notebook.jax as hvd
+hvd.init()
+turns = {"small": lambda x: x, "in a thread of the runtime": lambda x: jnp.tanh(x @ x)}[PROGRAM]
+loop = jax.jit(lambda x, n: jax.lax.fori_loop(0, n, lambda i, c: turns(hvd.allreduce(c)), x))
+loop(jnp.ones((30, 30)), 2).block_until_ready()
+print("begins", flush=True)
+try:
+    loop(jnp.ones((30, 30)), 10**9).block_until_ready()
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+    raise
+except Exception as error:
+    print(type(error).__name__, error, flush=True)
+    for _ in range(1000):  # Python handles the signal
+        pass
+    raise
+"""
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("program", ["small", "in a thread of the runtime"])
+def test_ctrl_c_in_a_compiled_loop_ends_it_at_the_next_collective(program: str) -> None:
+    job = subprocess.Popen(
+        [*RINGRUN, sys.executable, "-c", LOOP.replace("PROGRAM", repr(program))],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert job.stdout is not None
+        assert [job.stdout.readline() for _ in range(2)] == ["begins\n"] * 2
+        time.sleep(1)
+        job.send_signal(signal.SIGINT)
+        began = time.monotonic()
+        output, errors = job.communicate(timeout=100)
+        took = time.monotonic() - began
+    finally:
+        job.kill()
+    assert took < 5, errors  # without it ringrun kills the ranks later
+    assert "Interrupt" in output + errors
+    assert "SIGKILL" not in errors
+
+
+DISTRIBUTED = """
+import os
+import numpy as np
+import jax
+import jax.numpy as jnp
+import ring_notebook.jax as hvd
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+hvd.init()
+hvd.start_distributed()
+hvd.start_distributed()  # the cell was run again
+assert len(jax.devices()) == hvd.size() and jax.local_device_count() == 1
+mesh = Mesh(np.array(jax.devices()), ("ranks",))
+rows = NamedSharding(mesh, PartitionSpec("ranks"))
+own = np.arange(3.0, dtype=np.float32)[None] + hvd.rank()
+whole = jax.make_array_from_process_local_data(rows, own)
+total = jax.jit(lambda x: x.sum(axis=0), out_shardings=NamedSharding(mesh, PartitionSpec()))(whole)
+for _ in range(2):
+    beside = jax.jit(lambda x: hvd.allreduce(x, op=hvd.Sum))(jnp.asarray(own[0]))
+    np.testing.assert_allclose(np.asarray(total.addressable_data(0)), beside)
+try:
+    hvd.allreduce(whole)
+except ValueError as error:
+    assert "also on those of others" in str(error), error
+else:
+    raise AssertionError("JAX moves such an array")
+print("equal", flush=True)
+if DIES and hvd.rank() == 1:
+    os._exit(7)
+if DIES:
+    hvd.barrier()
+"""
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("dies", [False, True])
+def test_jax_distributed_beside_our_collectives(dies: bool) -> None:
+    command = [*RINGRUN, sys.executable, "-c", DISTRIBUTED.replace("DIES", repr(dies))]
+    began = time.monotonic()
+    done = subprocess.run(command, capture_output=True, text=True, timeout=180)
+    assert done.stdout.count("equal\n") == 2, done.stderr  # Gloo writes too
+    assert (done.returncode != 0) == dies, done.stderr
+    if dies:
+        assert "rank 1 on" in done.stderr
+        assert "exit code 7" in done.stderr
+        assert time.monotonic() - began < 100

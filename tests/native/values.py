@@ -19,6 +19,7 @@ __all__ = ["Tensor", "decode", "encode", "expected", "forget_samples", "produced
 
 Array = npt.NDArray[Any]
 INTEGERS = {dtype for dtype in DType if "INT" in dtype.name}
+UNSIGNED = {dtype for dtype in DType if "UINT" in dtype.name}
 # numpy has no bfloat16: its bits.
 _STORAGE = {dtype: np.dtype("uint16" if dtype is DType.BFLOAT16 else dtype.name.lower()) for dtype in DType}
 _REDUCTIONS: dict[ReduceOp, Callable[..., Array]] = {
@@ -54,8 +55,8 @@ def sample(dtype: DType, rank: int, count: int, op: ReduceOp = ReduceOp.SUM) -> 
     if op is ReduceOp.PRODUCT:
         values = np.array([1, -1, 2, 1, 1])[(index + rank) % 5]
     else:
-        values = (index * 7 + rank * 5) % 13 - (0 if dtype is DType.UINT8 else 6)
-    values = np.abs(values) if dtype is DType.UINT8 else values
+        values = (index * 7 + rank * 5) % 13 - (0 if dtype in UNSIGNED else 6)
+    values = np.abs(values) if dtype in UNSIGNED else values
     return values if dtype in INTEGERS else values.astype(np.float64)
 
 

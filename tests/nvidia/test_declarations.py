@@ -72,8 +72,10 @@ NCCL = """
     SAME(ring::nccl_reduction(ring::ReduceOp::Max), ncclMax);
 #define TYPE(name, other) SAME(ring::nccl_dtype(ring::DType::name).value(), other)
     TYPE(Int8, ncclInt8); TYPE(UInt8, ncclUint8); TYPE(Int32, ncclInt32); TYPE(Int64, ncclInt64);
+    TYPE(UInt32, ncclUint32); TYPE(UInt64, ncclUint64);
     TYPE(Float16, ncclFloat16); TYPE(Float32, ncclFloat32); TYPE(Float64, ncclFloat64); TYPE(BFloat16, ncclBfloat16);
     SAME(ring::nccl_dtype(ring::DType::Int16).has_value(), false);
+    SAME(ring::nccl_dtype(ring::DType::UInt16).has_value(), false);
     SAME(ring::nccl_dtype(ring::DType::Bool).has_value(), false);
 """
 

@@ -85,6 +85,69 @@ def case_legacy_optimizers() -> None:
     check_equal(trained)
 
 
+def case_gradients_that_are_computed_apart_are_reduced() -> None:
+    """As in Horovod: a step may follow that is told not to aggregate."""
+    if not IS_LEGACY:
+        return
+    import tensorflow as tf
+
+    size, rank = hvd.size(), hvd.rank()
+    for passes in (1, 2):
+        shared, mine = tf.Variable(0.0), tf.Variable(0.0)
+        optimizer = hvd.DistributedOptimizer(
+            keras.optimizers.legacy.SGD(1.0), backward_passes_per_step=passes, average_aggregated_gradients=True
+        )
+        optimizer.register_local_var(mine)
+
+        @tf.function
+        def step(optimizer=optimizer, shared=shared, mine=mine):
+            pairs = optimizer._compute_gradients(lambda: (rank + 1.0) * (shared + mine), var_list=[shared, mine])
+            optimizer.apply_gradients(pairs, experimental_aggregate_gradients=False)
+
+        for _ in range(3 * passes):
+            step()
+        np.testing.assert_allclose(shared.numpy(), -3 * (size + 1) / 2)
+        np.testing.assert_allclose(mine.numpy(), -3 * (rank + 1) / size, rtol=1e-6)
+        assert int(optimizer.iterations) == 3 * passes
+    step()
+    assert optimizer._agg_helper.counter.numpy() == 1
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.legacy.SGD(1.0), op=hvd.Sum)
+    for apart in (True, False):  # with `minimize`, and with gradients that nobody has reduced
+        variable = tf.Variable(0.0)
+        if apart:
+            optimizer.minimize(lambda variable=variable: (rank + 1.0) * variable, [variable])
+        else:
+            optimizer.apply_gradients([(tf.constant(rank + 1.0), variable)])
+        np.testing.assert_allclose(variable.numpy(), -size * (size + 1) / 2)
+
+
+def case_a_configuration_makes_another_distributed_optimizer() -> None:
+    for module in (keras.optimizers, *([keras.optimizers.legacy] if IS_LEGACY else [])):
+        optimizer = hvd.DistributedOptimizer(module.SGD(0.05), op=hvd.Sum)
+        for again in (
+            optimizer.from_config(optimizer.get_config()),
+            type(optimizer).from_config(optimizer.get_config()),
+        ):
+            assert again.get_config() == optimizer.get_config()
+            with pytest.raises(ValueError, match="already"):
+                hvd.DistributedOptimizer(again)
+            assert again._ring.op == hvd.Sum
+
+
+def case_local_variables_are_not_broadcast() -> None:
+    trained = model(hvd.rank(), hvd.DistributedOptimizer(keras.optimizers.SGD(0.0)))
+    first = trained.layers[0]
+    before = [np.asarray(weight) for weight in first.get_weights()]
+    root = hvd.size() - 1
+    callback = hvd.callbacks.BroadcastGlobalVariablesCallback(root, local_variables=first.variables)
+    fit(trained, epochs=1, callbacks=[callback])
+    for mine, old in zip(first.get_weights(), before, strict=True):
+        np.testing.assert_allclose(mine, old)
+    last = [np.asarray(weight) for weight in trained.layers[-1].get_weights()]
+    for mine, theirs in zip(last, hvd.broadcast_object(last, root), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+
+
 def case_the_optimizer_keeps_its_class_and_state() -> None:
     optimizer = keras.optimizers.SGD(0.1)
     assert hvd.DistributedOptimizer(optimizer) is optimizer

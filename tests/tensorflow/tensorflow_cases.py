@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
+import pickle
 import random
 import sys
 import warnings
@@ -13,6 +15,7 @@ import pytest
 import ring_notebook.tensorflow as hvd
 import tensorflow as tf
 from ring_notebook.api.foreign_calls import original
+from ring_notebook.horovod.as_horovod import as_horovod
 from ring_notebook.tensorflow import graph_call
 
 tf1 = tf.compat.v1
@@ -63,12 +66,28 @@ def case_reductions() -> None:
 
 
 def case_dtypes() -> None:
-    for dtype in (tf.uint8, tf.int8, tf.int32, tf.int64, tf.float16, tf.bfloat16, tf.float32, tf.float64):
+    unsigned = (tf.uint8, tf.uint16, tf.uint32, tf.uint64)
+    for dtype in (*unsigned, tf.int8, tf.int32, tf.int64, tf.float16, tf.bfloat16, tf.float32, tf.float64):
         result = hvd.allreduce(tf.ones(3, dtype) * 2)
         assert result.dtype == dtype
         assert (tf.cast(result, tf.float32).numpy() == 2).all()
+    for move in (lambda x: hvd.broadcast(x, 0), hvd.allgather):
+        assert move(tf.ones(3, tf.uint16)).numpy()[:3].tolist() == [1, 1, 1]
     with pytest.raises(TypeError, match="complex64"):
         hvd.allreduce(tf.ones(2, tf.complex64))
+
+
+def case_helpers_of_horovods_tests() -> None:
+    """Those of ``horovod.tensorflow.util``, with Horovod's names."""
+    with as_horovod():
+        util = importlib.import_module("horovod.tensorflow.util")
+    assert util._executing_eagerly()
+    with tf.Graph().as_default():
+        assert not util._executing_eagerly()
+    assert int(util._make_subgraph(lambda x: x + 1)(1)) == 2
+    calls = []
+    remember = util._cache(lambda x: calls.append(x) or len(calls))
+    assert [remember(3), remember(3), remember(4)] == [1, 1, 2]
 
 
 def case_indexed_slices() -> None:
@@ -81,6 +100,23 @@ def case_indexed_slices() -> None:
         np.testing.assert_allclose(tf.convert_to_tensor(call()), expected)
     with pytest.raises(NotImplementedError, match="Average or Sum"):
         row(hvd.Max)
+
+
+def case_averages_of_integer_slices_are_floats() -> None:
+    """As in Horovod, whose division is that of Python."""
+    for dtype, wide in (
+        (tf.uint8, tf.float32),
+        (tf.uint16, tf.float32),
+        (tf.int32, tf.float64),
+        (tf.int64, tf.float64),
+    ):
+        slices = tf.IndexedSlices(tf.constant([[1]], dtype), tf.constant([hvd.rank()]))
+        for call in both(lambda slices=slices: hvd.allreduce(slices, op=hvd.Average).values):
+            assert call().dtype == wide
+            np.testing.assert_allclose(call(), np.full((hvd.size(), 1), 1 / hvd.size()), rtol=1e-6)
+        total = hvd.allreduce(slices, op=hvd.Sum)
+        assert total.values.dtype == dtype
+        assert total.values.numpy().tolist() == [[1]] * hvd.size()
 
 
 def case_movements() -> None:
@@ -538,9 +574,22 @@ def _gone() -> None:
 def case_a_mismatch_in_a_function() -> None:
     if hvd.size() < 2:
         return
-    with pytest.raises(tf.errors.AbortedError, match=r"allreduce 'w': expected float32 \[\d\], rank \d sent") as caught:
-        tf.function(lambda x: hvd.allreduce(x, name="w"), autograph=False)(tf.ones(3 + hvd.rank()))
-    assert isinstance(original(caught.value), hvd.CollectiveMismatch)
+    calls = (hvd.allreduce, tf.function(lambda x, name: hvd.allreduce(x, name=name), autograph=False))
+    for call in calls:
+        for kind in (tf.errors.FailedPreconditionError, hvd.CollectiveMismatch, hvd.HorovodInternalError):
+            with pytest.raises(kind, match=r"allreduce 'w': expected float32 \[\d\], rank \d sent") as caught:
+                call(tf.ones(3 + hvd.rank()), name="w")
+            assert isinstance(original(caught.value), hvd.CollectiveMismatch)
+    again = pickle.loads(pickle.dumps(caught.value))  # for processes without TensorFlow
+    assert type(again) is hvd.CollectiveMismatch
+    assert "expected float32" in str(again)
+    with tf.Graph().as_default(), tf1.Session() as session:
+        for kind in (tf.errors.FailedPreconditionError, hvd.CollectiveMismatch):
+            with pytest.raises(kind, match="expected float32"):
+                session.run(hvd.allreduce(tf.ones(3 + hvd.rank())))
+    for wrong in (lambda: hvd.alltoall(tf.ones(2 * hvd.size() - 1)), lambda: hvd.reducescatter(tf.ones(()))):
+        with pytest.raises(tf.errors.InvalidArgumentError):
+            wrong()
     np.testing.assert_array_equal(hvd.allreduce(tf.ones(2)), np.ones(2))
 
 
@@ -556,7 +605,7 @@ def case_by_name_against_by_order() -> None:
         with tf.Graph().as_default(), tf1.Session() as session:
             session.run(hvd.allreduce(tf.ones(3), op=hvd.Sum))
 
-    with pytest.raises(tf.errors.AbortedError, match="no rank can continue") as caught:
+    with pytest.raises(tf.errors.FailedPreconditionError, match="no rank can continue") as caught:
         call()
     assert isinstance(original(caught.value), hvd.CollectiveMismatch)
     for text in ("rank 0: allreduce sum 'ring_allreduce' float32 [3], by name", "allreduce sum float32 [3], by order"):

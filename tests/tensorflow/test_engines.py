@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Iterator
 from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -250,3 +251,27 @@ def test_a_rank_that_is_killed_in_fit_is_healed_and_takes_the_weights_of_the_oth
     cluster.run(prepared + EQUAL + "steps = int(model.optimizer.iterations)").wait()
     assert cluster.pull("equal") is True
     assert [cluster.pull("steps", rank) for rank in range(2)] == [before] * 2
+
+
+@pytest.mark.timeout(300)
+def test_a_mesh_of_jax_over_all_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which stays between cells; a rank that dies is named."""
+    monkeypatch.setenv("RING_RUNS_DIR", str(tmp_path))
+    total = (
+        "import jax, numpy as np\n"
+        "from jax.sharding import Mesh, NamedSharding, PartitionSpec\n"
+        "import ring_notebook.jax as hvd\n"
+        "hvd.start_distributed()\n"
+        "mesh = Mesh(np.array(jax.devices()), ('ranks',))\n"
+        "own = np.full((1, 2), 1.0 + hvd.rank(), np.float32)\n"
+        "whole = jax.make_array_from_process_local_data(NamedSharding(mesh, PartitionSpec('ranks')), own)\n"
+        "sums = jax.jit(lambda x: x.sum(), out_shardings=NamedSharding(mesh, PartitionSpec()))(whole)\n"
+        "total = float(np.asarray(sums.addressable_data(0)))\n"
+        "beside = float(hvd.allreduce(own, op=hvd.Sum).sum())\n"
+    )
+    with Cluster(2) as cluster:
+        for _ in range(2):
+            cluster.run(total).wait()
+            assert (cluster.pull("total"), cluster.pull("beside")) == (6.0, 6.0)
+        with pytest.raises(Exception, match="rank 1"):
+            cluster.run("import os, time\nif hvd.rank() == 1: os._exit(3)\nhvd.barrier()").wait()

@@ -170,11 +170,11 @@ struct Max {
 template <class A>
 inline A to_integer(double value) {
     constexpr bool is_signed = static_cast<A>(-1) < static_cast<A>(0);
-    constexpr uint64_t top =
-        uint64_t{1} << (8 * sizeof(A) - (is_signed ? 1 : 0));  // beyond the largest, in float64 too
-    constexpr A most = static_cast<A>(top - 1);
+    constexpr int bits = 8 * static_cast<int>(sizeof(A)) - (is_signed ? 1 : 0);
+    constexpr double top = 2.0 * static_cast<double>(uint64_t{1} << (bits - 1));  // beyond the largest
+    constexpr A most = static_cast<A>(~uint64_t{0} >> (64 - bits));
     constexpr A least = is_signed ? static_cast<A>(-most - 1) : static_cast<A>(0);
-    if (value >= static_cast<double>(top)) return most;
+    if (value >= top) return most;
     if (value <= static_cast<double>(least) - 1.0) return least;
     return value == value ? static_cast<A>(value) : static_cast<A>(0);
 }
@@ -192,15 +192,14 @@ inline void multiply(float* values, size_t n, double factor) {
 }
 inline void multiply(bool*, size_t, double) {}
 
+// Narrow integers may not hold the divisor, wide ones are divided by their own type: a signed one would be converted.
 template <class A>
 inline void divide(A* values, size_t n, long long divisor) {
-    for (size_t i = 0; i < n; ++i) values[i] = static_cast<A>(values[i] / static_cast<A>(divisor));
-}
-inline void divide(int8_t* values, size_t n, long long divisor) {
-    for (size_t i = 0; i < n; ++i) values[i] = static_cast<int8_t>(values[i] / divisor);
-}
-inline void divide(uint8_t* values, size_t n, long long divisor) {
-    for (size_t i = 0; i < n; ++i) values[i] = static_cast<uint8_t>(values[i] / divisor);
+    if constexpr (sizeof(A) < sizeof(int)) {
+        for (size_t i = 0; i < n; ++i) values[i] = static_cast<A>(values[i] / static_cast<int>(divisor));
+    } else {
+        for (size_t i = 0; i < n; ++i) values[i] = static_cast<A>(values[i] / static_cast<A>(divisor));
+    }
 }
 inline void divide(bool*, size_t, long long) {}
 

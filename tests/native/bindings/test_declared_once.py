@@ -23,16 +23,16 @@ TYPES = NATIVE / "include" / "ring" / "base" / "types.hpp"
 SWITCH = re.compile(r"\bcase (ring::)?(DType|Numbers|ReduceOp|OpKind|Output)::")
 # What a new declaration looks like, by the list that it goes into.
 NEW = {
-    "RING_DTYPES": ' X(UInt16, "uint16", std::uint16_t, Unsigned, kNoNumber, 7)',
+    "RING_DTYPES": ' X(Letter, "char8", char, Unsigned, kNoNumber, 7)',
     "RING_REDUCE_OPS": ' X(Xor, "xor")',
     "RING_OPERATIONS": ' X(Scan, "scan", true, Whole)',
 }
 # Everything that is made from the lists has the new ones.
 MADE = """
 namespace ring {
-static_assert(to_string(DType::UInt16)[4] == '1' && item_size(DType::UInt16) == 2 && is_integer(DType::UInt16));
-static_assert(dlpack::kByCode[dlpack::kUInt][2] == static_cast<int>(DType::UInt16));
-static_assert(make_table("").reduce[static_cast<int>(DType::UInt16)][static_cast<int>(ReduceOp::Product)] != nullptr);
+static_assert(to_string(DType::Letter)[4] == '8' && item_size(DType::Letter) == 1 && is_integer(DType::Letter));
+static_assert(dlpack::kByCode[dlpack::kUInt][1] == static_cast<int>(DType::Letter));
+static_assert(make_table("").reduce[static_cast<int>(DType::Letter)][static_cast<int>(ReduceOp::Product)] != nullptr);
 static_assert(to_string(ReduceOp::Xor)[0] == 'x' && reduces(OpKind::Scan));
 }  // namespace ring
 """
@@ -113,7 +113,10 @@ def lacking(dtypes: Iterable[str], reductions: Iterable[str], operations: Iterab
         "_core.pyi: DType": (set(dtypes), declared["DType"]),
         "_core.pyi: ReduceOp": (set(reductions), declared["ReduceOp"]),
         # The doctor compares the types that NCCL has.
-        "core/gpu_check_rank.py": (set(dtypes) - {"INT16", "BOOL"}, attributes("core/gpu_check_rank.py", "DType")),
+        "core/gpu_check_rank.py": (
+            set(dtypes) - {"INT16", "UINT16", "BOOL"},
+            attributes("core/gpu_check_rank.py", "DType"),
+        ),
         "api/basics.py": (set(reductions), attributes("api/basics.py", "ReduceOp")),
         # torch.distributed has no Adasum.
         "torch/process_group/ring_process_group.py": (
@@ -130,9 +133,9 @@ def test_the_places_in_python_are_found() -> None:
     dtypes, reductions = [one.name for one in DType], [one.name for one in ReduceOp]
     operations = [one.operation for one in paths()]
     assert lacking(dtypes, reductions, operations) == set()
-    assert lacking([*dtypes, "UINT16"], [*reductions, "XOR"], [*operations, "scan"]) == {
-        ("_core.pyi: DType", "UINT16"),
-        ("core/gpu_check_rank.py", "UINT16"),
+    assert lacking([*dtypes, "CHAR8"], [*reductions, "XOR"], [*operations, "scan"]) == {
+        ("_core.pyi: DType", "CHAR8"),
+        ("core/gpu_check_rank.py", "CHAR8"),
         ("_core.pyi: ReduceOp", "XOR"),
         ("api/basics.py", "XOR"),
         ("torch/process_group/ring_process_group.py", "XOR"),

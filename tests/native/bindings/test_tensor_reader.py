@@ -12,7 +12,7 @@ from ring_notebook.torch.tensors import buffer_of, reader
 
 READER = reader()
 pytestmark = pytest.mark.skipif(READER is None, reason="this torch has no C functions of DLPack")
-INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+INTEGERS = (torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.int8, torch.int16, torch.int32, torch.int64)
 DTYPES = (*INTEGERS, torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.bool)
 
 
@@ -32,7 +32,6 @@ def test_tensors_that_it_leaves_alone() -> None:
         "sparse": plain.to_sparse(),
         "without memory": torch.empty(3, device="meta"),
         "complex": plain + 1j,
-        "uint16": plain.to(torch.uint16),
         "float8": plain.to(torch.float8_e4m3fn),
         "no tensor": [1.0],
     }

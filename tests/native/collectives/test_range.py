@@ -97,7 +97,9 @@ def test_an_average_counts_those_who_have_joined(count: int) -> None:
     as_threads(4, body, hosts=(0, 1, 0, 1))
 
 
-@pytest.mark.parametrize("dtype", [DType.UINT8, DType.INT8, DType.INT16, DType.INT32, DType.INT64])
+@pytest.mark.parametrize(
+    "dtype", [DType.UINT8, DType.INT8, DType.INT16, DType.INT32, DType.INT64, DType.UINT16, DType.UINT32]
+)
 def test_integers_saturate_where_a_factor_takes_them_out_of_range(dtype: DType) -> None:
     """At both ends; what is just inside truncates, and what is not a number is zero."""
 

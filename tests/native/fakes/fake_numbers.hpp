@@ -52,8 +52,12 @@ double load(const char* at, int dtype) {
             return as(std::uint8_t{});
         case 2:
             return as(std::int32_t{});
+        case 3:
+            return as(std::uint32_t{});
         case 4:
             return static_cast<double>(as(std::int64_t{}));
+        case 5:
+            return static_cast<double>(as(std::uint64_t{}));
         case 6:
             return half_to_double(as(std::uint16_t{}));
         case 7:
@@ -80,8 +84,12 @@ void save(char* at, int dtype, double value) {
             return as(static_cast<std::uint8_t>(static_cast<std::int64_t>(value)));
         case 2:
             return as(static_cast<std::int32_t>(static_cast<std::int64_t>(value)));
+        case 3:
+            return as(static_cast<std::uint32_t>(static_cast<std::int64_t>(value)));
         case 4:
             return as(static_cast<std::int64_t>(value));
+        case 5:
+            return as(static_cast<std::uint64_t>(static_cast<std::int64_t>(value)));
         case 6:
             return as(double_to_half(value));
         case 7:

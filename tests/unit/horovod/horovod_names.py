@@ -11,8 +11,8 @@ THEIRS = {
     "horovod.common.process_sets": "ProcessSet global_process_set add_process_set remove_process_set",
     "horovod.common.elastic": "State",
     "horovod.common.util": (
-        "env extension_available gpu_available is_iterable num_rank_is_power_2 split_list "
-        "mpi_built gloo_built nccl_built ddl_built ccl_built"
+        "env extension_available gpu_available is_iterable is_version_greater_equal_than num_rank_is_power_2 "
+        "split_list mpi_built gloo_built nccl_built ddl_built ccl_built"
     ),
     "horovod.torch": (
         "Adasum Average Compression DistributedOptimizer ProcessSet Sum SyncBatchNorm add_process_set allgather "
@@ -71,6 +71,7 @@ WITH_TENSORFLOW: dict[str, str] = {
         f"BroadcastGlobalVariablesHook Compression DistributedGradientTape DistributedOptimizer "
         f"PartialDistributedGradientTape SyncBatchNormalization elastic {_OPS} {_FUNCTIONS} {_RANKS}"
     ),
+    "horovod.tensorflow.util": "_executing_eagerly _make_subgraph _cache",
     "horovod.tensorflow.compression": "Compression Compressor FP16Compressor NoneCompressor",
     "horovod.tensorflow.functions": _FUNCTIONS,
     "horovod.tensorflow.mpi_ops": f"{_OPS} {_RANKS}",

@@ -107,6 +107,13 @@ def test_util() -> None:
     assert [n for n in range(9) if util.num_rank_is_power_2(n)] == [1, 2, 4, 8]
     assert util.is_iterable("x")
     assert not util.is_iterable(1)
+    assert [util.is_version_greater_equal_than(one, "2.10.0") for one in ("2.9", "2.10", "2.21.1")] == [
+        False,
+        True,
+        True,
+    ]
+    with pytest.raises(ValueError, match="versions must be texts"):
+        util.is_version_greater_equal_than(2, "2.10.0")
     assert util.extension_available("torch")
     assert not util.gpu_available("tensorflow")
     with util.env(RING_TEST_OF_ENV="1", PATH=None):

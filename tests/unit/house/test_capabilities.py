@@ -52,6 +52,35 @@ def test_the_page_of_other_frameworks_has_a_row_for_each_face() -> None:
     assert sorted(faces) == sorted(framework.face for framework in BUILT_IN if framework.name != "torch")
 
 
+# What of the table in docs/jax.md which cases of tests/jax show.
+JAX_CASES = {
+    "`jit`, `scan`, `cond`, `checkpoint`": ["case_many_calls_of_one_program_keep_their_order"],
+    "`grad`, `jvp`, `linearize`, `hessian`": ["case_gradients", "case_forward_mode_and_second_derivatives"],
+    "`vmap`": ["case_a_batch_is_one_collective"],
+    "keys of random numbers": ["case_keys_of_random_numbers"],
+    "complex numbers": ["case_complex_numbers_are_added_up_and_have_gradients"],
+    "float8, int4, uint4": ["case_every_dtype_moves"],
+    "uint16, uint32, uint64": ["case_dtypes_of_one_tree_stay", "case_every_dtype_moves"],
+    "several devices in a rank": [
+        "case_sharded_arrays_outside_of_compiled_functions",
+        "case_sharded_arrays_in_compiled_functions",
+        "case_mapped_functions_reduce_each_part_with_those_of_other_ranks",
+        "case_pmap",
+    ],
+    "`jax.distributed`": ["test_jax_distributed_beside_our_collectives"],
+    "optax": ["case_states_of_optax"],
+    "Equinox": ["case_equinox"],
+    "flax.linen": ["case_flax_linen"],
+    "flax.nnx": ["case_flax_nnx_with_random_numbers"],
+}
+
+
+def test_every_row_of_the_page_of_jax_has_cases() -> None:
+    assert [row[0] for row in table("jax.md", "| With | |")] == [*JAX_CASES]
+    written = "".join(path.read_text() for path in (ROOT / "tests" / "jax").glob("*.py"))
+    assert [name for names in JAX_CASES.values() for name in names if f"def {name}(" not in written] == []
+
+
 def test_extras_are_those_of_the_page_of_installing() -> None:
     text = page("docs/install.md")
     told = {name for names in re.findall(r"ring-notebook\[([\w,]+)\]", text) for name in names.split(",")}

@@ -103,6 +103,23 @@ def test_a_traceback_comes_in_one_piece() -> None:
     assert output.close() == lines[0], "what ends in the middle is shown"
 
 
+def test_the_cause_is_what_a_callback_raised() -> None:
+    """JAX's and TensorFlow's errors hold the traceback of the callback."""
+    output = RankOutput(Style(2, prefix=False), "stderr")
+    within = b"""Traceback (most recent call last):
+  File "train.py", line 11, in <module>
+    step(x)
+jax.errors.JaxRuntimeError: INTERNAL: error calling callback: Traceback (most recent call last):
+  File "train.py", line 11, in <module>
+  File "train.py", line 6, in augment
+ValueError: no such image
+--------------------
+"""
+    shown = b"".join(output.feed(tagged(0, line)) for line in within.splitlines(keepends=True))
+    assert shown == within
+    assert output.causes == {0: "ValueError: no such image at train.py:6"}
+
+
 @pytest.mark.parametrize(
     ("traceback", "cause"),
     [

@@ -49,17 +49,20 @@ enum class Numbers : std::uint8_t { Unsigned, Signed, Float, Brain, Bool };
 constexpr int kNoNumber = -1;
 
 // X(value, name here and in frameworks, an element, what it holds, number in NCCL, number in XLA's C interface)
-#define RING_DTYPES(X)                                    \
-    X(UInt8, "uint8", std::uint8_t, Unsigned, 1, 6)       \
-    X(Int8, "int8", std::int8_t, Signed, 0, 2)            \
-    X(Int16, "int16", std::int16_t, Signed, kNoNumber, 3) \
-    X(Int32, "int32", std::int32_t, Signed, 2, 4)         \
-    X(Int64, "int64", std::int64_t, Signed, 4, 5)         \
-    X(Float16, "float16", Half, Float, 6, 10)             \
-    X(BFloat16, "bfloat16", BFloat, Brain, 9, 16)         \
-    X(Float32, "float32", float, Float, 7, 11)            \
-    X(Float64, "float64", double, Float, 8, 12)           \
-    X(Bool, "bool", bool, Bool, kNoNumber, 1)
+#define RING_DTYPES(X)                                         \
+    X(UInt8, "uint8", std::uint8_t, Unsigned, 1, 6)            \
+    X(Int8, "int8", std::int8_t, Signed, 0, 2)                 \
+    X(Int16, "int16", std::int16_t, Signed, kNoNumber, 3)      \
+    X(Int32, "int32", std::int32_t, Signed, 2, 4)              \
+    X(Int64, "int64", std::int64_t, Signed, 4, 5)              \
+    X(Float16, "float16", Half, Float, 6, 10)                  \
+    X(BFloat16, "bfloat16", BFloat, Brain, 9, 16)              \
+    X(Float32, "float32", float, Float, 7, 11)                 \
+    X(Float64, "float64", double, Float, 8, 12)                \
+    X(Bool, "bool", bool, Bool, kNoNumber, 1)                  \
+    X(UInt16, "uint16", std::uint16_t, Unsigned, kNoNumber, 7) \
+    X(UInt32, "uint32", std::uint32_t, Unsigned, 3, 8)         \
+    X(UInt64, "uint64", std::uint64_t, Unsigned, 5, 9)
 RING_ENUM(DType, std::uint8_t, RING_DTYPES);
 
 struct DTypeFacts {

@@ -1,0 +1,38 @@
+"""JAX's own runtime over the ranks of a job, beside our collectives."""
+
+from __future__ import annotations
+
+import os
+
+import jax
+from ring_notebook.api.basics import rank, size
+from ring_notebook.api.objects import broadcast_object
+from ring_notebook.errors import RingError
+from ring_notebook.rank.rank_variables import free_port
+
+
+def start_distributed(timeout: float = 300.0) -> None:
+    """Start ``jax.distributed`` over all ranks: ``jax.devices()`` are then those of all of them.
+
+    All ranks call this after ``init()`` and before they compute with JAX, which fixes its devices; in a notebook, once
+    after the ranks have started. A ``jax.sharding.Mesh`` of these devices works as JAX's documentation says, and our
+    collectives work on arrays of each rank's own devices. A rank that dies ends the job, or is named in the cell, as
+    without it; an operation of JAX's own that waits for ever is ended with Ctrl-C. Beyond Horovod.
+
+    timeout: seconds for all ranks to arrive.
+
+    Raises RingError where JAX has been used before, or with another number of ranks.
+    """
+    if jax.distributed.is_initialized():
+        if jax.process_count() == size():
+            return
+        raise RingError(
+            f"rank {rank()}: jax.distributed has {jax.process_count()} processes and the job {size()} ranks; start the "
+            "ranks again"
+        )
+    address = f"{os.environ.get('MASTER_ADDR', '127.0.0.1')}:{free_port()}"
+    address = broadcast_object(address, 0, name="address of jax.distributed")
+    try:
+        jax.distributed.initialize(address, size(), rank(), initialization_timeout=int(timeout))
+    except RuntimeError as error:
+        raise RingError(f"rank {rank()}: jax.distributed has not started: {error}") from error

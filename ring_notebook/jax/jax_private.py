@@ -1,0 +1,238 @@
+"""The private names of JAX that we use. Each may be absent; its comment says what happens without it.
+
+No other file of the package uses one. XLA orders programs and calls by tokens, of which public modules of JAX do not
+know; `jax.experimental.io_callback` does the same through Python's arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from copy import copy
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+import jax
+from ring_notebook.api.foreign_calls import original
+
+PRIVATE_NAMES = {
+    # These two let XLA call the core with its tokens. Without: JAX's ordered callback, which copies, and a warning.
+    "effects": "jax._src.effects",
+    "lowering": "jax._src.interpreters.mlir",
+    # Holds the tokens between programs. Without: programs start 100 µs later, and a program that has failed makes all
+    # later ones with collectives fail, so that ranks have to start again.
+    "tokens_between_programs": "jax._src.dispatch:RuntimeTokenSet",
+    # Without: programs start 100 µs later.
+    "token": "jax._src.core:Token",
+    # These three have C++ start programs. Without: Python does, 100 µs later. JAX 0.7 alone has all of them.
+    "start_from_cpp": "jax._src.pjit:_get_fastpath_data",
+    "start_data": "jax._src.pjit:pxla.MeshExecutableFastpathData",
+    "pytrees": "jax._src.tree_util:dispatch_registry",
+    # The names of mapped axes, in `pmap`. Without: only in `shard_map`, which names them publicly.
+    "mapped_axes": "jax._src.core:get_axis_env",
+}
+"""Our name, and where JAX has it: a module and a path in it."""
+
+TARGET = "ring_notebook_collective"
+
+
+def private(name: str) -> Any:
+    """The object with the name ``name`` in `PRIVATE_NAMES`. Raises AttributeError if this JAX lacks it."""
+    module, _, path = PRIVATE_NAMES[name].partition(":")
+    try:
+        found: Any = import_module(module)
+        for part in filter(None, path.split(".")):
+            found = getattr(found, part)
+    except (ImportError, AttributeError):
+        raise AttributeError(f"{PRIVATE_NAMES[name]} is absent") from None
+    return found
+
+
+def has(name: str) -> bool:
+    """Whether this JAX has `private` ``name``."""
+    try:
+        private(name)
+    except AttributeError:
+        return False
+    return True
+
+
+def token_effect(text: str) -> Any:
+    """An effect that orders programs and the calls in them; ``text`` is its name in JAX's errors.
+
+    Raises AttributeError where this JAX has no such effects.
+    """
+    effects = private("effects")
+    allowed = [
+        effects.lowerable_effects,
+        effects.ordered_effects,
+        effects.control_flow_allowed_effects,
+        effects.custom_derivatives_allowed_effects,
+        effects.remat_allowed_effects,
+    ]
+    kind = type("RingEffect", (effects.Effect,), {"__str__": lambda self: text, "__repr__": lambda self: text})
+    for one in allowed:
+        one.add_type(kind)
+    return kind()
+
+
+def token_lowering(effect: Any) -> Callable[..., Any]:
+    """A lowering to a call of `TARGET` in the order of ``effect``'s tokens.
+
+    Raises AttributeError where this JAX has no such tokens.
+    """
+    mlir = private("lowering")
+    custom_call, token_set, token_type = mlir.custom_call, mlir.TokenSet, mlir.hlo.TokenType
+
+    def lower(ctx: Any, *arrays: Any, spec: str) -> Any:
+        made = [
+            mlir.ir.RankedTensorType.get(aval.shape, mlir.dtype_to_ir_type(np.dtype(aval.dtype)))
+            for aval in ctx.avals_out
+        ]
+        layouts = [[tuple(reversed(range(aval.ndim))) for aval in avals] for avals in (ctx.avals_in, ctx.avals_out)]
+        operation = custom_call(
+            TARGET,
+            result_types=[token_type.get(), *made],
+            operands=[ctx.tokens_in.get(effect), *arrays],
+            backend_config={"spec": mlir.ir.StringAttr.get(spec)},
+            has_side_effect=True,
+            api_version=4,
+            operand_layouts=[(), *layouts[0]],
+            result_layouts=[(), *layouts[1]],
+        )
+        token, *values = operation.results
+        ctx.set_tokens_out(ctx.tokens_in.update_tokens(token_set({effect: token})))
+        return values
+
+    return lower
+
+
+def shorten_dispatch(effect: Any) -> None:
+    """Have JAX start programs with collectives as fast as those without effects.
+
+    JAX passes the token of each program to the next one, in Python code that takes 100 µs. Programs that one thread
+    starts on a CPU run one after another anyway. So all get one and the same token here, and a program that has failed
+    does not make all later ones fail.
+    """
+    if not has("tokens_between_programs"):
+        return
+    if not has("token"):
+        drop_failed_tokens()
+        return
+    tokens: Any = private("tokens_between_programs")
+    get, put, wait = tokens.get_token_input, tokens.set_token_result, tokens.block_until_ready
+    device = jax.local_devices(backend="cpu")[0]
+    with ThreadPoolExecutor(1) as outside:  # of the function that is being traced, where the first collective may be
+        made = outside.submit(jax.device_put, np.zeros(0, np.bool_), device).result()
+    token = private("token")(made)
+
+    def get_token_input(self: Any, of: Any, devices: Any) -> Any:
+        return token if of is effect and list(devices) == [device] else get(self, of, devices)
+
+    def set_token_result(self: Any, of: Any, given: Any) -> None:
+        if of is not effect:
+            put(self, of, given)
+
+    def block_until_ready(self: Any) -> None:
+        """Of `jax.effects_barrier`, and at the end of the process."""
+        jax.block_until_ready(jax.jit(lambda: 0)())  # it runs when all earlier ones have ended
+        try:
+            wait(self)
+        except Exception as error:
+            if original(error) is None:
+                raise
+            self.clear()
+
+    tokens.get_token_input, tokens.set_token_result = get_token_input, set_token_result
+    tokens.block_until_ready = block_until_ready
+    names = ("start_from_cpp", "start_data", "pytrees")
+    if all(map(has, names)) and "const_args" in private("start_data")._fields:  # others have no room for a token there
+        jax.tree_util.register_pytree_node(_Returned, _Returned.flatten, lambda _, parts: parts[1])
+        _short_way.update(plain=private("start_from_cpp"), effect=effect, token=token._buf, device=device)
+        import_module(PRIVATE_NAMES["start_from_cpp"].partition(":")[0])._get_fastpath_data = _fastpath_data  # type: ignore[attr-defined]
+
+
+def drop_failed_tokens() -> None:
+    """Have a program that failed by an error of ours not make all later ones fail.
+
+    JAX passes the token of each program to the next one, also that of one that has failed.
+    """
+    if not has("tokens_between_programs"):
+        return
+    tokens = private("tokens_between_programs")
+    get = tokens.get_token_input
+
+    def get_token_input(self: Any, of: Any, devices: Any) -> Any:
+        if token := self.current_tokens.get(of):
+            try:
+                token.block_until_ready()  # JAX does so too before it passes the token
+            except Exception as error:
+                if original(error) is None:
+                    raise
+                del self.current_tokens[of]
+        return get(self, of, devices)
+
+    tokens.get_token_input = get_token_input
+
+
+def mapped_axes() -> Sequence[str]:
+    """The mesh axes over whose devices the function that is being traced runs in parts: `shard_map` and `pmap`."""
+    mesh = getattr(jax.sharding, "get_abstract_mesh", lambda: None)()
+    if axes := tuple(getattr(mesh, "manual_axes", ()) or ()):
+        return axes
+    return tuple(private("mapped_axes")().axis_sizes) if has("mapped_axes") else ()
+
+
+def varying_axes(aval: Any) -> frozenset[str] | None:
+    """The mapped axes over which an array differs; None where this JAX does not follow that."""
+    axes: Any = getattr(getattr(aval, "manual_axis_type", None), "varying", None)  # from JAX 0.10
+    axes = getattr(aval, "vma", None) if axes is None else axes
+    return None if axes is None else frozenset(axes)
+
+
+_short_way: dict[str, Any] = {}
+
+
+def _fastpath_data(executable: Any, *arguments: Any, **more: Any) -> Any:
+    """What JAX needs to call a program from C++: of one with collectives the token is a constant.
+
+    A function of this module without values of its own: functions of JAX refer to it, and are pickled.
+    """
+    plain, effect, token, device = _short_way.values()
+    call = getattr(executable, "unsafe_call", None)
+    if getattr(call, "ordered_effects", None) != [effect] or executable.xla_executable.local_devices() != [device]:
+        return plain(executable, *arguments, **more)
+    try:
+        without = copy(executable)
+        without._unsafe_call = copy(call)
+        without._unsafe_call.ordered_effects = []
+        data = plain(without, *arguments, **more)
+        return None if data is None else _with_token(data, token)
+    except (AttributeError, TypeError):  # of a JAX that is not known yet: it starts the program from Python
+        return plain(executable, *arguments, **more)
+
+
+def _with_token(data: Any, token: Any) -> Any:
+    results = data.out_pytree_def.unflatten(range(data.out_pytree_def.num_leaves))
+    return data._replace(
+        out_pytree_def=private("pytrees").flatten(_Returned(-1, results), None)[1],
+        in_shardings=[token.sharding, *data.in_shardings],
+        out_shardings=[token.sharding, *data.out_shardings],
+        out_avals=[token.aval, *data.out_avals],
+        out_committed=[False, *data.out_committed],
+        kept_var_bitvec=[True, *data.kept_var_bitvec],
+        in_device_local_layouts=[None, *data.in_device_local_layouts],
+        const_args=[token, *data.const_args],
+    )
+
+
+class _Returned:
+    """What a program returns: a token, which is dropped, and the results of its function."""
+
+    def __init__(self, token: Any, results: Any) -> None:
+        self.token, self.results = token, results
+
+    def flatten(self) -> tuple[tuple[Any, Any], None]:
+        return (self.token, self.results), None
