@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from inspect import getdoc
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from ring_notebook.machine.energy import amount
 from ring_notebook.notebook.style import duration, number, shown, whole
@@ -32,18 +32,18 @@ def clean(text: object, most: int = MOST_CHARACTERS) -> str:
     """``text`` as one line of at most ``most`` characters, and a note of what was cut.
 
     Terminal sequences are removed. Other control, formatting (also those that turn the direction of text, or that no
-    reader sees) and unassigned characters become U+FFFD, line breaks a space.
+    reader sees) and unassigned characters become U+FFFD, line breaks a space. It keeps its indentation.
     """
     whole_text = str(text)
     kept = _SEQUENCES.sub("", whole_text[: 4 * most])
-    made = "".join(_shown_as(one) for one in kept).strip()
+    made = "".join(map(_shown_as, kept)).rstrip()
     left_out = max(0, len(made) - most) + max(0, len(whole_text) - 4 * most)
     return f"{made[:most]} [{left_out:,} characters left out]" if left_out else made
 
 
 def _shown_as(character: str) -> str:
     if character in "\n\r\t\u2028\u2029":
-        return " "
+        return "    " if character == "\t" else " "
     return "\ufffd" if unicodedata.category(character)[0] == "C" else character
 
 
@@ -327,19 +327,17 @@ _NAMES = {str: "string", int: "integer", bool: "boolean", NoneType: "null"}
 def schema(hint: Any) -> dict[str, Any]:
     """The JSON schema of a type that answers and arguments of tools have; a dataclass is described by its docstring."""
     origin, inner = get_origin(hint), get_args(hint)
-    if origin is Annotated:
-        return {**schema(inner[0]), "description": inner[1]}
+    if hint is Any:
+        return {"type": ["number", "string", "boolean"]}
     if hint is float:  # None for what is not finite
         return {"type": ["number", "null"]}
     if hint in _NAMES:
         return {"type": _NAMES[hint]}
-    if origin is Literal:
-        return {"enum": list(inner)}
     if origin in (Union, UnionType):
         return {"anyOf": [schema(one) for one in inner]}
-    if origin in (list, tuple):
+    if origin in (tuple, Sequence):
         return {"type": "array", "items": schema(inner[0])}
-    if origin is dict:
+    if origin in (dict, Mapping):
         return {"type": "object", "additionalProperties": schema(inner[1])}
     if not (isinstance(hint, type) and is_dataclass(hint)):
         raise TypeError(f"no schema for {hint}")

@@ -110,9 +110,9 @@ class Lab:
         """Run a cell on ranks 0..n-1 (all by default) in the background, when no run before it uses one of them.
 
         It is stopped after so many ``seconds``, optimizer ``steps`` or ``samples`` of all ranks, 0 for never; with
-        ``keep`` the limit of steps keeps the variables first, for `Handle.branch`. ``options`` are fields of
-        `CellOptions`. Returns at once. Raises CellSyntaxError for a cell that does not compile, ClusterError for ranks
-        that the cluster has not got.
+        ``keep`` the limit of steps keeps the variables first, for `branch`. Returns at once; `wait` and `verdict` tell
+        what becomes of it. Raises CellSyntaxError for a cell that does not compile, ClusterError for ranks that the
+        cluster has not got. ``options`` are fields of `CellOptions`.
         """
         limits = _checked(Limits(seconds, steps, samples, keep))
         blank = _BLANK.match(cell)  # lines that IPython would drop, and count the others from 1
@@ -216,11 +216,15 @@ class Lab:
         return Handle(self, record.title, record=record)
 
     def runs(self, *where: str, most: int = 20, sort: str = "", every: bool = True) -> Table:
-        """The newest runs of this folder with their results, as `%ring runs` lists them; its words for ``where``."""
-        return _table(catalogue.listing(most, every=every, sort=sort, where=where))
+        """The newest runs of this folder with their results, as `%ring runs` lists them: those that have all words of
+        ``where`` (``failed``, ``lr=0.1``), sorted by a column or metric.
+        """
+        return _table(catalogue.listing(max(1, min(most, 200)), every=every, sort=sort, where=where))
 
     def compare(self, *runs: str | Handle) -> Compared:
-        """Runs side by side: what was set, what came out, how their cells differ. Raises RingError for unknown ones."""
+        """Two to twenty runs side by side: what was set, what came out, how their cells differ. Raises RingError for
+        unknown ones.
+        """
         if not 2 <= len(runs) <= 20:
             raise RingError(f"expected 2 to 20 runs to compare, got {len(runs)}")
         records = [one._begun() for one in (self.find(run) if isinstance(run, str) else run for run in runs)]
@@ -239,6 +243,25 @@ class Lab:
         """The cells that wait for ranks, the next one first."""
         rows = [[one.name, rank_list(one.ranks), one.behind] for one in self.session.waiting.cells]
         return table(("name", "ranks", "waits for"), rows, "" if rows else "no cell waits")
+
+    def start_cluster(self, n: int | None = None) -> Table:
+        """Start a cluster of ``n`` ranks. Raises RingError where there is one already."""
+        if self.session.cluster is not None or self.session.job is not None:
+            raise RingError("there is a cluster already")
+        self.session.cluster = Cluster(n).start()
+        return self.status()
+
+    def stop_cluster(self) -> None:
+        """End the cluster with all variables, and cancel what waits. Raises RingError for that of a batch job."""
+        if self.session.job is not None:
+            raise RingError("a batch job holds this cluster; its notebook ends it")
+        self.close()
+
+    def heal(self) -> Said:
+        """Start ranks that have died again, without variables; the others keep theirs. Raises as `Cluster.heal`."""
+        with self.session.waiting.held():
+            started = self.cluster.heal()
+        return said(f"started again: {rank_list(started) or 'none'}; run the cells with your imports there again")
 
     def status(self) -> Table:
         """The ranks of the cluster: which live, and which run each executes. A note where there is no cluster."""

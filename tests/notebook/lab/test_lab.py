@@ -126,23 +126,23 @@ def test_the_verdict_on_a_failure_names_rank_line_operation_and_the_others(lab: 
     assert found.error == verdict.error
 
 
-@pytest.mark.parametrize(
-    ("loss", "condition", "why"),
-    [
-        ("1 / (1 + step)", "loss < 0.1", "loss is 0.0"),
-        ("abs(step - 50)", "loss has not improved for 30 steps", "loss has not improved since step 5"),
-        ("float('nan') if step == 40 else 1.0", "NaN", "loss is NaN on ranks 0-1 at step 4"),
-        ("float(step)", "step 60", "step "),
-    ],
-)
-def test_conditions_end_a_wait_and_not_the_run(lab: Lab, loss: str, condition: str, why: str) -> None:
-    run = lab.run(LOGGING.replace("LOSS", loss))
-    waited = run.wait(condition, timeout=30)
-    assert waited.reached
-    assert waited.why.startswith(why), waited.why
-    assert not run.done
-    assert run.stop()
-    assert run.ended_by == "Lab"
+CONDITIONS = [  # what is logged, what is waited for, and how the reason begins
+    ("1 / (1 + step)", "loss < 0.1", "loss is 0.0"),
+    ("abs(step - 50)", "loss has not improved for 30 steps", "loss has not improved since step 5"),
+    ("float('nan') if step == 40 else 1.0", "NaN", "loss is NaN on ranks 0-1 at step 4"),
+    ("float(step)", "step 60", "step "),
+]
+
+
+def test_conditions_end_a_wait_and_not_the_run(lab: Lab) -> None:
+    for loss, condition, why in CONDITIONS:
+        run = lab.run(LOGGING.replace("LOSS", loss))
+        waited = run.wait(condition, timeout=60)
+        assert waited.reached
+        assert waited.why.startswith(why), waited.why
+        assert not run.done
+        assert run.stop(30)
+        assert run.ended_by == "Lab"
 
 
 def test_limits_of_samples_and_seconds(lab: Lab) -> None:
@@ -189,7 +189,7 @@ def test_a_person_s_stop_ends_a_run_and_the_branches_behind_it(lab: Lab) -> None
 def test_knobs_pauses_and_snapshots(lab: Lab) -> None:
     run = lab.run(TRAINING)
     run.wait("step 3", timeout=60)
-    assert run.set(lr=0.5) == {"lr": 0.5}
+    assert run.set(lr=0.5).text() == "lr = 0.5 from the next step on"
     until(lambda: (run.verdict().knobs or {})["lr"] == 0.5)
     run.pause()
     until(lambda: run.verdict().status == "paused")
