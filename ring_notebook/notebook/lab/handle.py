@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import inf
 from threading import Thread
 from time import monotonic, sleep, time
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from ring_notebook.errors import RingError, RunTimeout
 from ring_notebook.files import snapshot_files
@@ -35,9 +35,6 @@ from ring_notebook.notebook.run.run import Run
 from ring_notebook.notebook.run.timeline import Timeline
 from ring_notebook.notebook.session.cell_queue import QueuedCell
 
-if TYPE_CHECKING:
-    from ring_notebook.notebook.lab.lab import Lab
-
 _LOOK = 0.05  # seconds between two looks at a run
 _TELL = 1.0  # seconds between two words on the progress of a wait
 _SECONDS_TO_KEEP = 60.0  # for a snapshot, from when it is asked for
@@ -61,6 +58,18 @@ class Limits:
     keep: bool = False
 
 
+class _Owner(Protocol):
+    """What a run needs of its `Lab`."""
+
+    who: str
+    stopped: dict[str, str]
+
+    def begin_branches(
+        self, snapshot: snapshot_files.Snapshot, settings: Sequence[Mapping[str, Any]], limits: Limits, beside: bool
+    ) -> list[Handle]:
+        """See `Handle.branch`."""
+
+
 class Handle:
     """One run, as `Lab.run`, `Lab.find` and `branch` give it. It may wait for its ranks, run, or have ended.
 
@@ -69,7 +78,7 @@ class Handle:
 
     def __init__(
         self,
-        lab: Lab,
+        lab: _Owner,
         name: str,
         pick: Callable[[], Run | None] = lambda: None,
         queued: QueuedCell | None = None,

@@ -161,7 +161,7 @@ class Lab:
             Thread(target=follow, args=(rest,), name="ring-lab-queue", daemon=True).start()
 
     def begin_branches(
-        self, snapshot: Snapshot, settings: Sequence[Mapping[str, Any]], limits: Limits, side_by_side: bool = True
+        self, snapshot: Snapshot, settings: Sequence[Mapping[str, Any]], limits: Limits, beside: bool = True
     ) -> list[Handle]:
         """Continue the run of a snapshot once for each of ``settings``, see `Handle.branch`."""
         limits = _checked(limits)
@@ -170,7 +170,7 @@ class Lab:
         cell, cluster = continued(snapshot), self.cluster
         # A larger cluster has the variables of rank r % size on each rank r, so its parts are copies of the snapshot.
         parts: list[range | None] = [None]
-        if side_by_side and cluster.n >= 2 * snapshot.size:
+        if beside and cluster.n >= 2 * snapshot.size:
             starts = range(0, cluster.n - snapshot.size + 1, snapshot.size)
             parts = [range(start, start + snapshot.size) for start in starts]
         options = replace(cell.options, timeout=limits.seconds, who=self.who)

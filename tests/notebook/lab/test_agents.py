@@ -18,6 +18,7 @@ import pytest
 from mcp import Client, StdioServerParameters
 from mcp.types import Implementation
 
+from harness.doc_tables import table
 from notebook.kernel import Notebook
 from ring_notebook.notebook.lab.answers import MOST_LINES
 from ring_notebook.notebook.lab.tools import TOOLS
@@ -116,6 +117,11 @@ def as_agent(script: Callable[[Agent], Awaitable[None]], *options: str, folder: 
     return made[0]
 
 
+def claimed(agent: str) -> int:
+    """The calls that the documentation says an agent makes."""
+    return next(int(calls) for name, calls in table("agents.md", "| Agent | Calls |") if name.startswith(agent))
+
+
 def test_an_agent_finds_a_learning_rate_in_ten_branches() -> None:
     rates = [10.0 ** (-4 + index / 2) for index in range(10)]  # 1e-4 ... 3
 
@@ -123,8 +129,8 @@ def test_an_agent_finds_a_learning_rate_in_ten_branches() -> None:
         base = await agent("run_cell", cell=TRAINING, name="base", steps=20, keep=True)
         assert base["asked_by"] == "scripted 1"
         await agent("wait", run="base", timeout=120)
-        table = await agent("branch", run="base", settings=[{"lr": rate} for rate in rates], steps=100)
-        names = [row[0] for row in table["rows"]]
+        made = await agent("branch", run="base", settings=[{"lr": rate} for rate in rates], steps=100)
+        names = [row[0] for row in made["rows"]]
         assert len(set(names)) == 10
         losses = {}
         for name, rate in zip(names, rates, strict=True):
@@ -138,7 +144,7 @@ def test_an_agent_finds_a_learning_rate_in_ten_branches() -> None:
         compared = await agent("compare", runs=[names[0], names[5]])
         assert any(row[0] == "lr" for row in compared["differs"]["rows"])
 
-    as_agent(learning_rate, "--start", "2")
+    assert as_agent(learning_rate, "--start", "2").calls == claimed("finds a learning rate")
 
 
 def test_an_agent_finds_the_slow_rank_and_its_cause() -> None:
@@ -148,8 +154,10 @@ def test_an_agent_finds_the_slow_rank_and_its_cause() -> None:
         assert found["reached"], found
         assert found["verdict"]["slow"]["ranks"] == [1]
         assert found["verdict"]["slow"]["cause"] == "asleep"
-        where = await agent("stacks")
-        assert any("sleep" in line for line in where["text_of_ranks"]), where
+        seen: list[str] = []
+        while not any("time.sleep(0.03)" in line for line in seen) and agent.calls < 50:  # it also does other things
+            seen = (await agent("stacks"))["text_of_ranks"]
+        assert any("time.sleep(0.03)" in line for line in seen), seen
         assert (await agent("stop"))["message"] == "done"
         ended = await agent("verdict")
         assert (ended["status"], ended["ended_by"]) == ("interrupted", "scripted 1")
@@ -171,7 +179,7 @@ def test_an_agent_repairs_a_cell_that_fails_on_one_rank() -> None:
         verdict = (await agent("wait"))["verdict"]
         assert (verdict["status"], verdict["output"][0]["from_ranks"]) == ("ok", "[0-1] total 9.0")
 
-    as_agent(repair, "--start", "2")
+    assert as_agent(repair, "--start", "2").calls == claimed("repairs a cell")
 
 
 def test_an_agent_bisects_the_step_at_which_the_loss_becomes_nan() -> None:
@@ -188,7 +196,7 @@ def test_an_agent_bisects_the_step_at_which_the_loss_becomes_nan() -> None:
         assert high == bad, (low, high)
         assert loss["broken"] == "" or loss["broken_step"] == bad
 
-    as_agent(bisect, "--start", "1")
+    assert as_agent(bisect, "--start", "1").calls == claimed("bisects the step")
 
 
 def test_tools_and_resources_are_described(tmp_path: Path) -> None:
@@ -267,7 +275,7 @@ def test_a_notebook_says_what_agents_may_do_and_shows_what_they_did(notebook: No
 
         async def runs(agent: Agent) -> None:
             assert "a run may take at most 20 s, asked for 60 s" in await agent.error("run_cell", cell="1", seconds=60)
-            assert "at most 1 ranks are allowed, asked for 2" in await agent.error("run_cell", cell="1", ranks=2)
+            assert "at most 1 ranks are allowed, asked for 2" in await agent.error("run_cell", cell="1", n=2)
             found = await agent("run_cell", cell="import time\nwhile True: time.sleep(0.01)", name="theirs")
             assert found["ranks"] == 1
             # The person's Stop, while the agent waits.

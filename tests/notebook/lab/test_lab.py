@@ -6,6 +6,7 @@ import json
 import re
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import jsonschema
 import pytest
@@ -18,6 +19,7 @@ from ring_notebook.notebook.lab.answers import MOST_LINES, Answer, schema
 from ring_notebook.notebook.lab.handle import PERSON
 from ring_notebook.notebook.session.session import Session
 
+ROOT = Path(__file__).parents[3]
 TRAINING = """
 import time, torch
 torch.manual_seed(1)
@@ -220,6 +222,15 @@ def test_stacks_runs_and_what_is_not_there(lab: Lab) -> None:
         lab.run("pass", n=9)
     with pytest.raises(RingError, match="Cell, line 1"):
         lab.run("x = = 1")
+
+
+def test_the_program_of_the_documentation_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    (program,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "agents.md").read_text(), re.DOTALL)
+    cell = TRAINING.replace("ring.log(loss", "ring.log(val_loss=loss * 0 + step % 7, epoch=step // 20, loss")
+    exec(program, {"cell": cell})
+    said = capsys.readouterr().out
+    assert re.search(r"differs: lr; .* 0.3 from step 198; .* 0.1 from step 198; .* 0.03 from step 198", said), said
+    assert "ended by Lab" in said
 
 
 def test_a_laboratory_starts_and_ends_its_cluster() -> None:
