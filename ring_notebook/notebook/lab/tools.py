@@ -227,7 +227,8 @@ class Desk:
             asked = self.lab.find(given.get("run", "")).verdict().ranks if name == "branch" else made.get("n") or 0
             if asked > most:
                 raise RefusedError(f"at most {most} ranks are allowed, asked for {asked}")
-            made |= {} if name == "branch" else {"n": asked or int(most)}
+            if name != "branch" and (asked or most < math.inf):
+                made["n"] = asked or most
         return made
 
 

@@ -199,7 +199,7 @@ def test_an_agent_bisects_the_step_at_which_the_loss_becomes_nan() -> None:
     assert as_agent(bisect, "--start", "1").calls == claimed("bisects the step")
 
 
-def test_tools_and_resources_are_described(tmp_path: Path) -> None:
+def test_tools_and_resources_are_described_and_clusters_managed() -> None:
     async def look(agent: Agent) -> None:
         tools = (await agent.client.list_tools()).tools
         assert [tool.name for tool in tools] == [*TOOLS]
@@ -221,7 +221,13 @@ def test_tools_and_resources_are_described(tmp_path: Path) -> None:
             assert "one/two" in content.text or "<svg" in content.text  # type: ignore[union-attr]
             assert "<b>" not in content.text or kind == "text/plain"  # type: ignore[union-attr]
 
-    as_agent(look, "--start", "1")
+        await agent("stop_cluster")
+        assert (await agent("status"))["note"].startswith("there is no cluster; you may read, run, manage")
+        assert "at most 1 ranks are allowed, asked for 9" in await agent.error("start_cluster", n=9)
+        assert [row[0] for row in (await agent("start_cluster"))["rows"]] == ["0"]
+        assert "there is a cluster already" in await agent.error("start_cluster", n=1)
+
+    as_agent(look, "--start", "1", "--may", "read,run,manage")
 
 
 def test_progress_is_told_and_a_cancelled_wait_leaves_the_run() -> None:
