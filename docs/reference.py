@@ -10,6 +10,7 @@ import argparse
 import ast
 import importlib
 import inspect
+import json
 import re
 from collections.abc import Iterator
 from dataclasses import fields
@@ -19,11 +20,15 @@ from typing import Any
 from ring_notebook import config, errors
 from ring_notebook.launch import ringrun_options
 from ring_notebook.launch.lent_places import LENDERS
+from ring_notebook.notebook.lab.answers import Answer, schema
+from ring_notebook.notebook.lab.conditions import CONDITIONS
+from ring_notebook.notebook.lab.tools import PERMISSIONS, TOOLS
 from ring_notebook.notebook.line_command import Command
 from ring_notebook.notebook.magics.commands import GROUPS, MAGICS
 
 SETTINGS = Path(__file__).with_name("settings.md")
 MAGICS_PAGE = Path(__file__).with_name("magics.md")
+AGENTS_PAGE = Path(__file__).with_name("agents.md")
 SITE = Path(__file__).with_name("reference")
 _SETTINGS_HEAD = """# Settings
 
@@ -36,6 +41,7 @@ work too.
 | Variable | Default | What it does |
 |---|---|---|
 """
+_AGENTS_BEGIN, _AGENTS_END = "notebook/lab/tools.py. -->\n", "## From Python\n"
 _MAGICS_BEGIN, _MAGICS_END = "magics/commands. -->\n", "## In a cell\n"
 _MORE = {
     "cells": "[cells that wait](tasks/some-ranks.md), [debugging](tasks/debug.md)",
@@ -138,6 +144,38 @@ def _rows_of(command: Command[..., Any]) -> str:
     return "".join(f"| {left} | {right} |\n" for left, right in ((a.replace("|", "\\|"), b) for a, b in rows))
 
 
+def agents() -> str:
+    """The page about agents, with the tools and conditions between its two marks."""
+    head, _, rest = AGENTS_PAGE.read_text().partition(_AGENTS_BEGIN)
+    made = "\n| Tool | Needs | What it does |\n|---|---|---|\n"
+    for needs in PERMISSIONS:
+        for name, tool in TOOLS.items():
+            if tool.needs == needs:
+                arguments = ", ".join(tool.arguments)
+                about = " ".join((inspect.getdoc(tool.method) or "").partition("\n\n")[0].split())
+                about = about.partition(" Raises ")[0].replace("``", "`")
+                made += f"| `{name}({arguments})` | {needs} | {about} |\n"
+    waits = ", ".join(f"`{one}`" for one in CONDITIONS)
+    made += f"\nA wait ends with the run, or at one of these, with other names and numbers: {waits}.\n"
+    return f"{head}{_AGENTS_BEGIN}{made}\n{_AGENTS_END}{rest.partition(_AGENTS_END)[2]}"
+
+
+def answers() -> str:
+    """The page with the JSON schemas of what tools take and of what they answer."""
+    page = "# Tools of agents as JSON\n\nSchemas of the arguments and answers of [the tools](../agents.md#tools).\n"
+    kinds: list[type[Answer]] = []
+    for name, tool in TOOLS.items():
+        page += f"\n## {name}\n\n{tool.about} Answers {tool.answer.__name__}.\n\n{_json(tool.input_schema)}"
+        kinds += [tool.answer] * (tool.answer not in kinds)
+    for kind in sorted(kinds, key=lambda one: one.__name__):
+        page += f"\n## {kind.__name__}\n\n{_json(schema(kind))}"
+    return page
+
+
+def _json(value: dict[str, Any]) -> str:
+    return f"```json\n{json.dumps(value, indent=1)}\n```\n"
+
+
 def ringrun() -> str:
     """The page of ringrun's options."""
     page = _RINGRUN_HEAD
@@ -175,6 +213,7 @@ def _rst(text: str) -> str:
 def write() -> None:
     """Write all pages; one that has not changed stays as it is, so that Sphinx does not read it again."""
     pages = {SETTINGS: settings(), MAGICS_PAGE: magics(), SITE / "ringrun.md": ringrun()}
+    pages |= {AGENTS_PAGE: agents(), SITE / "agents.md": answers()}
     pages |= {SITE / f"{name}.md": _api(*content) for name, content in _API.items()}
     SITE.mkdir(exist_ok=True)
     for path, text in pages.items():

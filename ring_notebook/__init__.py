@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ring_notebook.horovod.as_horovod import as_horovod
     from ring_notebook.launch.run_function import run
     from ring_notebook.notebook.cluster.cluster import Cluster
+    from ring_notebook.notebook.lab.lab import Lab
     from ring_notebook.notebook.run.notices import notify
     from ring_notebook.notebook.run.run import Run
     from ring_notebook.rank.rendezvous_server import RendezvousServer
@@ -32,6 +33,7 @@ __all__ = [
     "CollectiveError",
     "CollectiveMismatch",
     "CollectiveTimeout",
+    "Lab",
     "RendezvousServer",
     "RingError",
     "Run",
@@ -53,6 +55,7 @@ _LAZY = {
     "CollectiveError": "ring_notebook.errors",
     "CollectiveMismatch": "ring_notebook.errors",
     "CollectiveTimeout": "ring_notebook.errors",
+    "Lab": "ring_notebook.notebook.lab.lab",
     "RendezvousServer": "ring_notebook.rank.rendezvous_server",
     "RingError": "ring_notebook.errors",
     "Run": "ring_notebook.notebook.run.run",

@@ -74,7 +74,7 @@ def test_what_is_imported_at_once_comes_with_plain_pip_or_an_extra(extra: str) -
 
 def test_what_is_imported_later_comes_with_an_extra() -> None:
     allowed = declared() | HANDED_OVER
-    for extra in (*EXTRAS, "mpi", "yaml"):
+    for extra in (*EXTRAS, "mcp", "mpi", "yaml"):
         allowed |= declared(extra)
     assert missing(PACKAGE.rglob("*.py"), False, allowed) == {}
 

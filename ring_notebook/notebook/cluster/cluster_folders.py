@@ -58,6 +58,17 @@ def new_directory(keep: bool = False) -> Path:
     return directory
 
 
+def own_folder() -> Path:
+    """The private folder, with a short path, of what notebooks of this folder have while they run; made if missing.
+
+    Raises as `check_folder`.
+    """
+    check_folder()
+    folder = _roots()[0]
+    make_private_folder(folder)
+    return folder
+
+
 def remove(directory: Path) -> None:
     """Remove the folder of a cluster that has ended, with the records that its ranks have kept, and what is empty."""
     kept = journals_of(directory)

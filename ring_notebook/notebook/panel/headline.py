@@ -43,7 +43,7 @@ class Headline:
 
 def headline(log: RunRecord, view: RunView, stuck: Sequence[RankView] = ()) -> Headline:
     """The headline of a run. With ``stuck``, ranks that have made no progress for long, it has no time left."""
-    facts = [*branch_of(log), _on_ranks(log, view), duration(view.elapsed)]
+    facts = [*branch_of(log), *_asked_by(log), _on_ranks(log, view), duration(view.elapsed)]
     if view.samples_per_s:
         facts.append(f"{whole(view.samples_per_s)} samples/s")
     facts += [*_speedup(log, view), *_transport(view), *_energy(view)]
@@ -81,6 +81,12 @@ def branch_of(log: RunRecord) -> list[str]:
     """The run and the step at which this one begins, if it is a branch."""
     branch = log.options.get("branch")
     return [f"branch of {branch.get('of')}"] if isinstance(branch, dict) and branch else []
+
+
+def _asked_by(log: RunRecord) -> list[str]:
+    """Who has asked for the run, where that was not its notebook."""
+    who = log.options.get("who")
+    return [f"asked by {who}"] if isinstance(who, str) and who else []
 
 
 def _on_ranks(log: RunRecord, view: RunView) -> str:

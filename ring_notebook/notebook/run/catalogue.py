@@ -38,6 +38,7 @@ _LOST = "running or lost"
 _FACTS = ("name", "status", "samples/s", "J/sample", "kJ", "seconds", "ranks", "checkpoint", "started", "run")
 _CURVE = "curve"
 _BRANCH = "branch of"
+_ASKED = "asked by"
 _PIECES = 1000  # of output that are read at a time
 _BARS = " ▁▂▃▄▅▆▇█"
 
@@ -89,7 +90,7 @@ def _listing(entries: Sequence[_Entry], note: str) -> Listing:
     turns = [name for pair in zip_longest(metrics, params) for name in pair if name is not None]
     values = turns if len(entries) > 1 else found
     folded = [*values[_SHOWN:], *(name for name in found if name not in values)]
-    optional = [name for name in (_BRANCH, "tags", "note") if any(one.value(name) for one in entries)]
+    optional = [name for name in (_BRANCH, _ASKED, "tags", "note") if any(one.value(name) for one in entries)]
     facts = [name for name in _FACTS[1:] if any(one.value(name) is not None for one in entries)]
     curve = [_CURVE] if any(one.curve for one in entries) else []
     columns = ["name", *curve, *optional, *values[:_SHOWN], *facts, *folded]
@@ -150,7 +151,11 @@ def names() -> list[str]:
 
 def compare(names: Sequence[str]) -> Comparison:
     """Several runs side by side. Raises RingError for one that does not exist."""
-    records = [find(name) for name in names]
+    return compared([find(name) for name in names])
+
+
+def compared(records: Sequence[RunRecord]) -> Comparison:
+    """Runs side by side, with those that the branches among them continue."""
     return Comparison(records, {record.run: _origins(record) for record in records})
 
 
@@ -285,6 +290,7 @@ class _Entry:
             "started": self.about["started"],
             "run": self.directory.name,
             _BRANCH: self.about["options"].get("branch", {}).get("of", ""),
+            _ASKED: self.about["options"].get("who", ""),
             "tags": " ".join(self.labels.tags),
             "note": self.labels.note,
         }

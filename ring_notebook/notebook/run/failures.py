@@ -21,7 +21,7 @@ from ring_notebook.text.error_text import printable
 # IPython shows these by itself: with frames of this package, or as if the cell had not failed.
 _SHOWN_OTHERWISE = (SyntaxError, UsageError, SystemExit)
 _SECONDS_TO_UNPICKLE = 2.0
-_STOPPED = " stopped because "
+STOPPED = " stopped because "
 MISSING = re.compile(r"name '(\w+)' is not defined")
 """Of a NameError."""
 _RED, _PLAIN = "\x1b[31m", "\x1b[0m"
@@ -58,7 +58,7 @@ def describe(
     ``notebook``: the names of the notebook's own variables.
     """
     first_to_fail = primary(failures)
-    groups = _grouped(first_to_fail)
+    groups = grouped(first_to_fail)
     first, ranks = groups[0]
     place = f'File "<cell of run {first.run}>"'
     lines = [first.traceback.rstrip().replace(place, "Cell")]
@@ -68,19 +68,19 @@ def describe(
         lines.append(f"raised on rank {first.rank}")
     for other, ranks in groups[1:]:
         same = _table(other) == _table(first) != ""
-        lines.append(f"{words.ranks(ranks)}: {f'the same, at line {_line(other)}' if same else _summary(other)}")
+        lines.append(f"{words.ranks(ranks)}: {f'the same, at line {line_of(other)}' if same else _summary(other)}")
     lines += _stopped(failure for failure in failures if failure not in first_to_fail)
     lines += [*_replaced(groups, replaced or {})] or [*_in_the_notebook(groups, notebook)]
     if first.aborted and len(set((calls or {}).values())) > 1:
-        lines.append(f"{count_calls(calls or {})}; they part at line {_line(first)}")
+        lines.append(f"{count_calls(calls or {})}; they part at line {line_of(first)}")
     lines += _traced(failures)
     return "\n".join([*lines, *_still_running(still_running)])
 
 
 def in_a_line(failures: Sequence[Failure]) -> str:
     """What the first failure is, on which ranks, and where. ``failures`` must not be empty."""
-    first, ranks = _grouped(primary(failures))[0]
-    place = f", line {_line(first)}" if _line(first) else ""
+    first, ranks = grouped(primary(failures))[0]
+    place = f", line {line_of(first)}" if line_of(first) else ""
     text = _named(first.ename, _message(first)).split("\n")[0]
     return f"{text} ({words.ranks(ranks)}{place})"
 
@@ -117,7 +117,7 @@ def _stopped(failures: Iterable[Failure]) -> list[str]:
     stopped: dict[str, list[int]] = {}
     for failure in failures:
         if failure.aborted:
-            stopped.setdefault(_where_stopped(failure), []).append(failure.rank)
+            stopped.setdefault(where_stopped(failure), []).append(failure.rank)
     return [f"{words.ranks(ranks)}: {text}" for text, ranks in stopped.items()]
 
 
@@ -134,7 +134,7 @@ def _still_running(ranks: Iterable[int]) -> list[str]:
 
 def describe_deaths(stories: str, failures: Sequence[Failure], still_running: Iterable[int] = ()) -> str:
     """``stories`` of ranks that died, then a line for every group of ranks that failed or stopped because of that."""
-    groups = _grouped(own_failures(failures))
+    groups = grouped(own_failures(failures))
     lines = [f"{words.ranks(ranks)}: {_summary(failure)}" for failure, ranks in groups]
     return "\n".join([stories, *lines, *_stopped(failures), *_traced(failures), *_still_running(still_running)])
 
@@ -149,7 +149,7 @@ def primary(failures: Sequence[Failure]) -> list[Failure]:
     return own_failures(failures) or list(failures)
 
 
-def _grouped(failures: Iterable[Failure]) -> list[tuple[Failure, list[int]]]:
+def grouped(failures: Iterable[Failure]) -> list[tuple[Failure, list[int]]]:
     """One failure of each kind with the ranks that share it, in the order of their arrival."""
     groups: dict[tuple[object, ...], tuple[Failure, list[int]]] = {}
     for failure in failures:
@@ -164,19 +164,19 @@ def _table(failure: Failure) -> str:
 
 
 def _summary(failure: Failure) -> str:
-    return _named(f"{failure.ename} at line {_line(failure)}", _message(failure))
+    return _named(f"{failure.ename} at line {line_of(failure)}", _message(failure))
 
 
-def _where_stopped(failure: Failure) -> str:
+def where_stopped(failure: Failure) -> str:
     """The message of a rank that stopped because of another one, without its own number: others may share it."""
-    line = _line(failure)
+    line = line_of(failure)
     text = failure.message.split("\n")[0].removeprefix(f"rank {failure.rank}: ")
-    if not line and _STOPPED in text:  # in the barrier that opens a run, which the user has not called
-        return f"stopped before the first line because {text.partition(_STOPPED)[2]}"
+    if not line and STOPPED in text:  # in the barrier that opens a run, which the user has not called
+        return f"stopped before the first line because {text.partition(STOPPED)[2]}"
     return f"line {line}: {text}" if line else text
 
 
-def _line(failure: Failure) -> int:
+def line_of(failure: Failure) -> int:
     """The innermost line of the cell itself."""
     return next((line for file, line, _, _ in reversed(failure.frames) if file == "<cell>"), 0)
 

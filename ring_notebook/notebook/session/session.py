@@ -45,6 +45,8 @@ class Session:
         """Why there is no cluster any more."""
         self.sharing = Sharing(lambda: self.run.log if self.run is not None else None)
         self.classroom: Classroom | None = None
+        self.close_to_agents: Callable[[], None] | None = None
+        """Ends what agents may call, while they may."""
         self.known_names: dict[str, list[str]] = {}
         """Those on rank 0 when it was asked last, by the path before them."""
 

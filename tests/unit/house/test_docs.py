@@ -160,11 +160,12 @@ def test_every_target_is_explained_by_make() -> None:
     assert explained == TARGETS - {"help"}
 
 
-def test_the_pages_of_settings_and_magics_are_those_of_the_source() -> None:
+def test_the_pages_of_settings_magics_and_tools_are_those_of_the_source() -> None:
     """``python docs/reference.py`` writes them."""
     written = runpy.run_path(str(ROOT / "docs" / "reference.py"))
     assert written["SETTINGS"].read_text() == written["settings"]()
     assert written["MAGICS_PAGE"].read_text() == written["magics"]()
+    assert written["AGENTS_PAGE"].read_text() == written["agents"]()
 
 
 def test_outputs_of_notebooks_are_not_older_than_their_code() -> None:

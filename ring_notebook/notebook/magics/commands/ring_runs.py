@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from ring_notebook.notebook.line_command import Option, command
-from ring_notebook.notebook.run import catalogue
+from ring_notebook.notebook.run import agent_calls, catalogue
 from ring_notebook.notebook.run.pages import write_pages
 from ring_notebook.notebook.session import known_names
 from ring_notebook.notebook.session.session import Session
@@ -30,6 +30,12 @@ def runs(
 def compare(_session: Session, names: _Runs) -> Any:
     """Show runs side by side: what was set, what came out, charts, and how their cells differ."""
     return catalogue.compare(names)
+
+
+@runs.command
+def calls(_session: Session) -> Listing:
+    """List what agents have called in this folder, newest first."""
+    return agent_calls.calls()
 
 
 @runs.command

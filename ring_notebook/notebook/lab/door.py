@@ -1,0 +1,148 @@
+"""The socket through which agents reach a notebook: of this user alone, in a private folder, with a call each.
+
+A caller sends a line of JSON, ``{"who": ..., "tool": ..., "arguments": {...}}``. It gets a line ``{"progress": text,
+"share": number}`` about once a second, and at last the answer. Who hangs up ends a wait.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import select
+import socket
+import socketserver
+import struct
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from threading import BoundedSemaphore, Thread
+from typing import Any
+
+from ring_notebook.errors import ClusterError, RingError
+from ring_notebook.machine.process_life import is_alive
+from ring_notebook.notebook.cluster.cluster_folders import own_folder
+from ring_notebook.notebook.lab.handle import Progress
+from ring_notebook.notebook.lab.tools import MOST_BYTES, Desk
+
+_SUFFIX = ".agents"
+_MOST_CALLERS = 8  # at once; others are turned away
+_SECONDS_TO_ASK = 10.0  # of a caller that sends nothing
+_PERIOD = 0.2
+
+
+class Door(socketserver.ThreadingUnixStreamServer):
+    """Opens a notebook to agents of this user, whose calls ``desk`` answers, until `close`."""
+
+    daemon_threads = True
+    block_on_close = False  # a caller that waits must not hold the notebook
+
+    def __init__(self, desk: Desk) -> None:
+        self.desk = desk
+        self.path = own_folder() / f"{os.getpid()}{_SUFFIX}"
+        self.path.unlink(missing_ok=True)
+        self._places = BoundedSemaphore(_MOST_CALLERS)
+        super().__init__(str(self.path), _Visit)
+        self.path.chmod(0o600)
+        self._thread = Thread(target=self.serve_forever, args=(_PERIOD,), name="ring-agents", daemon=True)
+        self._thread.start()
+        atexit.register(self.close)
+
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        """Whether the caller is this user, by what the kernel says of the other end."""
+        _, user, _ = struct.unpack("3i", request.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        return bool(user == os.geteuid())
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer in a thread of its own, if there is a place."""
+        if not self._places.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        super().process_request(request, client_address)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Answer, and free the place."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._places.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing in the notebook: a caller who hangs up is no fault of its user."""
+
+    def close(self) -> None:
+        """Take no more calls; those in progress get their answers. Runs go on."""
+        atexit.unregister(self.close)
+        self.path.unlink(missing_ok=True)
+        self.shutdown()
+        self.server_close()
+        self._thread.join()
+
+
+class _Visit(socketserver.StreamRequestHandler):
+    server: Door
+    timeout = _SECONDS_TO_ASK
+
+    def handle(self) -> None:
+        asked = _object(self.rfile.readline(MOST_BYTES))
+        who, tool, given = asked.get("who"), asked.get("tool"), asked.get("arguments")
+        if not isinstance(who, str) or not isinstance(tool, str) or not isinstance(given, dict):
+            self._say({"text": "no call: expected who, tool and arguments", "data": None, "error": True})
+            return
+        self._say(self.server.desk.call(who, tool, given, self._progress))
+
+    def _progress(self, text: str, share: float | None) -> bool:
+        """Tell the caller, unless it has gone: then there is something to read, the end."""
+        if select.select([self.connection], [], [], 0)[0]:
+            return False
+        try:
+            self._say({"progress": text, "share": share})
+        except OSError:
+            return False
+        return True
+
+    def _say(self, what: Mapping[str, Any]) -> None:
+        self.wfile.write(json.dumps(what).encode() + b"\n")
+
+
+def _object(line: bytes) -> dict[str, Any]:
+    """What a line says; empty where that is no object."""
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def ask(who: str, tool: str, given: Mapping[str, Any], progress: Progress = lambda *_: True) -> dict[str, Any]:
+    """What the newest notebook of this folder that is open to agents answers, as `Desk.call`.
+
+    Raises ClusterError where there is none, or it ends before it has answered.
+    """
+    for path in _doors():
+        with socket.socket(socket.AF_UNIX) as connection:
+            try:
+                connection.connect(str(path))
+            except OSError:
+                continue
+            connection.sendall(json.dumps({"who": who, "tool": tool, "arguments": given}).encode() + b"\n")
+            with connection.makefile("rb") as answers:
+                while found := _object(answers.readline(2 * MOST_BYTES)):
+                    if "progress" not in found:
+                        return found
+                    if not progress(str(found["progress"]), found.get("share")):
+                        raise RingError("the call was cancelled")
+            raise ClusterError("the notebook has ended, or takes no more calls; `verdict` says what became of its runs")
+    raise ClusterError(f"no notebook of {Path.cwd()} is open to agents; type `%ring share agents` in it")
+
+
+def _doors() -> Iterator[Path]:
+    """The sockets of notebooks of this folder, newest first; those of processes that have ended are removed."""
+    found: list[tuple[float, Path]] = []
+    for path in own_folder().glob(f"*{_SUFFIX}"):
+        with suppress(OSError, ValueError):
+            if is_alive(int(path.stem)):
+                found.append((path.stat().st_mtime, path))
+            else:
+                path.unlink()
+    yield from (path for _, path in sorted(found, reverse=True))

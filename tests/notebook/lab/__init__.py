@@ -1,0 +1,1 @@
+"""The laboratory, by its own interface and by agents."""
