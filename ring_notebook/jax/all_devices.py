@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
+import socket
 
 import jax
 from ring_notebook.api.basics import rank, size
 from ring_notebook.api.objects import broadcast_object
 from ring_notebook.errors import RingError
-from ring_notebook.rank.rank_variables import free_port
 
 
 def start_distributed(timeout: float = 300.0) -> None:
@@ -30,7 +30,9 @@ def start_distributed(timeout: float = 300.0) -> None:
             f"rank {rank()}: jax.distributed has {jax.process_count()} processes and the job {size()} ranks; start the "
             "ranks again"
         )
-    address = f"{os.environ.get('MASTER_ADDR', '127.0.0.1')}:{free_port()}"
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        free = found.getsockname()[1]
+    address = f"{os.environ.get('MASTER_ADDR', '127.0.0.1')}:{free}"
     address = broadcast_object(address, 0, name="address of jax.distributed")
     try:
         jax.distributed.initialize(address, size(), rank(), initialization_timeout=int(timeout))
