@@ -13,7 +13,7 @@ namespace ring::test {
 namespace {
 
 constexpr std::uint64_t kId = 77;
-constexpr std::int64_t kAbort = -1, kLeaving = -2;
+constexpr std::int64_t kAbort = Notices::kAbort, kLeaving = Notices::kLeaving;
 constexpr int kStranger = 40;
 const std::vector<int> kHostOf{0, 1, 1, 2}, kAddresses{7, 5, 9, 3};
 
@@ -110,6 +110,20 @@ void one_rank_leaves() {
     expect(notices.departed(1'000'000).empty() && !reader.group->aborted(), "one rank took its host with it");
 }
 
+void a_mismatch_ends_the_epoch_as_one() {
+    Reader reader;
+    reader.link->put(5, kId, Notices::kMismatch, "rank 1 called allgather");
+    reader.read();
+    expect(reader.group->aborted() && reader.group->aborted_by_mismatch(), "a mismatch did not end the epoch as one");
+    expect(!reader.anybody_has_left() && reader.departed(1'000'000).empty(), "a mismatch was taken for a departure");
+}
+
+void a_host_that_stands_still_has_not_gone() {
+    Reader reader;
+    reader.link->put(5, kId, Notices::kStanding, "");
+    reader.expect_untouched("a host stands still");
+}
+
 void a_host_departs_after_its_last_operation() {
     Reader reader;
     reader.link->put(5, kId, 12);
@@ -127,7 +141,7 @@ void what_means_nothing_changes_nothing() {
         reader.link->put(5, kId + 1, kind, "another group's");
         reader.expect_untouched("a notice of another group");
     }
-    for (const std::int64_t kind : {std::int64_t{-3}, INT64_MIN}) {
+    for (const std::int64_t kind : {std::int64_t{Notices::kLowest} - 1, INT64_MIN}) {
         reader.link->put(5, kId, kind, "none");
         reader.expect_untouched("a notice of no kind");
     }
@@ -140,7 +154,9 @@ void what_means_nothing_changes_nothing() {
 void check_notice_kinds() {
     an_abort_ends_the_epoch_for_its_reason();
     a_reason_of_all_bytes();
+    a_mismatch_ends_the_epoch_as_one();
     one_rank_leaves();
+    a_host_that_stands_still_has_not_gone();
     a_host_departs_after_its_last_operation();
     what_means_nothing_changes_nothing();
 }

@@ -14,18 +14,13 @@
 namespace ring {
 namespace {
 
-constexpr std::int64_t kAbort = -1;
-constexpr std::int64_t kLeaving = -2;
-constexpr std::int64_t kMismatch = -3;
-constexpr std::int64_t kStanding = -4;
 constexpr std::int64_t kLinger = 100'000'000;  // ns
 
 }  // namespace
 
 struct Notices::Notice {
     std::uint64_t id = 0;  // of the group
-    // kAbort, kMismatch: the epoch has ended; kLeaving: its sender has left; kStanding: its sender's host stands still.
-    std::int64_t last_sequence = 0;
+    std::int64_t last_sequence = 0;  // of the sender's host, which departs; or one of the kinds below 0
     char reason[kReasonBytes] = {};
 };
 
