@@ -34,6 +34,8 @@ from ring_notebook.protocol.records import (
 
 SAMPLES = "samples"  # the metric that is shown as throughput
 EPOCH = "epoch"  # the metric whose changes are marked in the charts
+LOGICAL_RANK = "logical_rank"  # who has logged a row, where logical ranks take turns
+UNCHARTED = (SAMPLES, EPOCH, LOGICAL_RANK)
 _LOAD_POINTS = 120
 MOST_CHANGES = 500  # the newest; all of them are on disk
 MOST_PARTED = 4
@@ -135,7 +137,7 @@ class RunView:
     @property
     def charted(self) -> tuple[str, ...]:
         """The metrics that have a curve."""
-        return tuple(name for name in self.names if name not in (SAMPLES, EPOCH))
+        return tuple(name for name in self.names if name not in UNCHARTED)
 
     @property
     def slow(self) -> SlowRanks | SlowLink | None:

@@ -27,6 +27,8 @@ assert [row[:2] for row in rows(run_on_1)] == [(rank, step) for rank in range(4)
 assert rows(run_on_1) == rows(run_on_2), (rows(run_on_1), rows(run_on_2))
 """
 
+REPLAY = "print(get_ipython().run_line_magic('ring', f'runs replay {run_on_2.log.run} -n 1') or '')"
+
 
 def test_losses_are_the_same_on_one_rank_and_on_two(notebook: Notebook) -> None:
     for ranks in ("1", "2"):
@@ -34,3 +36,23 @@ def test_losses_are_the_same_on_one_rank_and_on_two(notebook: Notebook) -> None:
     notebook.text(COMPARED)
     said = notebook.text("%%ringtrain --logical 4\nring.log(loss=1.0)")
     assert "--logical 4 had no effect: the cell has not called ring.prepare" in said
+
+
+def test_a_record_is_run_again_on_one_rank_and_compared(notebook: Notebook) -> None:
+    cell = CELL.replace("RANKS", "2")
+    notebook.text(cell)
+    said = notebook.text(REPLAY)
+    assert "Equal bit by bit: 12 values of loss" in said, said
+    notebook.text(cell.replace("lr=0.1", "lr=0.1 + (ring.size() == 1) * 1e-3"))
+    said = notebook.text(REPLAY)
+    assert "Not equal: loss parts at step 1 of rank " in said, said
+    assert "2 ranks for 4 logical ones, which 3 do not divide" in notebook.error(REPLAY.replace("-n 1", "-n 3"))[1]
+    notebook.text("%%ringtrain --out plain\nring.log(loss=1.0)")
+    assert "with --logical L it would be the same" in notebook.error(REPLAY.replace("run_on_2", "plain"))[1]
+
+
+def test_sizes_are_compared_at_equal_results(notebook: Notebook) -> None:
+    body = CELL.partition("\n")[2].replace("ring.log(loss=loss)", "ring.log(loss=loss, samples=len(x))")
+    said = notebook.text(f"%%ringscale 1,2 --logical 4\n{body}")
+    assert "Equal bit by bit: 12 values of loss, 12 values of samples." in said, said
+    assert "--logical 3 is no multiple of 2 ranks" in notebook.error(f"%%ringscale 1,2 --logical 3\n{body}")[1]

@@ -1,15 +1,25 @@
 """`%ring runs`: the runs on disk."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
+from ring_notebook.errors import RingError
 from ring_notebook.notebook.line_command import Option, command
+from ring_notebook.notebook.magics.commands.ring_start import start_if_none
 from ring_notebook.notebook.run import agent_calls, catalogue
+from ring_notebook.notebook.run.equal_runs import compared
+from ring_notebook.notebook.run.export import set_up_before
 from ring_notebook.notebook.run.pages import write_pages
+from ring_notebook.notebook.run.run import Run
 from ring_notebook.notebook.session import known_names
+from ring_notebook.notebook.session.run_cell import run_cell
 from ring_notebook.notebook.session.session import Session
 from ring_notebook.notebook.table import Listing
+from ring_notebook.protocol.cell_request import CellOptions
+from ring_notebook.text.line_options import count
+from ring_notebook.text.words import plural
 
 _Run = Annotated[str, Option("RUN", "beginning of its name or id", complete=known_names.runs)]
 _Runs = Annotated[Sequence[str], Option("RUN", "beginnings of names or ids", many=True, complete=known_names.runs)]
@@ -36,6 +46,37 @@ def compare(_session: Session, names: _Runs) -> Any:
 def calls(_session: Session) -> Listing:
     """List what agents have called in this folder, newest first."""
     return agent_calls.calls()
+
+
+@runs.command
+def replay(
+    session: Session,
+    name: _Run,
+    n: Annotated[int | None, Option("-n N", "number of ranks; by default as then", count)] = None,
+) -> str:
+    """Run a cell of an earlier run again, behind its set-up cells, and compare all that it logs, bit by bit.
+
+    On another number of ranks only a run with `--logical` can be equal: raises RingError for any other.
+    """
+    record = catalogue.find(name)
+    options = CellOptions.of(record.options)
+    n = n or record.size
+    if n != record.size and (not options.logical or options.logical % n):
+        raise RingError(
+            f"{record.title} ran on {plural(record.size, 'rank')}"
+            + (f" for {options.logical} logical ones, which {n} do not divide" if options.logical else "")
+            + f": with --logical L it would be the same on any number of ranks that divides L, and {n} is none"
+        )
+    start_if_none(session, n)
+    session.require().check_size(n)
+    for cell in set_up_before(record):
+        run_cell(session, cell.source, replace(CellOptions.of(cell.options), n=n, ranks=None))
+    again = replace(options, n=n, ranks=None, name=f"{record.title} again")
+    if record.view().changes:
+        again = replace(again, replay=record.run)
+    given: list[Run] = []
+    run_cell(session, record.source, again, give=given.append)
+    return compared(record.metrics(), given[0].metrics, ("the record", "this run"))
 
 
 @runs.command

@@ -9,6 +9,8 @@ from ring_notebook.errors import RingError
 from ring_notebook.machine.energy import energy_text
 from ring_notebook.notebook.line_command import Option, command
 from ring_notebook.notebook.magics.commands.ring_start import start_if_none
+from ring_notebook.notebook.record.run_record import RunRecord
+from ring_notebook.notebook.run.equal_runs import compared
 from ring_notebook.notebook.run.run import Run
 from ring_notebook.notebook.run.scaling_report import ScalingReport, measured_run
 from ring_notebook.notebook.session.cells import check_syntax
@@ -16,6 +18,7 @@ from ring_notebook.notebook.session.run_cell import run_cell
 from ring_notebook.notebook.session.session import Session
 from ring_notebook.protocol.cell_request import CellOptions
 from ring_notebook.text.line_options import count
+from ring_notebook.text.words import plural
 
 
 @command("cells")
@@ -32,6 +35,9 @@ def scale(
         Option("--strong", "the global batch is to stay the same", const="strong", exclusive=True),
         Option("--weak", "it is to grow with the ranks", const="weak", exclusive=True),
     ] = "",
+    logical: Annotated[
+        int, Option("--logical L", "train as L ranks would on each size, and compare all that they log", count)
+    ] = 0,
     csv: Annotated[str, Option("--csv FILE", "write the numbers to this file")] = "",
     out: Annotated[str, Option("--out VAR", "assign the table to this variable; VAR.points")] = "",
     predict: Annotated[Sequence[int], Option("--predict 8,64", "sizes to predict from the others", rank_counts)] = (),
@@ -47,29 +53,42 @@ def scale(
     ``kind`` is what the user means to measure. ``link`` is in bytes per second. Raises as `run_cell`.
     """
     check_syntax(cell, first_line=2)
+    if unfit := [size for size in sizes if logical % size]:
+        raise RingError(f"--logical {logical} is no multiple of {unfit[0]} ranks")
     if csv:
         open(csv, "a").close()  # before the runs, which may take hours
     start_if_none(session, max(sizes))
     for size in sizes:  # all of them, before the first one runs
         session.require().check_size(size)
     runs: list[Measured] = []
+    logs: dict[int, RunRecord] = {}
     for number in range(1, repeat + 1):  # every size in turn, so that all see what the machine does meanwhile
         for size in sorted(set(sizes)):
             title = f"{name or 'scale'} {size}{f' #{number}' if repeat > 1 else ''}"
             one_rank = runs[0].rate if runs and runs[0].ranks == 1 else 0.0
-            options = CellOptions(size, name=title, timeout=timeout, one_rank=one_rank, warmup=warmup)
+            options = CellOptions(size, name=title, timeout=timeout, one_rank=one_rank, warmup=warmup, logical=logical)
             given: list[Run] = []
             run_cell(session, cell, options, give=given.append)
-            log = given[0].log
+            log = logs[size] = given[0].log
             runs.append(measured_run(log, warmup))
             if not runs[-1].rate and log.view().samples_per_s:
                 raise RingError(f"{title}: the cell logged too few steps after --warmup {warmup}; let it make more")
     points, notes = compare(runs, kind, predict, link, gpus_per_host)
     if not any(one.energy.joules for one in runs) and (why := energy_text(runs[-1].energy)):
         notes = [*notes, f"{why[:1].upper()}{why[1:]}."]
+    if logical:
+        first, *others = sorted(logs)
+        notes = [
+            *notes,
+            *(compared(logs[first].metrics(), logs[one].metrics(), (_on(first), _on(one))) for one in others),
+        ]
     if csv:
         write_csv(points, csv)
     report = ScalingReport(points, "\n".join(notes))
     if out:
         session.variables[out] = report
     return report
+
+
+def _on(size: int) -> str:
+    return f"the run on {plural(size, 'rank')}"

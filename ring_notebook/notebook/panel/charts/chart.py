@@ -21,7 +21,7 @@ from ring_notebook.notebook.panel.charts.metric_names import (
     unit,
 )
 from ring_notebook.notebook.record.choices import AXES, STEP, TIME, Look
-from ring_notebook.notebook.record.run_view import EPOCH, SAMPLES, RunView
+from ring_notebook.notebook.record.run_view import EPOCH, SAMPLES, UNCHARTED, RunView
 from ring_notebook.notebook.record.series import Points
 from ring_notebook.notebook.style import VALIDATION, number, rank_color, shown, whole
 from ring_notebook.protocol.records import RESUME
@@ -103,7 +103,7 @@ def _apart(marks: Sequence[Mark], curves: Curves) -> tuple[Mark, ...]:
 
 def empty(names: Collection[str], ranks: int) -> list[Chart]:
     """Charts without a line, for metrics that a cell will log."""
-    shown = [name for name in names if name not in (SAMPLES, EPOCH) and trained(name, names) is None]
+    shown = [name for name in names if name not in UNCHARTED and trained(name, names) is None]
     made = [Chart(name, "", "step", Curves(())) for name in shown]
     if SAMPLES in names:
         made.append(Chart(f"{RATE} per rank" if ranks > 1 else RATE, "", "seconds", Curves(()), from_zero=True))
@@ -134,7 +134,7 @@ def grouped(
     The chart of samples/s is in the first group. A run in progress has metrics that are ``expected``: their charts,
     and that of samples/s, are there before they have values, so that the others keep their place.
     """
-    absent = [one for one in expected or () if one not in ("", SAMPLES, EPOCH, *view.charted)]
+    absent = [one for one in expected or () if one not in ("", *UNCHARTED, *view.charted)]
     # What validates an expected metric may be logged before it, and has a chart then.
     absent = [one for one in absent if plot or all(trained(name, [one]) is None for name in view.charted)]
     names = (*view.charted, *absent)

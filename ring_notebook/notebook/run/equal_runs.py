@@ -1,0 +1,53 @@
+"""Whether runs have logged the same numbers, bit by bit, and where they part."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ring_notebook.notebook.record.logged_rows import MetricRow
+from ring_notebook.notebook.record.run_view import LOGICAL_RANK
+from ring_notebook.text.words import plural
+
+__all__ = ["compared"]
+
+_Numbers = dict[tuple[int, int], float]
+
+
+def compared(before: Iterable[MetricRow], now: Iterable[MetricRow], called: tuple[str, str]) -> str:
+    """A sentence on two runs, which are ``called`` so: all numbers are equal, or the first of each metric that is not.
+
+    Rows belong together by step and by logical rank, where there are any, else by rank: so the numbers of ranks do not
+    have to be equal. A metric that measures time differs in any two runs; the sentence names it as any other.
+    """
+    one, other = _by_metric(before), _by_metric(now)
+    equal, parted = [], []
+    for name in sorted({*one, *other}):
+        first, second = one.get(name, {}), other.get(name, {})
+        different = sorted(key for key in {*first, *second} if not _same(first.get(key), second.get(key)))
+        if different:
+            step, rank = different[0]
+            values = (
+                f"{numbers.get(different[0], 'nothing')} in {run}"
+                for numbers, run in zip((first, second), called, strict=True)
+            )
+            parted.append(f"{name} parts at step {step} of rank {rank}: {', '.join(values)}")
+        else:
+            equal.append(f"{plural(len(first), 'value')} of {name}")
+    said = [f"Equal bit by bit: {', '.join(equal)}."] if equal else []
+    said += [f"Not equal: {one}." for one in parted]
+    return "\n".join(said) or "Neither run has logged a number."
+
+
+def _same(one: float | None, other: float | None) -> bool:
+    return repr(one) == repr(other)  # NaN is itself
+
+
+def _by_metric(rows: Iterable[MetricRow]) -> dict[str, _Numbers]:
+    """By name: each value by step and by rank, which is the logical one where there is one."""
+    found: dict[str, _Numbers] = {}
+    for row in rows:
+        rank = int(row.values.get(LOGICAL_RANK, row.rank))
+        for name, value in row.values.items():
+            if name != LOGICAL_RANK:
+                found.setdefault(name, {})[row.step, rank] = value
+    return found
