@@ -105,6 +105,7 @@ def test_names_parameters_and_errors_come_cut_and_clean(cluster: Cluster) -> Non
     assert "was logged" in clean_answer("chart", desk.call("attacker", "chart", {"name": "\x1b[31m<script>"}))["text"]
 
 
+@pytest.mark.slow
 def test_calls_while_a_rank_dies_are_answered(records: Path) -> None:
     with Cluster(2) as cluster:
         desk = desk_of(cluster)

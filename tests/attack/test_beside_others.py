@@ -173,6 +173,7 @@ def test_the_out_of_memory_killer_at_work_on_one_rank(group: Path) -> None:
     assert "out of memory" in last
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [97, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_commit_torn_at_any_byte_is_refused(step: int, tmp_path: Path) -> None:
     """Cut, with zeros behind, or with a bit changed; what `ring.load` still takes has the values that went in."""

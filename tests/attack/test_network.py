@@ -63,6 +63,7 @@ def attacked(hosts: TwoHosts, times: int, folder: Path) -> Iterator[str]:
                 attacker.communicate(timeout=LIMIT)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seconds", [2, pytest.param(40, marks=pytest.mark.slow)])
 def test_a_job_whose_ports_are_flooded(seconds: int, hosts: TwoHosts, tmp_path: Path) -> None:
     """Its ranks connect, reduce, and connect anew in every round, until both hosts have attacked them."""

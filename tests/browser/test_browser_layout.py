@@ -104,6 +104,7 @@ def fits(notebook: NotebookPage, shown: Locator, scene: str, size: int) -> None:
     assert ("loss is NaN on rank 1 since step 151" in said) == (scene == "broken")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("scene", "size"),
     [

@@ -200,6 +200,7 @@ def test_a_second_notebook_sees_the_run_of_the_first(
         first.wait_ended(2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "cell", [pytest.param(LONG, id="background", marks=pytest.mark.slow), pytest.param(BLOCKING, id="blocking")]
 )

@@ -27,6 +27,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("place", "seed"),
     [

@@ -27,7 +27,7 @@ from ring_notebook.launch.supervisor.parent_death import wrap
 
 __all__ = ["LANES", "Lane", "Reporter"]
 
-LANES = ("notebook/cluster", "jobs", "hosts", "browser", "notebook", "native", "attack", "elastic")
+LANES = ("notebook", "jobs", "hosts", "browser", "notebook/cluster", "native", "attack", "elastic")
 """The folder of each lane, without those in it that are lanes themselves. The longest lanes begin first."""
 
 AT_ONCE = 4

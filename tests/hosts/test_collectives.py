@@ -73,6 +73,7 @@ def test_an_allreduce_sends_no_more_than_it_must(hosts: TwoHosts, wire: str, mib
     assert mib << 20 <= sent < 1.1 * (mib << 20)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("compression", "delay", "mib"),
     [("int8", 0, 4), ("int8", 1, 4), pytest.param("none", 1, 16, marks=pytest.mark.slow)],
@@ -85,6 +86,7 @@ def test_a_sync_sends_each_difference_once(hosts: TwoHosts, compression: str, de
     assert mib << 20 <= sent < 1.15 * (mib << 20)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "ranks", "hosts_seen"),
     [

@@ -14,6 +14,7 @@ from harness.two_hosts import NAMES, TwoHosts
 PROGRAM = Path(__file__).with_name("torch_distributed.py")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "per_host", [(1, 1), *[pytest.param(some, marks=pytest.mark.slow) for some in ((2, 1), (2, 2))]]
 )

@@ -36,6 +36,7 @@ def run(monkeypatch: pytest.MonkeyPatch, name: str, *arguments: str) -> dict[str
     return namespace
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -46,6 +46,7 @@ def test_nothing_works_before_init_and_all_of_it_after_fifty_times(hvd: ModuleTy
         assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == hvd.size()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("epochs", [10, pytest.param(50, marks=pytest.mark.slow)])
 def test_everything_works_after_init_has_come_often(hvd: ModuleType, size: int, rank: int, epochs: int) -> None:
     """One training through many epochs, with objects, process sets, handles and joins in each."""

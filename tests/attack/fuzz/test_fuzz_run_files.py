@@ -38,6 +38,7 @@ def versions(content: bytes) -> Iterator[bytes]:
             yield json.dumps(other).encode() + b"\n" + content
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FILES)
 def test_damaged_files(name: str, directory: Path) -> None:
     file = directory / name

@@ -82,6 +82,7 @@ else:
 RINGRUN = [sys.executable, "-m", "ring_notebook.launch.cli", "--no-prefix", "-np", "2"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "mpi"),
     [

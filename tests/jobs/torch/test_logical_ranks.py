@@ -46,11 +46,9 @@ def differing(one: Any, other: Any) -> list[str]:
 
 
 def test_four_on_one_two_and_four_ranks(tmp_path: Path) -> None:
-    cases = ["mlp-adam-workers", "resnet-adamw-clip", "gpt-adamw-clip", "mlp-fused-scaler-clip", "two"]
-    first, *others = [train(ranks, 4, 20, tmp_path, cases) for ranks in (1, 2, 4)]
-    assert all(len(losses) >= 20 for case in first.values() for _, losses in case["losses"])
+    first, *others = [train(ranks, 4, 8, tmp_path, ["resnet-adamw-clip", "gpt-adamw-clip"]) for ranks in (1, 2, 4)]
+    assert all(len(losses) >= 8 for case in first.values() for _, losses in case["losses"])
     assert all(len(case["losses"]) == 4 for case in first.values())
-    assert first["mlp-fused-scaler-clip"]["scale"] == 4096 / 2 * 2**7  # an overflow, then 22 of 24 steps
     for other in others:
         assert differing(first, other) == []
 
@@ -61,6 +59,8 @@ def test_four_on_one_two_and_four_ranks(tmp_path: Path) -> None:
 def test_each_number_of_ranks(tmp_path: Path, logical: int, steps: int) -> None:
     ranks = [one for one in range(1, logical + 1) if logical % one == 0]
     first, *others = [train(one, logical, steps, tmp_path, CASES) for one in ranks]
+    if (logical, steps) == (4, 20):
+        assert first["mlp-fused-scaler-clip"]["scale"] == 4096 / 2 * 2**7  # an overflow, then 22 of 24 steps
     for other in others:
         assert differing(first, other) == []
 

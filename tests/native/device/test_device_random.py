@@ -150,6 +150,7 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         yield
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("operations", "epochs"), [(60, 4), pytest.param(800, 20, marks=[pytest.mark.slow, pytest.mark.timeout(600)])]
 )

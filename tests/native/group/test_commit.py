@@ -106,6 +106,7 @@ def idle(microseconds: int) -> None:
         pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("launch", "calls", "count"),
     [

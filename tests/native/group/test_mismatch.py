@@ -396,7 +396,7 @@ def test_a_number_that_is_no_dtype_or_reduction(number: int) -> None:
                 lambda: native.reduce(True, [piece], [0], 0, 0, host, number, 1.0, 1.0, "", True, 0.0, (1, None)),
             ],
         }
-        most = {"dtype": 9, "device": 3, "op": 5}
+        most = {"dtype": len(DType) - 1, "device": 3, "op": len(ReduceOp) - 1}
         for name, wrong in calls.items():
             for call in wrong:
                 with pytest.raises(ValueError, match=rf"{name} must be between 0 and {most[name]}, got {number}"):

@@ -37,6 +37,7 @@ def test_each_ends_soon_and_many_hold_no_more_than_a_few(cluster: Cluster, times
     hold_no_more(cluster, before, mib=8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("times", [60, pytest.param(180, marks=pytest.mark.slow)])
 def test_many_runs_of_one_cell(cluster: Cluster, times: int) -> None:
     cell = "import torch\nkept = torch.ones(250_000)\nfor i in range(5): ring.log(loss=i)"

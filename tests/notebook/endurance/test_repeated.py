@@ -26,6 +26,7 @@ print(len(_instances), kernel.memory_info().rss >> 20, kernel.num_fds(), kernel.
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("times", [5, pytest.param(25, marks=pytest.mark.slow)])
 def test_panels_leave_nothing_behind(notebook: Notebook, times: int) -> None:
     for _ in range(4):

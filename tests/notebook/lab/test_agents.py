@@ -122,6 +122,7 @@ def claimed(agent: str) -> int:
     return next(int(calls) for name, calls in table("agents.md", "| Agent | Calls |") if name.startswith(agent))
 
 
+@pytest.mark.slow
 def test_an_agent_finds_a_learning_rate_in_ten_branches() -> None:
     rates = [10.0 ** (-4 + index / 2) for index in range(10)]  # 1e-4 ... 3
 
@@ -147,6 +148,7 @@ def test_an_agent_finds_a_learning_rate_in_ten_branches() -> None:
     assert as_agent(learning_rate, "--start", "2").calls == claimed("finds a learning rate")
 
 
+@pytest.mark.slow
 def test_an_agent_finds_the_slow_rank_and_its_cause() -> None:
     async def slow_rank(agent: Agent) -> None:
         await agent("run_cell", cell=SLOW, seconds=100)
@@ -182,6 +184,7 @@ def test_an_agent_repairs_a_cell_that_fails_on_one_rank() -> None:
     assert as_agent(repair, "--start", "2").calls == claimed("repairs a cell")
 
 
+@pytest.mark.slow
 def test_an_agent_bisects_the_step_at_which_the_loss_becomes_nan() -> None:
     bad = 237
 
@@ -199,6 +202,7 @@ def test_an_agent_bisects_the_step_at_which_the_loss_becomes_nan() -> None:
     assert as_agent(bisect, "--start", "1").calls == claimed("bisects the step")
 
 
+@pytest.mark.slow
 def test_tools_and_resources_are_described_and_clusters_managed() -> None:
     async def look(agent: Agent) -> None:
         tools = (await agent.client.list_tools()).tools
@@ -230,6 +234,7 @@ def test_tools_and_resources_are_described_and_clusters_managed() -> None:
     as_agent(look, "--start", "1", "--may", "read,run,manage")
 
 
+@pytest.mark.slow
 def test_progress_is_told_and_a_cancelled_wait_leaves_the_run() -> None:
     async def wait(agent: Agent) -> None:
         await agent("run_cell", cell="import time\nwhile True: ring.log(loss=1.0); time.sleep(0.01)", name="long")

@@ -94,6 +94,7 @@ def test_an_optimizer_in_shares(rank: int) -> None:
         assert len(made[0].state_dict()["state"]) == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compiler", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 @pytest.mark.filterwarnings("ignore")  # the compiler's own
 def test_compiled(compiler: str, rank: int, size: int) -> None:

@@ -24,6 +24,7 @@ print(f"in ring memory: {'memfd:ring ' in line}, in a child: {child}, sum: {floa
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("allocator", "shell", "expected"),
     [
