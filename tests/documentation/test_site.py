@@ -89,7 +89,7 @@ def test_nothing_is_loaded_from_elsewhere(pages: dict[Path, Links]) -> None:
 def test_for_language_models(pages: dict[Path, Links]) -> None:
     assert "docs/errors.md" in (SITE / "llms.txt").read_text()
     whole = (SITE / "llms-full.txt").read_text()
-    assert all(words in whole for words in ("%%ringtrain", "Every magic and option", "CollectiveMismatch"))
+    assert all(words in whole for words in ("%%ringtrain", "Every magic, option, function", "CollectiveMismatch"))
 
 
 class Quiet(SimpleHTTPRequestHandler):
