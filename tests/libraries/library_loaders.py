@@ -225,7 +225,12 @@ def resumed(name: str) -> str:
     """Empty where a loader continues behind the batches after which its state was taken on rank 0."""
     case = RESUMED[name]
     expected = alone(case)[0]
-    loader, again = ring.prepare(case.make(BATCH)), ring.prepare(case.make(BATCH))
+    torch.manual_seed(SEED)
+    random.seed(SEED)
+    made = [case.make(BATCH) for _ in range(2)]
+    for one in made:
+        set_epoch(one, 0)
+    loader, again = map(ring.prepare, made)
     found = [sorted(chain(*ring.allgather_object(numbers(one)))) for one in islice(loader, 2)]
     again.load_state_dict(ring.broadcast_object(loader.state_dict(), name="state"))
     found += [sorted(chain(*ring.allgather_object(numbers(one)))) for one in again]
