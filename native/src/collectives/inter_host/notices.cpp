@@ -19,7 +19,7 @@ constexpr std::int64_t kLinger = 100'000'000;  // ns
 }  // namespace
 
 struct Notices::Notice {
-    std::uint64_t id = 0;  // of the group
+    std::uint64_t id = 0;            // of the group
     std::int64_t last_sequence = 0;  // of the sender's host, which departs; or one of the kinds below 0
     char reason[kReasonBytes] = {};
 };
