@@ -92,12 +92,10 @@ def end_groups() -> None:
 
 def forget_accelerate() -> None:
     """Have accelerate, which Hugging Face's Trainer stands on, find the ranks of this run again, and not its first."""
-    state = sys.modules.get("accelerate.state")
-    if state is None:
-        return
-    state.AcceleratorState._reset_state(reset_partial_state=True)
-    state.GradientState._reset_state()
-    end_groups()
+    if state := sys.modules.get("accelerate.state"):
+        state.AcceleratorState._reset_state(reset_partial_state=True)
+        state.GradientState._reset_state()
+    end_groups()  # also where accelerate is not loaded: a rank that was healed would keep a group that the others end
 
 
 def _forget_attempts() -> None:
