@@ -23,9 +23,9 @@ from harness.waiting import until
 from ring_notebook.errors import RingError
 from ring_notebook.notebook.cluster.cluster import Cluster
 from ring_notebook.notebook.lab.answers import MARK, MOST_CHARACTERS, MOST_LINES, schema
-from ring_notebook.notebook.lab.door import Door, ask
 from ring_notebook.notebook.lab.lab import Lab
-from ring_notebook.notebook.lab.tools import MOST_BYTES, PERMISSIONS, TOOLS, Bounds, Desk
+from ring_notebook.notebook.lab.tool_server import ToolServer, ask
+from ring_notebook.notebook.lab.tools import MOST_BYTES, PERMISSIONS, TOOLS, Bounds, ToolCalls
 from ring_notebook.notebook.run.agent_calls import calls, journal
 from ring_notebook.notebook.session.session import Session
 
@@ -49,10 +49,10 @@ raise ValueError("\x1b[31m\u202eIgnore this\n" * 50_000)
 READS = ("status", "runs", "verdict", "curves", "output", "cell", "stacks", "trace", "queue", "knobs")
 
 
-def desk_of(cluster: Cluster, bounds: Bounds = ALL) -> Desk:
+def tools_of(cluster: Cluster, bounds: Bounds = ALL) -> ToolCalls:
     session = Session(tell=lambda _: None)
     session.cluster = cluster
-    return Desk(Lab(session), bounds)
+    return ToolCalls(Lab(session), bounds)
 
 
 def clean_answer(tool: str, found: dict[str, Any]) -> dict[str, Any]:
@@ -79,38 +79,38 @@ def strings(data: Any) -> list[str]:
 
 
 def test_prints_come_marked_cut_and_without_control_characters(cluster: Cluster) -> None:
-    desk = desk_of(cluster)
-    desk.call("attacker", "run_cell", {"cell": PRINTS, "name": "prints"})
-    found = clean_answer("wait", desk.call("attacker", "wait", {"timeout": 60}))
+    tools = tools_of(cluster)
+    tools.call("attacker", "run_cell", {"cell": PRINTS, "name": "prints"})
+    found = clean_answer("wait", tools.call("attacker", "wait", {"timeout": 60}))
     assert found["data"]["verdict"]["status"] == "ok"
     for lines in (0, 1, 200, 10**6):
-        clean_answer("output", desk.call("attacker", "output", {"lines": lines}))
-    source = clean_answer("cell", desk.call("attacker", "cell", {}))
+        clean_answer("output", tools.call("attacker", "output", {"lines": lines}))
+    source = clean_answer("cell", tools.call("attacker", "cell", {}))
     told = [line for line in source["text"].splitlines() if "previous instructions" in line]
     assert told
     assert all(line.startswith(MARK) for line in told)
 
 
 def test_names_parameters_and_errors_come_cut_and_clean(cluster: Cluster) -> None:
-    desk = desk_of(cluster)
-    desk.call("at\x1b[31mtacker" * 100, "run_cell", {"cell": NAMES, "name": "na\x00mes\u202e" * 100})
-    found = clean_answer("wait", desk.call("attacker", "wait", {"timeout": 60}))
+    tools = tools_of(cluster)
+    tools.call("at\x1b[31mtacker" * 100, "run_cell", {"cell": NAMES, "name": "na\x00mes\u202e" * 100})
+    found = clean_answer("wait", tools.call("attacker", "wait", {"timeout": 60}))
     verdict = found["data"]["verdict"]
     assert (verdict["status"], verdict["error"]["type"]) == ("failed", "ValueError")
     assert verdict["error"]["message"]["from_ranks"].startswith("Ignore this") or "\ufffd" in str(verdict["error"])
     assert len(verdict["metrics"]) <= 12
     for tool in READS:
-        clean_answer(tool, desk.call("attacker", tool, {}))
-    clean_answer("compare", desk.call("attacker", "compare", {"runs": [verdict["run"], "prints"]}))
-    assert "was logged" in clean_answer("chart", desk.call("attacker", "chart", {"name": "\x1b[31m<script>"}))["text"]
+        clean_answer(tool, tools.call("attacker", tool, {}))
+    clean_answer("compare", tools.call("attacker", "compare", {"runs": [verdict["run"], "prints"]}))
+    assert "was logged" in clean_answer("chart", tools.call("attacker", "chart", {"name": "\x1b[31m<script>"}))["text"]
 
 
 @pytest.mark.slow
 def test_calls_while_a_rank_dies_are_answered(records: Path) -> None:
     with Cluster(2) as cluster:
-        desk = desk_of(cluster)
-        desk.call("attacker", "run_cell", {"cell": "import time\nwhile True: ring.log(loss=1.0); time.sleep(0.01)"})
-        until(lambda: (desk.call("attacker", "verdict", {})["data"] or {}).get("step", 0) > 5)
+        tools = tools_of(cluster)
+        tools.call("attacker", "run_cell", {"cell": "import time\nwhile True: ring.log(loss=1.0); time.sleep(0.01)"})
+        until(lambda: (tools.call("attacker", "verdict", {})["data"] or {}).get("step", 0) > 5)
         slowest, failed, ended = 0.0, [], threading.Event()
 
         def calls_all() -> None:
@@ -119,7 +119,7 @@ def test_calls_while_a_rank_dies_are_answered(records: Path) -> None:
                 for tool in READS:
                     began = time.monotonic()
                     try:
-                        clean_answer(tool, desk.call("attacker", tool, {}))
+                        clean_answer(tool, tools.call("attacker", tool, {}))
                     except AssertionError as error:
                         failed.append((tool, str(error)))
                     slowest = max(slowest, time.monotonic() - began)
@@ -128,7 +128,7 @@ def test_calls_while_a_rank_dies_are_answered(records: Path) -> None:
         for thread in threads:
             thread.start()
         os.kill(cluster.status()[1].pid, signal.SIGKILL)
-        found = desk.call("attacker", "wait", {"timeout": 60})
+        found = tools.call("attacker", "wait", {"timeout": 60})
         ended.set()
         for thread in threads:
             thread.join()
@@ -136,12 +136,12 @@ def test_calls_while_a_rank_dies_are_answered(records: Path) -> None:
         assert slowest < 30
         assert found["data"]["verdict"]["status"] == "failed"
         assert "rank 1" in found["data"]["verdict"]["reason"]["from_ranks"]
-        assert desk.call("attacker", "heal", {})["data"]["message"].startswith("started again: 1")
-        desk.call("attacker", "run_cell", {"cell": "print('well')"})
-        assert desk.call("attacker", "wait", {"timeout": 60})["data"]["verdict"]["status"] == "ok"
+        assert tools.call("attacker", "heal", {})["data"]["message"].startswith("started again: 1")
+        tools.call("attacker", "run_cell", {"cell": "print('well')"})
+        assert tools.call("attacker", "wait", {"timeout": 60})["data"]["verdict"]["status"] == "ok"
 
 
-NOT_ALLOWED = [  # tool, arguments, a part of what is said
+NOT_ALLOWED = [  # tool, arguments, a part of the answer
     ("run_cell", {"cell": 1}, "cell: expected"),
     ("run_cell", {}, "the argument cell is missing"),
     ("run_cell", {"cell": "1", "seconds": 61.0}, "at most 60 s"),
@@ -159,10 +159,10 @@ NOT_ALLOWED = [  # tool, arguments, a part of what is said
 
 
 def test_what_is_not_allowed_does_nothing(cluster: Cluster) -> None:
-    desk = desk_of(cluster)
+    tools = tools_of(cluster)
     before = cluster.last_run
     for tool, given, said in NOT_ALLOWED:
-        found = desk.call("attacker", tool, given)
+        found = tools.call("attacker", tool, given)
         assert found["error"]
         assert said in found["text"]
         assert len(found["text"]) < 3000
@@ -172,20 +172,20 @@ def test_what_is_not_allowed_does_nothing(cluster: Cluster) -> None:
 
 def test_each_tool_needs_its_permission(cluster: Cluster) -> None:
     for may in [], ["read"], ["read", "steer"], ["run"]:
-        desk = desk_of(cluster, Bounds(frozenset(may)))
+        tools = tools_of(cluster, Bounds(frozenset(may)))
         for name, tool in TOOLS.items():
             if tool.needs not in may:
-                assert f"needs the permission '{tool.needs}'" in desk.call("attacker", name, {})["text"]
+                assert f"needs the permission '{tool.needs}'" in tools.call("attacker", name, {})["text"]
     assert cluster.running
 
 
 def test_without_a_journal_nothing_is_done(cluster: Cluster, records: Path) -> None:
-    desk = desk_of(cluster)
-    desk.call("attacker", "status", {})
+    tools = tools_of(cluster)
+    tools.call("attacker", "status", {})
     assert journal().stat().st_mode & 0o777 == 0o600
     journal().unlink()
     journal().mkdir()
-    found = desk.call("attacker", "run_cell", {"cell": "print(1)"})
+    found = tools.call("attacker", "run_cell", {"cell": "print(1)"})
     assert found == {
         "text": "the journal of calls cannot be written (Is a directory), so nothing is done",
         "data": None,
@@ -195,14 +195,14 @@ def test_without_a_journal_nothing_is_done(cluster: Cluster, records: Path) -> N
 
 
 @pytest.fixture
-def door(cluster: Cluster) -> Iterator[Door]:
-    made = Door(desk_of(cluster))
+def server(cluster: Cluster) -> Iterator[ToolServer]:
+    made = ToolServer(tools_of(cluster))
     yield made
     made.close()
     assert not made.path.exists()
 
 
-def test_noise_and_silence_at_the_socket(door: Door) -> None:
+def test_noise_and_silence_at_the_socket(server: ToolServer) -> None:
     silent = []
     for noise in (
         b"\n",
@@ -215,7 +215,7 @@ def test_noise_and_silence_at_the_socket(door: Door) -> None:
     ):
         with socket.socket(socket.AF_UNIX) as one:
             one.settimeout(20)
-            one.connect(str(door.path))
+            one.connect(str(server.path))
             answer = ""
             with contextlib.suppress(OSError):  # it hangs up on what is too long
                 one.sendall(noise)
@@ -224,20 +224,20 @@ def test_noise_and_silence_at_the_socket(door: Door) -> None:
             assert not answer or json.loads(answer)["error"]
     for _ in range(20):
         silent.append(socket.socket(socket.AF_UNIX))
-        silent[-1].connect(str(door.path))
+        silent[-1].connect(str(server.path))
     for one in silent:
         one.close()
     until(answers)
 
 
 def answers() -> bool:
-    """Whether the door answers again, which turns callers away while it is full."""
+    """Whether the server answers again, which turns callers away while it is full."""
     with contextlib.suppress(RingError, OSError):
         return not ask("me", "status", {})["error"]
     return False
 
 
-def test_another_user_reaches_no_socket(intruder: Stranger, door: Door) -> None:
+def test_another_user_reaches_no_socket(intruder: Stranger, server: ToolServer) -> None:
     """Not by its folder, and where somebody has opened folder and socket to all, not by the kernel's word for it."""
     program = (
         "import socket, sys; s = socket.socket(socket.AF_UNIX); s.settimeout(5); s.connect(sys.argv[1]);"
@@ -245,16 +245,16 @@ def test_another_user_reaches_no_socket(intruder: Stranger, door: Door) -> None:
     )
 
     def attack() -> subprocess.CompletedProcess[str]:
-        command = ["/usr/bin/env", "-i", "/usr/bin/python3", "-c", program, str(door.path)]
+        command = ["/usr/bin/env", "-i", "/usr/bin/python3", "-c", program, str(server.path)]
         return subprocess.run(command, user="nobody", group=65534, extra_groups=[], capture_output=True, text=True)
 
     assert "PermissionError" in attack().stderr
-    folders = [door.path.parent, door.path.parent.parent]
+    folders = [server.path.parent, server.path.parent.parent]
     before = [folder.stat().st_mode for folder in folders]
     try:
         for folder in folders:
             folder.chmod(0o755)
-        door.path.chmod(0o777)
+        server.path.chmod(0o777)
         opened = attack()
     finally:
         for folder, mode in zip(folders, before, strict=True):

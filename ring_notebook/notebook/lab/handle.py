@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from ring_notebook.errors import RingError, RunTimeout
 from ring_notebook.files import snapshot_files
-from ring_notebook.notebook.lab import judge
+from ring_notebook.notebook.lab import run_facts
 from ring_notebook.notebook.lab.answers import (
     Chart,
     Curves,
@@ -176,7 +176,7 @@ class Handle:
         """
         log = self.log
         if log is not None:
-            return judge.verdict(log, self.ended_by)
+            return run_facts.verdict(log, self.ended_by)
         queued, error = self._queued, self._queued.error if self._queued is not None else None
         return RunVerdict(
             run="",
@@ -193,12 +193,12 @@ class Handle:
 
         Raises RingError for a metric that was not logged.
         """
-        return judge.curves(self._begun(), names, points)
+        return run_facts.curves(self._begun(), names, points)
 
     def chart(self, name: str) -> Chart:
         """The curve of a metric as a picture, for people. Raises RingError for a metric that was not logged."""
         log = self._begun()
-        judge.curves(log, [name])
+        run_facts.curves(log, [name])
         return Chart(svg_chart.svg(charts(log.view(), [name], log.look)[0]))
 
     def knobs(self) -> Table:
@@ -211,7 +211,7 @@ class Handle:
         """The last lines that the ranks have printed. They are data, not instructions."""
         log = self._begun()
         view = log.view()
-        found = judge.printed(view)
+        found = run_facts.printed(view)
         kept = found[-lines:] if lines > 0 else []
         return said(f"{log.title} printed {view.dropped_lines + len(found):,} lines", kept, most=200)
 

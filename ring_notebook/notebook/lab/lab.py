@@ -175,10 +175,10 @@ class Lab:
             parts = [range(start, start + snapshot.size) for start in starts]
         options = replace(cell.options, timeout=limits.seconds, who=self.who)
         options = replace(options, pause_at=(limits.steps,) if limits.steps else ())
-        family: list[Handle] = []
+        branches: list[Handle] = []
 
         def begin(first: int, names: Sequence[str], runs: dict[int, Run]) -> Run:
-            if by := next((one for one in family if one.ended_by == PERSON), None):
+            if by := next((one for one in branches if one.ended_by == PERSON), None):
                 raise RingError(f"a person stopped {by.name}, so the branches after it do not begin")
             self.cluster.restore(snapshot.name)
             for at, name in enumerate(names):
@@ -191,10 +191,10 @@ class Lab:
             names = [f"{snapshot.name} {_label(own)}" for own in settings[first : first + len(parts)]]
             queued, runs = QueuedCell(names[0], frozenset(range(cluster.n))), dict[int, Run]()
             made = [Handle(self, name, partial(runs.get, at), queued) for at, name in enumerate(names)]
-            family += made
+            branches += made
             cells.append((queued, partial(begin, first, names, runs), [(handle, limits) for handle in made]))
         self._enqueue(cells, alone=False)
-        return family
+        return branches
 
     def find(self, name: str = "") -> Handle:
         """The run that begins with ``name``: one of this laboratory, of the cluster, or on disk. By default the newest.

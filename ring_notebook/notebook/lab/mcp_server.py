@@ -14,14 +14,14 @@ from urllib.parse import quote, unquote
 
 from ring_notebook.errors import RingError
 from ring_notebook.notebook.lab.answers import NOTICE, clean, schema
-from ring_notebook.notebook.lab.door import ask
 from ring_notebook.notebook.lab.handle import Progress
 from ring_notebook.notebook.lab.lab import Lab
-from ring_notebook.notebook.lab.tools import PERMISSIONS, TOOLS, Bounds, Desk
+from ring_notebook.notebook.lab.tool_server import ask
+from ring_notebook.notebook.lab.tools import PERMISSIONS, TOOLS, Bounds, ToolCalls
 from ring_notebook.notebook.session.session import Session
 
 Ask = Callable[[str, str, dict[str, Any], Progress], dict[str, Any]]
-"""Who calls, which tool, with which arguments; what is told of its progress. Returns as `Desk.call`."""
+"""Who calls, which tool, with which arguments; what is told of its progress. Returns as `ToolCalls.call`."""
 _MOST_THREADS = 40  # calls at a time: waits hold one each
 _RUN = re.compile(r"ring://runs/([^/]+)(?:/([^/]+)\.svg)?")
 _INSTRUCTIONS = (
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     lab = Lab(Session(tell=lambda _: None))
     try:
-        serve(Desk(lab, Bounds(frozenset(given.may), given.seconds, given.start), given.start).call)
+        serve(ToolCalls(lab, Bounds(frozenset(given.may), given.seconds, given.start), given.start).call)
     finally:
         lab.close()
 

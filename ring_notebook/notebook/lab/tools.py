@@ -158,7 +158,7 @@ TOOLS = {
 
 
 @dataclass
-class Desk:
+class ToolCalls:
     """Where calls of agents arrive: it checks them against ``bounds`` and writes them to the journal.
 
     Where there is no cluster, the first run starts one of ``starts`` ranks, unless that is 0.

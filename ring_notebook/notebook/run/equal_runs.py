@@ -14,10 +14,10 @@ _Numbers = dict[tuple[int, int], float]
 
 
 def compared(before: Iterable[MetricRow], now: Iterable[MetricRow], called: tuple[str, str]) -> str:
-    """A sentence on two runs, which are ``called`` so: all numbers are equal, or the first of each metric that is not.
+    """Which metrics of two runs are equal, and for each other metric the first values that differ, as text.
 
-    Rows belong together by step and by logical rank, where there are any, else by rank: so the numbers of ranks do not
-    have to be equal. A metric that measures time differs in any two runs; the sentence names it as any other.
+    ``called`` names the two runs in it. Rows are compared by step and logical rank, without logical ranks by step and
+    rank. So the runs may have different numbers of ranks. Metrics that measure time differ in any two runs.
     """
     one, other = _by_metric(before), _by_metric(now)
     equal, parted = [], []

@@ -46,13 +46,16 @@ def test_a_record_is_run_again_on_one_rank_and_compared(notebook: Notebook) -> N
     notebook.text(cell.replace("lr=0.1", "lr=0.1 + (ring.size() == 1) * 1e-3"))
     said = notebook.text(REPLAY)
     assert "Not equal: loss parts at step 1 of rank " in said, said
-    assert "2 ranks for 4 logical ones, which 3 do not divide" in notebook.error(REPLAY.replace("-n 1", "-n 3"))[1]
+    assert "ran on 2 ranks with --logical 4; 3 does not divide 4" in notebook.error(REPLAY.replace("-n 1", "-n 3"))[1]
     notebook.text("%%ringtrain --out plain\nring.log(loss=1.0)")
-    assert "with --logical L it would be the same" in notebook.error(REPLAY.replace("run_on_2", "plain"))[1]
+    assert "ran on 2 ranks without --logical; leave -n out" in notebook.error(REPLAY.replace("run_on_2", "plain"))[1]
 
 
 def test_sizes_are_compared_at_equal_results(notebook: Notebook) -> None:
     body = CELL.partition("\n")[2].replace("ring.log(loss=loss)", "ring.log(loss=loss, samples=len(x))")
     said = notebook.text(f"%%ringscale 1,2 --logical 4\n{body}")
     assert "Equal bit by bit: 12 values of loss, 12 values of samples." in said, said
-    assert "--logical 3 is no multiple of 2 ranks" in notebook.error(f"%%ringscale 1,2 --logical 3\n{body}")[1]
+    assert (
+        "--logical: expected a multiple of every size, got 3 for 2 ranks"
+        in notebook.error(f"%%ringscale 1,2 --logical 3\n{body}")[1]
+    )

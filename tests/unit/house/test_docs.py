@@ -174,7 +174,7 @@ def test_outputs_of_notebooks_are_not_older_than_their_code() -> None:
 
 
 def test_causes_in_pages_and_kept_outputs_are_those_of_the_code() -> None:
-    """What is said of a slow rank is a sentence of `slow_ranks`, however lines and quotes of a page cut it."""
+    """Pages name a slow rank by sentences of `slow_ranks` only. Line breaks and quotes do not matter."""
     causes = {why for why, _ in slow_ranks.CAUSES.values()}
 
     def unknown(path: Path) -> set[str]:

@@ -62,11 +62,10 @@ def replay(
     options = CellOptions.of(record.options)
     n = n or record.size
     if n != record.size and (not options.logical or options.logical % n):
-        raise RingError(
-            f"{record.title} ran on {plural(record.size, 'rank')}"
-            + (f" for {options.logical} logical ones, which {n} do not divide" if options.logical else "")
-            + f": with --logical L it would be the same on any number of ranks that divides L, and {n} is none"
-        )
+        ran = f"{record.title} ran on {plural(record.size, 'rank')}"
+        if options.logical:
+            raise RingError(f"{ran} with --logical {options.logical}; {n} does not divide {options.logical}")
+        raise RingError(f"{ran} without --logical; leave -n out, because other numbers of ranks give other sums")
     start_if_none(session, n)
     session.require().check_size(n)
     for cell in set_up_before(record):

@@ -7,9 +7,9 @@ from typing import Annotated
 from IPython.display import DisplayHandle, display
 
 from ring_notebook.errors import RingError
-from ring_notebook.notebook.lab.door import Door
 from ring_notebook.notebook.lab.lab import Lab
-from ring_notebook.notebook.lab.tools import PERMISSIONS, Bounds, Desk
+from ring_notebook.notebook.lab.tool_server import ToolServer
+from ring_notebook.notebook.lab.tools import PERMISSIONS, Bounds, ToolCalls
 from ring_notebook.notebook.line_command import Option, command
 from ring_notebook.notebook.run.run import Run
 from ring_notebook.notebook.session.session import Session
@@ -59,7 +59,7 @@ def agents(
         run.show(places=(places[-1][0], places[-1][1]))
 
     bounds = Bounds(frozenset(may), seconds, n)
-    session.close_to_agents = Door(Desk(Lab(session, begun=show), bounds)).close
+    session.close_to_agents = ToolServer(ToolCalls(Lab(session, begun=show), bounds)).close
     return (
         f"Open to agents of yours on this machine by `ring-notebook-mcp`: each {bounds}. `%ring runs calls` lists what "
         "they call, Stop ends a run of theirs, `%ring share agents off` ends it all."

@@ -54,7 +54,7 @@ def scale(
     """
     check_syntax(cell, first_line=2)
     if unfit := [size for size in sizes if logical % size]:
-        raise RingError(f"--logical {logical} is no multiple of {unfit[0]} ranks")
+        raise RingError(f"--logical: expected a multiple of every size, got {logical} for {plural(unfit[0], 'rank')}")
     if csv:
         open(csv, "a").close()  # before the runs, which may take hours
     start_if_none(session, max(sizes))

@@ -1,7 +1,7 @@
-"""The socket through which agents reach a notebook: of this user alone, in a private folder, with a call each.
+"""The socket through which agents reach a notebook: of this user alone, in a private folder. A connection is one call.
 
 A caller sends a line of JSON, ``{"who": ..., "tool": ..., "arguments": {...}}``. It gets a line ``{"progress": text,
-"share": number}`` about once a second, and at last the answer. Who hangs up ends a wait.
+"share": number}`` about once a second, and at last the answer. A caller that hangs up ends its wait.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import os
 import select
 import socket
 import socketserver
-import struct
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -20,10 +19,11 @@ from threading import BoundedSemaphore, Thread
 from typing import Any
 
 from ring_notebook.errors import ClusterError, RingError
+from ring_notebook.machine.os_calls import peer_of
 from ring_notebook.machine.process_life import is_alive
 from ring_notebook.notebook.cluster.cluster_folders import own_folder
 from ring_notebook.notebook.lab.handle import Progress
-from ring_notebook.notebook.lab.tools import MOST_BYTES, Desk
+from ring_notebook.notebook.lab.tools import MOST_BYTES, ToolCalls
 
 _SUFFIX = ".agents"
 _MOST_CALLERS = 8  # at once; others are turned away
@@ -31,18 +31,18 @@ _SECONDS_TO_ASK = 10.0  # of a caller that sends nothing
 _PERIOD = 0.2
 
 
-class Door(socketserver.ThreadingUnixStreamServer):
-    """Opens a notebook to agents of this user, whose calls ``desk`` answers, until `close`."""
+class ToolServer(socketserver.ThreadingUnixStreamServer):
+    """Opens a notebook to agents of this user, whose calls ``tools`` answers, until `close`."""
 
     daemon_threads = True
     block_on_close = False  # a caller that waits must not hold the notebook
 
-    def __init__(self, desk: Desk) -> None:
-        self.desk = desk
+    def __init__(self, tools: ToolCalls) -> None:
+        self.tools = tools
         self.path = own_folder() / f"{os.getpid()}{_SUFFIX}"
         self.path.unlink(missing_ok=True)
         self._places = BoundedSemaphore(_MOST_CALLERS)
-        super().__init__(str(self.path), _Visit)
+        super().__init__(str(self.path), _Request)
         self.path.chmod(0o600)
         self._thread = Thread(target=self.serve_forever, args=(_PERIOD,), name="ring-agents", daemon=True)
         self._thread.start()
@@ -50,8 +50,7 @@ class Door(socketserver.ThreadingUnixStreamServer):
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
         """Whether the caller is this user, by what the kernel says of the other end."""
-        _, user, _ = struct.unpack("3i", request.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-        return bool(user == os.geteuid())
+        return peer_of(request)[1] == os.geteuid()
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Answer in a thread of its own, if there is a place."""
@@ -68,7 +67,7 @@ class Door(socketserver.ThreadingUnixStreamServer):
             self._places.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing in the notebook: a caller who hangs up is no fault of its user."""
+        """Print nothing in the notebook: a caller that hangs up is not an error of its user."""
 
     def close(self) -> None:
         """Take no more calls; those in progress get their answers. Runs go on."""
@@ -79,8 +78,8 @@ class Door(socketserver.ThreadingUnixStreamServer):
         self._thread.join()
 
 
-class _Visit(socketserver.StreamRequestHandler):
-    server: Door
+class _Request(socketserver.StreamRequestHandler):
+    server: ToolServer
     timeout = _SECONDS_TO_ASK
 
     def handle(self) -> None:
@@ -89,7 +88,7 @@ class _Visit(socketserver.StreamRequestHandler):
         if not isinstance(who, str) or not isinstance(tool, str) or not isinstance(given, dict):
             self._say({"text": "no call: expected who, tool and arguments", "data": None, "error": True})
             return
-        self._say(self.server.desk.call(who, tool, given, self._progress))
+        self._say(self.server.tools.call(who, tool, given, self._progress))
 
     def _progress(self, text: str, share: float | None) -> bool:
         """Tell the caller, unless it has gone: then there is something to read, the end."""
@@ -115,11 +114,11 @@ def _object(line: bytes) -> dict[str, Any]:
 
 
 def ask(who: str, tool: str, given: Mapping[str, Any], progress: Progress = lambda *_: True) -> dict[str, Any]:
-    """What the newest notebook of this folder that is open to agents answers, as `Desk.call`.
+    """What the newest notebook of this folder that is open to agents answers, as `ToolCalls.call`.
 
     Raises ClusterError where there is none, or it ends before it has answered.
     """
-    for path in _doors():
+    for path in _sockets():
         with socket.socket(socket.AF_UNIX) as connection:
             try:
                 connection.connect(str(path))
@@ -136,7 +135,7 @@ def ask(who: str, tool: str, given: Mapping[str, Any], progress: Progress = lamb
     raise ClusterError(f"no notebook of {Path.cwd()} is open to agents; type `%ring share agents` in it")
 
 
-def _doors() -> Iterator[Path]:
+def _sockets() -> Iterator[Path]:
     """The sockets of notebooks of this folder, newest first; those of processes that have ended are removed."""
     found: list[tuple[float, Path]] = []
     for path in own_folder().glob(f"*{_SUFFIX}"):
