@@ -17,7 +17,8 @@ def start_distributed(timeout: float = 300.0) -> None:
     All ranks call this after ``init()`` and before they compute with JAX, which fixes its devices; in a notebook, once
     after the ranks have started. A ``jax.sharding.Mesh`` of these devices works as JAX's documentation says, and our
     collectives work on arrays of each rank's own devices. A rank that dies ends the job, or is named in the cell, as
-    without it; an operation of JAX's own that waits for ever is ended with Ctrl-C. Beyond Horovod.
+    without it; an operation of JAX's own that waits for ever is ended with Ctrl-C. JAX does not
+    encrypt what it sends: between hosts use a network that nobody else reaches. Beyond Horovod.
 
     timeout: seconds for all ranks to arrive.
 
@@ -30,11 +31,16 @@ def start_distributed(timeout: float = 300.0) -> None:
             f"rank {rank()}: jax.distributed has {jax.process_count()} processes and the job {size()} ranks; start the "
             "ranks again"
         )
-    with socket.create_server(("127.0.0.1", 0)) as found:
+    host = os.environ.get("MASTER_ADDR", "127.0.0.1")  # loopback, where all ranks are on one host
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.create_server(("", 0), family=family) as found:
         free = found.getsockname()[1]
-    address = f"{os.environ.get('MASTER_ADDR', '127.0.0.1')}:{free}"
+    address = f"[{host}]:{free}" if ":" in host else f"{host}:{free}"
     address = broadcast_object(address, 0, name="address of jax.distributed")
     try:
-        jax.distributed.initialize(address, size(), rank(), initialization_timeout=int(timeout))
+        # By default JAX listens on all interfaces.
+        jax.distributed.initialize(
+            address, size(), rank(), initialization_timeout=int(timeout), coordinator_bind_address=address
+        )
     except RuntimeError as error:
         raise RingError(f"rank {rank()}: jax.distributed has not started: {error}") from error

@@ -39,8 +39,11 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, Any, Any]:
 
 def clean(used: object) -> None:
     """End the runs of the cluster, if ``used`` is or has one, and its variables; start it again where that fails."""
-    from notebook.kernel import Notebook
-    from ring_notebook.notebook.cluster.cluster import Cluster
+    try:
+        from notebook.kernel import Notebook
+        from ring_notebook.notebook.cluster.cluster import Cluster
+    except ModuleNotFoundError:  # an environment without notebooks has no cluster either
+        return
 
     if isinstance(used, Notebook):
         used.clean()

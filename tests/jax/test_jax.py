@@ -205,6 +205,7 @@ def test_ctrl_c_in_a_compiled_loop_ends_it_at_the_next_collective(program: str) 
 DISTRIBUTED = """
 import os
 import numpy as np
+import psutil
 import jax
 import jax.numpy as jnp
 import ring_notebook.jax as hvd
@@ -213,6 +214,8 @@ hvd.init()
 hvd.start_distributed()
 hvd.start_distributed()  # the cell was run again
 assert len(jax.devices()) == hvd.size() and jax.local_device_count() == 1
+listening = [one.laddr.ip for one in psutil.Process().net_connections() if one.status == "LISTEN"]
+assert {one.removeprefix("::ffff:") for one in listening} <= {"127.0.0.1"}, listening
 mesh = Mesh(np.array(jax.devices()), ("ranks",))
 rows = NamedSharding(mesh, PartitionSpec("ranks"))
 own = np.arange(3.0, dtype=np.float32)[None] + hvd.rank()
