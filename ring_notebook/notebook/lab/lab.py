@@ -24,7 +24,7 @@ from ring_notebook.notebook.run.run import Run
 from ring_notebook.notebook.run.send import spoken_name
 from ring_notebook.notebook.session.cell_queue import QueuedCell
 from ring_notebook.notebook.session.cells import check_syntax
-from ring_notebook.notebook.session.run_cell import send_cell
+from ring_notebook.notebook.session.run_cell import send_cell, set_up
 from ring_notebook.notebook.session.session import Session
 from ring_notebook.notebook.style import shown
 from ring_notebook.notebook.table import Listing
@@ -258,10 +258,19 @@ class Lab:
         self.close()
 
     def heal(self) -> Said:
-        """Start ranks that have died again, without variables; the others keep theirs. Raises as `Cluster.heal`."""
+        """Start ranks that have died again, and run the set-up cells there; the others keep their variables.
+
+        Raises as `Cluster.heal`, and what a set-up cell raises.
+        """
+
+        def run(cell: str, options: CellOptions, only: Sequence[int]) -> None:
+            name = spoken_name(catalogue.runs_directory())
+            send_cell(self.session, cell, options, QueuedCell(name, frozenset(only)), only).wait()
+
         with self.session.waiting.held():
             started = self.cluster.heal()
-        return said(f"started again: {rank_list(started) or 'none'}; run the cells with your imports there again")
+            ran = set_up(self.session, started, run) if started else ""
+        return said(f"started again: {rank_list(started) or 'none'}. {ran}".strip())
 
     def status(self) -> Table:
         """The ranks of the cluster: which live, and which run each executes. A note where there is no cluster."""

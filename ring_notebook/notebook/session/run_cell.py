@@ -104,18 +104,25 @@ def start_ranks(session: Session, start: Callable[[Cluster], list[int]], again: 
             f"Started {rank_text(started)} {again}in {time.monotonic() - began:.1f} s, without variables; "
             "the others keep theirs."
         )
-        ran = 0
-        for cell in set_up_cells(session.setup):
-            chosen = cell.options.get("ranks") or range(cell.options.get("n") or cluster.n)
-            if only := [rank for rank in started if rank in chosen]:
-                try:
-                    run_cell(session, cell.source, CellOptions.of(cell.options), only)
-                except RingError:
-                    text = f"{rank_text(only)}: a set-up cell failed; run it on all ranks if it communicates."
-                    session.tell(text)
-                    raise
-                ran += 1
-        return f"Ran {plural(ran, 'set-up cell')} on {rank_text(started)}." if ran else "There are no set-up cells."
+        return set_up(session, started, partial(run_cell, session))
+
+
+def set_up(session: Session, started: Sequence[int], run: Callable[[str, CellOptions, Sequence[int]], Any]) -> str:
+    """Have ``run`` run the set-up cells on ranks that were ``started``: source, options, ranks. Returns how many.
+
+    Raises what a set-up cell does, and says which ranks it was on.
+    """
+    ran = 0
+    for cell in set_up_cells(session.setup):
+        chosen = cell.options.get("ranks") or range(cell.options.get("n") or session.require().n)
+        if only := [rank for rank in started if rank in chosen]:
+            try:
+                run(cell.source, CellOptions.of(cell.options), only)
+            except RingError:
+                session.tell(f"{rank_text(only)}: a set-up cell failed; run it on all ranks if it communicates.")
+                raise
+            ran += 1
+    return f"Ran {plural(ran, 'set-up cell')} on {rank_text(started)}." if ran else "There are no set-up cells."
 
 
 def send_cell(session: Session, cell: str, options: CellOptions, queued: QueuedCell, only: Sequence[int] = ()) -> Run:

@@ -241,3 +241,11 @@ def test_a_laboratory_starts_and_ends_its_cluster() -> None:
     assert not cluster.running
     assert lab.status().note == "there is no cluster"
     assert time.monotonic() - began < 100
+
+
+def test_a_rank_that_was_healed_runs_the_set_up_cells(lab: Lab) -> None:
+    assert lab.run("value = 5", setup=True).wait(timeout=60).verdict.status == "ok"
+    died = "import os, signal\nif ring.rank() == 1: os.kill(os.getpid(), signal.SIGKILL)\nring.barrier()"
+    assert lab.run(died).wait(timeout=60).verdict.status == "failed"
+    assert "Ran 1 set-up cell on rank 1." in lab.heal().text()
+    assert lab.run("assert value == 5").wait(timeout=60).verdict.status == "ok"
