@@ -99,8 +99,10 @@ void Rank::run(const Plan& plan, std::uint64_t epoch) {
         groups_.front()->close(nullptr);
     } catch (const Aborted&) {
         if (plan.trouble.kind == Trouble::Kind::None) throw std::logic_error("aborted without a cause");
-    } catch (const Mismatch&) {
-        if (plan.trouble.kind != Trouble::Kind::Mismatch) throw std::logic_error("a mismatch without a cause");
+    } catch (const Mismatch& mismatch) {
+        // A rank that leaves waits for what it began, which the others may not get to: they all stand still.
+        if (plan.trouble.kind != Trouble::Kind::Mismatch && plan.trouble.kind != Trouble::Kind::Leave)
+            throw std::logic_error(std::string("a mismatch without a cause: ") + mismatch.what());
         groups_.front()->abort("rank " + std::to_string(seat_.rank) + " saw a mismatch");
     } catch (const Timeout&) {
         if (plan.trouble.kind != Trouble::Kind::Mismatch) throw;

@@ -93,7 +93,7 @@ void Communicator::place_list(Work& work) const {
     for (std::size_t i = 0; i < list.size(); ++i) {
         if (list[i].input != kNowhere && list[i].output != kNowhere) continue;
         const std::size_t bytes = pieces[i].count * item;
-        work.machine.guests.push_back({pieces[i].input, copy, pieces[i].output, bytes});
+        if (bytes > 0) work.machine.guests.push_back({pieces[i].input, copy, pieces[i].output, bytes});
         list[i].input = list[i].output = domain()->offset_of(copy, bytes);
         copy += round_up(bytes, kLineBytes);
     }

@@ -1,9 +1,11 @@
 // Ring memory: blocks that are kept, calls that must not wait for each other, and objects that must not be kept for
 // ever.
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <memory>
 #include <thread>
+#include <vector>
 
 #include "fakes/intercepted.hpp"
 #include "faults/faults.hpp"
@@ -87,9 +89,41 @@ void nothing_is_kept_where_memory_is_short() {
     expect(reserve_for(4 * kReserve - 1) == 0 && reserve_for(0) == 0, "a rank keeps what others need");
 }
 
+// Tensors without elements lie nowhere: a fused allreduce of tensors in ring memory copies the others there, and none
+// of theirs.
+void some_tensors_of_a_list_are_empty() {
+    for (const bool as_hosts : {false, true})
+        for (const std::size_t most : {std::size_t{0}, std::size_t{8}, std::size_t{100'000}})
+            as_ranks("some tensors of a list are empty", 2, as_hosts, [&](Place place) {
+                const auto ring = place.open();
+                const Region region(place.domain, (most + 1) * sizeof(float));
+                std::vector<float> beside(most / 8, 1.0f);
+                auto* const within = static_cast<float*>(region.data());
+                std::fill_n(within, most, 1.0f);
+                Request request;
+                request.kind = OpKind::Allreduce;
+                request.dtype = DType::Float32;
+                const auto add = [&](float* data, std::size_t count) {
+                    request.pieces.push_back(
+                        {reinterpret_cast<const std::byte*>(data), reinterpret_cast<std::byte*>(data), count});
+                };
+                add(nullptr, 0);
+                add(within, most);
+                add(nullptr, 0);
+                add(beside.data(), beside.size());
+                add(nullptr, 0);
+                request.shape = {static_cast<std::int64_t>(most + beside.size())};
+                carry_out(*ring, request, false);
+                expect(std::count(within, within + most, 2.0f) == static_cast<std::ptrdiff_t>(most) &&
+                           std::count(beside.begin(), beside.end(), 2.0f) == static_cast<std::ptrdiff_t>(beside.size()),
+                       "a list with empty tensors has wrong sums");
+            });
+}
+
 }  // namespace
 
 void check_memory() {
+    some_tensors_of_a_list_are_empty();
     a_block_is_kept();
     pages_are_reserved_beside_other_calls();
     what_is_kept_does_not_keep_the_domain();

@@ -91,22 +91,27 @@ assert step == 10, step
 MOMENT = "%%ringtrain\nmoment = [one['exp_avg'].tolist() for one in adam.state_dict()['state'].values()]"
 
 
-def test_curves_continue_bit_for_bit_here_and_in_a_new_cluster(notebook: Notebook) -> None:
+@pytest.fixture(scope="module", autouse=True)
+def before(notebook: Notebook) -> None:
+    """The snapshot "before"; `trained` in the kernel has the losses of both ranks that trained on from it."""
     notebook.text(MAKE)
     text = notebook.text("%ring snapshots save before")
     assert re.search(r"Kept \d+ variables of 2 ranks as before: \d+\.\d [KM]iB in \d+\.\d s", text), text
     assert "Left out" not in text
     notebook.text(TRAIN)
-    notebook.text(f"{PULL}\nwhole = both")
+    notebook.text(f"{PULL}\ntrained = both")
+
+
+def test_curves_continue_bit_for_bit_here_and_in_a_new_cluster(notebook: Notebook) -> None:
     notebook.text("%%ringtrain\nlater = 3\nfirst = None")
     assert "Restored" in notebook.text("%ring snapshots restore before")
     notebook.text(TRAIN)
-    notebook.text(f"{PULL}\nassert both == whole and both[0] != both[1], (both, whole)")
+    notebook.text(f"{PULL}\nassert both == trained and both[0] != both[1], (both, trained)")
     notebook.text(SHARED)
     notebook.text("%ring restart")
     notebook.text("%ring snapshots restore before")
     notebook.text(TRAIN)
-    notebook.text(f"{PULL}\nassert both == whole, (both, whole)")
+    notebook.text(f"{PULL}\nassert both == trained, (both, trained)")
     assert "Ran 1 set-up cell again" in notebook.text("%ring restart --rerun")
     listed = notebook.text("%ring snapshots")
     assert re.search(r"^before +\d\d \w+ \d\d:\d\d +2 ", listed, re.MULTILINE), listed
@@ -229,7 +234,7 @@ def test_another_number_of_ranks(notebook: Notebook) -> None:
     notebook.text("%ring pull moment\nassert moment == three and len(three) == 4")
     notebook.text("%ring snapshots restore before")
     notebook.text(TRAIN)
-    notebook.text(f"{PULL}\nassert both == whole, (both, whole)")
+    notebook.text(f"{PULL}\nassert both == trained, (both, trained)")
 
 
 LOOP = """%%ringtrain --background --out run --name long
@@ -354,7 +359,7 @@ def test_another_kernel_brings_it_back(notebook: Notebook, tmp_path: Path, monke
         assert "Started 2 engines" in text
         assert "Restored" in text
         other.text(TRAIN)
-        notebook.text(f"{PULL}\nopen(os.path.join(folder, 'whole'), 'w').write(repr(whole))")
+        notebook.text(f"{PULL}\nopen(os.path.join(folder, 'whole'), 'w').write(repr(trained))")
         other.text(f"{PULL}\nimport os\nassert repr(both) == open(os.environ['RING_RUNS_DIR'] + '/whole').read()")
     finally:
         other.close()

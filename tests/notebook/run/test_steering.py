@@ -94,6 +94,7 @@ def test_all_ranks_take_a_change_at_the_same_step(cluster: Cluster) -> None:
 def test_a_run_that_is_paused_waits_and_is_not_stuck(cluster: Cluster) -> None:
     run = cluster.run(LOOP, timeout=30)
     knobs_of(run, "end")
+    until(lambda: len(run.metrics) > 0)
     run.pause()
     until(lambda: run.view.paused)
     steps, spent = run.metrics[-1].step, [_processor(engine.pid) for engine in cluster.status()]
