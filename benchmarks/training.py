@@ -1,10 +1,12 @@
 """The time of a training step: ours, DDP, Horovod (where installed) and ranks that do not communicate.
 
     ringrun -np 2 python benchmarks/training.py [--models fc,conv,gpt] [--optimizer sgd|adam] [--seconds 20]
-    [--variants alone,ours]
+    [--variants alone,ours] [--logical 8]
 
 All variants train in one run and take turns step by step, one thread per rank, so that they see the same noise. The
 figure is the median of a step's time on the slowest rank; in parentheses what it costs beyond ranks that train alone.
+With ``--logical`` a step has the batches of so many logical ranks: with ``prepare(logical=...)``, with as many batches
+accumulated, and on ranks that train alone.
 With RING_ALLOCATOR=system all of them have the C library's allocator. Under the table stand the page faults of a step
 on rank 0, and the most memory that a rank took.
 """
@@ -115,6 +117,37 @@ def variants(name: str, optimizer: str, wanted: list[str]) -> dict[str, Callable
     return steps
 
 
+def in_turns(name: str, optimizer: str, logical: int) -> dict[str, Callable[[], None]]:
+    """The steps of ``logical`` logical ranks to compare, each over a model of its own that begins alike."""
+    make, turns = OPTIMIZERS[optimizer], logical // ring.size()
+
+    def batches(wrap: Callable[[nn.Module], tuple[nn.Module, torch.optim.Optimizer]]) -> Callable[[], None]:
+        torch.manual_seed(0)
+        model, loss = MODELS[name]()
+        return step_of(*wrap(model), loss)
+
+    def alone() -> None:
+        one.zero_grad()
+        for _ in range(turns):
+            (loss(model) / turns).backward()
+        one.step()
+
+    def accumulated() -> None:
+        for _ in range(turns):
+            accumulates()
+
+    def ordered() -> None:
+        for _ in ring.logical_turns(range(1)):
+            takes_turns()
+
+    torch.manual_seed(0)
+    model, loss = MODELS[name]()
+    one = make(model)
+    accumulates = batches(lambda other: ring.prepare(other, make(other), accumulate=turns))
+    takes_turns = batches(lambda other: ring.prepare(other, make(other), logical=logical))
+    return {"alone": alone, "accumulate": accumulated, "logical": ordered}
+
+
 def page_faults() -> int:
     """Pages that this process has had to wait for so far, of memory that was new to it."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -150,13 +183,17 @@ def main() -> None:
     parser.add_argument("--optimizer", choices=OPTIMIZERS, default="sgd")
     parser.add_argument("--seconds", type=float, default=20.0, help="time for each model")
     parser.add_argument("--variants", default="", help="only these, beside alone")
+    parser.add_argument("--logical", type=int, default=0, help="compare steps of so many logical ranks")
     arguments = parser.parse_args()
     wanted = [name for name in arguments.variants.split(",") if name]
     ring.init()
     torch.set_num_threads(1)
     summary: list[str] = []
     for number, name in enumerate(arguments.models.split(",")):
-        steps = variants(name, arguments.optimizer, wanted)
+        if arguments.logical:
+            steps = in_turns(name, arguments.optimizer, arguments.logical)
+        else:
+            steps = variants(name, arguments.optimizer, wanted)
         result, faults = measure(steps, arguments.seconds)
         if ring.rank() == 0:
             if number == 0:

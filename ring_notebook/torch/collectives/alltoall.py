@@ -43,6 +43,12 @@ def _start(tensor: Tensor, splits: Splits, name: str | None, process_set: Proces
     return Handle(communicator, name, [work], finish)
 
 
+def exchanged(tensor: Tensor, splits: Splits, name: str | None, process_set: ProcessSet) -> tuple[Tensor, Tensor]:
+    """`alltoall` without gradient, with the number of rows from each rank (int32)."""
+    result: tuple[Tensor, Tensor] = _start(tensor, splits, name, process_set, blocking=True).wait()
+    return result
+
+
 def alltoall_async(
     tensor: Tensor, splits: Splits = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle:
@@ -56,7 +62,7 @@ class _Alltoall(torch.autograd.Function):
     def forward(
         ctx: Any, tensor: Tensor, splits: Splits, name: str | None, process_set: ProcessSet
     ) -> tuple[Tensor, Tensor]:
-        output, received = _start(tensor, splits, name, process_set, blocking=True).wait()
+        output, received = exchanged(tensor, splits, name, process_set)
         ctx.process_set, ctx.received = process_set, received
         ctx.mark_non_differentiable(received)
         return output, received

@@ -23,6 +23,7 @@ from ring_notebook.core import world
 from ring_notebook.core.communicator import Communicator
 from ring_notebook.core.logical_ranks import LogicalRanks, Turn
 from ring_notebook.torch.collectives.allgather import gathered
+from ring_notebook.torch.collectives.alltoall import exchanged
 from ring_notebook.torch.optimizer import backward_pass
 from ring_notebook.torch.optimizer.gradient_reducer import GradientReducer, Named
 from ring_notebook.torch.optimizer.ordered_sum import OrderedSum, nodes_of, total
@@ -36,9 +37,10 @@ class _Layout:
     """Where the gradients of parameters lie in flat tensors, one for each bucket, and one of counts.
 
     The counts, a number for each parameter, say how many logical ranks have a gradient: one that none has stays None.
+    Flat tensors end with as many zeros as make their length a multiple of ``parts``.
     """
 
-    def __init__(self, named: Named, threshold: int) -> None:
+    def __init__(self, named: Named, threshold: int, parts: int) -> None:
         self.named = list(named)
         self.parameters = [p for _, p in named]
         self.specs = [ParameterSpec(name, tuple(real_view(p).shape), dtype_of(real_view(p))) for name, p in named]
@@ -51,21 +53,45 @@ class _Layout:
             for plan in plan_buckets([self.specs[number] for number in numbers], threshold)
         ]
         self.places = {p: number for number, p in enumerate(self.parameters)}
+        self._parts = parts
+        self._spare: list[list[Tensor]] = []  # memory that the kernel has given us: new pages cost more than the sums
 
-    def zeros(self) -> list[Tensor]:
-        """The flat tensors of a leaf without gradients."""
+    def flats(self) -> list[Tensor]:
+        """Flat tensors, with any content."""
+        if self._spare:
+            return self._spare.pop()
         made = []
         for bucket in self.buckets:
             first = real_view(self.parameters[bucket[0]])
             size = sum(self.specs[number].elements for number in bucket)
-            made.append(torch.zeros(size, dtype=first.dtype, device=first.device))
-        return [*made, torch.zeros(len(self.parameters), dtype=torch.int32, device="cpu")]
+            made.append(torch.empty(round_up(size, self._parts), dtype=first.dtype, device=first.device))
+        counts = round_up(len(self.parameters), self._parts)
+        return [*made, torch.empty(counts, dtype=torch.int32, device="cpu")]
+
+    def zeros(self) -> list[Tensor]:
+        """The flat tensors of a leaf without gradients."""
+        flats = self.flats()
+        for flat in flats:
+            flat.zero_()
+        return flats
+
+    def give_back(self, flats: list[Tensor]) -> None:
+        """Nobody reads them any more."""
+        self._spare.append(flats)
+
+    def merge(self, left: list[Tensor], right: list[Tensor]) -> list[Tensor]:
+        """The sum of both, which are nobody's any more."""
+        for one, other in zip(left, right, strict=True):
+            one.add_(other)
+        self.give_back(right)
+        return left
 
     def views(self, flats: Sequence[Tensor]) -> dict[int, Tensor]:
         """The part of each parameter, by its number, in its shape; of a complex one as real numbers."""
         found: dict[int, Tensor] = {}
         for bucket, flat in zip(self.buckets, flats, strict=False):
-            parts = torch.split(flat, [self.specs[number].elements for number in bucket])
+            sizes = [self.specs[number].elements for number in bucket]
+            parts = torch.split(flat[: sum(sizes)], sizes)
             found.update((n, part.view(self.specs[n].shape)) for n, part in zip(bucket, parts, strict=True))
         return found
 
@@ -107,12 +133,9 @@ class _Leaf:
         self.reached.clear()
 
 
-def _add_into(left: list[Tensor], right: list[Tensor]) -> list[Tensor]:
-    return [one.add_(other) for one, other in zip(left, right, strict=True)]
-
-
-def _add(left: list[Tensor], right: list[Tensor]) -> list[Tensor]:
-    return [one + other for one, other in zip(left, right, strict=True)]
+def round_up(number: int, to: int) -> int:
+    """The next multiple of ``to``."""
+    return -(-number // to) * to
 
 
 def _quiet(parameter: Tensor) -> None:
@@ -162,9 +185,11 @@ class LogicalReducer(GradientReducer):
         named = self._trainable()
         layout = self._flat_layout
         if layout is None or [id(p) for _, p in named] != [id(p) for p in layout.parameters]:
-            # The ranks gather a bucket each at a time.
-            layout = self._flat_layout = _Layout(named, config().fusion_threshold // self.logical.ranks)
-        self._sum = OrderedSum(self.logical.number, self.logical.first, _add_into)
+            layout = self._flat_layout = _Layout(named, config().fusion_threshold, self.logical.ranks)
+        if self._leaf is not None and self._sum is not None:
+            for flats in (self._leaf.flats, *(value for _, _, value in self._sum.nodes)):
+                self._leaf.layout.give_back(flats)
+        self._sum = OrderedSum(self.logical.number, self.logical.first, layout.merge)
         self._leaf, self._reached, self._before = None, {}, {}
         self._has_reduced = False
         for name, p in named:
@@ -253,15 +278,23 @@ class LogicalReducer(GradientReducer):
         leaf = self.open()
         assert self._sum is not None
         layout = leaf.layout
-        here = self._sum.with_leaf(leaf.flats, _add)
-        flats, counts = self._exchanged(layout, [value for _, _, value in here.nodes])
-        for flat in flats:
-            flat.div_(self.logical.number)
+        made: list[list[Tensor]] = []  # sums with this leaf, which may change in another pass of the turn
+
+        def add(left: list[Tensor], right: list[Tensor]) -> list[Tensor]:
+            made.append(layout.flats())
+            for one, other, out in zip(left, right, made[-1], strict=True):
+                torch.add(one, other, out=out)
+            return made[-1]
+
+        here = self._sum.with_leaf(leaf.flats, add)
+        flats = self._averages(layout, [value for _, _, value in here.nodes])
+        counts = flats[-1].tolist()
         views = layout.views(flats)
         for number, p in enumerate(layout.parameters):
             before = self._before.get(p)
             if counts[number]:
-                p.grad = torch.empty_like(p)
+                if p.grad is None or p.grad.requires_grad or p.grad.dtype != p.dtype:
+                    p.grad = torch.empty_like(p)
                 real_view(p.grad).copy_(views[number])
                 if before is not None:
                     p.grad.add_(before)
@@ -269,6 +302,8 @@ class LogicalReducer(GradientReducer):
                 p.grad = None if before is None else before.clone()
             if p.grad is not None:
                 setattr(p.grad, _IS_AVERAGE, True)
+        for one in (flats, *made):
+            layout.give_back(one)
         leaf.is_reduced = True
         self._touched.clear()
         self._settled.update(layout.parameters)
@@ -277,22 +312,32 @@ class LogicalReducer(GradientReducer):
         self.logical.reductions += 1
 
     # --- within ---
-    def _exchanged(self, layout: _Layout, nodes: list[list[Tensor]]) -> tuple[list[Tensor], list[int]]:
-        """The sums of all logical ranks, and how many of these have a gradient, from this rank's ``nodes``."""
-        number, turns = self.logical.number, self.logical.turns
-        places = [place for rank in range(self.logical.ranks) for place in nodes_of(number, rank * turns, turns)]
+    def _averages(self, layout: _Layout, nodes: list[list[Tensor]]) -> list[Tensor]:
+        """The averages over all logical ranks, and how many of these have a gradient, from this rank's ``nodes``.
+
+        Each rank adds one part of all nodes, and has the sums of the other parts from the others.
+        """
+        number, turns, ranks = self.logical.number, self.logical.turns, self.logical.ranks
+        places = [place for rank in range(ranks) for place in nodes_of(number, rank * turns, turns)]
         mark = self._agreed(layout)
-        sums = []
-        for index in range(len(layout.buckets) + 1):
+        averages = layout.flats()
+        for index, average in enumerate(averages):
             parts = [flats[index] for flats in nodes]
-            if self.logical.ranks > 1:
-                sent = parts[0].unsqueeze(0) if len(parts) == 1 else torch.stack(parts)
-                rows, _ = gathered(sent, f"ordered gradients {mark}, bucket {index}", self.process_set())
-                parts = list(rows)
-            summed = total(number, [(*place, one) for place, one in zip(places, parts, strict=True)], torch.add)
-            sums.append(summed.clone() if number == 1 else summed)  # of one, that is the leaf itself
-        *flats, counts = sums
-        return flats, counts.tolist()
+            divisor = number if index < len(layout.buckets) else 1
+            if ranks == 1:
+                [whole] = parts
+                average.copy_(whole) if divisor == 1 else torch.div(whole, divisor, out=average)
+                continue
+            name = f"ordered gradients {mark}, bucket {index}"
+            rows = [part.view(ranks, -1) for part in parts]
+            sent = rows[0] if len(rows) == 1 else torch.stack(rows, 1).flatten(0, 1)
+            received, _ = exchanged(sent, [len(rows)] * ranks, f"{name}: parts", self.process_set())
+            added = [(*place, row) for place, row in zip(places, received, strict=True)]
+            summed = total(number, added, torch.Tensor.add_)
+            if divisor != 1:
+                summed.div_(divisor)
+            gathered(summed, name, self.process_set(), output=average)
+        return averages
 
     def _agreed(self, layout: _Layout) -> str:
         """A mark of the ``layout`` that all ranks have agreed on."""
