@@ -46,9 +46,15 @@ def test_a_record_is_run_again_on_one_rank_and_compared(notebook: Notebook) -> N
     notebook.text(cell.replace("lr=0.1", "lr=0.1 + (ring.size() == 1) * 1e-3"))
     said = notebook.text(REPLAY)
     assert "Not equal: loss parts at step 1 of rank " in said, said
-    assert "ran on 2 ranks with --logical 4; 3 does not divide 4" in notebook.error(REPLAY.replace("-n 1", "-n 3"))[1]
+    assert (
+        "ran on 2 ranks with 4 logical ranks; 3 does not divide 4" in notebook.error(REPLAY.replace("-n 1", "-n 3"))[1]
+    )
+    in_code = cell.replace(" --logical 4", "").replace("loader)\nfor", "loader, logical=4)\nfor")
+    assert in_code.count("logical") == 1
+    notebook.text(in_code)
+    assert "Equal bit by bit: 12 values of loss" in notebook.text(REPLAY)
     notebook.text("%%ringtrain --out plain\nring.log(loss=1.0)")
-    assert "ran on 2 ranks without --logical; leave -n out" in notebook.error(REPLAY.replace("run_on_2", "plain"))[1]
+    assert "ran on 2 ranks without logical ranks" in notebook.error(REPLAY.replace("run_on_2", "plain"))[1]
 
 
 def test_sizes_are_compared_at_equal_results(notebook: Notebook) -> None:

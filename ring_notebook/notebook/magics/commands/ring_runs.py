@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from ring_notebook.errors import RingError
 from ring_notebook.notebook.line_command import Option, command
 from ring_notebook.notebook.magics.commands.ring_start import start_if_none
+from ring_notebook.notebook.magics.commands.ringtrain import Out, assign
 from ring_notebook.notebook.run import agent_calls, catalogue
 from ring_notebook.notebook.run.equal_runs import compared
 from ring_notebook.notebook.run.export import set_up_before
@@ -53,19 +54,25 @@ def replay(
     session: Session,
     name: _Run,
     n: Annotated[int | None, Option("-n N", "number of ranks; by default as then", count)] = None,
+    out: Out = "",
 ) -> str:
     """Run a cell of an earlier run again, behind its set-up cells, and compare all that it logs, bit by bit.
 
-    On another number of ranks only a run with `--logical` can be equal: raises RingError for any other.
+    On another number of ranks only a training of logical ranks can be equal: raises RingError for any other.
     """
     record = catalogue.find(name)
     options = CellOptions.of(record.options)
+    noted = record.params.get("logical_ranks")  # by prepare(logical=...)
+    logical = options.logical or (noted if isinstance(noted, int) else 0)
     n = n or record.size
-    if n != record.size and (not options.logical or options.logical % n):
+    if n != record.size and (not logical or logical % n):
         ran = f"{record.title} ran on {plural(record.size, 'rank')}"
-        if options.logical:
-            raise RingError(f"{ran} with --logical {options.logical}; {n} does not divide {options.logical}")
-        raise RingError(f"{ran} without --logical; leave -n out, because other numbers of ranks give other sums")
+        if logical:
+            raise RingError(f"{ran} with {plural(logical, 'logical rank')}; {n} does not divide {logical}")
+        raise RingError(
+            f"{ran} without logical ranks (`--logical N` or prepare(logical=N)); leave -n out, because other numbers "
+            "of ranks give other sums"
+        )
     start_if_none(session, n)
     session.require().check_size(n)
     for cell in set_up_before(record):
@@ -75,6 +82,7 @@ def replay(
         again = replace(again, replay=record.run)
     given: list[Run] = []
     run_cell(session, record.source, again, give=given.append)
+    assign(session, out, given[0])
     return compared(record.metrics(), given[0].metrics, ("the record", "this run"))
 
 
