@@ -6,10 +6,12 @@ import pickle
 import random
 import sys
 import weakref
+from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import cloudpickle
 import torch
 from torch import Tensor, nn
 
@@ -46,6 +48,33 @@ def follow_buffers(logical: LogicalRanks, model: nn.Module) -> None:
     logical.follow(f"buffers {id(model)}", _buffers[model])
 
 
+def kept_turns(logical: LogicalRanks, models: Sequence[nn.Module]) -> list[bytes]:
+    """What each logical rank of this rank has of its own now, and last what belongs to none of them.
+
+    For `continue_turns`, on any number of ranks.
+    """
+    followers = _followers(models)
+    now = None if logical.now is None else logical.now.number
+    for one in followers:
+        one.leave(now)
+    return [cloudpickle.dumps([one.kept_of(turn) for one in followers]) for turn in (*range(logical.turns), None)]
+
+
+def continue_turns(models: Sequence[nn.Module], kept: Sequence[bytes]) -> None:
+    """Give the logical ranks of this rank, outside of turns, what `kept_turns` has kept of them."""
+    followers = _followers(models)
+    for turn, data in zip((*range(len(kept) - 1), None), kept, strict=True):
+        for one, state in zip(followers, cloudpickle.loads(data), strict=True):
+            one.keep(turn, state)
+    for one in followers:
+        one.enter(None)
+
+
+def _followers(models: Sequence[nn.Module]) -> list[RandomNumbers | Buffers]:
+    assert _numbers is not None
+    return [_numbers, *(_buffers[model] for model in models)]
+
+
 class RandomNumbers:
     """The random numbers of Python, numpy and torch, also of this rank's GPU, of each logical rank.
 
@@ -69,13 +98,25 @@ class RandomNumbers:
 
     def enter(self, turn: int | None) -> None:
         """See `Follower`."""
-        kept = self._kept.get(turn, {})
+        kept = self.kept_of(turn)
         for name, (_, set_to) in _sources().items():
-            if name in kept:
+            if isinstance(kept.get(name), int):
+                _seed(name, kept[name])
+            elif name in kept:
                 set_to(kept[name])
-            elif turn is not None:
-                text = self._seeds.get(name, b"") + f" {name} {self._first + turn}".encode()
-                _seed(name, int.from_bytes(blake2b(text, digest_size=4).digest(), "big"))
+
+    def kept_of(self, turn: int | None) -> dict[str, Any]:
+        """The states by source, where nothing has been drawn yet seeds."""
+        seeds = {} if turn is None else {name: self._seed_of(name, turn) for name in _sources()}
+        return seeds | self._kept.get(turn, {})
+
+    def keep(self, turn: int | None, kept: dict[str, Any]) -> None:
+        """Take what `kept_of` has returned, perhaps on another rank."""
+        self._kept[turn] = kept
+
+    def _seed_of(self, name: str, turn: int) -> int:
+        text = self._seeds.get(name, b"") + f" {name} {self._first + turn}".encode()
+        return int.from_bytes(blake2b(text, digest_size=4).digest(), "big")
 
 
 def _sources() -> dict[str, Any]:
@@ -142,6 +183,21 @@ class Buffers:
                 elif (module := self._places[number][0]()) is not None:
                     setattr(module, self._places[number][1], value.clone())
         self._mark()
+
+    def kept_of(self, turn: int | None) -> dict[int, Tensor]:
+        """The values by number; for None those of logical ranks that have none of their own."""
+        if turn is None:
+            return dict(enumerate(self._first))
+        return {number: self._of(turn, number) for number in self._own}
+
+    def keep(self, turn: int | None, kept: dict[int, Tensor]) -> None:
+        """Take what `kept_of` has returned, perhaps on another rank."""
+        for number, value in kept.items():
+            if turn is None:
+                self._first[number] = value.clone()
+            else:
+                self._own.add(number)
+                self._keep(turn, number, value)
 
     def _of(self, turn: int, number: int) -> Tensor:
         return self._kept[turn].get(number, self._first[number])
