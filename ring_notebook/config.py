@@ -43,6 +43,10 @@ class Config:
     """RING_OVERLAP: ``thread`` reduces buckets on the progress thread during backward, ``inline`` in ``step()``
     (DistributedDataParallel on backend "ring": in backward). ``auto`` takes ``thread`` if a core is free."""
 
+    gate: Literal["on", "off"] = "on"
+    """RING_GATE: whether ranks compare what they call before each operation of groups of torch.distributed with other
+    backends, such as Gloo and NCCL, and end the wait when a rank fails. ``off`` leaves these as torch has them."""
+
     logical: int = 0
     """RING_LOGICAL: logical ranks of `prepare`, where it is given no number (``prepare(logical=...)``); ``ringrun
     --logical`` sets it. 0: none."""

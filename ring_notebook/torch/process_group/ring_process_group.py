@@ -17,13 +17,13 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 from torch import Tensor
 
-from ring_notebook.config import config
 from ring_notebook.core import world
 from ring_notebook.core.buffers import Buffer
 from ring_notebook.core.communicator import ANY, Communicator, ReduceOp, receive, send
 from ring_notebook.core.work import Work
 from ring_notebook.errors import RingError
 from ring_notebook.torch.free_cores import reduces_beside_backward
+from ring_notebook.torch.process_group.members import communicator_of, shorter_limit
 from ring_notebook.torch.process_group.operands import (
     Operand,
     caller_waits,
@@ -110,7 +110,7 @@ class RingProcessGroup(c10d.ProcessGroup):
         self._ranks = tuple(ranks)
         self._everyone = current.size
         self._store = store
-        self._seconds = _seconds(timeout)
+        self._seconds = shorter_limit(timeout)
         self._group_name, self._description = name, "undefined"
         self._world: world.World | None = None
         self._communicator: Communicator | None = None
@@ -143,7 +143,7 @@ class RingProcessGroup(c10d.ProcessGroup):
             )
         self._bindings += 1
         self._kept.clear()
-        communicator = _communicator_of(current.communicator, self._ranks, self._store, f"binding {self._bindings}")
+        communicator = communicator_of(current.communicator, self._ranks, self._store, f"binding {self._bindings}")
         communicator.limit_time(self._seconds)
         communicator.match_in_order()  # names are torch's, for errors and timelines
         self._communicator, self._world = communicator, current
@@ -221,7 +221,7 @@ class RingProcessGroup(c10d.ProcessGroup):
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Have operations that begin from now on raise CollectiveTimeout after ``timeout``."""
-        self._seconds = _seconds(timeout)
+        self._seconds = shorter_limit(timeout)
         self.communicator.limit_time(self._seconds)
 
     _set_default_timeout = set_timeout
@@ -643,37 +643,6 @@ def _memory(tensor: Tensor) -> Operand:
     return operand(tensor) if known else moved_operand(tensor)
 
 
-def _seconds(timeout: timedelta) -> float:
-    """The shorter one of torch.distributed's limit and RING_TIMEOUT, which is 0 where there is none."""
-    own = config().timeout
-    return min(timeout.total_seconds(), own) if own else timeout.total_seconds()
-
-
-_Card = tuple[int, int, int]
-
-
-def _communicator_of(epoch: Communicator, ranks: Sequence[int], store: c10d.Store, name: str) -> Communicator:
-    """A communicator over ``ranks`` of ``epoch``, called by these alone; ``name`` is new in ``store``."""
-    if len(ranks) == epoch.size:
-        group = epoch.group(ranks)
-        assert group is not None
-        return group
-    own = list(ranks).index(epoch.rank)
-
-    def exchange(card: _Card) -> list[_Card]:
-        store.set(f"{name} of {own}", " ".join(map(str, card)))
-        return [_parse(store.get(f"{name} of {member}")) for member in range(len(ranks))]
-
-    group = epoch.group_of_members(ranks, exchange)
-    store.delete_key(f"{name} of {own}")  # nobody may take it for that of another epoch
-    return group
-
-
-def _parse(text: bytes) -> _Card:
-    block, identity, number = map(int, text.split())
-    return block, identity, number
-
-
 def create(opts: Any, options: Any) -> RingProcessGroup:
     """torch.distributed's maker of a group; its members alone call it.
 
@@ -711,16 +680,19 @@ def _keep_compiler_out(*classes: type) -> None:
 
     It compiles every Python function that it sees begin there, and knows no attributes of process groups.
     """
-    set_strategy, action, strategy = map(private, ("set_frame_strategy", "frame_action", "frame_strategy"))
-    known = set_strategy is not None and action is not None and strategy is not None
     for base in {base for cls in classes for base in cls.__mro__ if base.__module__.startswith(__package__)}:
         for name, function in list(vars(base).items()):
-            if not isinstance(function, FunctionType):
-                continue
-            if known:
-                set_strategy(function.__code__, strategy(action.SKIP, action.SKIP))  # what they call too
-            else:
-                setattr(base, name, torch.compiler.disable(function))  # type: ignore[no-untyped-call]
+            if isinstance(function, FunctionType):
+                setattr(base, name, uncompiled(function))
+
+
+def uncompiled(function: Any) -> Any:
+    """``function``, which torch.compile leaves alone from now on, with what it calls."""
+    set_strategy, action, strategy = map(private, ("set_frame_strategy", "frame_action", "frame_strategy"))
+    if set_strategy is None or action is None or strategy is None:
+        return torch.compiler.disable(function)  # type: ignore[no-untyped-call]
+    set_strategy(function.__code__, strategy(action.SKIP, action.SKIP))
+    return function
 
 
 _keep_compiler_out(RingProcessGroup, RingWork)

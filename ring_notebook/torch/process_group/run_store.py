@@ -15,6 +15,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from functools import partial
+from importlib import import_module
 from typing import Any
 from urllib.parse import parse_qsl, urlparse
 
@@ -238,5 +239,6 @@ def rendezvous(
         return
     if not world.is_initialized() or world.is_aborted():
         world.init()
+    import_module("ring_notebook.torch.process_group.gate").install()  # which imports this module
     yield run_store(timeout), rank, size
     raise RuntimeError("a second rendezvous needs a new init_process_group")

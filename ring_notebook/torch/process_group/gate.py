@@ -1,0 +1,571 @@
+"""The gate before the operations of groups that torch.distributed makes itself, such as Gloo's and NCCL's.
+
+Every collective of such a group passes torch's dispatcher (``c10d::allreduce_`` and so on), also when C++ calls it, as in
+functional collectives, compiled functions and DistributedDataParallel. There the members first exchange a header through
+the core: it compares what they call, keeps it in the log of operations with the line that called it, and ends the wait
+when a rank fails, leaves, dies or is interrupted. Then torch's own operation starts; nothing else of it changes.
+
+Of a message the two sides exchange such a header, a *card*. Neither starts it before it has the card of the other one.
+
+An operation that its caller does not wait for is *pending* until all members have called it. It starts when they have:
+in a thread that looks every now and then, or in `wait`.
+"""
+
+# mypy: disable-error-code="override"
+
+from __future__ import annotations
+
+import re
+import time
+import warnings
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from threading import Condition, RLock, Thread
+from typing import Any
+from weakref import WeakKeyDictionary, WeakSet
+from zlib import crc32
+
+import torch
+import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
+from torch import Tensor
+
+from ring_notebook.config import config
+from ring_notebook.core import other_waits, world
+from ring_notebook.core.buffers import Buffer, DType
+from ring_notebook.core.communicator import ANY, Communicator, Message, receive, send
+from ring_notebook.core.work import Work
+from ring_notebook.errors import CollectiveError, CollectiveMismatch
+from ring_notebook.torch.process_group.default_group import end_groups_of_failed_epoch, tells_of_lost_rank
+from ring_notebook.torch.process_group.members import communicator_of, shorter_limit
+from ring_notebook.torch.process_group.ring_process_group import RingProcessGroup, uncompiled
+from ring_notebook.torch.process_group.ring_work import in_backward
+from ring_notebook.torch_private import private
+
+_COMPARED: dict[str, tuple[str, str]] = {
+    "allreduce_": ("all_reduce", "tensors"),
+    "allreduce_coalesced_": ("all_reduce_coalesced", "tensors"),
+    "reduce_": ("reduce", "tensors"),
+    "broadcast_": ("broadcast", "tensors"),
+    "allgather_": ("all_gather", "output_tensors"),
+    "allgather_coalesced_": ("all_gather_coalesced", "output_lists"),
+    "_allgather_base_": ("all_gather_single", "output_tensor"),
+    "allgather_into_tensor_coalesced_": ("all_gather_single", "outputs"),
+    "reduce_scatter_": ("reduce_scatter", "input_tensors"),
+    "_reduce_scatter_base_": ("reduce_scatter_single", "input_tensor"),
+    "reduce_scatter_tensor_coalesced_": ("reduce_scatter_single", "inputs"),
+    "gather_": ("gather", "input_tensors"),
+    "scatter_": ("scatter", "output_tensors"),
+    "alltoall_": ("all_to_all", "input_tensors"),
+    "alltoall_base_": ("all_to_all_single", "input"),
+    "barrier": ("barrier", ""),
+}
+"""Of each of torch's operations: its name for users, and the tensors whose elements must be as many on all ranks."""
+_UNEVEN = {"alltoall_", "alltoall_base_"}
+"""Operations that may move other numbers of elements on each rank: only their dtype is compared."""
+_DEVICES = ("CPU", "CUDA", "SparseCPU", "SparseCUDA")
+_Op: Any = c10d.ReduceOp.RedOpType
+_REDUCTIONS = {int(op): name.lower() for name, op in _Op.__members__.items()}
+_NO_TIMEOUT = timedelta(0)
+_CARD = 64
+"""Bytes of the text that the sides of a message exchange."""
+_ANSWER = 1 << 30
+"""Added to the tag of a message in what its receiver tells its sender."""
+_SOON, _LATE = 1e-4, 2e-3
+"""Seconds between two looks at what is pending, at first and when nothing has come for long."""
+_PATIENCE = 2.0
+"""Seconds in which the core learns of a death that a connection of another backend has told of."""
+
+
+class Pending:
+    """An operation of another backend that starts when ``gate``, an operation of the core, has completed."""
+
+    __slots__ = ("_call", "_check", "_gate", "_lane", "_lock", "error", "real")
+
+    def __init__(
+        self,
+        gate: Work,
+        lane: deque[Pending],
+        lock: Any,
+        call: Callable[[], Any],
+        check: Callable[[], object] | None = None,
+    ) -> None:
+        """``call`` starts it, after ``check``, and behind those before it in ``lane``."""
+        self._gate, self._lane, self._lock, self._call, self._check = gate, lane, lock, call, check
+        self.real: Any = None
+        self.error: BaseException | None = None
+        lane.append(self)
+
+    def ready(self) -> bool:
+        """Whether `start` would not wait."""
+        return self._gate.done()
+
+    def start(self) -> None:
+        """Start it, and those before it; the gates of all of them have completed. Errors are kept in ``error``."""
+        with self._lock:
+            while self._lane and not self.started():
+                self._lane.popleft()._start()
+
+    def started(self) -> bool:
+        """Whether it has been started, or never will be."""
+        return self.real is not None or self.error is not None
+
+    def _start(self) -> None:
+        try:
+            with _own_words():
+                self._gate.wait()
+            if self._check is not None:
+                self._check()
+            self.real = self._call()
+        except BaseException as error:
+            self.error = error
+
+    def wait(self, timeout: float | None = None) -> Any:
+        """The handle of the operation, once it has started. Raises the error of the gate."""
+        if not self.started():
+            try:
+                with _own_words():
+                    self._gate.wait(timeout)
+            except BaseException as error:
+                self.error = self.error or error
+            self.start()
+        if self.error is not None:
+            raise self.error
+        return self.real
+
+
+class GatedWork(c10d.Work):
+    """The handle of a pending operation for torch.distributed."""
+
+    def __init__(self, gate: Gate, pending: Pending, result: Sequence[Tensor]) -> None:
+        super().__init__()
+        self._gate, self._pending, self._result = gate, pending, list(result)
+        # C++ holds the C++ side of the handle, and waits for ever where its Python side is gone.
+        gate.handles.add(self)
+        gate.prune()
+
+    def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
+        """Return True when the operation has completed; raise its error."""
+        seconds = timeout.total_seconds() if timeout is not None and timeout > _NO_TIMEOUT else None
+        try:
+            real = self._pending.wait(seconds)
+            with _named_losses():
+                real.wait() if seconds is None else real.wait(timeout)
+        finally:
+            self._gate.handles.discard(self)
+        return True
+
+    def synchronize(self) -> None:
+        """As `wait`."""
+        self.wait()
+
+    def is_completed(self) -> bool:
+        """Whether `wait` would return, or raise, at once."""
+        pending = self._pending
+        if not pending.started() and pending.ready():
+            pending.start()
+        return pending.error is not None or (pending.real is not None and pending.real.is_completed())
+
+    def is_success(self) -> bool:
+        """Whether the operation has completed without an error."""
+        return self.is_completed() and self.exception() is None
+
+    def exception(self) -> Any:
+        """The error of the operation, once it has completed; None without one."""
+        try:
+            self.wait()
+        except Exception as error:
+            return error
+        return None
+
+    def result(self) -> list[Tensor]:
+        """The tensors that the operation has written."""
+        self.wait()
+        return self._result
+
+    def source_rank(self) -> int:
+        """The group rank that a received tensor came from."""
+        self.wait()
+        return int(self._pending.real._source_rank())
+
+    _source_rank = source_rank
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        """A future of the tensors, complete: C++ waits for futures without looking at signals."""
+        future: torch.futures.Future[Any] = torch.futures.Future()
+        self.wait()
+        future.set_result(self._result)
+        return future
+
+
+class _Message(GatedWork):
+    """The handle of a message whose other side has not sent its card yet."""
+
+    def __init__(self, gate: Gate, pending: Pending, result: Sequence[Tensor], card: Message, title: str) -> None:
+        super().__init__(gate, pending, result)
+        self._card, self._title = card, title
+
+    def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
+        """As `GatedWork.wait`; the time until the other side comes counts as this rank's bubble."""
+        if not self._pending.started() and not self._card.done():
+            seconds = timeout.total_seconds() if timeout is not None else 0.0
+            native = self._card._native
+            other_waits.message(lambda: float(native.wait(seconds)), lambda: self._title)
+        return super().wait(timeout)
+
+    def source_rank(self) -> int:
+        """The group rank at the other side."""
+        self.wait()
+        return self._card.source()
+
+    _source_rank = source_rank
+
+
+@contextmanager
+def _named_losses() -> Iterator[None]:
+    """A context in which an error of a lost connection becomes that of the core, which knows the rank and the cause."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not tells_of_lost_rank(error) or not world.is_initialized():
+            raise
+        end = time.monotonic() + _PATIENCE
+        while not world.is_aborted() and time.monotonic() < end:
+            time.sleep(_LATE)
+        if world.is_aborted():
+            world.current().communicator.barrier()  # raises with the reason
+        raise
+
+
+@contextmanager
+def _own_words() -> Iterator[None]:
+    """A context in which errors name operations of torch, and not the barriers that stand for them."""
+    try:
+        yield
+    except CollectiveError as error:
+        text = re.sub(r"(?:barrier|the name) '(dist\.[^'\n]*)'", r"\1", str(error)).replace(
+            " passed dist.", " called dist."
+        )
+        raise type(error)(text) from None
+
+
+class Gate:
+    """The gate of one group of another backend: a communicator of the core over its members, new in each epoch."""
+
+    def __init__(self, ranks: Sequence[int], store: c10d.Store, timeout: timedelta) -> None:
+        """``ranks`` are those of the members in the open epoch."""
+        self._ranks = tuple(ranks)
+        self._everyone = world.current().size
+        self._store = store
+        self._seconds = shorter_limit(timeout)
+        self._world: world.World | None = None
+        self._communicator: Communicator | None = None
+        self._bindings = 0
+        self._lock = RLock()
+        self._lanes: defaultdict[tuple[int, int, int], deque[Pending]] = defaultdict(deque)
+        self._collectives: deque[Pending] = deque()
+        self.handles: set[GatedWork] = set()
+        """Those that nobody has waited for yet."""
+
+    def communicator(self) -> Communicator | None:
+        """The communicator of the members in the open epoch; None where the epoch has other ranks than the group."""
+        if not world.is_initialized():
+            return None
+        current = world.current()
+        if self._world is current:
+            return self._communicator
+        with self._lock:
+            if self._world is not current:
+                self._communicator, self._world = None, current
+                self._lanes.clear()
+                self._collectives.clear()
+                self.handles.clear()
+                if current.size == self._everyone:
+                    self._bindings += 1
+                    name = f"gate {self._bindings}"
+                    communicator = communicator_of(current.communicator, self._ranks, self._store, name)
+                    communicator.limit_time(self._seconds)
+                    communicator.match_in_order()
+                    self._communicator = communicator
+            return self._communicator
+
+    def prune(self) -> None:
+        """Let go of handles of operations that have completed."""
+        if len(self.handles) > _FEW:
+            self.handles -= {one for one in self.handles if one.is_completed()}
+
+    def pass_now(self, communicator: Communicator, name: str) -> None:
+        """Return when all members have called ``name``, and what is pending of this group has started."""
+        with _own_words():
+            communicator.barrier(name=name)
+        if self._collectives:
+            self._collectives[-1].start()
+
+    def pass_later(self, communicator: Communicator, name: str, call: Callable[[], Any], result: Any) -> GatedWork:
+        """Have ``call`` start the operation ``name`` when all members have called it."""
+        with self._lock:
+            gate = communicator.barrier(name=name, blocking=False)
+            pending = Pending(gate, self._collectives, self._lock, call)
+        _look_after(self)
+        return GatedWork(self, pending, _tensors(result))
+
+    def message(
+        self, communicator: Communicator, tensor: Tensor, peer: int, tag: int, sends: bool, call: Callable[[int], Any]
+    ) -> GatedWork:
+        """Exchange cards with group rank ``peer``, or `ANY`; ``call`` starts the message, with the rank at the other side."""
+        own = tensor_text([tensor])
+        mine, theirs = _card_of(own), bytearray(_CARD)
+        way_out, way_in = (tag, tag | _ANSWER) if sends else (tag | _ANSWER, tag)
+        what = f"dist.{'send' if sends else 'recv'}"
+        who = "any rank" if peer == ANY else f"rank {self._ranks[peer]}"
+        title = f"{what} {'to' if sends else 'from'} {who}, tag {tag}"
+        if peer != ANY:
+            send(communicator, mine, peer, tag=way_out, blocking=False)
+        card = receive(communicator, _buffer(theirs), peer, tag=way_in, blocking=False)
+
+        def check() -> None:
+            other = card.source()
+            if peer == ANY:
+                send(communicator, mine, other, tag=way_out, blocking=False)
+            came = bytes(theirs).rstrip(b"\0").decode()
+            if came != own:
+                verb = "receives" if sends else "sends"
+                raise CollectiveMismatch(
+                    f"rank {self._ranks[communicator.rank]}: {title}: expected {own}, rank {self._ranks[other]} {verb} "
+                    f"{came}; give tensors of the same size and dtype on both sides"
+                )
+
+        with self._lock:
+            lane = self._lanes[(sends, peer, tag)]
+            pending = Pending(card, lane, self._lock, lambda: call(card.source()), check)
+        _look_after(self)
+        return _Message(self, pending, [tensor], card, title)
+
+    def look(self) -> bool | None:
+        """Start what may start; whether something did. None where nothing is pending."""
+        with self._lock:
+            heads = [lane[0] for lane in (self._collectives, *self._lanes.values()) if lane]
+            ready = [head for head in heads if head.ready()]
+            for head in ready:
+                head.start()
+        return bool(ready) if heads else None
+
+
+_FEW = 64
+_gates: WeakKeyDictionary[c10d.ProcessGroup, Gate] = WeakKeyDictionary()
+_watched: WeakSet[Gate] = WeakSet()
+_news = Condition()
+_watch: Thread | None = None
+
+
+def _look_after(gate: Gate) -> None:
+    """Have a thread start what is pending in ``gate``."""
+    global _watch
+    with _news:
+        _watched.add(gate)
+        if _watch is None or not _watch.is_alive():
+            _watch = Thread(target=_look, name="ring-gate", daemon=True)
+            _watch.start()
+        _news.notify()
+
+
+def _look() -> None:
+    pause = _SOON
+    while True:
+        with _news:
+            while not _watched:
+                _news.wait()
+                pause = _SOON
+            gates = list(_watched)
+        moved = False
+        for gate in gates:
+            came = gate.look()
+            moved |= bool(came)
+            if came is None:
+                with _news:
+                    _watched.discard(gate)
+                    if gate.look() is not None:
+                        _watched.add(gate)
+        del gates
+        pause = _SOON if moved else min(_LATE, 1.5 * pause)
+        time.sleep(pause)
+
+
+def _tensors(given: Any) -> list[Tensor]:
+    """The tensors in an argument of an operation, or in lists of lists in it."""
+    if isinstance(given, Tensor):
+        return [given]
+    return [tensor for part in given for tensor in _tensors(part)]
+
+
+def tensor_text(tensors: Sequence[Tensor]) -> str:
+    """What ranks compare of tensors: "float32 [12]", "float32 2 x [12]", or the sum of other sizes and their hash."""
+    dtypes = {str(tensor.dtype).removeprefix("torch."): None for tensor in tensors}
+    sizes = [tensor.numel() for tensor in tensors]
+    if not tensors:
+        return "no tensors"
+    if len(set(sizes)) == 1:
+        number = f"[{sizes[0]}]" if len(sizes) == 1 else f"{len(sizes)} x [{sizes[0]}]"
+    else:
+        number = f"{len(sizes)} tensors, {sum(sizes)} elements, sizes {crc32(repr(sizes).encode()):08x}"
+    return f"{'/'.join(dtypes)} {number}"
+
+
+def _buffer(card: bytearray) -> Buffer:
+    memory = torch.frombuffer(card, dtype=torch.uint8)
+    return Buffer(memory.data_ptr(), (len(card),), DType.UINT8, memory)
+
+
+def _card_of(text: str) -> Buffer:
+    return _buffer(bytearray(text.encode()[:_CARD].ljust(_CARD, b"\0")))
+
+
+def _gate_of(group: c10d.ProcessGroup) -> Gate | None:
+    """The gate of a group; None where its ranks are not those of our job or run."""
+    gate = _gates.get(group)
+    if gate is None and world.is_initialized() and group.size() > 1 and dist.is_initialized():
+        current = world.current()
+        if (dist.get_rank(), dist.get_world_size()) == (current.rank, current.size):
+            try:
+                ranks = dist.get_process_group_ranks(group)
+            except (KeyError, ValueError):
+                return None
+            gate = _gates[group] = Gate(ranks, group.get_group_store(), c10d.default_pg_timeout)
+    return gate
+
+
+def _collective(operation: str, kernel: Any) -> Callable[..., Any]:
+    """What takes the place of ``kernel``, which carries out ``operation`` of `_COMPARED` in torch."""
+    public, compared = _COMPARED[operation]
+    at, defaults = _arguments(operation)
+    group_at, async_at, tensors_at = at["process_group"], at["async_op"], at.get(compared, -1)
+    op_at, root_at = at.get("reduce_op", -1), at.get("root_rank", -1)
+    returns_tensors, uneven = defaults > 1, operation in _UNEVEN
+
+    def gated(keys: Any, *args: Any) -> Any:
+        gate = _gate_of(c10d.ProcessGroup.unbox(args[group_at]))
+        communicator = None if gate is None else gate.communicator()
+        if gate is None or communicator is None:
+            return kernel.call_boxed(keys, *args)
+        name = f"dist.{public}"
+        if op_at >= 0:
+            name += f" {_REDUCTIONS.get(args[op_at].op(), 'unknown')}"
+        on_host = True
+        if tensors_at >= 0:
+            tensors = _tensors(args[tensors_at])
+            name += f" {tensor_text(tensors)}" if not uneven else f" {_dtype_text(tensors)}"
+            on_host = all(tensor.is_cpu for tensor in tensors)
+        if root_at >= 0:
+            name += f", root {args[root_at]}"
+        waits = async_at < len(args) and not args[async_at]
+        # What C++ starts in a backward pass it also waits for there, in the same order on all ranks. What a device
+        # carries out must be started in that order.
+        if waits or not on_host or in_backward():
+            gate.pass_now(communicator, name)
+            result = kernel.call_boxed(keys, *args)
+            if waits and on_host:
+                with _named_losses():
+                    c10d.Work.unbox(result[-1] if returns_tensors else result).wait()
+            return result
+
+        def call() -> Any:
+            started = kernel.call_boxed(keys, *args)
+            return c10d.Work.unbox(started[-1] if returns_tensors else started)
+
+        work = gate.pass_later(communicator, name, call, args[0]).boxed()
+        return (args[0], work) if returns_tensors else work
+
+    return gated
+
+
+def _message(operation: str, kernel: Any, receives: Any) -> Callable[..., Any]:
+    """What takes the place of ``kernel``, which sends or receives a message; ``receives`` is that of "recv_"."""
+    sends, at = operation == "send", _arguments(operation)[0]
+    group_at, tag_at, peer_at = at["process_group"], at["tag"], at.get("dst", at.get("src", -1))
+
+    def gated(keys: Any, *args: Any) -> Any:
+        gate = _gate_of(c10d.ProcessGroup.unbox(args[group_at]))
+        communicator = None if gate is None else gate.communicator()
+        tensors, tag = args[0], args[tag_at]
+        if gate is None or communicator is None or not tensors[0].is_cpu or not 0 <= tag < _ANSWER:
+            return kernel.call_boxed(keys, *args)
+
+        def call(peer: int) -> Any:
+            if sends:
+                return c10d.Work.unbox(kernel.call_boxed(keys, *args))
+            return c10d.Work.unbox(receives.call_boxed(keys, tensors, args[group_at], peer, tag))
+
+        peer = args[peer_at] if peer_at >= 0 else ANY
+        return gate.message(communicator, tensors[0], peer, tag, sends, call).boxed()
+
+    return gated
+
+
+def _arguments(operation: str) -> tuple[dict[str, int], int]:
+    """Where each argument of an operation stands, and how many results it has."""
+    schema = getattr(torch.ops.c10d, operation).default._schema
+    return {argument.name: index for index, argument in enumerate(schema.arguments)}, len(schema.returns)
+
+
+def _dtype_text(tensors: Sequence[Tensor]) -> str:
+    return tensor_text(tensors).split(" ")[0]
+
+
+_library: Any = None
+
+
+def install() -> None:
+    """From now on all operations of other backends pass the gate. Does nothing the second time, or with RING_GATE=off.
+
+    Groups that are made later bind their gates when they are made, all others at their first collective of an epoch.
+    """
+    global _library
+    if _library is not None or config().gate == "off":
+        return
+    if private("has_kernel") is None or not hasattr(torch.library, "get_kernel"):
+        return
+    world.at_close(end_groups_of_failed_epoch)
+    _library = torch.library.Library("c10d", "IMPL")  # type: ignore[no-untyped-call]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that we override
+        for device in _DEVICES:
+            for operation in (*_COMPARED, "send", "recv_", "recv_any_source_"):
+                _override(operation, device)
+    _bind_new_groups()
+
+
+def _override(operation: str, device: str) -> None:
+    kernels = [_kernel(one, device) for one in (operation, "recv_")]
+    if kernels[0] is None:
+        return
+    make = _collective(operation, kernels[0]) if operation in _COMPARED else _message(operation, *kernels)
+    _library.impl(operation, uncompiled(make), device, with_keyset=True)
+
+
+def _kernel(operation: str, device: str) -> Any:
+    name, has_kernel = f"c10d::{operation}", private("has_kernel")
+    return torch.library.get_kernel(name, device) if has_kernel(name, device) else None
+
+
+def _bind_new_groups() -> None:
+    make = private("new_group_helper")
+    if make is None:
+        return
+
+    def helper(group_size: int, group_rank: int, global_ranks_in_group: Any, *args: Any, **options: Any) -> Any:
+        made = make(group_size, group_rank, global_ranks_in_group, *args, **options)
+        group = made[0]
+        if isinstance(group, c10d.ProcessGroup) and not isinstance(group, RingProcessGroup) and group not in _gates:
+            ranks = list(global_ranks_in_group) or list(range(group_size))
+            timeout = options.get("timeout") or c10d.default_pg_timeout
+            if world.is_initialized() and group_size > 1 and not world.is_aborted():
+                current = world.current()
+                everyone = dist.get_world_size() if dist.is_initialized() else group_size
+                if everyone == current.size and ranks[group_rank] == current.rank:
+                    gate = _gates[group] = Gate(ranks, group.get_group_store(), timeout)
+                    gate.communicator()
+        return made
+
+    setattr(c10d, make.__name__, helper)
