@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from operator import attrgetter
 from typing import Any, Literal
 
+from ring_notebook.text.words import operation_title
 from ring_notebook.text.words import ranks as named_ranks
 
 OPERATION = "operation"
@@ -61,7 +62,7 @@ class Operation:
     @property
     def title(self) -> str:
         """As errors name it: "allreduce 'grad'"."""
-        return f"{self.kind} '{self.name}'" if self.name else self.kind
+        return operation_title(self.kind, self.name)
 
     @property
     def full(self) -> str:

@@ -237,7 +237,7 @@ def _trace(
         if last >= 0:
             arguments["last to arrive"] = last
         event = {
-            "name": f"{operation} {name}".strip(),
+            "name": name if operation == "barrier" and name.startswith("dist.") else f"{operation} {name}".strip(),
             "cat": phase,
             "ts": (begin + ahead) / 1000,  # microseconds, as the format has them
             "pid": rank,

@@ -21,6 +21,13 @@ def plural(count: int, thing: str) -> str:
     return f"{count:,} {thing}{'s' * (count != 1)}"
 
 
+def operation_title(kind: str, name: str) -> str:
+    """``allreduce 'grad'``, or ``dist.all_reduce sum float32 [3]`` for the barrier before an operation of torch."""
+    if kind == "barrier" and name.startswith("dist."):
+        return name
+    return f"{kind} '{name}'" if name else kind
+
+
 def first_names(names: Sequence[str], most: int = 8) -> str:
     """The names with commas; of very many only the first, with a count: ``loss, accuracy and 98 more``."""
     more = len(names) - most

@@ -16,7 +16,7 @@ from typing import Any
 from ring_notebook.config import config
 from ring_notebook.notebook.record.run_view import RankView, RunView
 from ring_notebook.notebook.style import duration
-from ring_notebook.text.words import plural, rank_list, ranks
+from ring_notebook.text.words import operation_title, plural, rank_list, ranks
 
 _MOST_PLACES = 4  # lines of the cell, with the ranks that are there
 _MOST_ROWS = 8
@@ -91,8 +91,7 @@ def stall_sentence(stalled: Sequence[RankView], source: str = "", first_line: in
 
 
 def _operation(waiting: dict[str, Any]) -> str:
-    name = waiting.get("name")
-    return f"{waiting.get('operation')} '{name}'" if name else str(waiting.get("operation"))
+    return operation_title(str(waiting.get("operation")), waiting.get("name") or "")
 
 
 def _place(rank: RankView, source: str, first_line: int) -> str:

@@ -1,9 +1,9 @@
 """The gate before the operations of groups that torch.distributed makes itself, such as Gloo's and NCCL's.
 
-Every collective of such a group passes torch's dispatcher (``c10d::allreduce_`` and so on), also when C++ calls it, as in
-functional collectives, compiled functions and DistributedDataParallel. There the members first exchange a header through
-the core: it compares what they call, keeps it in the log of operations with the line that called it, and ends the wait
-when a rank fails, leaves, dies or is interrupted. Then torch's own operation starts; nothing else of it changes.
+Every collective of such a group passes torch's dispatcher (``c10d::allreduce_`` and so on), also when C++ calls it, as
+in functional collectives, compiled functions and DistributedDataParallel. There the members first exchange a header
+through the core: it compares what they call, keeps it in the log of operations with the line that called it, and ends
+the wait when a rank fails, leaves, dies or is interrupted. Then torch's own operation starts, unchanged.
 
 Of a message the two sides exchange such a header, a *card*. Neither starts it before it has the card of the other one.
 
@@ -148,6 +148,7 @@ class GatedWork(c10d.Work):
 
     def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
         """Return True when the operation has completed; raise its error."""
+        other_waits.ours()
         seconds = timeout.total_seconds() if timeout is not None and timeout > _NO_TIMEOUT else None
         try:
             real = self._pending.wait(seconds)
@@ -212,7 +213,8 @@ class _Message(GatedWork):
         if not self._pending.started() and not self._card.done():
             seconds = timeout.total_seconds() if timeout is not None else 0.0
             native = self._card._native
-            other_waits.message(lambda: float(native.wait(seconds)), lambda: self._title)
+            with _own_words():
+                other_waits.message(lambda: float(native.wait(seconds)), lambda: self._title)
         return super().wait(timeout)
 
     def source_rank(self) -> int:
@@ -254,10 +256,11 @@ def _own_words() -> Iterator[None]:
 class Gate:
     """The gate of one group of another backend: a communicator of the core over its members, new in each epoch."""
 
-    def __init__(self, ranks: Sequence[int], store: c10d.Store, timeout: timedelta) -> None:
-        """``ranks`` are those of the members in the open epoch."""
+    def __init__(self, ranks: Sequence[int], store: c10d.Store, timeout: timedelta, name: str) -> None:
+        """``ranks`` are those of the members in the open epoch; ``name`` ends the names of its operations."""
         self._ranks = tuple(ranks)
         self._everyone = world.current().size
+        self.name = name
         self._store = store
         self._seconds = shorter_limit(timeout)
         self._world: world.World | None = None
@@ -298,10 +301,13 @@ class Gate:
 
     def pass_now(self, communicator: Communicator, name: str) -> None:
         """Return when all members have called ``name``, and what is pending of this group has started."""
+        other_waits.ours()
         with _own_words():
             communicator.barrier(name=name)
         if self._collectives:
-            self._collectives[-1].start()
+            with self._lock:
+                while self._collectives and self._collectives[0].ready():
+                    self._collectives[0].start()
 
     def pass_later(self, communicator: Communicator, name: str, call: Callable[[], Any], result: Any) -> GatedWork:
         """Have ``call`` start the operation ``name`` when all members have called it."""
@@ -314,7 +320,7 @@ class Gate:
     def message(
         self, communicator: Communicator, tensor: Tensor, peer: int, tag: int, sends: bool, call: Callable[[int], Any]
     ) -> GatedWork:
-        """Exchange cards with group rank ``peer``, or `ANY`; ``call`` starts the message, with the rank at the other side."""
+        """Exchange cards with group rank ``peer``, or `ANY`; ``call`` starts the message, given the peer."""
         own = tensor_text([tensor])
         mine, theirs = _card_of(own), bytearray(_CARD)
         way_out, way_in = (tag, tag | _ANSWER) if sends else (tag | _ANSWER, tag)
@@ -422,6 +428,12 @@ def _card_of(text: str) -> Buffer:
     return _buffer(bytearray(text.encode()[:_CARD].ljust(_CARD, b"\0")))
 
 
+def _gate(group: c10d.ProcessGroup, ranks: Sequence[int], timeout: timedelta) -> Gate:
+    whole = len(ranks) == world.current().size and dist.group.WORLD in (None, group)
+    described = group.group_desc if group.group_desc != "undefined" else group.group_name
+    return Gate(ranks, group.get_group_store(), timeout, "" if whole else f", group {described}")
+
+
 def _gate_of(group: c10d.ProcessGroup) -> Gate | None:
     """The gate of a group; None where its ranks are not those of our job or run."""
     gate = _gates.get(group)
@@ -432,7 +444,7 @@ def _gate_of(group: c10d.ProcessGroup) -> Gate | None:
                 ranks = dist.get_process_group_ranks(group)
             except (KeyError, ValueError):
                 return None
-            gate = _gates[group] = Gate(ranks, group.get_group_store(), c10d.default_pg_timeout)
+            gate = _gates[group] = _gate(group, ranks, c10d.default_pg_timeout)
     return gate
 
 
@@ -452,13 +464,14 @@ def _collective(operation: str, kernel: Any) -> Callable[..., Any]:
         name = f"dist.{public}"
         if op_at >= 0:
             name += f" {_REDUCTIONS.get(args[op_at].op(), 'unknown')}"
-        on_host = True
+        on_host = "tensor" not in at or args[at["tensor"]].is_cpu
         if tensors_at >= 0:
             tensors = _tensors(args[tensors_at])
             name += f" {tensor_text(tensors)}" if not uneven else f" {_dtype_text(tensors)}"
             on_host = all(tensor.is_cpu for tensor in tensors)
         if root_at >= 0:
             name += f", root {args[root_at]}"
+        name += gate.name
         waits = async_at < len(args) and not args[async_at]
         # What C++ starts in a backward pass it also waits for there, in the same order on all ranks. What a device
         # carries out must be started in that order.
@@ -513,6 +526,7 @@ def _dtype_text(tensors: Sequence[Tensor]) -> str:
     return tensor_text(tensors).split(" ")[0]
 
 
+_HELPER = "make_group_with_gate"
 _library: Any = None
 
 
@@ -536,6 +550,12 @@ def install() -> None:
     _bind_new_groups()
 
 
+def remove() -> None:
+    """Leave operations of other backends to torch again, until the next `install`."""
+    global _library
+    _library = None  # torch puts its own kernels back
+
+
 def _override(operation: str, device: str) -> None:
     kernels = [_kernel(one, device) for one in (operation, "recv_")]
     if kernels[0] is None:
@@ -551,21 +571,27 @@ def _kernel(operation: str, device: str) -> Any:
 
 def _bind_new_groups() -> None:
     make = private("new_group_helper")
-    if make is None:
+    if make is None or make.__name__ == _HELPER:
         return
 
     def helper(group_size: int, group_rank: int, global_ranks_in_group: Any, *args: Any, **options: Any) -> Any:
         made = make(group_size, group_rank, global_ranks_in_group, *args, **options)
-        group = made[0]
-        if isinstance(group, c10d.ProcessGroup) and not isinstance(group, RingProcessGroup) and group not in _gates:
+        if _library is not None and group_size > 1 and world.is_initialized() and not world.is_aborted():
             ranks = list(global_ranks_in_group) or list(range(group_size))
-            timeout = options.get("timeout") or c10d.default_pg_timeout
-            if world.is_initialized() and group_size > 1 and not world.is_aborted():
-                current = world.current()
-                everyone = dist.get_world_size() if dist.is_initialized() else group_size
-                if everyone == current.size and ranks[group_rank] == current.rank:
-                    gate = _gates[group] = Gate(ranks, group.get_group_store(), timeout)
-                    gate.communicator()
+            _bind(made[0], ranks, group_rank, options.get("timeout"))
         return made
 
-    setattr(c10d, make.__name__, helper)
+    name = make.__name__
+    helper.__name__ = _HELPER
+    setattr(c10d, name, helper)
+
+
+def _bind(group: Any, ranks: Sequence[int], own: int, timeout: timedelta | None) -> None:
+    """Make the gate of a new group, of which this process is member ``own``."""
+    if not isinstance(group, c10d.ProcessGroup) or isinstance(group, RingProcessGroup) or group in _gates:
+        return
+    current = world.current()
+    everyone = dist.get_world_size() if dist.is_initialized() else len(ranks)
+    if (everyone, ranks[own]) == (current.size, current.rank):
+        gate = _gates[group] = _gate(group, ranks, timeout or c10d.default_pg_timeout)
+        gate.communicator()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ring_notebook.text.words import LONGEST, shortened
+from ring_notebook.text.words import LONGEST, operation_title, shortened
 
 
 @pytest.mark.parametrize(
@@ -23,3 +23,16 @@ from ring_notebook.text.words import LONGEST, shortened
 def test_long_names_are_shown_by_what_differs(names: list[str], short: list[str]) -> None:
     assert list(shortened(names).values()) == short
     assert all(len(one) <= LONGEST for one in short)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "title"),
+    [
+        ("allreduce", "grad", "allreduce 'grad'"),
+        ("barrier", "", "barrier"),
+        ("barrier", "end of epoch", "barrier 'end of epoch'"),
+        ("barrier", "dist.all_reduce sum float32 [3]", "dist.all_reduce sum float32 [3]"),
+    ],
+)
+def test_the_barrier_before_an_operation_of_torch_is_named_as_that(kind: str, name: str, title: str) -> None:
+    assert operation_title(kind, name) == title
