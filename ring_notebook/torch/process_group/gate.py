@@ -142,12 +142,15 @@ class GatedWork(c10d.Work):
     def __init__(self, gate: Gate, pending: Pending, result: Sequence[Tensor]) -> None:
         super().__init__()
         self._gate, self._pending, self._result = gate, pending, list(result)
+        self._waited = False
         # C++ holds the C++ side of the handle, and waits for ever where its Python side is gone.
         gate.handles.add(self)
         gate.prune()
 
     def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
         """Return True when the operation has completed; raise its error."""
+        if self._waited:  # a second wait for a message of Gloo would not end
+            return True
         other_waits.ours()
         seconds = timeout.total_seconds() if timeout is not None and timeout > _NO_TIMEOUT else None
         try:
@@ -156,6 +159,7 @@ class GatedWork(c10d.Work):
                 real.wait() if seconds is None else real.wait(timeout)
         finally:
             self._gate.handles.discard(self)
+        self._waited = True
         return True
 
     def synchronize(self) -> None:
@@ -165,6 +169,8 @@ class GatedWork(c10d.Work):
     def is_completed(self) -> bool:
         """Whether `wait` would return, or raise, at once."""
         pending = self._pending
+        if self._waited:  # Gloo may say so later
+            return True
         if not pending.started() and pending.ready():
             pending.start()
         return pending.error is not None or (pending.real is not None and pending.real.is_completed())
@@ -545,8 +551,7 @@ def install() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that we override
         for device in _DEVICES:
-            for operation in (*_COMPARED, "send", "recv_", "recv_any_source_"):
-                _override(operation, device)
+            _override(device)
     _bind_new_groups()
 
 
@@ -556,17 +561,17 @@ def remove() -> None:
     _library = None  # torch puts its own kernels back
 
 
-def _override(operation: str, device: str) -> None:
-    kernels = [_kernel(one, device) for one in (operation, "recv_")]
-    if kernels[0] is None:
-        return
-    make = _collective(operation, kernels[0]) if operation in _COMPARED else _message(operation, *kernels)
-    _library.impl(operation, uncompiled(make), device, with_keyset=True)
-
-
-def _kernel(operation: str, device: str) -> Any:
-    name, has_kernel = f"c10d::{operation}", private("has_kernel")
-    return torch.library.get_kernel(name, device) if has_kernel(name, device) else None
+def _override(device: str) -> None:
+    has_kernel = private("has_kernel")
+    kernels = {  # all of them first: a kernel calls that of another operation
+        operation: torch.library.get_kernel(f"c10d::{operation}", device)
+        for operation in (*_COMPARED, "send", "recv_", "recv_any_source_")
+        if has_kernel(f"c10d::{operation}", device)
+    }
+    for operation, kernel in kernels.items():
+        compares = operation in _COMPARED
+        gated = _collective(operation, kernel) if compares else _message(operation, kernel, kernels["recv_"])
+        _library.impl(operation, uncompiled(gated), device, with_keyset=True)
 
 
 def _bind_new_groups() -> None:

@@ -43,7 +43,7 @@ def test_the_rank_and_the_cause_are_named(case: str, tmp_path: Path) -> None:
         )
         try:
             if case == "sleeps":
-                until(lambda: "missing" in output.read_text() or "waits" in output.read_text(), LIMIT)
+                until(lambda: words in output.read_text(), LIMIT)
                 os.kill(job.pid, signal.SIGINT)
             assert job.wait(LIMIT) != 0
         finally:
