@@ -128,8 +128,9 @@ class Pending:
             try:
                 with _own_words():
                     self._gate.wait(timeout)
-            except BaseException as error:
-                self.error = self.error or error
+            except BaseException:
+                if not self._gate.done():  # an interrupt or a limit of this wait
+                    raise
             self.start()
         if self.error is not None:
             raise self.error
