@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -137,17 +136,17 @@ PROGRAM = Path(__file__).parents[2] / "jobs" / "torch" / "desynchronized.py"
 @pytest.mark.parametrize(
     ("case", "words"),
     [
-        ("another shape", "rank 1 called dist.all_reduce sum float32"),
+        ("another shape", r"rank 1: dist\.all_reduce sum float32 \[256\]"),
         pytest.param("one microbatch less", "no rank can continue", marks=pytest.mark.slow),
         pytest.param("another order of two groups", "no rank can continue", marks=pytest.mark.slow),
-        pytest.param("skips a forward", "rank 1 called dist.all_reduce", marks=pytest.mark.slow),
+        pytest.param("skips a forward", r"rank 1: dist\.all_reduce sum float32 \[1\]", marks=pytest.mark.slow),
     ],
 )
 def test_ranks_that_part_on_gloo(cluster: Cluster, case: str, words: str) -> None:
     """No rank is ended, and the next cell trains in a new group."""
     program = PROGRAM.read_text()
     run = cluster.run(f"import os; os.environ['CASE'] = {case!r}\n{program}")
-    with pytest.raises(CollectiveMismatch, match=re.escape(words)):
+    with pytest.raises(CollectiveMismatch, match=words):
         run.wait()
     assert run.ended_ranks == []
     assert cluster.run(USES.format(backend="gloo")).wait().status == "ok"
