@@ -254,10 +254,8 @@ def _own_words() -> Iterator[None]:
     try:
         yield
     except CollectiveError as error:
-        text = re.sub(r"(?:barrier|the name) '(dist\.[^'\n]*)'", r"\1", str(error)).replace(
-            " passed dist.", " called dist."
-        )
-        raise type(error)(text) from None
+        text = re.sub(r"(?:barrier|the name) '(dist\.[^'\n]*)'", r"\1", str(error))
+        raise type(error)(text.replace(" passed dist.", " called dist.")) from None
 
 
 class Gate:
@@ -363,6 +361,8 @@ class Gate:
             ready = [head for head in heads if head.ready()]
             for head in ready:
                 head.start()
+            for key in [key for key, lane in self._lanes.items() if not lane]:
+                del self._lanes[key]
         return bool(ready) if heads else None
 
 
@@ -392,7 +392,7 @@ def _look() -> None:
                 _news.wait()
                 pause = _SOON
             gates = list(_watched)
-        moved = False
+        moved, gate = False, None
         for gate in gates:
             came = gate.look()
             moved |= bool(came)
@@ -401,7 +401,7 @@ def _look() -> None:
                     _watched.discard(gate)
                     if gate.look() is not None:
                         _watched.add(gate)
-        del gates
+        gate, gates = None, []  # they may end meanwhile
         pause = _SOON if moved else min(_LATE, 1.5 * pause)
         time.sleep(pause)
 
