@@ -66,3 +66,12 @@ def pass_of_workers(loader_pass: Any) -> tuple[Any, int, int]:
         return loader_pass._index_sampler, loader_pass._send_idx, loader_pass._num_yielded
     except AttributeError:  # another torch, or a pass that is being made
         return None, 0, 0
+
+
+def arguments_of(operation: Any) -> tuple[list[str], int]:
+    """The names of an operation's arguments, and how many results it has; none in another torch."""
+    try:
+        schema = operation._schema
+        return [argument.name for argument in schema.arguments], len(schema.returns)
+    except AttributeError:
+        return [], 0

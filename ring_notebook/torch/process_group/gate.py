@@ -7,8 +7,8 @@ the wait when a rank fails, leaves, dies or is interrupted. Then torch's own ope
 
 Of a message the two sides exchange such a header, a *card*. Neither starts it before it has the card of the other one.
 
-An operation that its caller does not wait for is *pending* until all members have called it. It starts when they have:
-in a thread that looks every now and then, or in `wait`.
+An operation that a caller in Python does not wait for is *pending* until all members have called it. It starts when they
+have: in a thread that looks every now and then, or in `wait`.
 """
 
 # mypy: disable-error-code="override"
@@ -16,13 +16,15 @@ in a thread that looks every now and then, or in `wait`.
 from __future__ import annotations
 
 import re
+import sys
 import time
 import warnings
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from threading import Condition, RLock, Thread
+from threading import Condition, RLock, Thread, local
+from types import FrameType
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 from zlib import crc32
@@ -42,7 +44,7 @@ from ring_notebook.torch.process_group.default_group import end_groups_of_failed
 from ring_notebook.torch.process_group.members import communicator_of, shorter_limit
 from ring_notebook.torch.process_group.ring_process_group import RingProcessGroup, uncompiled
 from ring_notebook.torch.process_group.ring_work import in_backward
-from ring_notebook.torch_private import private
+from ring_notebook.torch_private import arguments_of, private
 
 _COMPARED: dict[str, tuple[str, str]] = {
     "allreduce_": ("all_reduce", "tensors"),
@@ -93,7 +95,9 @@ class Pending:
         check: Callable[[], object] | None = None,
     ) -> None:
         """``call`` starts it, after ``check``, and behind those before it in ``lane``."""
-        self._gate, self._lane, self._lock, self._call, self._check = gate, lane, lock, call, check
+        self._gate, self._lane, self._lock = gate, lane, lock
+        self._call: Any = call
+        self._check = check
         self.real: Any = None
         self.error: BaseException | None = None
         lane.append(self)
@@ -121,6 +125,7 @@ class Pending:
             self.real = self._call()
         except BaseException as error:
             self.error = error
+        self._call = self._check = None  # they hold tensors
 
     def wait(self, timeout: float | None = None) -> Any:
         """The handle of the operation, once it has started. Raises the error of the gate."""
@@ -137,29 +142,32 @@ class Pending:
         return self.real
 
 
-class GatedWork(c10d.Work):
-    """The handle of a pending operation for torch.distributed."""
+_returned = local()
+"""The ``work`` that the calling thread returns just now."""
 
-    def __init__(self, gate: Gate, pending: Pending, result: Sequence[Tensor]) -> None:
+
+class GatedWork(c10d.Work):
+    """The handle of a pending operation for Python's callers, who hold it until they have waited.
+
+    C++ would hold its C++ side alone, and wait for ever.
+    """
+
+    def __init__(self, pending: Pending, result: Sequence[Tensor]) -> None:
         super().__init__()
-        self._gate, self._pending, self._result = gate, pending, list(result)
+        self._pending, self._result = pending, list(result)
         self._waited = False
-        # C++ holds the C++ side of the handle, and waits for ever where its Python side is gone.
-        gate.handles.add(self)
-        gate.prune()
+        _returned.work = self  # until the caller has it
 
     def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
         """Return True when the operation has completed; raise its error."""
         if self._waited:  # a second wait for a message of Gloo would not end
             return True
+        _returned.work = None
         other_waits.ours()
         seconds = timeout.total_seconds() if timeout is not None and timeout > _NO_TIMEOUT else None
-        try:
-            real = self._pending.wait(seconds)
-            with _named_losses():
-                real.wait() if seconds is None else real.wait(timeout)
-        finally:
-            self._gate.handles.discard(self)
+        real = self._pending.wait(seconds)
+        with _named_losses():
+            real.wait() if seconds is None else real.wait(timeout)
         self._waited = True
         return True
 
@@ -211,8 +219,8 @@ class GatedWork(c10d.Work):
 class _Message(GatedWork):
     """The handle of a message whose other side has not sent its card yet."""
 
-    def __init__(self, gate: Gate, pending: Pending, result: Sequence[Tensor], card: Message, title: str) -> None:
-        super().__init__(gate, pending, result)
+    def __init__(self, pending: Pending, result: Sequence[Tensor], card: Message, title: str) -> None:
+        super().__init__(pending, result)
         self._card, self._title = card, title
 
     def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
@@ -274,8 +282,6 @@ class Gate:
         self._lock = RLock()
         self._lanes: defaultdict[tuple[int, int, int], deque[Pending]] = defaultdict(deque)
         self._collectives: deque[Pending] = deque()
-        self.handles: set[GatedWork] = set()
-        """Those that nobody has waited for yet."""
 
     def communicator(self) -> Communicator | None:
         """The communicator of the members in the open epoch; None where the epoch has other ranks than the group."""
@@ -289,7 +295,6 @@ class Gate:
                 self._communicator, self._world = None, current
                 self._lanes.clear()
                 self._collectives.clear()
-                self.handles.clear()
                 if current.size == self._everyone:
                     self._bindings += 1
                     name = f"gate {self._bindings}"
@@ -298,11 +303,6 @@ class Gate:
                     communicator.match_in_order()
                     self._communicator = communicator
             return self._communicator
-
-    def prune(self) -> None:
-        """Let go of handles of operations that have completed."""
-        if len(self.handles) > _FEW:
-            self.handles -= {one for one in self.handles if one.is_completed()}
 
     def pass_now(self, communicator: Communicator, name: str) -> None:
         """Return when all members have called ``name``, and what is pending of this group has started."""
@@ -320,7 +320,7 @@ class Gate:
             gate = communicator.barrier(name=name, blocking=False)
             pending = Pending(gate, self._collectives, self._lock, call)
         _look_after(self)
-        return GatedWork(self, pending, _tensors(result))
+        return GatedWork(pending, _tensors(result))
 
     def message(
         self, communicator: Communicator, tensor: Tensor, peer: int, tag: int, sends: bool, call: Callable[[int], Any]
@@ -352,7 +352,7 @@ class Gate:
             lane = self._lanes[(sends, peer, tag)]
             pending = Pending(card, lane, self._lock, lambda: call(card.source()), check)
         _look_after(self)
-        return _Message(self, pending, [tensor], card, title)
+        return _Message(pending, [tensor], card, title)
 
     def look(self) -> bool | None:
         """Start what may start; whether something did. None where nothing is pending."""
@@ -366,7 +366,6 @@ class Gate:
         return bool(ready) if heads else None
 
 
-_FEW = 64
 _gates: WeakKeyDictionary[c10d.ProcessGroup, Gate] = WeakKeyDictionary()
 _watched: WeakSet[Gate] = WeakSet()
 _news = Condition()
@@ -458,10 +457,11 @@ def _gate_of(group: c10d.ProcessGroup) -> Gate | None:
 def _collective(operation: str, kernel: Any) -> Callable[..., Any]:
     """What takes the place of ``kernel``, which carries out ``operation`` of `_COMPARED` in torch."""
     public, compared = _COMPARED[operation]
-    at, defaults = _arguments(operation)
+    names, results = arguments_of(getattr(torch.ops.c10d, operation).default)
+    at = {name: index for index, name in enumerate(names)}
     group_at, async_at, tensors_at = at["process_group"], at["async_op"], at.get(compared, -1)
     op_at, root_at = at.get("reduce_op", -1), at.get("root_rank", -1)
-    returns_tensors, uneven = defaults > 1, operation in _UNEVEN
+    returns_tensors, uneven = results > 1, operation in _UNEVEN
 
     def gated(keys: Any, *args: Any) -> Any:
         gate = _gate_of(c10d.ProcessGroup.unbox(args[group_at]))
@@ -480,9 +480,8 @@ def _collective(operation: str, kernel: Any) -> Callable[..., Any]:
             name += f", root {args[root_at]}"
         name += gate.name
         waits = async_at < len(args) and not args[async_at]
-        # What C++ starts in a backward pass it also waits for there, in the same order on all ranks. What a device
-        # carries out must be started in that order.
-        if waits or not on_host or in_backward():
+        # C++, backward passes and devices start their operations in the same order on all ranks anyway.
+        if waits or not on_host or in_backward() or not _is_called_by_python(sys._getframe(1)):
             gate.pass_now(communicator, name)
             result = kernel.call_boxed(keys, *args)
             if waits and on_host:
@@ -502,15 +501,20 @@ def _collective(operation: str, kernel: Any) -> Callable[..., Any]:
 
 def _message(operation: str, kernel: Any, receives: Any) -> Callable[..., Any]:
     """What takes the place of ``kernel``, which sends or receives a message; ``receives`` is that of "recv_"."""
-    sends, at = operation == "send", _arguments(operation)[0]
+    sends, names = operation == "send", arguments_of(getattr(torch.ops.c10d, operation).default)[0]
+    at = {name: index for index, name in enumerate(names)}
     group_at, tag_at, peer_at = at["process_group"], at["tag"], at.get("dst", at.get("src", -1))
 
     def gated(keys: Any, *args: Any) -> Any:
         gate = _gate_of(c10d.ProcessGroup.unbox(args[group_at]))
         communicator = None if gate is None else gate.communicator()
         tensors, tag = args[0], args[tag_at]
-        if gate is None or communicator is None or not tensors[0].is_cpu or not 0 <= tag < _ANSWER:
+        known = gate is not None and communicator is not None and tensors[0].is_cpu and 0 <= tag < _ANSWER
+        if not known or not _is_called_by_python(sys._getframe(1)):
             return kernel.call_boxed(keys, *args)
+
+        assert gate is not None
+        assert communicator is not None
 
         def call(peer: int) -> Any:
             if sends:
@@ -523,10 +527,9 @@ def _message(operation: str, kernel: Any, receives: Any) -> Callable[..., Any]:
     return gated
 
 
-def _arguments(operation: str) -> tuple[dict[str, int], int]:
-    """Where each argument of an operation stands, and how many results it has."""
-    schema = getattr(torch.ops.c10d, operation).default._schema
-    return {argument.name: index for index, argument in enumerate(schema.arguments)}, len(schema.returns)
+def _is_called_by_python(frame: FrameType | None) -> bool:
+    """Whether a function of torch.distributed in Python has called the operation that ``frame`` is below of."""
+    return frame is not None and frame.f_code.co_filename == c10d.__file__
 
 
 def _dtype_text(tensors: Sequence[Tensor]) -> str:
@@ -545,7 +548,8 @@ def install() -> None:
     global _library
     if _library is not None or config().gate == "off":
         return
-    if private("has_kernel") is None or not hasattr(torch.library, "get_kernel"):
+    known = private("has_kernel") is not None and hasattr(torch.library, "get_kernel")
+    if not known or not arguments_of(torch.ops.c10d.barrier.default)[0]:
         return
     world.at_close(end_groups_of_failed_epoch)
     _library = torch.library.Library("c10d", "IMPL")  # type: ignore[no-untyped-call]
