@@ -7,8 +7,8 @@ the wait when a rank fails, leaves, dies or is interrupted. Then torch's own ope
 
 Of a message the two sides exchange such a header, a *card*. Neither starts it before it has the card of the other one.
 
-An operation that a caller in Python does not wait for is *pending* until all members have called it. It starts when they
-have: in a thread that looks every now and then, or in `wait`.
+An operation that a caller in Python does not wait for is *pending* until all members have called it. It starts then:
+in a thread that looks every now and then, or in `wait`.
 """
 
 # mypy: disable-error-code="override"
