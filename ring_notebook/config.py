@@ -75,6 +75,10 @@ class Config:
     for ever. -1: 600 (for ever if the mpiexec has options of its own, which may hide the output of ranks), 30 for
     hosts, and 120 at RING_RENDEZVOUS."""
 
+    checkpoint_timeout: float = 300.0
+    """RING_CHECKPOINT_TIMEOUT: seconds for which a rank may write nothing to a checkpoint in the background; then that
+    checkpoint is given up, and the next one is tried. ``inf`` waits for ever."""
+
     stall_warning: float = 10.0
     """RING_STALL_WARNING: seconds without progress until a run says which rank waits for which: in the panel, or for a
     script on standard error, once for each operation. 0: never in a script."""

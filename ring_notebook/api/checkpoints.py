@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 from collections.abc import Iterator
+from contextlib import suppress
 from math import isnan
 from pathlib import Path
 from time import monotonic
@@ -14,28 +14,33 @@ from typing import Any
 import cloudpickle
 
 from ring_notebook.api.basics import rank, size
-from ring_notebook.api.objects import broadcast_object
+from ring_notebook.api.objects import allreduce_numbers, broadcast_object
 from ring_notebook.api.rank_0_files import read_on_rank_0, write_on_rank_0
 from ring_notebook.core import metrics
 from ring_notebook.core.checkpoint_place import of_run
+from ring_notebook.core.communicator import ReduceOp
 from ring_notebook.errors import RingError
-from ring_notebook.files.checkpoint_names import CHECKPOINTS, found, name_of
+from ring_notebook.files.checkpoint_names import CHECKPOINTS, Found, LocalFolder, name_of
+from ring_notebook.files.remote_folder import RemoteFolder
+from ring_notebook.text.line_options import duration
 
-_UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0}
-_EVERY = re.compile(r"(\d+(?:\.\d+)?) (s|min|h|steps?)$")
+_STEPS = re.compile(r"([1-9]\d*)\s*steps?")
 
 
 class _Rhythm:
     """When a checkpoint is due, as ``every`` says. Raises ValueError for what it cannot read."""
 
     def __init__(self, every: str) -> None:
-        match = _EVERY.match(every)
-        if every != "epoch" and (match is None or not float(match[1])):
-            raise ValueError(
-                f"checkpoint: every must be like '5 min', '30 s', '2 h', '100 steps' or 'epoch', got {every!r}"
-            )
-        self.seconds = float(match[1]) * _UNITS[match[2]] if match and match[2] in _UNITS else 0.0
-        self.steps = int(float(match[1])) if match and match[2] not in _UNITS else 0
+        match = _STEPS.fullmatch(every)
+        self.steps = int(match[1]) if match else 0
+        self.seconds = 0.0
+        if not match and every != "epoch":
+            with suppress(ValueError):
+                self.seconds = duration(every)
+            if not self.seconds:
+                raise ValueError(
+                    f"checkpoint: every must be like '10min', '30 s', '2h', '100 steps' or 'epoch', got {every!r}"
+                )
         self._since = monotonic()
 
     def restart(self) -> None:
@@ -60,6 +65,8 @@ class Checkpoint:
     _suffix = ".pickle"
     _all_write = False
     """Whether each rank writes a part."""
+    _takes_urls = False
+    """Whether the folder may be at any place that fsspec knows."""
 
     def __init__(
         self,
@@ -72,10 +79,20 @@ class Checkpoint:
     ) -> None:
         if keep < 1:
             raise ValueError(f"checkpoint: keep must be at least 1, got {keep}")
+        if not self._takes_urls and is_url(folder):
+            raise ValueError(
+                f"checkpoint: folder={folder!r} is a URL, which only checkpoints of PyTorch take; pass a folder"
+            )
         self.steps = 0
         self.epoch = 0
         self.batch = 0
-        self.folder = Path(folder) if folder is not None else of_run.folder or Path(CHECKPOINTS)
+        self._place: LocalFolder | RemoteFolder
+        if is_url(folder):
+            self.folder: Path | str = str(folder)
+            self._place = RemoteFolder(self.folder)
+        else:
+            self.folder = Path(folder) if folder is not None else of_run.folder or Path(CHECKPOINTS)
+            self._place = LocalFolder(self.folder)
         self._is_of_run = folder is None
         self._objects = objects
         self._rhythm = _Rhythm(every)
@@ -142,20 +159,36 @@ class Checkpoint:
 
         ``value`` is the newest of the metric ``best``.
         """
-        if rank() != 0 and not self._all_write:
+        if rank() == 0:
+            self._is_due |= self._rhythm.is_due(self.steps, new) | of_run.take_due()
+            self._is_best_due |= self._is_best(value)
+        elif not self._all_write:
             return
-        due = self._rhythm.is_due(self.steps, new) | of_run.take_due()
-        is_best = self._is_best(value)
-        if self._all_write:  # when rank 0 says so
-            due, is_best = broadcast_object((due, is_best), name="checkpoint is due")
-        self._is_due, self._is_best_due = self._is_due or due, self._is_best_due or is_best
-        if (self._is_due or self._is_best_due) and self.ranks_are_equal():
-            self._write(self._is_best_due)
+        if self.ranks_are_equal() and self._agreed(not self.is_writing() and (self._is_due or self._is_best_due)):
+            self._write(self._agreed(self._is_best_due))
 
     def write_last(self) -> None:
-        """Write a checkpoint, unless the last one is of this step."""
-        if self._written != self.steps or self._is_due:
-            self._write(is_best=False)
+        """Write a checkpoint, unless the last one is of this step. Returns when it is whole.
+
+        Raises RingError on all ranks where one of them cannot write its part.
+        """
+        self.wait()
+        if self._agreed(self._written != self.steps or self._is_due):
+            self._write(self._agreed(self._is_best_due), is_last=True)
+
+    def _agreed(self, own: bool) -> bool:
+        """What rank 0 says, where all ranks write."""
+        if not self._all_write:
+            return own
+        # One operation of the ranks, at a place of the loop where all of them are: it cannot meet another one.
+        return bool(allreduce_numbers([int(own and rank() == 0)], ReduceOp.MAX, "checkpoint is due")[0])
+
+    def is_writing(self) -> bool:
+        """Whether a checkpoint is being written in the background, as rank 0 knows it."""
+        return False
+
+    def wait(self) -> None:
+        """Return when no checkpoint is being written in the background; all ranks call this."""
 
     def _is_best(self, value: float | None) -> bool:
         if value is None or isnan(value) or (self._best is not None and self._sign * value >= self._sign * self._best):
@@ -163,13 +196,14 @@ class Checkpoint:
         self._best = value
         return True
 
-    def _write(self, is_best: bool) -> None:
+    def _write(self, is_best: bool, is_last: bool = False) -> None:
+        """Write a checkpoint; ``is_last``: nothing is trained behind it."""
         self._written = self.steps
         self._is_due = self._is_best_due = False
-        target = self.folder / name_of(self.steps, is_best, self._suffix)
+        target = Path(self.folder, name_of(self.steps, is_best, self._suffix))
         self.write(target)
         if rank() == 0:
-            self._tidy(target, is_best)
+            self.tidy(Found(self.steps, is_best, target))
 
     def content(self) -> dict[str, Any]:
         """What a checkpoint has in it."""
@@ -186,20 +220,20 @@ class Checkpoint:
         """Write a checkpoint to ``target``, which appears whole or not at all."""
         write_on_rank_0(target, lambda file: cloudpickle.dump(self.content(), file), private=True)
 
-    def read(self, path: Path) -> dict[str, Any]:
+    def read(self, path: Path | str) -> dict[str, Any]:
         """The `content` of the checkpoint at ``path``, on all ranks."""
-        content: dict[str, Any] = read_on_rank_0(path, cloudpickle.load, private=True)
+        content: dict[str, Any] = read_on_rank_0(Path(path), cloudpickle.load, private=True)
         return content
 
-    def check_kind(self, path: Path) -> None:
+    def check_kind(self, path: Path | str) -> None:
         """Raise RingError when the checkpoint at ``path`` is not one of this class."""
-        if path.suffix != self._suffix:
+        if Path(path).suffix != self._suffix:
             raise RingError(
                 f"rank {rank()}: {path} was written with another framework; this one reads files with the ending "
                 f"{self._suffix}"
             )
 
-    def resume(self, path: Path) -> None:
+    def resume(self, path: Path | str) -> None:
         """Load the checkpoint at ``path``, on all ranks. Raises RingError when it is damaged, or of other objects."""
         self.check_kind(path)
         content = self.read(path)
@@ -218,7 +252,7 @@ class Checkpoint:
         """What is to be known of a training that resumes; empty ones are left out."""
         return []
 
-    def set_content(self, content: dict[str, Any], path: Path) -> None:
+    def set_content(self, content: dict[str, Any], path: Path | str) -> None:
         """Continue from the ``content`` of the checkpoint at ``path``."""
         self._objects = tuple(
             self.restored(one, state) for one, state in zip(self._objects, content["objects"], strict=True)
@@ -233,21 +267,26 @@ class Checkpoint:
         """Resume from the last checkpoint of the folder, or where ``resume`` is None as the run does."""
         last = of_run.resume
         if not self._is_of_run or resume is not None:
-            there = found(self.folder) if rank() == 0 and (resume or (resume is None and last)) else []
+            there = self._place.found() if rank() == 0 and (resume or (resume is None and last)) else []
             last = broadcast_object(there[-1].path if there else None, name="checkpoint to resume")
         if last is not None:
             self.resume(last)
 
-    def _tidy(self, newest: Path, is_best: bool) -> None:
+    def tidy(self, newest: Found) -> None:
         """Remove what is beyond ``keep``; of the best ones only the last stays beside them."""
-        for one in found(self.folder):
-            if one.best and is_best and one.path != newest:
-                one.path.rename(one.path.with_name(name_of(one.step, False, one.path.suffix)))
-        there = found(self.folder)
+        for one in self._place.found():
+            if one.best and newest.best and one.path != newest.path:
+                self._place.unmark_best(one)
+        there = self._place.found()
         best = {one.step for one in there if one.best}
         others = [one for one in there if not one.best]
         for one in [*others[: -self._keep], *(one for one in others[-self._keep :] if one.step in best)]:
-            shutil.rmtree(one.path) if one.path.is_dir() else one.path.unlink()
+            self._place.remove(one)
+
+
+def is_url(folder: str | os.PathLike[str] | None) -> bool:
+    """Whether ``folder`` is a URL, such as ``s3://bucket/run``."""
+    return isinstance(folder, str) and "://" in folder
 
 
 def _of_all(position: metrics.Position, ranks: float) -> metrics.Position:

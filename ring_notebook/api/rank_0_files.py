@@ -1,4 +1,4 @@
-"""Files that rank 0 writes, completely or not at all, and that it reads for all ranks."""
+"""What rank 0 does for all ranks: files that it writes, completely or not at all, and that it reads."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ring_notebook.api.objects import broadcast_object
 from ring_notebook.errors import RingError
 from ring_notebook.files.private_files import make_private_folder, open_own
 from ring_notebook.files.whole_file import is_whole, whole_file
-from ring_notebook.text.error_text import error_text
+from ring_notebook.text.error_text import cause_text, error_text
 
 
 def write_on_rank_0(path: Path, write: Callable[[IO[bytes]], object], *, private: bool) -> None:
@@ -50,4 +50,16 @@ def read_on_rank_0(path: Path, read: Callable[[IO[bytes]], Any], *, private: boo
         raise failure
     if reason:
         raise RingError(f"rank {rank()}: rank 0 cannot load {path}: {reason}")
+    return found
+
+
+def from_rank_0(make: Callable[[], Any], name: str) -> tuple[Any, str]:
+    """What ``make`` returns on rank 0, on all ranks, and why it failed; empty where it did not."""
+    made, reason = None, ""
+    if rank() == 0:
+        try:
+            made = make()
+        except Exception as error:
+            reason = cause_text(error)
+    found: tuple[Any, str] = broadcast_object((made, reason), name=name)
     return found

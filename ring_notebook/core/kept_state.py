@@ -196,10 +196,23 @@ def dump(values: Mapping[str, Any], put: Callable[[memoryview], str]) -> Kept:
 
 
 def _states() -> dict[str, tuple[Callable[[], Any], Callable[[Any], object]]]:
-    """The states of this process: random numbers, and what was registered."""
+    """The states of this process: random numbers, and where its curves are."""
+    return {"curves": (metrics.position, metrics.hold_position), **_generators()}
+
+
+def random_states() -> bytes:
+    """The random numbers of this process: of Python, of numpy where it is imported, and of the frameworks."""
+    return pickle.dumps({name: read() for name, (read, _) in _generators().items()}, protocol=5)
+
+
+def continue_random(states: bytes, new_rank: int | None = None) -> None:
+    """Continue with what `random_states` has returned, on a rank that was not there with other numbers."""
+    Loaded({}, pickle.loads(states), new_rank).use()
+
+
+def _generators() -> dict[str, tuple[Callable[[], Any], Callable[[Any], object]]]:
     states: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
         "python": (random.getstate, random.setstate),
-        "curves": (metrics.position, metrics.hold_position),
     }
     if numpy := sys.modules.get("numpy"):
         states["numpy"] = (numpy.random.get_state, numpy.random.set_state)

@@ -1,29 +1,42 @@
-"""The names of checkpoints in their folder: a file each, or a folder where every rank has written its shards."""
+"""The folders of checkpoints: the names in them, which ones are whole, and how one is added or removed."""
 
 from __future__ import annotations
 
 import re
+import secrets
+import shutil
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from ring_notebook.files.private_files import make_private_folder
+from ring_notebook.files.whole_file import whole_file
+
 CHECKPOINTS = "checkpoints"
 """Their folder, in that of a run."""
+REST = "rest.pt"
+"""In the folder of a checkpoint that all ranks write: what rank 0 writes at the end, so that it marks a whole one."""
 _NAME = re.compile(r"step-(\d+)(-best)?(\.pt|\.pickle)?$")
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A checkpoint that is whole."""
+    """A checkpoint that is whole; ``path`` is a URL in a folder that is one."""
 
     step: int
     best: bool
-    path: Path
+    path: Path | str
 
 
 def name_of(step: int, best: bool, suffix: str) -> str:
     """The name of the checkpoint after ``step`` steps; a folder of shards has no ``suffix``."""
     return f"step-{step:08}{'-best' * best}{suffix}"
+
+
+def step_of(name: str) -> tuple[int, bool] | None:
+    """The step in the ``name`` of a checkpoint, and whether it is marked as the best; None for another name."""
+    match = _NAME.match(name)
+    return (int(match[1]), bool(match[2])) if match else None
 
 
 def found(folder: Path) -> list[Found]:
@@ -34,6 +47,58 @@ def found(folder: Path) -> list[Found]:
     there = []
     for path in folder.glob("step-*"):
         with suppress(FileNotFoundError):  # removed meanwhile
-            if match := _NAME.match(path.name):
-                there.append((path.stat().st_mtime_ns, Found(int(match[1]), bool(match[2]), path)))
+            if named := step_of(path.name):
+                there.append((path.stat().st_mtime_ns, Found(*named, path)))
     return [one for _, one in sorted(there, key=lambda pair: (pair[0], pair[1].step))]
+
+
+class LocalFolder:
+    """A folder of this host, or of a disk that all hosts share."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    def found(self) -> list[Found]:
+        """See `found`."""
+        return found(self.path)
+
+    def unmark_best(self, one: Found) -> None:
+        """Have ``one`` be an ordinary checkpoint."""
+        path = Path(one.path)
+        path.rename(path.with_name(name_of(one.step, False, path.suffix)))
+
+    def remove(self, one: Found) -> None:
+        """Remove ``one``."""
+        path = Path(one.path)
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+    def begin(self, step: int) -> str:
+        """A new folder in which all ranks write the checkpoint after ``step`` steps; removes what others have left."""
+        make_private_folder(self.path)
+        for left in self.path.glob(".step-*.partial"):
+            shutil.rmtree(left, ignore_errors=True)
+        # Never the name of an earlier attempt, of which a thread may still write.
+        partial = self.path / f".{name_of(step, False, '')}.{secrets.token_hex(4)}.partial"
+        make_private_folder(partial)
+        return str(partial)
+
+    def has(self, begun: str, name: str) -> bool:
+        """Whether a file is in the folder that `begin` has made."""
+        return Path(begun, name).exists()
+
+    def complete(self, begun: str, step: int, best: bool, rest: bytes) -> Found:
+        """Give what was written in ``begun`` its name, with ``rest`` as the last file."""
+        with whole_file(Path(begun, REST), private=True) as file:
+            file.write(rest)
+        target = self.path / name_of(step, best, "")
+        if target.exists():
+            shutil.rmtree(target)
+        Path(begun).rename(target)
+        return Found(step, best, target)
+
+    def discard(self, begun: str) -> None:
+        """Remove what was written in ``begun``, as far as that is possible."""
+        shutil.rmtree(begun, ignore_errors=True)

@@ -132,7 +132,7 @@ def resumes_from(name: str, cell_id: str) -> Path:
             about = read_about(directory)
             same = about["name"] == name if name else cell_id in ("", about["options"].get("cell_id"))
             if same and (there := checkpoint_names.found(directory / checkpoint_names.CHECKPOINTS)):
-                return there[-1].path
+                return Path(there[-1].path)
     which = f"run called {name!r}" if name else "run of this cell"
     raise RingError(
         f"no {which} in {runs_directory()} has a checkpoint; `ring.checkpoint` in the cell makes them: run it without "

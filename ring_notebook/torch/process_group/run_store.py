@@ -154,11 +154,15 @@ def run_store(timeout: timedelta) -> RunStore:
     have ended. Between hosts rank 0 serves it to processes that know a key, which only the ranks get.
     """
     global _in_use
-    _in_use = RunStore(_keys_of_ranks(), timeout)
+    _in_use = RunStore(keys_of_ranks(), timeout)
     return _in_use
 
 
-def _keys_of_ranks() -> Any:
+def keys_of_ranks() -> Any:
+    """A new store for all ranks of the open epoch, every one of which calls this; it may be used after the epoch.
+
+    It has ``set``, ``get`` and ``check`` of `RunStore`, for any thread, and nothing in it waits.
+    """
     current = world.current()
     if len(set(current.hosts)) > 1 or len(set(current.communicator._native.host_of)) > 1:
         return _served_store()

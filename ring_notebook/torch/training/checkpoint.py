@@ -2,30 +2,47 @@
 
 from __future__ import annotations
 
+import io
 import os
-import shutil
+import re
+import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
-from ring_notebook.api.basics import barrier, rank, size
-from ring_notebook.api.checkpoints import Checkpoint
+from ring_notebook.api.basics import rank, size
+from ring_notebook.api.checkpoints import Checkpoint, is_url
+from ring_notebook.api.objects import allgather_object, gather_objects
 from ring_notebook.api.preparation import of_another
-from ring_notebook.api.rank_0_files import read_on_rank_0, write_on_rank_0
+from ring_notebook.api.process_sets import global_process_set
+from ring_notebook.api.rank_0_files import from_rank_0, read_on_rank_0, write_on_rank_0
+from ring_notebook.core import world
+from ring_notebook.core.kept_state import continue_random, random_states
 from ring_notebook.core.logical_ranks import logical_size
 from ring_notebook.errors import RingError
-from ring_notebook.files.private_files import make_private_folder
+from ring_notebook.files.checkpoint_names import REST
+from ring_notebook.files.remote_folder import RemoteFolder
+from ring_notebook.text.error_text import cause_text
 from ring_notebook.torch.optimizer.local_optimizer import LocalOptimizer
 from ring_notebook.torch.optimizer.logical_optimizer import is_logical
+from ring_notebook.torch.process_group.run_store import keys_of_ranks
+from ring_notebook.torch.training.background_save import BackgroundSave, Part, why_not_written
+from ring_notebook.torch.training.kept_tensors import InShards, has_adapters, of_adapters, put_back, take_out, taken_out
 from ring_notebook.torch.training.loaders import PreparedLoader, resumable_sampler, state_of_sampler
 from ring_notebook.torch.training.prepare import scale_rates, unwrapped
 
-_REST = "rest.pt"  # in the folder of a sharded model
+if TYPE_CHECKING:
+    from ring_notebook.torch.training.shards import Shards
+
+_OF_PARAMETER = re.compile(r"state\.(\d+)\..*")
+_RANDOM = "random"  # what shards have random numbers as, by rank
 
 
 def save(obj: Any, path: str | os.PathLike[str], *, private: bool = False) -> None:
@@ -60,10 +77,11 @@ def checkpoint(
     largest: bool = False,
     folder: str | os.PathLike[str] | None = None,
     resume: bool | None = None,
+    background: bool = False,
 ) -> Checkpoint:
     """Write checkpoints of a training, and continue from the last one; all ranks call this, after `prepare`.
 
-        saved = ring.checkpoint(model, optimizer, loader, every="5 min", keep=3, best="val_loss")
+        saved = ring.checkpoint(model, optimizer, loader, every="10min", background=True, best="val_loss")
         for epoch in saved.epochs(10):
             for x, y in loader:
                 ...
@@ -72,25 +90,38 @@ def checkpoint(
             ring.log(val_loss=validate(model))
 
     Takes models, optimizers, schedulers, loaders and whatever else has ``state_dict`` and ``load_state_dict``, in the
-    same order in every run. Rank 0 writes one file with `save`. A model of ``prepare(strategy="fsdp")`` is written by
-    all ranks, with torch.distributed.checkpoint, into a folder that all of them see. Both resume on any number of
-    ranks.
+    same order in every run. Of a model of peft it keeps the adapters and other trained weights, without the frozen
+    ones. It resumes on any number of ranks.
 
-    every: "5 min", "30 s", "2 h", "100 steps" or "epoch"; there is also one at the end of `Checkpoint.epochs`.
+    Rank 0 writes one file with `save`. With ``background``, at a URL, and where parameters are sharded (FSDP2, tensor
+    parallelism), all ranks write, each its part, into a folder of the format of torch.distributed.checkpoint, which all
+    of them see; the random numbers of all ranks are then kept too. A checkpoint of one kind resumes models of the
+    other, but a file no sharded model.
+
+    every: "10min", "30 s", "2h", "100 steps" or "epoch"; there is also one at the end of `Checkpoint.epochs`.
     keep: how many of the newest stay on disk.
     best: a metric that `log` records on rank 0: when it is smaller than ever (``largest``: larger), the checkpoint then
         stays beside them.
-    folder: by default that of the run, in a script ``checkpoints``. It is made readable by this user only.
+    folder: by default that of the run, in a script ``checkpoints``; it is made readable by this user only. Or a URL
+        that fsspec knows, such as ``s3://bucket/run``.
     resume: continue from the last checkpoint; by default as ``%%ringtrain --resume`` says. A script whose folder has
         none begins anew.
+    background: copy the state when a checkpoint is due, and write the copy while the training goes on. One that is due
+        while another one is written waits for it. `Checkpoint.epochs` and `Checkpoint.wait` return when it is whole.
+
+    A checkpoint takes its name when every rank has written; one that fails leaves those before it. In the background
+    rank 0 then says which rank failed and why, and the next one is tried; otherwise, and at the end of
+    `Checkpoint.epochs`, all ranks raise RingError, where rank 0 writes alone it raises OSError.
 
     With local steps (``sync_every``) one that is due is written behind the next sync, and `Checkpoint.epochs` ends with
     a sync. A loader of `prepare` resumes behind the batches that were used, in the order that it had, also one of an
     iterable data set, and on another number of ranks: see its ``load_state_dict``. Other loaders begin their pass
-    again, which is said. Random numbers are not kept. Raises TypeError and ValueError for wrong arguments, and
-    RingError for a checkpoint that does not fit.
+    again, which is said. Raises TypeError and ValueError for wrong arguments, and RingError for a checkpoint that does
+    not fit.
     """
     if another := of_another("checkpoint", objects, "torch"):
+        if background:
+            raise TypeError("checkpoint(background=True) is for PyTorch; leave it out for other frameworks")
         made: Checkpoint = another(
             *objects, every=every, keep=keep, best=best, largest=largest, folder=folder, resume=resume
         )
@@ -101,7 +132,7 @@ def checkpoint(
                 f"checkpoint takes what has state_dict() and load_state_dict(), and loaders; argument {number} is of "
                 f"class {type(one).__name__}"
             )
-    saved = TorchCheckpoint(objects, every, keep, best, largest, folder)
+    saved = TorchCheckpoint(objects, every, keep, best, largest, folder, background)
     saved.resume_as(resume)
     return saved
 
@@ -110,24 +141,51 @@ class TorchCheckpoint(Checkpoint):
     """The checkpoints of one training with PyTorch, see `checkpoint`."""
 
     _suffix = ".pt"
+    _takes_urls = True
 
-    def __init__(self, objects: tuple[Any, ...], *options: Any) -> None:
+    def __init__(
+        self,
+        objects: tuple[Any, ...],
+        every: str,
+        keep: int,
+        best: str,
+        largest: bool,
+        folder: str | os.PathLike[str] | None,
+        background: bool,
+    ) -> None:
         self._models = [one for one in objects if isinstance(one, nn.Module)]
         self._optimizers = [one for one in objects if isinstance(one, Optimizer)]
         self._loaders = [one for one in objects if isinstance(one, DataLoader)]
-        sharded = any(hasattr(one, "device_mesh") for model in self._models for one in model.parameters())
-        if sharded and len(self._models) != 1:
-            raise ValueError(f"checkpoint takes one model of strategy='fsdp', got {len(self._models)} models")
-        if sharded:  # models and optimizers are written in shards
-            objects = tuple(one for one in objects if not isinstance(one, (nn.Module, Optimizer)))
-            self._all_write, self._suffix = True, ""
-        super().__init__(objects, *options)
+        self._is_sharded = any(isinstance(one, DTensor) for model in self._models for one in model.parameters())
+        self._all_write = self._is_sharded or background or is_url(folder)
+        self._background = background
+        super().__init__(objects, every, keep, best, largest, folder)
+        self._own_shards: Shards | None = None
+        self._save: BackgroundSave | None = None
+        self._saves = 0
+        self._store: Any = None
+        self._epoch: world.World | None = None  # that of the store
+        self._random: tuple[bytes, int | None] | None = None
+
+    @property
+    def _shards(self) -> Shards:
+        if self._own_shards is None:
+            from ring_notebook.torch.training.shards import Shards  # torch's checkpoints take a second to import
+
+            self._own_shards = Shards(self._place)
+        return self._own_shards
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_own_shards": None, "_save": None, "_store": None, "_epoch": None}
 
     def begin_epoch(self) -> None:
         """Loaders of `prepare` have the order of this epoch."""
         for loader in self._loaders:
             if sampler := resumable_sampler(loader):
                 sampler.set_epoch(self.epoch)
+        self._follow_random()
+        if not self._in_pass():
+            self._random = None
 
     def _local(self) -> list[LocalOptimizer]:
         return [one for one in self._optimizers if isinstance(one, LocalOptimizer)]
@@ -145,7 +203,11 @@ class TorchCheckpoint(Checkpoint):
         """As ``state_dict``; of a loader what decides its order, and where it stands."""
         if isinstance(one, DataLoader):
             return self._state_of_loader(one)
-        return unwrapped(one).state_dict() if isinstance(one, nn.Module) else one.state_dict()
+        if not isinstance(one, nn.Module):
+            return one.state_dict()
+        model = unwrapped(one)
+        state = model.state_dict()
+        return of_adapters(model, state) if has_adapters(model) else state
 
     def _state_of_loader(self, loader: Any) -> dict[str, Any]:
         if isinstance(loader, PreparedLoader):
@@ -156,13 +218,25 @@ class TorchCheckpoint(Checkpoint):
 
     def restored(self, one: Any, state: Any) -> Any:
         """The object itself."""
-        if not isinstance(one, DataLoader):
-            (unwrapped(one) if isinstance(one, nn.Module) else one).load_state_dict(state)
-        elif isinstance(one, PreparedLoader) and state:
+        if isinstance(one, nn.Module):
+            self._restore_model(unwrapped(one), state)
+        elif not isinstance(one, DataLoader) or (isinstance(one, PreparedLoader) and state):
             one.load_state_dict(state)
         elif state and (sampler := resumable_sampler(one)):
             sampler.load_state_dict(state)
         return one
+
+    def _restore_model(self, model: nn.Module, state: dict[str, Any]) -> None:
+        if not has_adapters(model):
+            model.load_state_dict(state)
+            return
+        expected = of_adapters(model, model.state_dict())
+        if lacking := [*(expected.keys() - state.keys()), *(state.keys() - expected.keys())]:
+            raise RingError(
+                f"rank {rank()}: the checkpoint was written with other adapters: {sorted(lacking)[0]} is not in both, "
+                f"and {len(lacking) - 1} more; make the model with the configuration of then"
+            )
+        model.load_state_dict(state, strict=False)  # without the frozen weights
 
     def remarks(self) -> list[str]:
         """How the passes of loaders continue, where they are not divided as without the break."""
@@ -170,10 +244,10 @@ class TorchCheckpoint(Checkpoint):
             return []
         return [_remark(loader) for loader in self._loaders]
 
-    def set_content(self, content: dict[str, Any], path: Path) -> None:
+    def set_content(self, content: dict[str, Any], path: Path | str) -> None:
         """Also with another number of ranks."""
-        if self._all_write:
-            self._load_shards(path)
+        if "ranks" in content:  # shards have the rest
+            self._read_shards(content, path)
         if "used" in content:  # in files of version 0.2: samples of the epoch, of all loaders
             place = {"used": content["used"], "epoch": content["epoch"]}
             content["objects"] = [
@@ -185,63 +259,238 @@ class TorchCheckpoint(Checkpoint):
             if any("lr_scale" in group for group in optimizer.param_groups):  # perhaps by another number of ranks
                 schedulers = [one for one in self._objects if isinstance(one, LRScheduler)]
                 scale_rates(optimizer, schedulers, logical_size() if is_logical(optimizer) else size())
+        self._follow_random()
+        for loader in self._in_pass():
+            loader.before_next_pass(self._follow_random_at_last)
 
     def write(self, target: Path) -> None:
-        """A file of `save`, or a folder of shards."""
-        if self._all_write:
-            self._write_shards(target)
-        else:
-            save(self.content(), target, private=True)
+        """A file of `save`."""
+        save(self.content(), target, private=True)
 
-    def read(self, path: Path) -> dict[str, Any]:
-        """With `load`."""
-        content: dict[str, Any] = load(path / _REST if self._all_write else path, weights_only=False, private=True)
+    def read(self, path: Path | str) -> dict[str, Any]:
+        """With `load`; of shards the rest."""
+        content: dict[str, Any]
+        if not isinstance(self._place, RemoteFolder):
+            file = Path(path, REST) if Path(path).is_dir() else path
+            content = load(file, weights_only=False, private=True)
+            return content
+        place = self._place
+        content, reason = from_rank_0(
+            lambda: torch.load(place.rest_of(str(path)), map_location="cpu", weights_only=False), "checkpoint"
+        )
+        if reason:
+            raise RingError(f"rank {rank()}: rank 0 cannot load {path}: {reason}")
         return content
 
-    def check_kind(self, path: Path) -> None:
+    def check_kind(self, path: Path | str) -> None:
         """Also tells shards from whole files."""
-        if self._all_write != path.is_dir():
-            made = "with" if path.is_dir() else "without"
-            raise RingError(
-                f"rank {rank()}: {path} was made {made} prepare(strategy='fsdp'); prepare the model as then"
-            )
+        if is_url(str(path)) or Path(path).is_dir():
+            return
         super().check_kind(path)
+        if self._is_sharded:
+            raise RingError(
+                f"rank {rank()}: {path} is one file, of a model without prepare(strategy='fsdp') or other shards; "
+                "resume with the model as then, and write a checkpoint with background=True, which also a sharded "
+                "model resumes"
+            )
 
-    def _write_shards(self, target: Path) -> None:
-        """A folder that takes its name when every rank has written its part."""
-        from torch.distributed.checkpoint.state_dict_saver import save as save_shards
+    def is_writing(self) -> bool:
+        """Whether a checkpoint is being written in the background, as rank 0 knows it."""
+        return self._save is not None and self._save.is_running()
 
-        partial = target.with_name(f".{target.name}.partial")
+    def wait(self) -> None:
+        """Return when no checkpoint is being written in the background; all ranks call this.
+
+        A rank waits as long as its disk takes something; what is given up then is said, and does not raise.
+        """
+        if not self._all_write:
+            return
+        if self._save is not None:
+            self._save.join()
+        has_failed, _ = from_rank_0(self._has_failed, "checkpoint has ended")
+        if has_failed:
+            self._written = -1
+
+    def _has_failed(self) -> bool:
+        return self._save is not None and (bool(self._save.failure) or self._save.is_running())
+
+    def _write(self, is_best: bool, is_last: bool = False) -> None:
+        if not self._all_write:
+            super()._write(is_best, is_last)
+            return
+        self._written = self.steps
+        self._is_due = self._is_best_due = False
+        self._write_shards(is_best, self._background and not is_last)
+
+    def _write_shards(self, is_best: bool, background: bool) -> None:
+        """All ranks write their parts, in the background or before this returns."""
+        step = self.steps
+        content, tensors = self._parts()
+        self._shards.plan(tensors)
+        rest = io.BytesIO()
         if rank() == 0:
-            make_private_folder(self.folder)
-            for left in self.folder.glob(".step-*.partial"):
-                shutil.rmtree(left)
-        barrier()
-        save_shards(self._shards(), checkpoint_id=partial)
-        if rank() == 0:
-            save(self.content(), partial / _REST, private=True)
-            shutil.rmtree(target, ignore_errors=True)
-            partial.rename(target)
-        barrier()
+            torch.save(content, rest)
+        begun, reason = from_rank_0(lambda: self._place.begin(step), "checkpoint begins")
 
-    def _shards(self) -> dict[str, Any]:
-        from torch.distributed.checkpoint.state_dict import get_state_dict
+        def finish(parts: list[Any]) -> None:
+            self._shards.finish(begun, parts)
+            self.tidy(self._place.complete(begun, step, is_best, rest.getvalue()))
 
-        model, optimizer = get_state_dict(self._models[0], self._optimizers)
-        return {"model": model, "optimizer": optimizer}
+        def failed(reason: str) -> str:
+            if begun:
+                self._place.discard(begun)
+            last = self._place.found()[-1:]
+            return (
+                f"the checkpoint after step {step} in {self._place} could not be written: {reason}; "
+                + (f"the last one is {last[0].path}" if last else "there is none before it")
+                + ("; the training goes on, and the next one is tried when it is due" if background else "")
+            )
 
-    def _load_shards(self, path: Path) -> None:
-        from torch.distributed.checkpoint.state_dict import set_state_dict
-        from torch.distributed.checkpoint.state_dict_loader import load as load_shards
+        if not background:
+            self._write_now(begun, reason, finish, failed)
+        elif reason:
+            if rank() == 0:
+                tell(failed(f"rank 0: {reason}"))
+        else:
+            self._write_later(begun, finish, failed)
 
-        state = self._shards()
-        load_shards(state, checkpoint_id=path)
-        set_state_dict(
-            self._models[0],
-            self._optimizers,
-            model_state_dict=state["model"],
-            optim_state_dict=state["optimizer"],
-        )
+    def _write_now(
+        self, begun: str, reason: str, finish: Callable[[list[Any]], None], failed: Callable[[str], str]
+    ) -> None:
+        part: Any = None
+        if not reason:
+            try:
+                part, own = self._shards.write(begun), ""
+            except Exception as error:  # the disk's, the network's, or what the place raises
+                own = why_not_written(error)
+            ended = gather_objects((part, own), "parts of a checkpoint", global_process_set)
+            reason = "; ".join(f"rank {number}: {why}" for number, (_, why) in enumerate(ended) if why)
+            if not reason:
+                reason = from_rank_0(lambda: finish([part for part, _ in ended]), "checkpoint is whole")[1]
+        if reason:
+            text = from_rank_0(lambda: failed(reason), "checkpoint has failed")[0]
+            raise RingError(f"rank {rank()}: {text}; mend that, and write it again or resume from the last one")
+
+    def _write_later(self, begun: str, finish: Callable[[list[Any]], None], failed: Callable[[str], str]) -> None:
+        current = world.current()
+        if self._epoch is not current:
+            self._store, self._epoch, self._saves = keys_of_ranks(), current, 0
+        self._saves += 1
+        if self._save is not None and self._save.is_in_part():  # given up by rank 0; what it writes has not to change
+
+            def write() -> Any:
+                raise RingError("the part before this one is still being written, by a disk that does not answer")
+
+        else:
+            self._shards.copy()
+
+            def write() -> Any:
+                return self._shards.write(begun)
+
+        part = Part(write, lambda: self._shards.taken)
+        self._save = BackgroundSave(self._saves, self._store, part, finish, failed)
+
+    def _parts(self) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
+        """The content, and what shards have of it, by kind and by name there."""
+        content = self.content() | {"ranks": size()}
+        flat: dict[str, Tensor] = {}
+        states = []
+        for one, name, state in zip(self._objects, self._names(), content["objects"], strict=True):
+            tensors_of_one: dict[str, Tensor] = {}
+            states.append(take_out(state, name, tensors_of_one, every=isinstance(one, nn.Module)))
+            alike = _alike(one, name)
+            flat |= {
+                part: tensor
+                for part, tensor in tensors_of_one.items()
+                if rank() == 0 or isinstance(tensor, DTensor) or alike is None or part in alike
+            }
+        content["objects"] = states
+        own = torch.frombuffer(bytearray(random_states()), dtype=torch.uint8)
+        tensors: dict[str, dict[str, Tensor]] = {_RANDOM: {str(rank()): own}}
+        for name, tensor in flat.items():
+            kind, _, rest = name.partition(".")
+            tensors.setdefault(kind, {})[rest] = tensor
+        return content, tensors
+
+    def _names(self) -> list[str]:
+        """What shards call the objects: those of torch.distributed.checkpoint, with a number from the second on."""
+        kinds = [
+            next((name for name, kind in _KINDS if isinstance(one, kind)), type(one).__name__.lower())
+            for one in self._objects
+        ]
+        return [f"{kind}{n if (n := kinds[: place + 1].count(kind)) > 1 else ''}" for place, kind in enumerate(kinds)]
+
+    def _read_shards(self, content: dict[str, Any], path: Path | str) -> None:
+        """Put into ``content`` what the shards at ``path`` have, each rank its part of what is sharded now."""
+        tensors: dict[str, Tensor | None] = {}
+        for one, name, state in zip(self._objects, self._names(), content["objects"], strict=True):
+            own: dict[str, Tensor] = {}
+            if isinstance(one, nn.Module):
+                take_out(self.state_of(one), name, own, every=True)
+            for kept in taken_out(state):
+                there = own.get(kept.name)
+                if there is not None and tuple(there.shape) != kept.shape:
+                    raise RingError(
+                        f"rank {rank()}: {path} has {kept.name} of shape {list(kept.shape)}, the model here has "
+                        f"{list(there.shape)}; make the model as then"
+                    )
+                tensors[kept.name] = _like(one, name, kept) if there is None else there
+        random = f"{_RANDOM}.{rank() % content['ranks']}"
+        tensors[random] = None
+        filled: dict[str, Tensor] = {}
+        try:
+            filled, reason = self._shards.read(str(path), tensors), ""
+        except Exception as error:  # torch's, the disk's, or what the place raises
+            reason = cause_text(error)
+        for number, why in enumerate(allgather_object(reason, name="shards were read")):
+            if why:
+                raise RingError(f"rank {rank()}: rank {number} cannot read {path}: {why}")
+        content["objects"] = [put_back(state, filled) for state in content["objects"]]
+        self._random = bytes(filled[random].numpy()), rank() if rank() >= content["ranks"] else None
+
+    def _in_pass(self) -> list[Any]:
+        """Loaders whose next pass goes on where the checkpoint was: it draws at its begin, which was before that."""
+        return [loader for loader in self._loaders if isinstance(loader, PreparedLoader)] if self.batch else []
+
+    def _follow_random(self) -> None:
+        """Continue with the random numbers of the checkpoint, once more each time that the training begins to draw."""
+        if self._random is not None:
+            continue_random(*self._random)
+
+    def _follow_random_at_last(self) -> None:
+        self._follow_random()
+        self._random = None
+
+
+_KINDS: tuple[tuple[str, type], ...] = (("model", nn.Module), ("optimizer", Optimizer), ("scheduler", LRScheduler))
+
+
+def tell(text: str) -> None:
+    """Say on standard error what does not end the training."""
+    print(text, file=sys.stderr, flush=True)  # noqa: T201
+
+
+def _alike(one: Any, name: str) -> set[str] | None:
+    """Which tensors of an object all ranks have alike, so that any of them may write them; None: all of them.
+
+    Of others, such as statistics of the batches of a rank, rank 0's are kept, and not some of each.
+    """
+    if isinstance(one, nn.Module):
+        return {f"{name}.{part}" for part, _ in unwrapped(one).named_parameters(remove_duplicate=False)}
+    return None if isinstance(one, Optimizer) and not isinstance(one, LocalOptimizer) else set()
+
+
+def _like(one: Any, name: str, kept: InShards) -> Tensor | None:
+    """Of an optimizer's tensor that has the shape of its parameter: a sharded one where that is sharded."""
+    match = _OF_PARAMETER.fullmatch(kept.name.removeprefix(f"{name}."))
+    if not isinstance(one, Optimizer) or match is None:
+        return None
+    parameters = [parameter for group in one.param_groups for parameter in group["params"]]
+    number = int(match[1])
+    parameter = parameters[number] if number < len(parameters) else None
+    if not isinstance(parameter, DTensor) or tuple(parameter.shape) != kept.shape:
+        return None
+    return torch.empty_like(parameter, dtype=kept.dtype, requires_grad=False).detach()
 
 
 def _remark(loader: Any) -> str:

@@ -117,6 +117,10 @@ class PreparedLoader(DataLoader[T]):
         """
         self._preparation.continue_at(self, state_dict, getattr(super(), "load_state_dict", None))
 
+    def before_next_pass(self, call: Callable[[], object]) -> None:
+        """Have ``call`` called once, when the next pass has begun and is about to read its first batch."""
+        self._preparation.before_pass = call
+
     @property
     def about_continuation(self) -> str:
         """What is to be known of how the next pass continues another one."""
@@ -150,13 +154,14 @@ class _Preparation:
         self._begun_at = self._epoch = 0  # of a sampler: what all ranks had used before that pass, and its epoch
         self._at_begin: Any = None  # the random numbers at its begin
         self._loaded: dict[str, Any] | None = None  # the state that the next pass continues
+        self.before_pass: Callable[[], object] | None = None
         self.remark = ""
         has_own_loop = type(loader).__iter__ is not DataLoader.__iter__
         is_read_here = loader.num_workers == 0 or not isinstance(share, ShardedIterable)
         self._is_doubtful = share is not None and has_own_loop and is_read_here
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_place": None, "_batches": None}
+        return {**self.__dict__, "_place": None, "_batches": None, "before_pass": None}
 
     @property
     def _numbers(self) -> AgreedNumbers | None:
@@ -276,6 +281,9 @@ class _Preparation:
 
     def _noted(self, batches: Iterator[T]) -> Iterator[T]:
         share = self._share
+        call, self.before_pass = self.before_pass, None
+        if call is not None:
+            call()
         for batch in batches:
             if isinstance(share, ShardedIterable):
                 share._continued = None  # its workers have copies of it, from when they were started

@@ -1,0 +1,176 @@
+"""A checkpoint that threads of all ranks write while the training goes on.
+
+The threads take part in no collective, whose order is the training's: each puts how its part ended into a key-value
+store, and that of rank 0 looks there until it has all, writes what makes the checkpoint whole, and says what failed.
+"""
+
+from __future__ import annotations
+
+import pickle
+import sys
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from threading import Event, Thread
+from time import monotonic, sleep
+from typing import Any
+
+from ring_notebook.config import config
+from ring_notebook.core import world
+from ring_notebook.errors import RingError
+from ring_notebook.text.error_text import cause_text
+
+_SHORTEST, _LONGEST = 0.005, 0.25  # seconds between two looks at the store
+_BETWEEN_BEATS = 1.0  # seconds
+_MOST_CAUSES = 20
+_AFTER_ABORT = 10.0  # seconds without progress, when the ranks have failed: one may be dead
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a rank does: ``write`` its part, of which it has ``taken`` so many tensors; its result is for `finish`."""
+
+    write: Callable[[], Any]
+    taken: Callable[[], int]
+
+
+class BackgroundSave:
+    """One checkpoint in the making; ``finish`` is called on rank 0 with the parts of all ranks.
+
+    When it cannot become whole rank 0 calls ``failed`` with the reason, and writes what that returns to standard error.
+    ``number`` is the same on all ranks, and another one for each checkpoint in ``store``.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        store: Any,
+        part: Part,
+        finish: Callable[[list[Any]], None],
+        failed: Callable[[str], str],
+    ) -> None:
+        self._number, self._store, self._part = number, store, part
+        self._finish, self._failed = finish, failed
+        self._epoch = world.current()
+        self._rank, self._size = self._epoch.rank, self._epoch.size
+        self._has_written = Event()
+        self.failure = ""
+        """On rank 0: why there is no such checkpoint."""
+        # Not daemons: a script that ends waits for its last checkpoint, within the limits below.
+        self._thread = Thread(target=self._run, name="ring-checkpoint")
+        self._thread.start()
+
+    def is_running(self) -> bool:
+        """Whether this rank's thread has something to do."""
+        return self._thread.is_alive()
+
+    def is_in_part(self) -> bool:
+        """Whether this rank still writes its own part."""
+        return not self._has_written.is_set()
+
+    def join(self) -> bool:
+        """Wait for this rank's thread, as long as the part that it writes grows; whether it has ended."""
+        growth = _Growth(self._part.taken())
+        while self._thread.is_alive():
+            # Rank 0 also waits for the parts of others, with a limit of its own.
+            if not self._has_written.is_set() and not growth.goes_on(self._part.taken(), config().checkpoint_timeout):
+                return False
+            self._thread.join(_LONGEST)
+        return True
+
+    def _key(self, rank: int, what: str = "part") -> str:
+        return f"{self._number} {what} {rank}"
+
+    def _run(self) -> None:
+        beats = Thread(target=self._beat, name="ring-checkpoint-beats", daemon=True)
+        beats.start()
+        part, reason = None, ""
+        try:
+            part = self._part.write()
+        except Exception as error:  # the disk's, the network's, or what the place raises
+            reason = why_not_written(error)
+        self._has_written.set()
+        beats.join()
+        try:
+            self._store.set(self._key(self._rank), zlib.compress(pickle.dumps((part, reason))))
+            if self._rank == 0:
+                self._complete()
+        except Exception as error:  # the store's host is gone
+            self._give_up(f"rank {self._rank}: {cause_text(error)}")
+
+    def _beat(self) -> None:
+        """Tell rank 0 that this rank's part grows."""
+        told = -1
+        while not self._has_written.wait(_BETWEEN_BEATS):
+            if (taken := self._part.taken()) != told:
+                told = taken
+                try:
+                    self._store.set(self._key(self._rank, "beat"), str(taken))
+                except Exception:  # `_run` meets it too
+                    return
+
+    def _complete(self) -> None:
+        parts, reasons = self._parts()
+        if not reasons:
+            try:
+                self._finish(parts)
+            except Exception as error:
+                text = str(error) if isinstance(error, RingError) else why_not_written(error)
+                reasons.append(text if text.startswith("rank ") else f"rank 0: {text}")
+        if reasons:
+            self._give_up("; ".join(reasons))
+
+    def _give_up(self, reason: str) -> None:
+        self.failure = reason
+        if self._rank == 0:
+            print(self._failed(reason), file=sys.stderr, flush=True)  # noqa: T201
+
+    def _parts(self) -> tuple[list[Any], list[str]]:
+        """The parts of all ranks, and what failed. Waits while any of them grows."""
+        lacking, growth, pause = list(range(self._size)), _Growth(()), _SHORTEST
+        found: dict[int, tuple[Any, str]] = {}
+        while True:
+            for rank in [one for one in lacking if self._store.check([self._key(one)])]:
+                found[rank] = pickle.loads(zlib.decompress(self._store.get(self._key(rank))))
+                lacking.remove(rank)
+            if not lacking:
+                break
+            limit = config().checkpoint_timeout
+            if self._epoch.communicator.aborted:
+                limit = min(limit, _AFTER_ABORT)
+            if not growth.goes_on((len(lacking), *map(self._beat_of, lacking)), limit):
+                named = ", ".join(map(str, lacking))
+                found |= dict.fromkeys(lacking, (None, ""))
+                why = f"rank {named} has written nothing for {limit:g} s"
+                return [], [*self._reasons(found), f"{why} (it has ended, or its disk does not answer)"]
+            sleep(pause)
+            pause = min(_LONGEST, 2 * pause)
+        return [found[rank][0] for rank in range(self._size)], self._reasons(found)
+
+    def _reasons(self, found: dict[int, tuple[Any, str]]) -> list[str]:
+        return [f"rank {rank}: {reason}" for rank, (_, reason) in sorted(found.items()) if reason]
+
+    def _beat_of(self, rank: int) -> bytes:
+        key = self._key(rank, "beat")
+        return bytes(self._store.get(key)) if self._store.check([key]) else b""
+
+
+def why_not_written(error: BaseException) -> str:
+    """``error`` in one line: of several that followed one another the disk's, which torch hides behind its own."""
+    chain: list[BaseException] = [error]
+    while (earlier := chain[-1].__cause__ or chain[-1].__context__) is not None and len(chain) < _MOST_CAUSES:
+        chain.append(earlier)
+    return cause_text(next((one for one in reversed(chain) if isinstance(one, OSError)), error))
+
+
+class _Growth:
+    """Whether something still changes."""
+
+    def __init__(self, value: object) -> None:
+        self._value, self._since = value, monotonic()
+
+    def goes_on(self, value: object, limit: float) -> bool:
+        """Whether the ``value`` has changed in the last ``limit`` seconds."""
+        if value != self._value:
+            self._value, self._since = value, monotonic()
+        return monotonic() - self._since <= limit

@@ -1,0 +1,85 @@
+"""Tensors in the state of an object, such as a state_dict: taken out of it, to be kept in shards, and put back."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+_SMALL = 64  # elements up to which a tensor of an optimizer, such as its number of steps, stays where it is
+_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
+
+
+@dataclass(frozen=True)
+class InShards:
+    """In place of a tensor, of this shape and dtype, which the shards have under this name."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+def take_out(state: Any, name: str, into: MutableMapping[str, Tensor], *, every: bool) -> Any:
+    """A copy of ``state``, nested dicts and lists, with `InShards` in place of tensors, which are put ``into``.
+
+    Their names begin with ``name``. Unless ``every`` tensor is asked for, small ones that are not sharded stay.
+    """
+    if isinstance(state, Tensor):
+        if not (isinstance(state, DTensor) or type(state) in (Tensor, nn.Parameter)):
+            return state  # of another class, whose memory is not what it holds
+        if not every and not isinstance(state, DTensor) and state.numel() <= _SMALL:
+            return state
+        into[name] = state.detach()
+        return InShards(name, tuple(state.shape), state.dtype)
+    if isinstance(state, dict):
+        made: dict[Any, Any] = copy.copy(state)
+        for key, one in state.items():
+            made[key] = take_out(one, f"{name}.{key}", into, every=every)
+        if hasattr(state, "_metadata"):  # of a state_dict: versions of its modules
+            made._metadata = state._metadata  # type: ignore[attr-defined]
+        return made
+    if isinstance(state, (list, tuple)):
+        parts = [take_out(one, f"{name}.{number}", into, every=every) for number, one in enumerate(state)]
+        return type(state)(*parts) if hasattr(state, "_fields") else type(state)(parts)
+    return state
+
+
+def taken_out(state: Any) -> list[InShards]:
+    """What `take_out` has put in place of tensors."""
+    if isinstance(state, InShards):
+        return [state]
+    inner = state.values() if isinstance(state, dict) else state if isinstance(state, (list, tuple)) else ()
+    return [found for one in inner for found in taken_out(one)]
+
+
+def put_back(state: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """``state`` with ``tensors`` where `take_out` has left their names."""
+    if isinstance(state, InShards):
+        return tensors[state.name]
+    if isinstance(state, dict):
+        for key, one in state.items():
+            state[key] = put_back(one, tensors)
+        return state
+    if isinstance(state, (list, tuple)):
+        parts = [put_back(one, tensors) for one in state]
+        return type(state)(*parts) if hasattr(state, "_fields") else type(state)(parts)
+    return state
+
+
+def has_adapters(model: nn.Module) -> bool:
+    """Whether ``model`` is one of peft, of which a training changes the adapters alone."""
+    return hasattr(model, "peft_config") and any(not parameter.requires_grad for parameter in model.parameters())
+
+
+def of_adapters(model: nn.Module, state: dict[str, Any]) -> dict[str, Any]:
+    """What a training changes of the ``state`` of a model of peft: adapters, other trained weights, and statistics."""
+    kept = {name for name, parameter in model.named_parameters(remove_duplicate=False) if parameter.requires_grad}
+    for path, module in model.named_modules(remove_duplicate=False):
+        own = getattr(module, "adapter_layer_names", ())  # of peft's layers, also of adapters that are not in use
+        kept |= {name for name in state if any(name.startswith(f"{path}.{part}.") for part in own)}
+    return {name: one for name, one in state.items() if name in kept or name.rpartition(".")[2] in _STATISTICS}

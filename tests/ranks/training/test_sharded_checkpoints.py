@@ -1,0 +1,385 @@
+"""Checkpoints that all ranks write: sharded models, in the background, at URLs, and what happens when one fails."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from threading import Event
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed.checkpoint import FileSystemWriter
+from torch.distributed.checkpoint import load as load_with_torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+from ring_notebook.errors import RingError
+
+SAMPLES, BATCH = 72, 12  # of all ranks together: six steps an epoch
+KINDS = ["plain", "fsdp", "tensor", "adapters"]
+
+
+class Adapted(nn.Module):
+    """A frozen layer with an adapter, as peft builds it: its names, and what is trained."""
+
+    peft_config = {"default": None}  # noqa: RUF012
+    adapter_layer_names = ("lora_A", "lora_B")
+
+    def __init__(self, base: nn.Linear) -> None:
+        super().__init__()
+        self.base_layer = base.requires_grad_(False)
+        self.lora_A = nn.ModuleDict({"default": nn.Linear(base.in_features, 2, bias=False)})
+        self.lora_B = nn.ModuleDict({"default": nn.Linear(2, base.out_features, bias=False)})
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        found: Tensor = self.base_layer(inputs) + self.lora_B["default"](self.lora_A["default"](inputs))
+        return found
+
+
+class Model(nn.Sequential):
+    """Random numbers in each step."""
+
+    def __init__(self, adapted: bool) -> None:
+        first: nn.Module = nn.Linear(3, 12)
+        super().__init__(Adapted(first) if adapted else first, nn.Dropout(0.3), nn.Tanh(), nn.Linear(12, 2))
+        if adapted:
+            self.peft_config = {"default": None}
+
+
+@pytest.fixture
+def folder(hvd: ModuleType, tmp_path: Path) -> Path:
+    """One of rank 0's, on all ranks."""
+    return Path(hvd.broadcast_object(str(tmp_path / "made" / "checkpoints"), name="folder"))
+
+
+def objects(hvd: ModuleType, kind: str) -> list[Any]:
+    """A model, its optimizer, its schedule, and its data where each rank has a share."""
+    torch.manual_seed(5)
+    model: Any = Model(kind == "adapters")
+    inputs = torch.randn(SAMPLES, 3)
+    data = torch.utils.data.TensorDataset(inputs, inputs[:, :2] * 2)
+    loader = torch.utils.data.DataLoader(data, batch_size=BATCH // hvd.size(), shuffle=True)
+    if kind == "tensor":
+        hvd.process_group()
+        mesh = DeviceMesh.from_group(torch.distributed.group.WORLD, "cpu")
+        model = parallelize_module(model, mesh, {"0": ColwiseParallel(), "3": RowwiseParallel()})
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.Adam(trained, lr=0.1, foreach=False)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+    if kind == "tensor":
+        torch.manual_seed(hvd.rank())  # random numbers of its own, as each rank drops other parts
+        return [model, optimizer, schedule]
+    strategy = "fsdp" if kind == "fsdp" else None
+    return list(hvd.prepare(model, optimizer, schedule, loader, strategy=strategy))
+
+
+def batches(parts: list[Any], first: int) -> Any:
+    if len(parts) == 4:
+        return parts[3]
+    made = [torch.randn(BATCH, 3, generator=torch.Generator().manual_seed(step)) for step in range(6)]
+    return [(inputs, inputs[:, :2] * 2) for inputs in made[first:]]
+
+
+def train(parts: list[Any], saved: Any, epochs: int = 3, stop: int = -1) -> None:
+    """The training, until ``stop`` steps."""
+    model, optimizer, schedule = parts[:3]
+    for _ in saved.epochs(epochs):
+        for inputs, targets in batches(parts, saved.batch):
+            if stop >= 0:
+                saved.wait()  # else the one that is due at step 8 may have to wait for that of step 4
+            if saved.steps == stop:
+                return
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(inputs), targets).backward()
+            optimizer.step()
+            saved.step()
+        schedule.step()
+
+
+def whole(tensor: Any) -> Tensor:
+    found = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return found.detach().clone()  # type: ignore[no-any-return]
+
+
+def state(parts: list[Any]) -> dict[str, Tensor]:
+    """Parameters and moments."""
+    model, optimizer = parts[:2]
+    moments = {
+        f"{number}.{name}": whole(value)
+        for number, one in optimizer.state_dict()["state"].items()
+        for name, value in one.items()
+    }
+    return moments | {name: whole(parameter) for name, parameter in model.named_parameters()}
+
+
+def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        assert torch.equal(found[name], value), name
+
+
+def names(hvd: ModuleType, folder: Path) -> list[str]:
+    hvd.barrier()
+    found = sorted(path.name for path in folder.iterdir())
+    hvd.barrier()
+    return found
+
+
+@pytest.fixture
+def pausing(monkeypatch: pytest.MonkeyPatch) -> Iterator[Event]:
+    """Until it is set the disk takes nothing."""
+    released, write = Event(), FileSystemWriter.write_data
+
+    def held(writer: Any, plan: Any, planner: Any) -> Any:
+        assert released.wait(60)
+        return write(writer, plan, planner)
+
+    monkeypatch.setattr(FileSystemWriter, "write_data", held)
+    yield released
+    released.set()
+
+
+@contextlib.contextmanager
+def small_files(is_here: bool) -> Iterator[None]:
+    """A disk on which no file may be larger than a kilobyte."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if is_here:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1024, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("background", [True, False], ids=["background", "blocking"])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.sizes(1, 2, 3)
+def test_a_training_resumes_bit_for_bit(hvd: ModuleType, folder: Path, kind: str, background: bool) -> None:
+    """In the middle of an epoch: weights, moments, rates, samples, and the random numbers of all ranks."""
+    expected = objects(hvd, kind)
+    train(expected, hvd.checkpoint(*expected, folder=folder / "whole", background=background))
+    first = objects(hvd, kind)
+    saved = hvd.checkpoint(*first, folder=folder, every="4 steps", background=background)
+    train(first, saved, stop=9)
+    torch.manual_seed(100 + hvd.rank())
+    again = objects(hvd, kind)
+    torch.manual_seed(200 + hvd.rank())
+    saved = hvd.checkpoint(*again, folder=folder, resume=True, background=background)
+    assert (saved.steps, saved.epoch, saved.batch) == (8, 1, 2)
+    train(again, saved)
+    if background or kind in ("fsdp", "tensor"):
+        assert_equal(state(again), state(expected))
+    if background and kind == "adapters":
+        size_of = sum(file.stat().st_size for file in (folder / "step-00000008").glob("*.distcp"))
+        assert size_of > 0
+        kept = hvd.load(folder / "step-00000008" / "rest.pt", weights_only=False)["objects"][0]
+        assert not [name for name in kept if "base_layer" in name]
+        assert [name for name in kept if "lora_A" in name]
+
+
+@pytest.mark.sizes(1, 2, 3)
+def test_what_is_kept_are_the_weights_of_the_step(hvd: ModuleType, folder: Path, pausing: Event) -> None:
+    """Steps change them while they are written."""
+    parts = objects(hvd, "plain")
+    model, optimizer = parts[:2]
+    saved = hvd.checkpoint(*parts, folder=folder, every="2 steps", background=True)
+    expected: dict[str, Tensor] = {}
+    for step in range(1, 5):
+        optimizer.zero_grad()
+        model(torch.ones(4, 3)).square().sum().backward()
+        optimizer.step()
+        if step == 2:
+            expected = state(parts)
+        saved.step()
+    assert not [name for name in names(hvd, folder) if name.startswith("step")]  # it is not whole, and no step waited
+    assert not torch.equal(state(parts)["0.weight"], expected["0.weight"])
+    pausing.set()
+    saved.wait()
+    assert names(hvd, folder) == ["step-00000002"]
+    again = objects(hvd, "plain")
+    assert hvd.checkpoint(*again, folder=folder, resume=True, background=True).steps == 2
+    assert_equal(state(again), expected)
+    saved.step()  # the one that was due at step 4
+    saved.wait()
+    assert names(hvd, folder) == ["step-00000002", "step-00000005"]
+
+
+@pytest.mark.parametrize("place", ["local", "folder"])
+def test_the_newest_and_the_best_stay(hvd: ModuleType, folder: Path, place: str) -> None:
+    """In a folder, and where fsspec has the files."""
+    model = nn.Linear(20, 20)
+    where = f"local://{folder}" if place == "local" else folder
+    saved = hvd.checkpoint(model, every="2 steps", keep=2, best="val_loss", folder=where, background=True)
+    losses = iter([3.0, 1.0, float("nan"), 2.0])
+    for step in range(1, 11):
+        if step in (3, 5, 7, 9):
+            hvd.log(val_loss=next(losses) if hvd.rank() == 0 else 0.0)
+        saved.step()
+        saved.wait()
+    best = "step-00000005" if place == "local" else "step-00000005-best"
+    assert names(hvd, folder) == [best, "step-00000008", "step-00000010"]
+    if place == "local":
+        assert (folder / best / "best").exists()
+        # What was cut off there is no checkpoint.
+        if hvd.rank() == 0:
+            (folder / "step-00000099").mkdir()
+            (folder / "step-00000099" / "__0_0.distcp").write_text("")
+    hvd.barrier()
+    again = nn.Linear(20, 20)
+    saved = hvd.checkpoint(again, every="1 steps", keep=2, best="val_loss", folder=where, resume=True, background=True)
+    assert saved.steps == 10
+    assert torch.equal(again.weight, hvd.broadcast(model.weight.detach(), 0))
+    saved.write_last()
+    saved.step()
+    saved.wait()
+    assert names(hvd, folder) == [best, *[f"step-000000{step}" for step in (10, 11)]]
+
+
+def test_torch_reads_it(hvd: ModuleType, folder: Path) -> None:
+    model = hvd.prepare(nn.Linear(20, 20))
+    hvd.checkpoint(model, folder=folder, background=True).write_last()
+    again = {"model": nn.Linear(20, 20).state_dict()}
+    hvd.process_group()
+    load_with_torch(again, checkpoint_id=folder / "step-00000000")
+    assert torch.equal(again["model"]["weight"], model.weight)
+
+
+@pytest.mark.sizes(1, 2, 3)
+def test_a_part_that_cannot_be_written(hvd: ModuleType, folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """In the background the training goes on, and is told; else all ranks raise. The one before stays."""
+    model, last = nn.Linear(400, 40), hvd.size() - 1
+    hvd.prepare(model)
+    saved = hvd.checkpoint(model, every="1 steps", folder=folder, background=True)
+    saved.step()
+    saved.wait()
+    with small_files(hvd.rank() == last):
+        saved.step()
+        saved.wait()
+    assert names(hvd, folder) == ["step-00000001"]
+    hvd.barrier()
+    told = capfd.readouterr().err
+    if hvd.rank() == 0:
+        assert "the checkpoint after step 2" in told
+        assert f"rank {last}: " in told
+        assert "File too large" in told
+        assert "step-00000001; the training goes on" in told
+        assert told.count("the checkpoint after") == 1
+    else:
+        assert "checkpoint" not in told
+    saved.step()
+    saved.wait()
+    assert names(hvd, folder) == ["step-00000001", "step-00000003"]
+    saved = hvd.checkpoint(model, every="1 steps", folder=folder, resume=True, background=True)
+    saved.step()
+    saved.wait()
+    assert names(hvd, folder)[-1] == "step-00000004"
+    saved = hvd.checkpoint(model, every="9 steps", folder=folder, resume=True, background=True)
+    saved.step()
+    with small_files(hvd.rank() == last), pytest.raises(RingError, match=f"step 5.*rank {last}: .*File too large"):
+        saved.write_last()
+    assert names(hvd, folder)[-1] == "step-00000004"
+
+
+@pytest.mark.sizes(1, 3)
+def test_a_disk_that_is_full(hvd: ModuleType, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    disk = Path(hvd.broadcast_object(str(tmp_path / "disk"), name="disk"))
+    mounted = False
+    if hvd.rank() == 0:
+        disk.mkdir()
+        command = ["mount", "-t", "tmpfs", "-o", "size=1600k", "tmpfs", disk]
+        mounted = os.geteuid() == 0 and not subprocess.run(command, capture_output=True, check=False).returncode
+    if not hvd.broadcast_object(mounted, name="mounted"):
+        pytest.skip("no disk can be mounted here: that needs root")
+    try:
+        model = nn.Linear(400, 400)  # 640 KB, of which two have room
+        saved = hvd.checkpoint(model, every="1 steps", folder=disk / "kept", keep=3, background=True)
+        for _ in range(4):
+            saved.step()
+            saved.wait()
+        assert names(hvd, disk / "kept") == ["step-00000001", "step-00000002"]
+        told = capfd.readouterr().err
+        if hvd.rank() == 0:
+            assert told.count("could not be written") == 2
+            assert "No space left on device" in told
+        assert hvd.checkpoint(model, folder=disk / "kept", resume=True).steps == 2
+        with pytest.raises(RingError, match="No space left on device"):
+            saved.write_last()
+    finally:
+        hvd.barrier()
+        if hvd.rank() == 0:
+            subprocess.run(["umount", disk], check=True)
+
+
+@pytest.mark.sizes(1, 3)
+def test_a_disk_that_does_not_answer(
+    hvd: ModuleType,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    settings: Callable[..., None],
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """Its checkpoint is given up, and steps go on."""
+    settings(checkpoint_timeout=1.0)
+    released, write, last = Event(), FileSystemWriter.write_data, hvd.size() - 1
+    model = nn.Linear(40, 40)
+    saved = hvd.checkpoint(model, every="1 steps", folder=folder, background=True)
+    saved.step()
+    saved.wait()
+
+    def held(writer: Any, plan: Any, planner: Any) -> Any:
+        assert released.wait(60)
+        return write(writer, plan, planner)
+
+    if hvd.rank() == last:
+        monkeypatch.setattr(FileSystemWriter, "write_data", held)
+    saved.step()
+    begin = time.monotonic()
+    saved.wait()
+    assert 0.9 < time.monotonic() - begin < 30
+    told = capfd.readouterr().err
+    if hvd.rank() == 0 and hvd.size() > 1:
+        assert f"rank {last} has written nothing for 1 s" in told
+    released.set()
+    monkeypatch.setattr(FileSystemWriter, "write_data", write)
+    while saved._save is not None and saved._save.is_running():
+        time.sleep(0.01)
+    hvd.barrier()
+    saved.step()
+    saved.wait()
+    assert "step-00000003" in names(hvd, folder)
+
+
+def test_wrong_arguments(hvd: ModuleType, folder: Path) -> None:
+    with pytest.raises(ValueError, match=r"folder='nowhere://here' cannot be used: .*s3fs"):
+        hvd.checkpoint(nn.Linear(2, 2), folder="nowhere://here")
+    with pytest.raises(ValueError, match="every must be like '10min'"):
+        hvd.checkpoint(nn.Linear(2, 2), every="0min", background=True)
+    hvd.checkpoint(nn.Linear(20, 2), folder=folder, background=True).write_last()
+    with pytest.raises(RingError, match=r"has model.weight of shape \[2, 20\], the model here has \[2, 30\]"):
+        hvd.checkpoint(nn.Linear(30, 2), folder=folder, resume=True)
+    if hvd.rank() == 0:
+        (folder / "step-00000000" / ".metadata").unlink()
+    hvd.barrier()
+    with pytest.raises(RingError, match=r"rank 0 cannot read .*step-00000000.*metadata"):
+        hvd.checkpoint(nn.Linear(20, 2), folder=folder, resume=True, background=True)
+
+
+def test_memory_that_ranks_do_not_share(hvd: ModuleType) -> None:
+    """Each process has a ``memory://`` of its own: a single rank may use it, as tests do."""
+    saved = hvd.checkpoint(model := nn.Linear(20, 20), folder="memory://kept", background=True)
+    if hvd.size() > 1:
+        with pytest.raises(RingError, match=r"rank 0 does not see __\d_0.distcp, which rank \d has written"):
+            saved.write_last()
+        return
+    saved.write_last()
+    again = nn.Linear(20, 20)
+    assert hvd.checkpoint(again, folder="memory://kept", resume=True).steps == 0
+    assert torch.equal(again.weight, model.weight)
