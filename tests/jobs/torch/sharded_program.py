@@ -1,0 +1,126 @@
+"""A training whose ranks all write its checkpoints: ``python sharded_program.py KIND FOLDER WHAT``.
+
+WHAT is "write", which makes three steps, the last of which is kept; "read", which resumes; "die", where a rank is
+killed while it writes the second one, and "survive", where the others go on. Each rank prints a digest of the whole
+weights and moments.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.checkpoint import FileSystemWriter
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+import ring_notebook.torch as ring
+
+VICTIM = 1
+
+
+class Adapted(nn.Module):
+    """A frozen layer with an adapter, as peft builds it."""
+
+    adapter_layer_names = ("lora_A", "lora_B")
+
+    def __init__(self, base: nn.Linear) -> None:
+        super().__init__()
+        self.base_layer = base.requires_grad_(False)
+        self.lora_A = nn.ModuleDict({"default": nn.Linear(base.in_features, 6, bias=False)})
+        self.lora_B = nn.ModuleDict({"default": nn.Linear(6, base.out_features, bias=False)})
+
+    def forward(self, inputs: torch.Tensor) -> Any:
+        return self.base_layer(inputs) + self.lora_B["default"](self.lora_A["default"](inputs))
+
+
+def made(kind: str) -> tuple[Any, Any]:
+    torch.manual_seed(3)
+    first: nn.Module = nn.Linear(5, 24)
+    model: Any = nn.Sequential(Adapted(first) if kind == "adapters" else first, nn.Tanh(), nn.Linear(24, 10))
+    if kind == "adapters":
+        model.peft_config = {}
+    if kind == "tensor":
+        ring.process_group()
+        mesh = DeviceMesh.from_group(torch.distributed.group.WORLD, "cpu")
+        model = parallelize_module(model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=0.01, foreach=False)
+    if kind == "tensor":
+        return model, optimizer
+    prepared: tuple[Any, Any] = ring.prepare(model, optimizer, strategy="fsdp" if kind == "fsdp" else None)
+    return prepared
+
+
+def digest(model: Any, optimizer: Any) -> str:
+    sums = hashlib.sha256()
+    moments = [one for state in optimizer.state_dict()["state"].values() for one in state.values()]
+    for one in [*model.parameters(), *moments]:
+        whole = one.full_tensor() if hasattr(one, "full_tensor") else one
+        sums.update(whole.detach().numpy().tobytes())
+    return sums.hexdigest()
+
+
+def killed_while_writing() -> None:
+    """Half of the file is there, and then the rank is not."""
+
+    def write(self: Any, plan: Any, planner: Any) -> Any:
+        Path(self.path, f"__{VICTIM}_0.distcp").write_bytes(b"half")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    FileSystemWriter.write_data = write  # type: ignore[method-assign]
+
+
+kind, folder, what = sys.argv[1:4]
+torch.set_num_threads(1)
+ring.init()
+job_rank = ring.rank()
+model, optimizer = made(kind)
+saved = ring.checkpoint(
+    model, optimizer, folder=folder, every="3 steps", background=kind != "fsdp", resume=what == "read"
+)
+
+
+def step() -> None:
+    optimizer.zero_grad()
+    model(torch.ones(4, 5)).square().sum().backward()
+    optimizer.step()
+    saved.step()
+
+
+@ring.elastic.run
+def survive(state: Any) -> None:
+    while state.steps < 8:
+        if state.steps == 5 and job_rank == VICTIM:
+            killed_while_writing()
+        step()
+        saved.wait()
+        state.steps += 1
+        state.commit()
+
+
+def report() -> None:
+    print(json.dumps({"digest": digest(model, optimizer), "steps": saved.steps}), flush=True)  # noqa: T201
+
+
+if what == "read":
+    report()
+    step()
+    sys.exit()
+if what == "survive":
+    survive(ring.elastic.TorchState(model, optimizer, steps=0))
+else:
+    for number in range(6 if what == "die" else 3):
+        if number == 5 and job_rank == VICTIM:
+            killed_while_writing()
+        step()
+        saved.wait()
+        if number == 2:
+            report()

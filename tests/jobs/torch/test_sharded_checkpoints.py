@@ -1,0 +1,79 @@
+"""Checkpoints that three ranks have written are read by other numbers of them, and outlive a rank that is killed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.usefixtures("forked_ranks")
+PROGRAM = Path(__file__).with_name("sharded_program.py")
+
+
+def ringrun(ranks: int, kind: str, folder: Path, what: str, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "ring_notebook.launch.cli", "--no-prefix", "-np", str(ranks), *options]
+    return subprocess.run(
+        [*command, sys.executable, "-W", "ignore", PROGRAM, kind, folder, what],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+
+
+def reports(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("kind", "others"),
+    [
+        ("plain", [(2, "plain"), (1, "plain"), (2, "tensor")]),
+        ("tensor", [(2, "tensor"), (1, "tensor"), (2, "fsdp")]),
+        ("adapters", [(2, "adapters"), (1, "adapters")]),
+        ("fsdp", [(2, "fsdp"), (1, "plain")]),
+    ],
+)
+def test_other_ranks_and_other_shards(tmp_path: Path, kind: str, others: list[tuple[int, str]]) -> None:
+    """The same bits of weights and moments."""
+    done = ringrun(3, kind, tmp_path, "write")
+    assert done.returncode == 0, done.stderr
+    written = reports(done)
+    assert len(written) == 3
+    assert len({one["digest"] for one in written}) == 1
+    for ranks, then in others:
+        done = ringrun(ranks, then, tmp_path, "read")
+        assert done.returncode == 0, done.stderr
+        assert reports(done) == [written[0]] * ranks, (ranks, then)
+
+
+@pytest.mark.parametrize("kind", ["fsdp", "plain"])
+def test_a_rank_is_killed_while_it_writes(tmp_path: Path, kind: str) -> None:
+    """The one before is whole, and the next training goes on from it and removes what was left."""
+    done = ringrun(3, kind, tmp_path, "die")
+    assert done.returncode != 0
+    assert "rank 1" in done.stderr
+    assert [name for name in names(tmp_path) if name.startswith("step")] == ["step-00000003"]
+    again = ringrun(2, kind, tmp_path, "read")
+    assert again.returncode == 0, again.stderr
+    assert reports(again)[0] == reports(done)[0]
+    assert ringrun(2, kind, tmp_path, "write").returncode == 0
+    assert names(tmp_path) == ["step-00000003"]
+
+
+def test_an_elastic_training_goes_on(tmp_path: Path) -> None:
+    """Two of three ranks are left, say that the one in the making is lost, and write the next."""
+    done = ringrun(3, "plain", tmp_path, "survive", "--elastic")
+    assert done.returncode == 0, done.stderr
+    assert "ringrun: rank 1 failed: " in done.stderr
+    assert "rank 1 has written nothing for 10 s" in done.stderr
+    assert done.stderr.count("could not be written") == 1
+    assert names(tmp_path) == ["step-00000003", "step-00000009"]
