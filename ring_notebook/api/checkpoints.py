@@ -162,6 +162,8 @@ class Checkpoint:
         if rank() == 0:
             self._is_due |= self._rhythm.is_due(self.steps, new) | of_run.take_due()
             self._is_best_due |= self._is_best(value)
+            if self._is_best_due:
+                self.end_writing()  # what is kept has to be what was measured; other ranks wait in `_agreed`
         elif not self._all_write:
             return
         if self.ranks_are_equal() and self._agreed(not self.is_writing() and (self._is_due or self._is_best_due)):
@@ -186,6 +188,9 @@ class Checkpoint:
     def is_writing(self) -> bool:
         """Whether a checkpoint is being written in the background, as rank 0 knows it."""
         return False
+
+    def end_writing(self) -> None:
+        """Return when rank 0, which calls this, knows of no checkpoint that is being written."""
 
     def wait(self) -> None:
         """Return when no checkpoint is being written in the background; all ranks call this."""

@@ -90,7 +90,8 @@ def checkpoint(
             ring.log(val_loss=validate(model))
 
     Takes models, optimizers, schedulers, loaders and whatever else has ``state_dict`` and ``load_state_dict``, in the
-    same order in every run. Of a model of peft it keeps the adapters and other trained weights, without the frozen
+    same order in every run, and alike on all ranks or sharded as DTensors; stages of a pipeline are neither. Of a model
+    of peft it keeps the adapters and other trained weights, without the frozen
     ones. It resumes on any number of ranks.
 
     Rank 0 writes one file with `save`. With ``background``, at a URL, and where parameters are sharded (FSDP2, tensor
@@ -107,7 +108,8 @@ def checkpoint(
     resume: continue from the last checkpoint; by default as ``%%ringtrain --resume`` says. A script whose folder has
         none begins anew.
     background: copy the state when a checkpoint is due, and write the copy while the training goes on. One that is due
-        while another one is written waits for it. `Checkpoint.epochs` and `Checkpoint.wait` return when it is whole.
+        while another one is written begins behind it; where it is the ``best``, steps wait for that.
+        `Checkpoint.epochs` and `Checkpoint.wait` return when it is whole.
 
     A checkpoint takes its name when every rank has written; one that fails leaves those before it. In the background
     rank 0 then says which rank failed and why, and the next one is tried; otherwise, and at the end of
@@ -298,6 +300,11 @@ class TorchCheckpoint(Checkpoint):
         """Whether a checkpoint is being written in the background, as rank 0 knows it."""
         return self._save is not None and self._save.is_running()
 
+    def end_writing(self) -> None:
+        """Wait for this rank's thread."""
+        if self._save is not None:
+            self._save.join()
+
     def wait(self) -> None:
         """Return when no checkpoint is being written in the background; all ranks call this.
 
@@ -305,8 +312,7 @@ class TorchCheckpoint(Checkpoint):
         """
         if not self._all_write:
             return
-        if self._save is not None:
-            self._save.join()
+        self.end_writing()
         has_failed, _ = from_rank_0(self._has_failed, "checkpoint has ended")
         if has_failed:
             self._written = -1
@@ -376,16 +382,19 @@ class TorchCheckpoint(Checkpoint):
         if self._epoch is not current:
             self._store, self._epoch, self._saves = keys_of_ranks(), current, 0
         self._saves += 1
-        if self._save is not None and self._save.is_in_part():  # given up by rank 0; what it writes has not to change
-
-            def write() -> Any:
-                raise RingError("the part before this one is still being written, by a disk that does not answer")
-
+        lacks = ""
+        if self._save is not None and self._save.is_in_part():  # rank 0 has given it up; it still needs its copies
+            lacks = "its part of the checkpoint before is still being written, by a disk that does not answer"
         else:
-            self._shards.copy()
+            try:
+                self._shards.copy()
+            except Exception as error:  # no memory, for instance: this rank's part fails, as on its disk
+                lacks = cause_text(error)
 
-            def write() -> Any:
-                return self._shards.write(begun)
+        def write() -> Any:
+            if lacks:
+                raise RingError(lacks)
+            return self._shards.write(begun)
 
         part = Part(write, lambda: self._shards.taken)
         self._save = BackgroundSave(self._saves, self._store, part, finish, failed)
