@@ -149,7 +149,7 @@ class Shards:
     def write(self, begun: str) -> list[WriteResult]:
         """Write this rank's part to ``begun``, which `LocalFolder.begin` has made. Raises what the disk raises."""
         writer = self._writer(begun)
-        writer.set_up_storage_writer(rank() == 0, rank=rank(), use_collectives=True)
+        writer.set_up_storage_writer(rank() == 0)
         writer.prepare_local_plan(self._plans[rank()])
         done: list[WriteResult] = writer.write_data(
             self._planner.finish_plan(self._plans[rank()]), self._planner
@@ -170,7 +170,7 @@ class Shards:
                 )
         assert self._metadata is not None
         writer = self._writer(begun)
-        writer.set_up_storage_writer(True, rank=0, use_collectives=True)
+        writer.set_up_storage_writer(True)
         writer.finish(replace(self._metadata), parts)
 
     def _writer(self, path: str) -> FileSystemWriter:
@@ -203,7 +203,7 @@ class Shards:
             filled[name] = tensor
         planner = DefaultLoadPlanner()
         planner.set_up_planner(dict(filled), metadata, False)
-        reader.set_up_storage_reader(metadata, False, rank=rank(), use_collectives=True)
+        reader.set_up_storage_reader(metadata, False)
         plan = reader.prepare_local_plan(planner.create_local_plan())
         reader.read_data(planner.finish_plan(plan), planner).wait()
         return filled
