@@ -54,6 +54,7 @@ class BackgroundSave:
         self._epoch = world.current()
         self._rank, self._size = self._epoch.rank, self._epoch.size
         self._has_written = Event()
+        self._growth, self._is_told = _Growth(part.taken()), False
         self.failure = ""
         """On rank 0: why there is no such checkpoint."""
         # Not daemons: a script that ends waits for its last checkpoint, within the limits below.
@@ -61,8 +62,15 @@ class BackgroundSave:
         self._thread.start()
 
     def is_running(self) -> bool:
-        """Whether this rank's thread has something to do."""
-        return self._thread.is_alive()
+        """Whether this rank's thread has something to do; says once where the disk does not take it."""
+        is_alive, limit = self._thread.is_alive(), config().checkpoint_timeout
+        if is_alive and self.is_in_part() and not self._growth.goes_on(self._part.taken(), limit) and not self._is_told:
+            self._is_told = True
+            tell(
+                f"rank {self._rank}: the disk has taken nothing of a checkpoint for {limit:g} s; the training goes on, "
+                "and the next checkpoint begins when it does"
+            )
+        return is_alive
 
     def is_in_part(self) -> bool:
         """Whether this rank still writes its own part."""
@@ -71,9 +79,9 @@ class BackgroundSave:
     def join(self) -> bool:
         """Wait for this rank's thread, as long as the part that it writes grows; whether it has ended."""
         growth = _Growth(self._part.taken())
-        while self._thread.is_alive():
+        while self.is_running():
             # Rank 0 also waits for the parts of others, with a limit of its own.
-            if not self._has_written.is_set() and not growth.goes_on(self._part.taken(), config().checkpoint_timeout):
+            if self.is_in_part() and not growth.goes_on(self._part.taken(), config().checkpoint_timeout):
                 return False
             self._thread.join(_LONGEST)
         return True
@@ -90,7 +98,6 @@ class BackgroundSave:
         except Exception as error:  # the disk's, the network's, or what the place raises
             reason = why_not_written(error)
         self._has_written.set()
-        beats.join()
         try:
             self._store.set(self._key(self._rank), zlib.compress(pickle.dumps((part, reason))))
             if self._rank == 0:
@@ -123,7 +130,10 @@ class BackgroundSave:
     def _give_up(self, reason: str) -> None:
         self.failure = reason
         if self._rank == 0:
-            print(self._failed(reason), file=sys.stderr, flush=True)  # noqa: T201
+            try:
+                reason = self._failed(reason)
+            finally:  # where the place cannot even be asked what it has
+                tell(reason)
 
     def _parts(self) -> tuple[list[Any], list[str]]:
         """The parts of all ranks, and what failed. Waits while any of them grows."""
@@ -153,6 +163,11 @@ class BackgroundSave:
     def _beat_of(self, rank: int) -> bytes:
         key = self._key(rank, "beat")
         return bytes(self._store.get(key)) if self._store.check([key]) else b""
+
+
+def tell(text: str) -> None:
+    """Say on standard error what does not end the training."""
+    print(text, file=sys.stderr, flush=True)  # noqa: T201
 
 
 def why_not_written(error: BaseException) -> str:

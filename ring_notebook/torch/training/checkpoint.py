@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import os
 import re
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,7 +32,7 @@ from ring_notebook.text.error_text import cause_text
 from ring_notebook.torch.optimizer.local_optimizer import LocalOptimizer
 from ring_notebook.torch.optimizer.logical_optimizer import is_logical
 from ring_notebook.torch.process_group.run_store import keys_of_ranks
-from ring_notebook.torch.training.background_save import BackgroundSave, Part, why_not_written
+from ring_notebook.torch.training.background_save import BackgroundSave, Part, tell, why_not_written
 from ring_notebook.torch.training.kept_tensors import InShards, has_adapters, of_adapters, put_back, take_out, taken_out
 from ring_notebook.torch.training.loaders import PreparedLoader, resumable_sampler, state_of_sampler
 from ring_notebook.torch.training.prepare import scale_rates, unwrapped
@@ -91,8 +90,7 @@ def checkpoint(
 
     Takes models, optimizers, schedulers, loaders and whatever else has ``state_dict`` and ``load_state_dict``, in the
     same order in every run, and alike on all ranks or sharded as DTensors; stages of a pipeline are neither. Of a model
-    of peft it keeps the adapters and other trained weights, without the frozen
-    ones. It resumes on any number of ranks.
+    of peft it keeps the adapters and other trained weights, without the frozen ones. It resumes on any number of ranks.
 
     Rank 0 writes one file with `save`. With ``background``, at a URL, and where parameters are sharded (FSDP2, tensor
     parallelism), all ranks write, each its part, into a folder of the format of torch.distributed.checkpoint, which all
@@ -472,11 +470,6 @@ class TorchCheckpoint(Checkpoint):
 
 
 _KINDS: tuple[tuple[str, type], ...] = (("model", nn.Module), ("optimizer", Optimizer), ("scheduler", LRScheduler))
-
-
-def tell(text: str) -> None:
-    """Say on standard error what does not end the training."""
-    print(text, file=sys.stderr, flush=True)  # noqa: T201
 
 
 def _alike(one: Any, name: str) -> set[str] | None:
