@@ -16,7 +16,7 @@ import cloudpickle
 from ring_notebook.api.basics import rank, size
 from ring_notebook.api.objects import allreduce_numbers, broadcast_object
 from ring_notebook.api.rank_0_files import read_on_rank_0, write_on_rank_0
-from ring_notebook.core import metrics
+from ring_notebook.core import logical_ranks, metrics
 from ring_notebook.core.checkpoint_place import of_run
 from ring_notebook.core.communicator import ReduceOp
 from ring_notebook.errors import RingError
@@ -135,7 +135,12 @@ class Checkpoint:
         """All epochs are done, and the last checkpoint follows."""
 
     def step(self) -> None:
-        """Count a batch that every rank has used, and write a checkpoint where one is due. All ranks call it."""
+        """Count a batch that every rank has used, and write a checkpoint where one is due. All ranks call it.
+
+        Of a round of logical ranks the last turn counts.
+        """
+        if (logical := logical_ranks.current()) is not None and logical.is_between:
+            return
         self.steps += 1
         self.batch += 1
         self.write_when_due(1, self.logged())

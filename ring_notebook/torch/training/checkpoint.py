@@ -22,7 +22,7 @@ from ring_notebook.api.objects import allgather_object, gather_objects
 from ring_notebook.api.preparation import of_another
 from ring_notebook.api.process_sets import global_process_set
 from ring_notebook.api.rank_0_files import from_rank_0, read_on_rank_0, write_on_rank_0
-from ring_notebook.core import world
+from ring_notebook.core import logical_ranks, world
 from ring_notebook.core.kept_state import continue_random, random_states
 from ring_notebook.core.logical_ranks import logical_size
 from ring_notebook.errors import RingError
@@ -36,12 +36,14 @@ from ring_notebook.torch.training.background_save import BackgroundSave, Part, t
 from ring_notebook.torch.training.kept_tensors import InShards, has_adapters, of_adapters, put_back, take_out, taken_out
 from ring_notebook.torch.training.loaders import PreparedLoader, resumable_sampler, state_of_sampler
 from ring_notebook.torch.training.prepare import scale_rates, unwrapped
+from ring_notebook.torch.training.turn_state import continue_turns, draw_again, kept_turns
 
 if TYPE_CHECKING:
     from ring_notebook.torch.training.shards import Shards
 
 _OF_PARAMETER = re.compile(r"state\.(\d+)\..*")
-_RANDOM = "random"  # what shards have random numbers as, by rank
+_RANDOM = "random"  # what shards have random numbers as, by rank or logical rank
+_NO_TURN = "none"
 
 
 def save(obj: Any, path: str | os.PathLike[str], *, private: bool = False) -> None:
@@ -157,7 +159,9 @@ class TorchCheckpoint(Checkpoint):
         self._optimizers = [one for one in objects if isinstance(one, Optimizer)]
         self._loaders = [one for one in objects if isinstance(one, DataLoader)]
         self._is_sharded = any(isinstance(one, DTensor) for model in self._models for one in model.parameters())
-        self._all_write = self._is_sharded or background or is_url(folder)
+        in_turns = any(map(is_logical, self._optimizers))  # then each rank has what its logical ranks have of their own
+        self._logical = logical_ranks.current() if in_turns else None
+        self._all_write = self._is_sharded or background or is_url(folder) or in_turns
         self._background = background
         super().__init__(objects, every, keep, best, largest, folder)
         self._own_shards: Shards | None = None
@@ -166,6 +170,7 @@ class TorchCheckpoint(Checkpoint):
         self._store: Any = None
         self._epoch: world.World | None = None  # that of the store
         self._random: tuple[bytes, int | None] | None = None
+        self._of_turns: list[bytes] = []
 
     @property
     def _shards(self) -> Shards:
@@ -259,9 +264,12 @@ class TorchCheckpoint(Checkpoint):
             if any("lr_scale" in group for group in optimizer.param_groups):  # perhaps by another number of ranks
                 schedulers = [one for one in self._objects if isinstance(one, LRScheduler)]
                 scale_rates(optimizer, schedulers, logical_size() if is_logical(optimizer) else size())
+        if self._of_turns:  # behind the state of models, which has rank 0's buffers
+            continue_turns(map(unwrapped, self._models), self._of_turns)
+            self._of_turns = []
         self._follow_random()
         for loader in self._in_pass():
-            loader.before_next_pass(self._follow_random_at_last)
+            loader.before_next_pass(self._follow_random_at_last if self._logical is None else draw_again)
 
     def write(self, target: Path) -> None:
         """A file of `save`."""
@@ -399,7 +407,7 @@ class TorchCheckpoint(Checkpoint):
 
     def _parts(self) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
         """The content, and what shards have of it, by kind and by name there."""
-        content = self.content() | {"ranks": size()}
+        content = self.content() | {"ranks": size(), "logical": self._logical.number if self._logical else 0}
         flat: dict[str, Tensor] = {}
         states = []
         for one, name, state in zip(self._objects, self._names(), content["objects"], strict=True):
@@ -412,8 +420,15 @@ class TorchCheckpoint(Checkpoint):
                 if rank() == 0 or isinstance(tensor, DTensor) or alike is None or part in alike
             }
         content["objects"] = states
-        own = torch.frombuffer(bytearray(random_states()), dtype=torch.uint8)
-        tensors: dict[str, dict[str, Tensor]] = {_RANDOM: {str(rank()): own}}
+        if self._logical is None:
+            own = {str(rank()): random_states()}
+        else:
+            own = dict(zip(self._turns(), kept_turns(self._logical, map(unwrapped, self._models)), strict=True))
+            if rank() != 0:
+                del own[_NO_TURN]
+        tensors: dict[str, dict[str, Tensor]] = {
+            _RANDOM: {name: torch.frombuffer(bytearray(state), dtype=torch.uint8) for name, state in own.items()}
+        }
         for name, tensor in flat.items():
             kind, _, rest = name.partition(".")
             tensors.setdefault(kind, {})[rest] = tensor
@@ -442,8 +457,14 @@ class TorchCheckpoint(Checkpoint):
                         f"{list(there.shape)}; make the model as then"
                     )
                 tensors[kept.name] = _like(one, name, kept) if there is None else there
-        random = f"{_RANDOM}.{rank() % content['ranks']}"
-        tensors[random] = None
+        logical, then = self._logical.number if self._logical else 0, content.get("logical", 0)
+        if logical != then:
+            raise RingError(
+                f"rank {rank()}: {path} was written by {_in_words(then)}, here train {_in_words(logical)}; pass "
+                + (f"logical={then} to prepare()" if then else "no logical to prepare()")
+            )
+        random = [f"{_RANDOM}.{one}" for one in (self._turns() if logical else [rank() % content["ranks"]])]
+        tensors |= dict.fromkeys(random)
         filled: dict[str, Tensor] = {}
         try:
             filled, reason = self._shards.read(str(path), tensors), ""
@@ -453,7 +474,16 @@ class TorchCheckpoint(Checkpoint):
             if why:
                 raise RingError(f"rank {rank()}: rank {number} cannot read {path}: {why}")
         content["objects"] = [put_back(state, filled) for state in content["objects"]]
-        self._random = bytes(filled[random].numpy()), rank() if rank() >= content["ranks"] else None
+        states = [bytes(filled[one].numpy()) for one in random]
+        if self._logical is None:
+            self._random = states[0], rank() if rank() >= content["ranks"] else None
+        else:
+            self._of_turns = states
+
+    def _turns(self) -> list[str]:
+        """What shards call the logical ranks of this rank, and last what belongs to none."""
+        assert self._logical is not None
+        return [str(self._logical.first + turn) for turn in range(self._logical.turns)] + [_NO_TURN]
 
     def _in_pass(self) -> list[Any]:
         """Loaders whose next pass goes on where the checkpoint was: it draws at its begin, which was before that."""
@@ -493,6 +523,10 @@ def _like(one: Any, name: str, kept: InShards) -> Tensor | None:
     if not isinstance(parameter, DTensor) or tuple(parameter.shape) != kept.shape:
         return None
     return torch.empty_like(parameter, dtype=kept.dtype, requires_grad=False).detach()
+
+
+def _in_words(logical: int) -> str:
+    return f"{logical} logical ranks" if logical else "ranks of the machine"
 
 
 def _remark(loader: Any) -> str:

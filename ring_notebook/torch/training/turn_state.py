@@ -6,7 +6,7 @@ import pickle
 import random
 import sys
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -48,7 +48,7 @@ def follow_buffers(logical: LogicalRanks, model: nn.Module) -> None:
     logical.follow(f"buffers {id(model)}", _buffers[model])
 
 
-def kept_turns(logical: LogicalRanks, models: Sequence[nn.Module]) -> list[bytes]:
+def kept_turns(logical: LogicalRanks, models: Iterable[nn.Module]) -> list[bytes]:
     """What each logical rank of this rank has of its own now, and last what belongs to none of them.
 
     For `continue_turns`, on any number of ranks.
@@ -60,7 +60,7 @@ def kept_turns(logical: LogicalRanks, models: Sequence[nn.Module]) -> list[bytes
     return [cloudpickle.dumps([one.kept_of(turn) for one in followers]) for turn in (*range(logical.turns), None)]
 
 
-def continue_turns(models: Sequence[nn.Module], kept: Sequence[bytes]) -> None:
+def continue_turns(models: Iterable[nn.Module], kept: Sequence[bytes]) -> None:
     """Give the logical ranks of this rank, outside of turns, what `kept_turns` has kept of them."""
     followers = _followers(models)
     for turn, data in zip((*range(len(kept) - 1), None), kept, strict=True):
@@ -68,11 +68,22 @@ def continue_turns(models: Sequence[nn.Module], kept: Sequence[bytes]) -> None:
             one.keep(turn, state)
     for one in followers:
         one.enter(None)
-
-
-def _followers(models: Sequence[nn.Module]) -> list[RandomNumbers | Buffers]:
     assert _numbers is not None
-    return [_numbers, *(_buffers[model] for model in models)]
+    _numbers.begun_at = {turn: _numbers.kept_of(turn) for turn in range(len(kept) - 1)}
+
+
+def draw_again() -> None:
+    """In the first turn behind `continue_turns`: draw what comes next in the training that is continued.
+
+    A pass over a loader that begins anew, to go on in its middle, has drawn numbers for its workers.
+    """
+    if _numbers is not None:
+        _numbers.draw_again()
+
+
+def _followers(models: Iterable[nn.Module]) -> list[RandomNumbers | Buffers]:
+    assert _numbers is not None
+    return [_numbers, *(_buffers[model] for model in models if model in _buffers)]
 
 
 class RandomNumbers:
@@ -89,7 +100,10 @@ class RandomNumbers:
             if name in known:
                 known[name][1](state)
         self._seeds = {name: pickle.dumps(_plain(state)) for name, state in at_rank_0.items()}
+        self._logical = logical
         self._first = logical.first
+        self.begun_at: dict[int, dict[str, Any]] = {}
+        """What turns have continued with."""
         self._kept: dict[int | None, dict[str, Any]] = {}
 
     def leave(self, turn: int | None) -> None:
@@ -98,7 +112,14 @@ class RandomNumbers:
 
     def enter(self, turn: int | None) -> None:
         """See `Follower`."""
-        kept = self.kept_of(turn)
+        self._set(self.kept_of(turn))
+
+    def draw_again(self) -> None:
+        """See the function."""
+        if self._logical.now is not None:
+            self._set(self.begun_at.pop(self._logical.now.number, {}))
+
+    def _set(self, kept: dict[str, Any]) -> None:
         for name, (_, set_to) in _sources().items():
             if isinstance(kept.get(name), int):
                 _seed(name, kept[name])

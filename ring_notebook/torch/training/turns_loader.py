@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from copy import copy
 from functools import cache
 from types import new_class
@@ -90,6 +90,11 @@ class TurnsLoader(PreparedLoader[T]):
                         except StopIteration:
                             return
                     yield batch
+
+    def before_next_pass(self, call: Callable[[], object]) -> None:
+        """As the base class, in the turn of each logical rank."""
+        for one in self._shares:
+            one.before_next_pass(call)
 
     def _follow_first(self) -> None:
         """Begin the pass with the same order in all shares: a loop may have left the last one within a round."""

@@ -25,19 +25,24 @@ CASES = [
 COMPARED = ["exact-sgd", "exact-adam-clip", "exact-sgd-twice", "two"]
 
 
-def train(ranks: int, logical: int, steps: int, folder: Path, cases: list[str]) -> Any:
-    """What a job of so many ranks has computed in each case; ``logical`` 0: without logical ranks."""
-    path = folder / f"{ranks} ranks, {logical} logical, {steps} steps"
+def ringrun(ranks: int, program: str, *arguments: object) -> None:
+    """Run a program of this folder."""
     job = [sys.executable, "-m", "ring_notebook.launch.cli", "--no-prefix", "-np", str(ranks)]
-    program = Path(__file__).with_name("logical_program.py")
+    path = Path(__file__).with_name(program)
     done = subprocess.run(
-        [*job, sys.executable, "-W", "ignore", str(program), str(path), str(logical), str(steps), *cases],
+        [*job, sys.executable, "-W", "ignore", str(path), *map(str, arguments)],
         capture_output=True,
         text=True,
         timeout=1500,
         check=False,
     )
     assert done.returncode == 0, done.stderr
+
+
+def train(ranks: int, logical: int, steps: int, folder: Path, cases: list[str]) -> Any:
+    """What a job of so many ranks has computed in each case; ``logical`` 0: without logical ranks."""
+    path = folder / f"{ranks} ranks, {logical} logical, {steps} steps"
+    ringrun(ranks, "logical_program.py", path, logical, steps, *cases)
     return json.loads(path.read_text())
 
 
@@ -74,3 +79,22 @@ def test_as_without_logical_ranks(tmp_path: Path) -> None:
             assert rank == of
             values = [[float.fromhex(one) for one in row] for row in (losses, others)]
             assert values[0] == pytest.approx(values[1], rel=1e-3), (case, rank)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_checkpoint_goes_on_with_the_same_bits_on_other_ranks(tmp_path: Path) -> None:
+    """Between two epochs, and in the middle of one."""
+
+    def computed(ranks: int, folder: str) -> Any:
+        ringrun(ranks, "logical_resume.py", tmp_path / "computed", tmp_path / folder, "1000 steps", -1)
+        return json.loads((tmp_path / "computed").read_text())
+
+    whole = computed(1, "whole")
+    assert whole["steps"] == 24
+    assert len(whole["losses"]) == 4
+    for first, then, every, leaves_after in ((2, 1, "5 steps", 5), (1, 4, "epoch", 8), (4, 2, "3 steps", 13)):
+        folder = f"from {first} to {then} ranks"
+        ringrun(first, "logical_resume.py", tmp_path / "nothing", tmp_path / folder, every, leaves_after)
+        assert computed(then, folder) == whole, folder
+    assert not (tmp_path / "nothing").exists()

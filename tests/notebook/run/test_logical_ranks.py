@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from notebook.kernel import Notebook
 
 CELL = """%%ringtrain --logical 4 -n RANKS --out run_on_RANKS
@@ -65,3 +67,37 @@ def test_sizes_are_compared_at_equal_results(notebook: Notebook) -> None:
         "--logical: expected a multiple of every size, got 3 for 2 ranks"
         in notebook.error(f"%%ringscale 1,2 --logical 3\n{body}")[1]
     )
+
+
+CONTINUES = CELL.replace(
+    "loader)\nfor x in loader:",
+    """loader)
+saved = ring.checkpoint(model, optimizer, loader, every="1 steps")
+for x in (x for _ in saved.epochs(4) for x in loader):""",
+).replace(
+    "    ring.log(loss=loss)",
+    """    ring.log(loss=loss)
+    saved.step()
+    if saved.steps == 7 and ring.rank() == 1 and not again:
+        import os, signal
+        os.kill(os.getpid(), signal.SIGKILL)""",
+)
+LAST = """
+def last(run):
+    return sorted((row.step, row.values["logical_rank"], row.values["loss"]) for row in run.metrics if row.step > 8)
+
+assert len(last(run_on_1)) == 12 and last(run_on_1) == last(run_on_2), (last(run_on_1), last(run_on_2))
+"""
+
+
+@pytest.mark.slow  # heals
+def test_a_training_whose_rank_has_died_goes_on_with_the_same_bits(notebook: Notebook) -> None:
+    cell = CONTINUES.replace("RANKS", "1").replace("import torch", "import torch; again = True", 1)
+    notebook.text(cell)
+    cell = CONTINUES.replace("RANKS", "2")
+    notebook.text("%%ringtrain\nagain = False")
+    assert "rank 1" in notebook.error(cell)[1]
+    notebook.text("%ring heal")
+    notebook.text("%%ringtrain\nagain = True")
+    assert "Resumed after step 7" in notebook.text(cell.replace("%%ringtrain", "%%ringtrain --resume"))
+    notebook.text(LAST)
