@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -26,6 +26,7 @@ _STRIDED = torch.strided
 _DTYPES: dict[torch.dtype, DType] = {getattr(torch, dtype.name.lower()): dtype for dtype in DType}
 _TORCH_DTYPES = {dtype: known for known, dtype in _DTYPES.items()}
 _NUMBERED = tuple(DType)
+_PLAIN = (torch.nn.Parameter, Tensor)
 _multiply_each, _copy_each = private("multiply_each"), private("copy_each")
 
 
@@ -52,6 +53,48 @@ def _has_values(tensor: Tensor) -> bool:
 def can_reduce(dtype: torch.dtype) -> bool:
     """Whether the core has kernels for elements of this type."""
     return dtype in _DTYPES
+
+
+def moved_view(tensor: Tensor) -> Tensor:
+    """A view of the same memory in a type that the core can move: `real_view`, or bytes for other types of one byte."""
+    viewed = real_view(tensor)
+    is_bytes = viewed.dtype not in _DTYPES and viewed.dtype.itemsize == 1 and viewed.layout is _STRIDED
+    return viewed.view(torch.uint8) if is_bytes else viewed
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether each rank has a share of its values (a DTensor, of FSDP2), so that there is nothing to compare."""
+    return hasattr(tensor, "device_mesh")
+
+
+def parts_of(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """The tensors in which the values of ``tensor`` lie, by name; of a plain one itself.
+
+    A tensor that is made of others, such as a quantized one of torchao, has them as its parts. A parameter of another
+    class may keep more tensors as attributes, such as the scales of a quantized weight of bitsandbytes.
+    """
+    if type(tensor) in _PLAIN:
+        yield name, tensor
+        return
+    flatten = getattr(tensor, "__tensor_flatten__", None)
+    if flatten is not None:
+        for attribute in flatten()[0]:
+            yield from parts_of(f"{name}.{attribute}", getattr(tensor, attribute))
+        return
+    yield name, tensor
+    yield from _attributes(name, tensor, {id(tensor)})
+
+
+def _attributes(name: str, owner: Any, seen: set[int]) -> Iterator[tuple[str, Tensor]]:
+    for attribute, value in sorted(getattr(owner, "__dict__", {}).items()):
+        if id(value) in seen or isinstance(value, torch.nn.Module | type):
+            continue
+        seen.add(id(value))
+        if isinstance(value, Tensor):
+            if value.grad_fn is None:
+                yield from parts_of(f"{name}.{attribute}", value)
+        elif not callable(value):
+            yield from _attributes(f"{name}.{attribute}", value, seen)
 
 
 def moved_as(dtype: torch.dtype) -> DType:

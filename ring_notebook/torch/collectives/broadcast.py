@@ -12,7 +12,7 @@ from ring_notebook.api.handles import Handle, check_name
 from ring_notebook.api.process_sets import ProcessSet, global_process_set
 from ring_notebook.core.communicator import ReduceOp
 from ring_notebook.torch.collectives.allreduce import allreduce
-from ring_notebook.torch.tensors import buffer_of, check_tensor, copy_back, for_core, ordered, real_view
+from ring_notebook.torch.tensors import buffer_of, check_tensor, copy_back, for_core, moved_view, ordered
 
 
 def _start(
@@ -20,21 +20,25 @@ def _start(
 ) -> Handle:
     check_process_set(process_set)
     is_complex = isinstance(tensor, Tensor) and tensor.is_complex()
-    viewed = real_view(tensor.detach().resolve_conj()) if is_complex else tensor
+    viewed = _viewed(tensor.detach().resolve_conj() if is_complex else tensor)
     check_tensor(viewed, "broadcast")
     output = tensor if in_place else torch.empty_like(tensor)
     communicator = process_set.communicator
     root = process_set.group_rank(root_rank)
     name = check_name(communicator, name)
     source = for_core(viewed)
-    target = source if in_place else for_core(real_view(output))
+    target = source if in_place else for_core(_viewed(output))
     work = communicator.broadcast(buffer_of(source), buffer_of(target), root, name=name, blocking=blocking)
 
     def finish() -> Tensor:
-        copy_back(target, real_view(output.detach()) if is_complex else output)
+        copy_back(target, _viewed(output.detach()) if viewed is not tensor else output)
         return output
 
     return Handle(communicator, name, [ordered(work, source)], finish)
+
+
+def _viewed(tensor: Any) -> Any:
+    return moved_view(tensor) if isinstance(tensor, Tensor) else tensor
 
 
 def broadcast_async_(

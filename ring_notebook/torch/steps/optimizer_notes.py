@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from ring_notebook.torch.steps.optimizer_knobs import add_knobs, has_knobs
 from ring_notebook.torch.steps.state_digest import is_shared, shared_buffers
+from ring_notebook.torch.tensors import parts_of
 
 _STEPS = "_ring_steps"
 OUTER = "_ring_outer"
@@ -21,6 +22,25 @@ OUTER = "_ring_outer"
 _MODELS = "_ring_models"
 _SCHEDULERS = "_ring_schedulers"
 _tensors: dict[str, Callable[[], Tensor | None]] = {}
+
+
+def load_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """As ``load_state_dict``, bit for bit: torch gives state the type of its parameter, also a state of 8 bits."""
+    optimizer.load_state_dict(state)
+    given: dict[Any, Any] = state["state"]
+    keys = (key for group in state["param_groups"] for key in group["params"])
+    parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
+    for key, parameter in zip(keys, parameters, strict=True):
+        if key in given and parameter in optimizer.state:
+            optimizer.state[parameter] = _exact(optimizer.state[parameter], given[key])
+
+
+def _exact(loaded: Any, given: Any) -> Any:
+    if isinstance(loaded, Tensor) and isinstance(given, Tensor):
+        return loaded if loaded.dtype == given.dtype else given.to(loaded.device, copy=True)
+    if isinstance(loaded, dict) and isinstance(given, Mapping):
+        loaded.update({key: _exact(one, given[key]) for key, one in loaded.items() if key in given})
+    return loaded
 
 
 def count_step(optimizer: torch.optim.Optimizer) -> None:
@@ -111,11 +131,11 @@ def tensors_beside(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Tens
     for number, model in enumerate(models_of(optimizer)):
         for name, buffer in shared_buffers(model):
             seen.add(id(buffer))
-            yield f"{name} of model {number}" if number else name, buffer
+            yield from parts_of(f"{name} of model {number}" if number else name, buffer)
     for name, find in sorted(_tensors.items()):
         tensor = find()
         if tensor is not None and id(tensor) not in seen:
-            yield name, tensor
+            yield from parts_of(name, tensor)
 
 
 def _alive(references: Iterable[weakref.ref[Any]]) -> list[Any]:

@@ -24,10 +24,12 @@ from ring_notebook.core import world
 from ring_notebook.core.communicator import ReduceOp
 from ring_notebook.errors import DriftError
 from ring_notebook.torch.collectives.broadcast import broadcast_
-from ring_notebook.torch.steps.optimizer_notes import schedulers_of, set_steps, steps_of, tensors_beside
+from ring_notebook.torch.steps.optimizer_notes import load_state, schedulers_of, set_steps, steps_of, tensors_beside
 from ring_notebook.torch.steps.state_digest import SHARES, digest, has_shares, marks, options_of, state_of
+from ring_notebook.torch.tensors import parts_of
 
 _SETTLED = "_ring_settled"  # the doubts until which an optimizer is compared, and the shares compared since
+_FROZEN = "_ring_frozen"  # the ids of the parameters that needed no gradients when the optimizer was prepared
 _MOST_NAMES = 4  # in a message
 
 
@@ -67,17 +69,22 @@ class Shared:
         return found
 
     def parameters(self) -> list[tuple[str, Tensor]]:
-        """Name and value of each parameter."""
+        """Name and value of each parameter, in parts; not of one that has always been frozen, which no step changes."""
+        frozen: Mapping[int, None] = self.optimizer.__dict__.get(_FROZEN, {})
         return [
-            (self.names.get(parameter, f"group {g} parameter {i}"), parameter)
+            part
             for g, group in enumerate(self.optimizer.param_groups)
             for i, parameter in enumerate(group["params"])
+            if parameter.requires_grad or id(parameter) not in frozen
+            for part in parts_of(self.names.get(parameter, f"group {g} parameter {i}"), parameter)
         ]
 
 
 def trust(optimizer: torch.optim.Optimizer) -> None:
     """Note that ``optimizer`` is new: earlier aborts matter only if another rank has had it longer."""
     optimizer.__dict__.setdefault(_SETTLED, (world.doubts(), SHARES))
+    parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
+    optimizer.__dict__.setdefault(_FROZEN, {id(one): None for one in parameters if not one.requires_grad})
 
 
 def begin(optimizer: torch.optim.Optimizer, process_set: ProcessSet) -> None:
@@ -214,7 +221,7 @@ def give_rest(shared: Shared, root: int) -> None:
     if world.current().rank == root:
         return
     if whole:
-        optimizer.load_state_dict(whole)
+        load_state(optimizer, whole)
     for group, given in zip(optimizer.param_groups, options, strict=True):
         for key, value in given.items():
             if isinstance(group.get(key), Tensor) and isinstance(value, Tensor):

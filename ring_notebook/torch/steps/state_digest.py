@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ring_notebook.torch.tensors import is_sharded, parts_of
+
 _LOCAL = ("running_mean", "running_var", "num_batches_tracked")
 """Buffers of a batch norm, which differ by rank where each rank uses its own batches."""
 _WORD = 8  # bytes
@@ -82,8 +84,11 @@ def state_of(optimizer: torch.optim.Optimizer, names: Mapping[Tensor, str]) -> I
 
 
 def _tensors(label: str, value: Any) -> Iterator[tuple[str, Tensor]]:
-    if isinstance(value, (Tensor, int, float)):
-        yield label, value if isinstance(value, Tensor) else torch.tensor(value, device="cpu")
+    if isinstance(value, Tensor):
+        if not is_sharded(value):
+            yield from parts_of(label, value)
+    elif isinstance(value, (int, float)):
+        yield label, torch.tensor(value, device="cpu")
     elif isinstance(value, (list, tuple)):  # of LBFGS
         for number, one in enumerate(value):
             yield from _tensors(f"{label} {number}", one)

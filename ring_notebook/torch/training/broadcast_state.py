@@ -12,7 +12,8 @@ from ring_notebook.api.objects import broadcast_object
 from ring_notebook.api.process_sets import global_process_set
 from ring_notebook.torch.collectives.broadcast import broadcast_
 from ring_notebook.torch.collectives.tensor_arguments import check_optimizer
-from ring_notebook.torch.steps.optimizer_notes import note_tensors
+from ring_notebook.torch.steps.optimizer_notes import load_state, note_tensors
+from ring_notebook.torch.tensors import parts_of
 
 Parameters = Mapping[str, Any] | Iterable[Any]
 
@@ -44,8 +45,9 @@ def broadcast_tensors(named: Sequence[tuple[str, Any]], root_rank: int) -> None:
             raise ValueError(
                 f"broadcast_parameters: {name!r} is a {type(tensor).__name__}; use broadcast_object for it"
             )
-        _check_overlap(name, tensor)
-        broadcast_(tensor, root_rank, name)
+        for part_name, part in parts_of(name, tensor):
+            _check_overlap(part_name, part)
+            broadcast_(part, root_rank, part_name)
 
 
 def _check_overlap(name: str, tensor: Tensor) -> None:
@@ -73,7 +75,7 @@ def broadcast_optimizer_state(
     if global_process_set.rank() != root_rank:
         # The groups stay the same objects, as they do on the root: an optimizer within this one may have them too.
         groups, own = optimizer.param_groups, list(optimizer.param_groups)
-        optimizer.load_state_dict(state)
+        load_state(optimizer, state)
         for group, loaded in zip(own, optimizer.param_groups, strict=True):
             group.update(loaded)
         groups[:] = own

@@ -16,15 +16,21 @@ from ring_notebook.torch.collectives.tensor_arguments import check_module, check
 from ring_notebook.torch.optimizer.local_optimizer import LocalOptimizer
 from ring_notebook.torch.optimizer.wrapper import owners_of
 from ring_notebook.torch.steps.state_digest import digest, marks, state_of
+from ring_notebook.torch.tensors import is_sharded, parts_of
+
+_REMEDY = (
+    "start all ranks from the same values with broadcast_parameters and broadcast_optimizer_state, and step with a "
+    "DistributedOptimizer (or use prepare)"
+)
 
 
 def check(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None) -> None:
     """Raise DriftError on every rank when parameters or optimizer state differ between ranks in any bit.
 
     Beyond Horovod. The error names the first tensor that differs and by how much. Buffers of the model are not
-    compared: running statistics differ by rank unless they are synchronized. Of a model of local steps (``sync_every``)
-    the common weights are compared, and no state of the optimizer, which is each rank's own. All ranks must call this;
-    they exchange 8 bytes per tensor if they are equal.
+    compared: running statistics differ by rank unless they are synchronized. Nor are tensors of which each rank has a
+    share (FSDP2). Of a model of local steps (``sync_every``) the common weights are compared, and no state of the
+    optimizer, which is each rank's own. All ranks must call this; they exchange 8 bytes per tensor if they are equal.
     """
     check_module(model, "check")
     if optimizer is not None:
@@ -50,13 +56,14 @@ def _describe(name: str, tensor: Tensor) -> str:
     if len(set(forms)) > 1:
         listed = "; ".join(f"rank {r}: {n} {shape} {dtype}" for r, (n, shape, dtype) in enumerate(forms))
         return f"rank {rank()}: the ranks hold different tensors ({listed}); build the same model everywhere"
+    tells = f"rank {rank()}: {name} {tuple(tensor.shape)} differs between ranks"
+    if not (tensor.is_floating_point() or tensor.is_complex()):  # codes and counts, whose differences tell nothing
+        rows = allgather_object(tensor.detach().cpu(), name="drift")
+        apart = torch.stack([row != rows[0] for row in rows]).any(0)
+        return f"{tells} in {int(apart.sum())} elements; {_REMEDY}"
     values = tensor.detach().double()
     spread = allreduce(values, op=ReduceOp.MAX, name="drift") - allreduce(values, op=ReduceOp.MIN, name="drift")
-    return (
-        f"rank {rank()}: {name} {tuple(tensor.shape)} differs between ranks by up to {spread.max().item():.3g}; start "
-        "all ranks from the same values with broadcast_parameters and broadcast_optimizer_state, and step with a "
-        "DistributedOptimizer (or use prepare)"
-    )
+    return f"{tells} by up to {spread.max().item():.3g}; {_REMEDY}"
 
 
 def _tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> Iterator[tuple[str, Tensor]]:
@@ -67,7 +74,7 @@ def _tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) ->
     for parameter, name in names.items():
         if parameter in common:
             yield f"common weights of {name}", common[parameter]
-        else:
-            yield f"parameter {name}", parameter
+        elif not is_sharded(parameter):
+            yield from parts_of(f"parameter {name}", parameter)
     if optimizer is not None and not local:
         yield from state_of(optimizer, names)

@@ -25,17 +25,19 @@ from ring_notebook.torch.optimizer.distributed import DistributedOptimizer
 from ring_notebook.torch.optimizer.local_optimizer import LocalOptimizer, end_rounds
 from ring_notebook.torch.optimizer.reducing_optimizer import ReducingOptimizer
 from ring_notebook.torch.optimizer.rest import average_rest
-from ring_notebook.torch.optimizer.wrapper import original_of
+from ring_notebook.torch.optimizer.wrapper import original_of, parameters_of
 from ring_notebook.torch.process_group.default_group import process_group
 from ring_notebook.torch.steps.optimizer_knobs import RATES, add_knobs, scale_schedules
 from ring_notebook.torch.steps.optimizer_notes import note_models, note_schedulers
 from ring_notebook.torch.steps.repair import furthest
+from ring_notebook.torch.tensors import is_sharded
 from ring_notebook.torch.training.broadcast_state import broadcast_optimizer_state, broadcast_tensors
 from ring_notebook.torch.training.loaders import batch_size_of, shard
 from ring_notebook.torch.training.noise_scale import NOISE_EVERY, measure_noise
 from ring_notebook.torch.training.sync_batch_norm import SyncBatchNorm
 from ring_notebook.torch.training.turn_state import begin_turns, follow_buffers
 from ring_notebook.torch.training.turns_loader import shard_by_turns
+from ring_notebook.torch.training.units import sharded_units
 
 M = TypeVar("M", bound=torch.nn.Module)
 T = TypeVar("T")
@@ -178,6 +180,8 @@ def prepare(
         return another(*objects, scale_lr=scale_lr, **given, **options)
     models, optimizers, loaders, schedulers = by_kind(objects, _KINDS).values()
     _check_options(models, optimizers, noise_scale, accumulate, strategy, options)
+    for model in models:
+        _check_device_map(model)
     in_turns = _in_turns(logical, noise_scale, accumulate, strategy)
     if in_turns is not None:
         options = options | {"logical": in_turns.number}
@@ -203,14 +207,16 @@ def prepare(
     root = furthest([original_of(optimizer) for optimizer in optimizers])
     root, lacking = end_rounds([original_of(optimizer) for optimizer in optimizers], root)
     for own in inner:
-        broadcast_tensors([*own.named_parameters(), *own.named_buffers()], root_rank=root)
+        tensors = [*own.named_parameters(), *own.named_buffers()]
+        broadcast_tensors([pair for pair in tensors if not is_sharded(pair[1])], root_rank=root)
         if in_turns is not None:
             follow_buffers(in_turns, own)
     for optimizer, lacks_outer in zip(optimizers, lacking, strict=True):
         own_schedulers = [one for one in schedulers if original_of(one.optimizer) is original_of(optimizer)]
         note_models(original_of(optimizer), inner)
         note_schedulers(original_of(optimizer), own_schedulers)
-        broadcast_optimizer_state(optimizer, root_rank=root)
+        if not any(is_sharded(parameter) for parameter in parameters_of(optimizer)):
+            broadcast_optimizer_state(optimizer, root_rank=root)
         if scale_lr:
             scale_rates(optimizer, own_schedulers, size() if in_turns is None else in_turns.number)
         note_optimizer(optimizer)
@@ -250,6 +256,17 @@ def _check_options(
         own = {"noise_scale": noise_scale, "accumulate": accumulate != 1}
         given = ", ".join([*options, *(name for name, used in own.items() if used)])
         raise TypeError(f"prepare(strategy={strategy!r}) takes no options of DistributedOptimizer, got {given}")
+
+
+def _check_device_map(model: nn.Module) -> None:
+    """Raise ValueError for a model that ``device_map`` of Hugging Face has put on several devices."""
+    places = sorted({str(place) for place in (getattr(model, "hf_device_map", None) or {}).values()})
+    if len(places) > 1:
+        raise ValueError(
+            f"rank {world.current().rank}: device_map has put parts of the model on devices {', '.join(places)}, and a "
+            "rank computes on one device: load the model without device_map. If it does not fit there, load it in 4 "
+            "bits (BitsAndBytesConfig), or share it among the ranks with prepare(strategy='fsdp')"
+        )
 
 
 def _in_turns(
@@ -385,7 +402,7 @@ def _ddp(model: nn.Module, optimizer: torch.optim.Optimizer) -> nn.Module:
 
 
 def _fsdp(model: nn.Module, optimizer: torch.optim.Optimizer) -> nn.Module:
-    from torch.distributed.fsdp import FSDPModule, fully_shard
+    from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 
     if isinstance(model, FSDPModule):
         return model
@@ -395,10 +412,11 @@ def _fsdp(model: nn.Module, optimizer: torch.optim.Optimizer) -> nn.Module:
             "new optimizer, and load the state afterwards with torch.distributed.checkpoint"
         )
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    for child in model.children():
-        if any(True for _ in child.parameters()):
-            fully_shard(child)
+    for unit in sharded_units(model):
+        fully_shard(unit)
     fully_shard(model)
+    if hasattr(model, "generate"):  # of transformers and peft: it calls the model within, not the one that gathers
+        register_fsdp_forward_method(model, "generate")
     for module in model.modules():
         if isinstance(module, FSDPModule) and dist.get_backend() == "ring":
             module.set_allocate_memory_from_process_group_for_comm(True)  # its buffers lie in ring memory

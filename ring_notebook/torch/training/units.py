@@ -1,0 +1,46 @@
+"""The parts of a model that FSDP2 gathers one at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import nn
+
+_LISTS = (nn.ModuleList, nn.ModuleDict)  # have no forward, so nothing could gather them
+
+
+def sharded_units(model: nn.Module) -> list[nn.Module]:
+    """The modules to give to ``fully_shard`` before ``model`` itself, which gathers what is in none of them.
+
+    These are its children. Of one that holds a list of blocks, at any depth, they are the blocks, as of a transformer
+    within the wrapper of an adapter. A module that shares a parameter with one outside of it (tied weights) is none:
+    its parameters are gathered with those of ``model``.
+    """
+    places: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        places.setdefault(id(parameter), []).append(name)
+    names = {module: name for name, module in model.named_modules()}
+    return [
+        unit
+        for unit in dict.fromkeys(_candidates(model))
+        if (own := list(unit.parameters()))
+        and all(place.startswith(f"{names[unit]}.") for one in own for place in places[id(one)])
+    ]
+
+
+def _candidates(model: nn.Module) -> Iterator[nn.Module]:
+    for child in model.children():
+        yield from _blocks(child) if _has_list(child) else (child,)
+
+
+def _blocks(module: nn.Module) -> Iterator[nn.Module]:
+    """The members of the topmost lists within ``module``."""
+    for child in module.children():
+        if isinstance(module, _LISTS) and not isinstance(child, _LISTS):
+            yield child
+        elif _has_list(child):
+            yield from _blocks(child)
+
+
+def _has_list(module: nn.Module) -> bool:
+    return any(isinstance(one, nn.ModuleList) for one in module.modules())
