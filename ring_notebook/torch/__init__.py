@@ -47,6 +47,7 @@ from ring_notebook.torch.training.consistency import check
 from ring_notebook.torch.training.data import DistributedSampler
 from ring_notebook.torch.training.kept_objects import TorchKeeper
 from ring_notebook.torch.training.lars_lamb import LAMB, LARS
+from ring_notebook.torch.training.memory import memory
 from ring_notebook.torch.training.noise_scale import noise_scale
 from ring_notebook.torch.training.prepare import prepare
 from ring_notebook.torch.training.schedules import LinearScalingLR
@@ -95,6 +96,7 @@ __all__ = [
     "logical_rank",
     "logical_size",
     "logical_turns",
+    "memory",
     "mpi_ops",
     "noise_scale",
     "only",
