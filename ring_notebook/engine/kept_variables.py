@@ -45,10 +45,10 @@ def save(
     writer = None
     try:
         writer = snapshot_files.Writer(Path(folder), id, rank, size)
-        variables = _variables()
-        kept = kept_state.dump(variables, writer.put)
+        own = variables()
+        kept = kept_state.dump(own, writer.put)
         report = {
-            "names": [name for name in kept.names if not isinstance(variables[name], ModuleType)],
+            "names": [name for name in kept.names if not isinstance(own[name], ModuleType)],
             "left_out": kept.left_out,
             "loses": kept.loses,
             "modules": _own_modules(),
@@ -70,7 +70,8 @@ def save(
     return whole
 
 
-def _variables() -> dict[str, Any]:
+def variables() -> dict[str, Any]:
+    """Those of the user, by name."""
     shell = InteractiveShell.instance()
     hidden = shell.user_ns_hidden
     return {
@@ -113,7 +114,7 @@ def use() -> None:
     global _pending
     assert _pending is not None
     shell = InteractiveShell.instance()
-    for name in _variables():
+    for name in variables():
         del shell.user_ns[name]
     shell.user_ns.update(_pending.values)
     _pending.use()

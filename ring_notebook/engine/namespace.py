@@ -6,7 +6,7 @@ import ast
 import inspect
 import pickle
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from importlib import import_module
 from types import ModuleType
@@ -63,6 +63,18 @@ def modes() -> list[Callable[[], list[str]]]:
     if loaded:
         setup.wait_for_preload()
     return [_call(known.modes) for known in loaded]
+
+
+def held(variables: Mapping[str, Any]) -> list[tuple[str, str, int]]:
+    """Variable, device and bytes of what holds memory of frameworks, the most first."""
+    loaded = [known for known in frameworks() if known.held and known.face in sys.modules]
+    return [row for known in loaded for row in _call(known.held, variables)]
+
+
+def empty_caches() -> int:
+    """Give the cached memory of frameworks back; returns its bytes."""
+    loaded = [known for known in frameworks() if known.empty_caches and known.face in sys.modules]
+    return sum(_call(known.empty_caches) for known in loaded)
 
 
 def tells_of_lost_rank(error: BaseException) -> bool:

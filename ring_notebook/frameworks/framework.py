@@ -39,6 +39,10 @@ class Framework:
     """The ``module:function`` that remembers the framework's modes of a thread, such as whether gradients are recorded.
     An engine calls it before each cell. It returns a function, which an engine calls after a cell that failed or was
     interrupted: that puts changed modes back and returns their names."""
+    held: str = ""
+    """The ``module:function`` that says which of the given variables hold the memory of tensors, see `torch`'s."""
+    empty_caches: str = ""
+    """The ``module:function`` that gives the framework's cached memory of devices back, and returns its bytes."""
     lost_rank: str = ""
     """The ``module:function`` that says whether the framework raised an exception because another rank has gone."""
     original: str = ""

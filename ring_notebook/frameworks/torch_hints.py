@@ -200,6 +200,8 @@ if torch.cuda.is_available():
     count_waits="ring_notebook.torch.process_group.foreign_time:count_foreign_time",
     threads="torch:get_num_threads",
     modes="ring_notebook.torch.modes:remember",
+    held="ring_notebook.torch.held_memory:held",
+    empty_caches="ring_notebook.torch.held_memory:empty_caches",
     lost_rank="ring_notebook.torch.process_group.default_group:tells_of_lost_rank",
     hints=_hints,
     loaders=_LOADERS,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 import pytest
 
 from workshop.conftest import Workshop
@@ -125,3 +127,20 @@ def test_15_steering(workshop: Workshop) -> None:
         ],
     )
     assert "there is no knob 'learning_rate'; there are lr, weight_decay" in said
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_18_fine_tuning(workshop: Workshop) -> None:
+    if find_spec("trl") is None:
+        pytest.skip("needs trl: make .libraries/installed, PYTHONPATH=$(echo .libraries/venv/lib/*/site-packages)")
+    measured, said = workshop(
+        "18_fine_tuning",
+        [
+            ("layer.requires_grad_(False)", "layer", "Which of its weights need gradients?"),
+            ("torch.nn.init.zeros_(self.up.weight)", "self.up.weight", "Which of the two matrices should be zero?"),
+            (" * self.scale", "", "scaled product"),
+        ],
+    )
+    assert measured["texts"] == 2
+    assert "trainable params: 4,096" in said

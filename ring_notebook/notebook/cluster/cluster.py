@@ -531,6 +531,17 @@ class Cluster:
         """
         return stacks(self._connected(), self.directory / "log")
 
+    def free(self) -> list[dict[str, Any]]:
+        """Have all ranks forget the frames of a failed cell and give cached memory back; by rank what was freed.
+
+        Each has ``held``, rows of variable, device and bytes, and the bytes ``freed`` and ``cached``. Empty for ranks
+        that have died. Raises ClusterError while a run is in progress.
+        """
+        engines = self._idle()
+        living = engines.living()
+        found = dict(zip(living, engines.call("ring_notebook.engine.held_memory:free", ranks=living), strict=True))
+        return [found.get(rank, {}) for rank in range(self.n)]
+
     def debug(self, rank: int, command: str = "") -> tuple[str, bool]:
         """What pdb on ``rank`` says to ``command``, and whether it takes another.
 

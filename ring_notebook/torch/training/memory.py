@@ -178,7 +178,7 @@ def _tried(optimizer: torch.optim.Optimizer, group: dict[str, Any], values: Tens
     twin.__dict__.update({name: value for name, value in optimizer.__dict__.items() if name not in notes})
     # With ``is_stepping`` the hooks of `ring_notebook.torch.steps` do not look for what it trains.
     twin.__dict__.update(state=defaultdict(dict), param_groups=[{**group, "params": [parameter]}], is_stepping=True)
-    twin.step(lambda: torch.zeros(()))
+    twin.step(lambda: 0.0)
     return list(_tensors(list(twin.state.values())))
 
 

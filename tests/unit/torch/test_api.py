@@ -103,6 +103,7 @@ BEYOND = {
     "load",
     "checkpoint",
     "empty",
+    "memory",
     "noise_scale",
     "check",
     "LARS",
