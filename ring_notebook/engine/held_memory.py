@@ -40,4 +40,3 @@ def _forget_failure() -> None:
         for attribute in ("tb", "etype", "evalue", "last_syntax_error"):
             if getattr(formatter, attribute, None) is not None:
                 setattr(formatter, attribute, None)
-    shell._last_traceback = None

@@ -32,7 +32,7 @@ ALIVE = "%%ringtrain --out alive\nring.log(1, alive=float(watch() is not None))"
 def test_frames_of_a_failed_cell_are_freed_and_variables_listed(notebook: Notebook) -> None:
     """By counting on an object of a frame: what the debugger needs is kept until then."""
     assert notebook.error(CELL)[0] == "ValueError"
-    assert "large" in notebook.text("%ring debug -c 'p large'")
+    assert "Watched()" in notebook.text("%ring debug -c 'p large'")
     text = notebook.text("%ring free")
     assert "freed: rank 0: 4.0 MiB, rank 1: 4.0 MiB" in text, text
     held = {row[1]: row[3] for row in (line.split() for line in text.splitlines()) if len(row) == 5 and row[0] == "1"}
