@@ -19,8 +19,8 @@ PRIVATE_NAMES = {
     "group_registry": "torch.distributed.distributed_c10d:_world",
     # Makes all groups. Without: the gate of a group is made in its first collective.
     "new_group_helper": "torch.distributed.distributed_c10d:_new_process_group_helper",
-    # Whether a device has its own kernel of an operation. Without: groups that torch makes have no gate.
-    "has_kernel": "torch._C:_dispatch_has_kernel_for_dispatch_key",
+    # The keys of the dispatcher that come behind one. Without: groups that torch makes have no gate.
+    "keys_behind": "torch._C:_dispatch_keyset_full_after",
     # Whether a backward pass runs on this thread. Without: DistributedDataParallel's operations always go to the
     # progress thread, and its futures complete before they are returned; prepared optimizers average in `step`.
     "current_graph_task": "torch._C:_current_graph_task_id",

@@ -18,7 +18,6 @@ from __future__ import annotations
 import re
 import sys
 import time
-import warnings
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -67,7 +66,8 @@ _COMPARED: dict[str, tuple[str, str]] = {
 """Of each of torch's operations: its name for users, and the tensors whose elements must be as many on all ranks."""
 _UNEVEN = {"alltoall_", "alltoall_base_"}
 """Operations that may move other numbers of elements on each rank: only their dtype is compared."""
-_DEVICES = ("CPU", "CUDA", "SparseCPU", "SparseCUDA")
+_BEFORE_DEVICES = "BackendSelect"
+"""The key of the dispatcher that comes before those of devices, and has no kernel of torch's for these operations."""
 _Op: Any = c10d.ReduceOp.RedOpType
 _REDUCTIONS = {int(op): name.lower() for name, op in _Op.__members__.items()}
 _NO_TIMEOUT = timedelta(0)
@@ -454,20 +454,22 @@ def _gate_of(group: c10d.ProcessGroup) -> Gate | None:
     return gate
 
 
-def _collective(operation: str, kernel: Any) -> Callable[..., Any]:
-    """What takes the place of ``kernel``, which carries out ``operation`` of `_COMPARED` in torch."""
+def _collective(operation: str, below: Any) -> Callable[..., Any]:
+    """What comes before ``operation`` of `_COMPARED` of torch, whose own kernels have the keys ``below``."""
     public, compared = _COMPARED[operation]
-    names, results = arguments_of(getattr(torch.ops.c10d, operation).default)
+    original = getattr(torch.ops.c10d, operation).default
+    names, results = arguments_of(original)
     at = {name: index for index, name in enumerate(names)}
     group_at, async_at, tensors_at = at["process_group"], at["async_op"], at.get(compared, -1)
     op_at, root_at = at.get("reduce_op", -1), at.get("root_rank", -1)
     returns_tensors, uneven = results > 1, operation in _UNEVEN
 
     def gated(keys: Any, *args: Any) -> Any:
+        keys = keys & below
         gate = _gate_of(c10d.ProcessGroup.unbox(args[group_at]))
         communicator = None if gate is None else gate.communicator()
         if gate is None or communicator is None:
-            return kernel.call_boxed(keys, *args)
+            return original.redispatch(keys, *args)
         name = f"dist.{public}"
         if op_at >= 0:
             name += f" {_REDUCTIONS.get(args[op_at].op(), 'unknown')}"
@@ -483,14 +485,14 @@ def _collective(operation: str, kernel: Any) -> Callable[..., Any]:
         # C++, backward passes and devices start their operations in the same order on all ranks anyway.
         if waits or not on_host or in_backward() or not _is_called_by_python(sys._getframe(1)):
             gate.pass_now(communicator, name)
-            result = kernel.call_boxed(keys, *args)
+            result = original.redispatch(keys, *args)
             if waits and on_host:
                 with _named_losses():
                     c10d.Work.unbox(result[-1] if returns_tensors else result).wait()
             return result
 
         def call() -> Any:
-            started = kernel.call_boxed(keys, *args)
+            started = original.redispatch(keys, *args)
             return c10d.Work.unbox(started[-1] if returns_tensors else started)
 
         work = gate.pass_later(communicator, name, call, args[0]).boxed()
@@ -499,27 +501,29 @@ def _collective(operation: str, kernel: Any) -> Callable[..., Any]:
     return gated
 
 
-def _message(operation: str, kernel: Any, receives: Any) -> Callable[..., Any]:
-    """What takes the place of ``kernel``, which sends or receives a message; ``receives`` is that of "recv_"."""
-    sends, names = operation == "send", arguments_of(getattr(torch.ops.c10d, operation).default)[0]
+def _message(operation: str, below: Any) -> Callable[..., Any]:
+    """As `_collective`, of ``operation``, which sends or receives a message."""
+    original, receives = getattr(torch.ops.c10d, operation).default, torch.ops.c10d.recv_.default
+    sends, names = operation == "send", arguments_of(original)[0]
     at = {name: index for index, name in enumerate(names)}
     group_at, tag_at, peer_at = at["process_group"], at["tag"], at.get("dst", at.get("src", -1))
 
     def gated(keys: Any, *args: Any) -> Any:
+        keys = keys & below
         gate = _gate_of(c10d.ProcessGroup.unbox(args[group_at]))
         communicator = None if gate is None else gate.communicator()
         tensors, tag = args[0], args[tag_at]
         known = gate is not None and communicator is not None and tensors[0].is_cpu and 0 <= tag < _ANSWER
         if not known or not _is_called_by_python(sys._getframe(1)):
-            return kernel.call_boxed(keys, *args)
+            return original.redispatch(keys, *args)
 
         assert gate is not None
         assert communicator is not None
 
         def call(peer: int) -> Any:
             if sends:
-                return c10d.Work.unbox(kernel.call_boxed(keys, *args))
-            return c10d.Work.unbox(receives.call_boxed(keys, tensors, args[group_at], peer, tag))
+                return c10d.Work.unbox(original.redispatch(keys, *args))
+            return c10d.Work.unbox(receives.redispatch(keys, tensors, args[group_at], peer, tag))
 
         peer = args[peer_at] if peer_at >= 0 else ANY
         return gate.message(communicator, tensors[0], peer, tag, sends, call).boxed()
@@ -548,15 +552,19 @@ def install() -> None:
     global _library
     if _library is not None or config().gate == "off":
         return
-    known = private("has_kernel") is not None and hasattr(torch.library, "get_kernel")
-    if not known or not arguments_of(torch.ops.c10d.barrier.default)[0]:
+    keys_behind = private("keys_behind")
+    if keys_behind is None or not arguments_of(torch.ops.c10d.barrier.default)[0]:
         return
+    below = keys_behind(getattr(torch._C.DispatchKey, _BEFORE_DEVICES))
     world.at_close(end_groups_of_failed_epoch)
     _library = torch.library.Library("c10d", "IMPL")  # type: ignore[no-untyped-call]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that we override
-        for device in _DEVICES:
-            _override(device)
+    # The original is called by `redispatch`, which lets other threads run: one of Gloo's may wait for the interpreter
+    # and hold what the call waits for.
+    for operation in _COMPARED:
+        if hasattr(torch.ops.c10d, operation):
+            _library.impl(operation, uncompiled(_collective(operation, below)), _BEFORE_DEVICES, with_keyset=True)
+    for operation in ("send", "recv_", "recv_any_source_"):
+        _library.impl(operation, uncompiled(_message(operation, below)), _BEFORE_DEVICES, with_keyset=True)
     _bind_new_groups()
 
 
@@ -564,19 +572,6 @@ def remove() -> None:
     """Leave operations of other backends to torch again, until the next `install`."""
     global _library
     _library = None  # torch puts its own kernels back
-
-
-def _override(device: str) -> None:
-    has_kernel = private("has_kernel")
-    kernels = {  # all of them first: a kernel calls that of another operation
-        operation: torch.library.get_kernel(f"c10d::{operation}", device)
-        for operation in (*_COMPARED, "send", "recv_", "recv_any_source_")
-        if has_kernel(f"c10d::{operation}", device)
-    }
-    for operation, kernel in kernels.items():
-        compares = operation in _COMPARED
-        gated = _collective(operation, kernel) if compares else _message(operation, kernel, kernels["recv_"])
-        _library.impl(operation, uncompiled(gated), device, with_keyset=True)
 
 
 def _bind_new_groups() -> None:

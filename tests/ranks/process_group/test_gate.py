@@ -161,3 +161,12 @@ def test_without_it(groups: tuple[Any, Any]) -> None:
         assert operations(gloo) == before
     finally:
         gate.install()
+
+
+@pytest.mark.sizes(2)
+def test_a_thread_of_gloo_never_waits_for_a_caller(groups: tuple[Any, Any]) -> None:
+    """Gloo's thread may want the interpreter while it holds what the next call waits for."""
+    tensor = torch.zeros(16384)
+    for _ in range(1000):
+        dist.all_reduce(tensor, group=groups[1], async_op=True).wait()
+    assert not tensor.any()
