@@ -19,7 +19,9 @@ PRIVATE_NAMES = {
     "group_registry": "torch.distributed.distributed_c10d:_world",
     # Makes all groups. Without: the gate of a group is made in its first collective.
     "new_group_helper": "torch.distributed.distributed_c10d:_new_process_group_helper",
-    # The keys of the dispatcher that come behind one. Without: groups that torch makes have no gate.
+    # The key of the dispatcher that comes before those of devices, where torch has no kernels of collectives, and the
+    # keys behind it. Without one of them: groups that torch makes have no gate.
+    "before_devices": "torch._C:DispatchKey.BackendSelect",
     "keys_behind": "torch._C:_dispatch_keyset_full_after",
     # Whether a backward pass runs on this thread. Without: DistributedDataParallel's operations always go to the
     # progress thread, and its futures complete before they are returned; prepared optimizers average in `step`.

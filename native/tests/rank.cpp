@@ -97,8 +97,9 @@ void Rank::run(const Plan& plan, std::uint64_t epoch) {
         start_held(open);
         settle(open, 0, true);
         groups_.front()->close(nullptr);
-    } catch (const Aborted&) {
-        if (plan.trouble.kind == Trouble::Kind::None) throw std::logic_error("aborted without a cause");
+    } catch (const Aborted& aborted) {
+        if (plan.trouble.kind == Trouble::Kind::None)
+            throw std::logic_error(std::string("aborted without a cause: ") + aborted.what());
     } catch (const Mismatch& mismatch) {
         // A rank that leaves waits for what it began, which the others may not get to: they all stand still.
         if (plan.trouble.kind != Trouble::Kind::Mismatch && plan.trouble.kind != Trouble::Kind::Leave)

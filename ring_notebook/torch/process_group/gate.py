@@ -66,8 +66,6 @@ _COMPARED: dict[str, tuple[str, str]] = {
 """Of each of torch's operations: its name for users, and the tensors whose elements must be as many on all ranks."""
 _UNEVEN = {"alltoall_", "alltoall_base_"}
 """Operations that may move other numbers of elements on each rank: only their dtype is compared."""
-_BEFORE_DEVICES = "BackendSelect"
-"""The key of the dispatcher that comes before those of devices, and has no kernel of torch's for these operations."""
 _Op: Any = c10d.ReduceOp.RedOpType
 _REDUCTIONS = {int(op): name.lower() for name, op in _Op.__members__.items()}
 _NO_TIMEOUT = timedelta(0)
@@ -552,19 +550,19 @@ def install() -> None:
     global _library
     if _library is not None or config().gate == "off":
         return
-    keys_behind = private("keys_behind")
-    if keys_behind is None or not arguments_of(torch.ops.c10d.barrier.default)[0]:
+    before_devices, keys_behind = private("before_devices"), private("keys_behind")
+    if before_devices is None or keys_behind is None or not arguments_of(torch.ops.c10d.barrier.default)[0]:
         return
-    below = keys_behind(getattr(torch._C.DispatchKey, _BEFORE_DEVICES))
+    below, key = keys_behind(before_devices), before_devices.name
     world.at_close(end_groups_of_failed_epoch)
     _library = torch.library.Library("c10d", "IMPL")  # type: ignore[no-untyped-call]
     # The original is called by `redispatch`, which lets other threads run: one of Gloo's may wait for the interpreter
     # and hold what the call waits for.
     for operation in _COMPARED:
         if hasattr(torch.ops.c10d, operation):
-            _library.impl(operation, uncompiled(_collective(operation, below)), _BEFORE_DEVICES, with_keyset=True)
+            _library.impl(operation, uncompiled(_collective(operation, below)), key, with_keyset=True)
     for operation in ("send", "recv_", "recv_any_source_"):
-        _library.impl(operation, uncompiled(_message(operation, below)), _BEFORE_DEVICES, with_keyset=True)
+        _library.impl(operation, uncompiled(_message(operation, below)), key, with_keyset=True)
     _bind_new_groups()
 
 
