@@ -9,7 +9,7 @@ from notebook.kernel import Notebook
 
 DOCS = Path(__file__).parents[3] / "docs"
 TASKS = sorted((DOCS / "tasks").glob("*.md"))
-CELL = re.compile(r"(?:^<!-- (not run|raises): (.*) -->\n)?^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+CELL = re.compile(r"(?:^<!-- (not run|raises): ([^\n]*) -->\n)?^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 WORDS = 600
 """Of a task, without its code."""
 WITHOUT_CELLS = {"allocation", "foreign-starts", "login-node", "several-hosts", "sites"}
