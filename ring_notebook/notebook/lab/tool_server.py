@@ -15,33 +15,31 @@ import socketserver
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from threading import BoundedSemaphore, Thread
+from threading import Thread
 from typing import Any
 
 from ring_notebook.errors import ClusterError, RingError
 from ring_notebook.machine.os_calls import peer_of
 from ring_notebook.machine.process_life import is_alive
 from ring_notebook.notebook.cluster.cluster_folders import own_folder
+from ring_notebook.notebook.few_callers import FewCallers
 from ring_notebook.notebook.lab.handle import Progress
 from ring_notebook.notebook.lab.tools import MOST_BYTES, ToolCalls
 
 _SUFFIX = ".agents"
-_MOST_CALLERS = 8  # at once; others are turned away
 _SECONDS_TO_ASK = 10.0  # of a caller that sends nothing
 _PERIOD = 0.2
 
 
-class ToolServer(socketserver.ThreadingUnixStreamServer):
+class ToolServer(FewCallers, socketserver.UnixStreamServer):
     """Opens a notebook to agents of this user, whose calls ``tools`` answers, until `close`."""
 
-    daemon_threads = True
-    block_on_close = False  # a caller that waits must not hold the notebook
+    most = 8
 
     def __init__(self, tools: ToolCalls) -> None:
         self.tools = tools
         self.path = own_folder() / f"{os.getpid()}{_SUFFIX}"
         self.path.unlink(missing_ok=True)
-        self._places = BoundedSemaphore(_MOST_CALLERS)
         super().__init__(str(self.path), _Request)
         self.path.chmod(0o600)
         self._thread = Thread(target=self.serve_forever, args=(_PERIOD,), name="ring-agents", daemon=True)
@@ -51,23 +49,6 @@ class ToolServer(socketserver.ThreadingUnixStreamServer):
     def verify_request(self, request: Any, client_address: Any) -> bool:
         """Whether the caller is this user, by what the kernel says of the other end."""
         return peer_of(request)[1] == os.geteuid()
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer in a thread of its own, if there is a place."""
-        if not self._places.acquire(blocking=False):
-            self.shutdown_request(request)
-            return
-        super().process_request(request, client_address)
-
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Answer, and free the place."""
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._places.release()
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Print nothing in the notebook: a caller that hangs up is not an error of its user."""
 
     def close(self) -> None:
         """Take no more calls; those in progress get their answers. Runs go on."""

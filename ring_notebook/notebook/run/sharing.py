@@ -19,13 +19,14 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from threading import BoundedSemaphore, Event, Lock, Thread
-from typing import Any, Literal
+from threading import Event, Lock, Thread
+from typing import Literal
 
 from ring_notebook.errors import RingError
 from ring_notebook.files.whole_file import whole_file
+from ring_notebook.notebook.few_callers import FewCallers
 from ring_notebook.notebook.panel.charts.curves import mean_line
 from ring_notebook.notebook.panel.headline import headline
 from ring_notebook.notebook.panel.report import mime_bundle
@@ -40,7 +41,6 @@ SUFFIX = ".ring-tile.json"
 MOST_BYTES = 16 << 10  # of a tile
 _MOST_POINTS = 60
 _MOST_TEXT = 300
-_MOST_VISITORS = 16  # at once; others are turned away
 _SECONDS_OF_A_VISIT = 10.0  # of a connection that sends nothing
 
 State = Literal["idle", "running", "stuck", "no progress", "ok", "failed", "interrupted"]
@@ -294,30 +294,13 @@ class _Link:
         self._thread.join()
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    block_on_close = False  # a visitor who sends nothing must not hold the notebook
+class _Server(FewCallers, HTTPServer):
+    most = 16
 
     def __init__(self, shown: _Shown, token: str) -> None:
         self.shown = shown
         self.token = token
-        self._places = BoundedSemaphore(_MOST_VISITORS)
         super().__init__(("127.0.0.1", 0), _Visit)
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        if not self._places.acquire(blocking=False):
-            self.shutdown_request(request)
-            return
-        super().process_request(request, client_address)
-
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._places.release()
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing in the notebook: a visitor who hangs up is no fault of its user."""
 
 
 class _Visit(BaseHTTPRequestHandler):

@@ -42,7 +42,7 @@ from ring_notebook.errors import CollectiveError, CollectiveMismatch
 from ring_notebook.torch.process_group.default_group import end_groups_of_failed_epoch, tells_of_lost_rank
 from ring_notebook.torch.process_group.members import communicator_of, shorter_limit
 from ring_notebook.torch.process_group.ring_process_group import RingProcessGroup, uncompiled
-from ring_notebook.torch.process_group.ring_work import in_backward
+from ring_notebook.torch.process_group.ring_work import BaseWork, in_backward
 from ring_notebook.torch_private import arguments_of, private
 
 _COMPARED: dict[str, tuple[str, str]] = {
@@ -144,11 +144,13 @@ _returned = local()
 """The ``work`` that the calling thread returns just now."""
 
 
-class GatedWork(c10d.Work):
+class GatedWork(BaseWork):
     """The handle of a pending operation for Python's callers, who hold it until they have waited.
 
     C++ would hold its C++ side alone, and wait for ever.
     """
+
+    _errors = Exception  # the other backend's too
 
     def __init__(self, pending: Pending, result: Sequence[Tensor]) -> None:
         super().__init__()
@@ -169,10 +171,6 @@ class GatedWork(c10d.Work):
         self._waited = True
         return True
 
-    def synchronize(self) -> None:
-        """As `wait`."""
-        self.wait()
-
     def is_completed(self) -> bool:
         """Whether `wait` would return, or raise, at once."""
         pending = self._pending
@@ -181,23 +179,6 @@ class GatedWork(c10d.Work):
         if not pending.started() and pending.ready():
             pending.start()
         return pending.error is not None or (pending.real is not None and pending.real.is_completed())
-
-    def is_success(self) -> bool:
-        """Whether the operation has completed without an error."""
-        return self.is_completed() and self.exception() is None
-
-    def exception(self) -> Any:
-        """The error of the operation, once it has completed; None without one."""
-        try:
-            self.wait()
-        except Exception as error:
-            return error
-        return None
-
-    def result(self) -> list[Tensor]:
-        """The tensors that the operation has written."""
-        self.wait()
-        return self._result
 
     def source_rank(self) -> int:
         """The group rank that a received tensor came from."""

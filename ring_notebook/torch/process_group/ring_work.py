@@ -23,7 +23,37 @@ _at_end_of_backward = private("at_end_of_backward")
 _current_graph_task = private("current_graph_task")
 
 
-class RingWork(c10d.Work):
+class BaseWork(c10d.Work):
+    """What torch.distributed asks of a handle, by the ``wait`` and ``is_completed`` of a subclass."""
+
+    _errors: type[Exception] = RingError
+    """Those of the operation, which `exception` returns."""
+
+    _result: list[Any]
+
+    def synchronize(self) -> None:
+        """As ``wait``."""
+        self.wait()
+
+    def is_success(self) -> bool:
+        """Whether the operation has completed without an error."""
+        return self.is_completed() and self.exception() is None
+
+    def exception(self) -> Any:
+        """The error of the operation, once it has completed; None without one."""
+        try:
+            self.wait()
+        except self._errors as error:
+            return error
+        return None
+
+    def result(self) -> list[Tensor]:
+        """The tensors that the operation has written."""
+        self.wait()
+        return self._result
+
+
+class RingWork(BaseWork):
     """One or several operations under way, and what has to be done when they have completed.
 
     Errors are the core's: `wait`, `get_future` and `exception` raise or return CollectiveMismatch, CollectiveAborted
@@ -57,30 +87,9 @@ class RingWork(c10d.Work):
                 finish()
         return True
 
-    def synchronize(self) -> None:
-        """As `wait`."""
-        self.wait()
-
     def is_completed(self) -> bool:
         """Whether `wait` would return at once."""
         return all(work.done() for work in self._works)
-
-    def is_success(self) -> bool:
-        """Whether the operation has completed without an error."""
-        return self.is_completed() and self.exception() is None
-
-    def exception(self) -> Any:
-        """The error of the operation, once it has completed; None without one."""
-        try:
-            self.wait()
-        except RingError as error:
-            return error
-        return None
-
-    def result(self) -> list[Tensor]:
-        """The tensors that the operation has written."""
-        self.wait()
-        return self._result
 
     def source_rank(self) -> int:
         """The group rank that a received tensor came from; -1 for other operations."""

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
@@ -32,6 +31,7 @@ from ring_notebook.text.error_text import cause_text
 from ring_notebook.torch.optimizer.local_optimizer import LocalOptimizer
 from ring_notebook.torch.optimizer.logical_optimizer import is_logical
 from ring_notebook.torch.process_group.run_store import keys_of_ranks
+from ring_notebook.torch.tensors import is_sharded
 from ring_notebook.torch.training.background_save import BackgroundSave, Part, tell, why_not_written
 from ring_notebook.torch.training.kept_tensors import InShards, has_adapters, of_adapters, put_back, take_out, taken_out
 from ring_notebook.torch.training.loaders import PreparedLoader, resumable_sampler, state_of_sampler
@@ -134,7 +134,7 @@ def checkpoint(
                 f"checkpoint takes what has state_dict() and load_state_dict(), and loaders; argument {number} is of "
                 f"class {type(one).__name__}"
             )
-    saved = TorchCheckpoint(objects, every, keep, best, largest, folder, background)
+    saved = TorchCheckpoint(objects, every, keep, best, largest, folder, background=background)
     saved.resume_as(resume)
     return saved
 
@@ -145,25 +145,17 @@ class TorchCheckpoint(Checkpoint):
     _suffix = ".pt"
     _takes_urls = True
 
-    def __init__(
-        self,
-        objects: tuple[Any, ...],
-        every: str,
-        keep: int,
-        best: str,
-        largest: bool,
-        folder: str | os.PathLike[str] | None,
-        background: bool,
-    ) -> None:
+    def __init__(self, objects: tuple[Any, ...], *options: Any, background: bool) -> None:
+        """As the base class, and ``background`` of `checkpoint`."""
+        super().__init__(objects, *options)
         self._models = [one for one in objects if isinstance(one, nn.Module)]
         self._optimizers = [one for one in objects if isinstance(one, Optimizer)]
         self._loaders = [one for one in objects if isinstance(one, DataLoader)]
-        self._is_sharded = any(isinstance(one, DTensor) for model in self._models for one in model.parameters())
+        self._is_sharded = any(is_sharded(one) for model in self._models for one in model.parameters())
         in_turns = any(map(is_logical, self._optimizers))  # then each rank has what its logical ranks have of their own
         self._logical = logical_ranks.current() if in_turns else None
-        self._all_write = self._is_sharded or background or is_url(folder) or in_turns
+        self._all_write = self._is_sharded or background or isinstance(self._place, RemoteFolder) or in_turns
         self._background = background
-        super().__init__(objects, every, keep, best, largest, folder)
         self._own_shards: Shards | None = None
         self._save: BackgroundSave | None = None
         self._saves = 0
@@ -417,7 +409,7 @@ class TorchCheckpoint(Checkpoint):
             flat |= {
                 part: tensor
                 for part, tensor in tensors_of_one.items()
-                if rank() == 0 or isinstance(tensor, DTensor) or alike is None or part in alike
+                if rank() == 0 or is_sharded(tensor) or alike is None or part in alike
             }
         content["objects"] = states
         if self._logical is None:
@@ -520,7 +512,7 @@ def _like(one: Any, name: str, kept: InShards) -> Tensor | None:
     parameters = [parameter for group in one.param_groups for parameter in group["params"]]
     number = int(match[1])
     parameter = parameters[number] if number < len(parameters) else None
-    if not isinstance(parameter, DTensor) or tuple(parameter.shape) != kept.shape:
+    if parameter is None or not is_sharded(parameter) or tuple(parameter.shape) != kept.shape:
         return None
     return torch.empty_like(parameter, dtype=kept.dtype, requires_grad=False).detach()
 

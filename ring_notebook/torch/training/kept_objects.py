@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from ring_notebook.core.kept_state import Keeper, Memory
 from ring_notebook.torch.optimizer.gradient_reducer import GradientReducer
@@ -22,6 +21,7 @@ from ring_notebook.torch.steps.optimizer_notes import (
     set_steps,
     steps_of,
 )
+from ring_notebook.torch.tensors import is_sharded
 from ring_notebook.torch.training.data import DistributedSampler
 
 _PLAIN = (Tensor, nn.Parameter, nn.Buffer)
@@ -66,7 +66,7 @@ class TorchKeeper(Keeper):
         """What belongs to a GPU's context or to a group of processes."""
         if isinstance(value, torch.cuda.Stream | torch.cuda.Event | torch.cuda.CUDAGraph):
             return f"a {type(value).__name__} of CUDA"
-        if isinstance(value, DTensor):
+        if isinstance(value, Tensor) and is_sharded(value):
             return "a tensor that is sharded over ranks (`ring.checkpoint` keeps a model of strategy='fsdp')"
         if isinstance(value, torch.distributed.ProcessGroup):
             return "a group of torch.distributed"

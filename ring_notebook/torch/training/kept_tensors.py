@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+
+from ring_notebook.torch.tensors import is_sharded
 
 _SMALL = 64  # elements up to which a tensor of an optimizer, such as its number of steps, stays where it is
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
@@ -30,9 +31,9 @@ def take_out(state: Any, name: str, into: MutableMapping[str, Tensor], *, every:
     Their names begin with ``name``. Unless ``every`` tensor is asked for, small ones that are not sharded stay.
     """
     if isinstance(state, Tensor):
-        if not (isinstance(state, DTensor) or type(state) in (Tensor, nn.Parameter)):
+        if not (is_sharded(state) or type(state) in (Tensor, nn.Parameter)):
             return state  # of another class, whose memory is not what it holds
-        if not every and not isinstance(state, DTensor) and state.numel() <= _SMALL:
+        if not every and not is_sharded(state) and state.numel() <= _SMALL:
             return state
         into[name] = state.detach()
         return InShards(name, tuple(state.shape), state.dtype)

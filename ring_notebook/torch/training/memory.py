@@ -18,6 +18,7 @@ from ring_notebook.core.native import core
 from ring_notebook.torch.collectives.tensor_arguments import check_module, check_optimizer
 from ring_notebook.torch.optimizer.wrapper import original_of
 from ring_notebook.torch.tensors import is_sharded, parts_of
+from ring_notebook.torch.training.prepare import check_strategy
 from ring_notebook.torch.training.units import sharded_units
 
 _ROWS = (1, 2)
@@ -76,11 +77,14 @@ def memory(
         whole while it computes. A model that is sharded already is counted as it is.
 
     The text is recorded with the run. Beyond Horovod. No collective, except that a sharded model must be called by all
-    ranks. Raises TypeError for anything but a module and an optimizer, NotInitializedError before ``init()``.
+    ranks. Raises TypeError for anything but a module and an optimizer, ValueError for an unknown strategy,
+    NotInitializedError before ``init()``.
     """
     check_module(model, "memory")
     if optimizer is not None:
         check_optimizer(optimizer, "memory")
+    if strategy is not None:
+        check_strategy(strategy)
     ranks = size()
     divided = ranks if strategy == "fsdp" and not any(map(is_sharded, model.parameters())) else 1
     weights = _weights(model)

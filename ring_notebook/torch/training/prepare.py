@@ -375,13 +375,18 @@ def _class_of(optimizer: torch.optim.Optimizer) -> str:
     return type(original_of(optimizer)).__name__
 
 
+def check_strategy(strategy: str) -> None:
+    """Raise ValueError for one that is unknown."""
+    if strategy not in STRATEGIES:
+        raise ValueError(f"strategy must be {' or '.join(map(repr, STRATEGIES))}, got {strategy!r}")
+
+
 def wrap(model: nn.Module, optimizer: torch.optim.Optimizer, strategy: str) -> nn.Module:
     """``model`` wrapped by ``strategy``; ``optimizer`` updates the parameters of the wrapped model.
 
     Raises ValueError for an unknown strategy, and for an optimizer with state, which would have to be sharded.
     """
-    if strategy not in STRATEGIES:
-        raise ValueError(f"strategy must be {' or '.join(map(repr, STRATEGIES))}, got {strategy!r}")
+    check_strategy(strategy)
     backend = "nccl" if any(parameter.is_cuda for parameter in model.parameters()) else None
     process_group(backend)
     return STRATEGIES[strategy](model, optimizer)

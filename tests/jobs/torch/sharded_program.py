@@ -22,29 +22,15 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import ring_notebook.torch as ring
+from harness.adapted import Adapted
 
 VICTIM = 1
-
-
-class Adapted(nn.Module):
-    """A frozen layer with an adapter, as peft builds it."""
-
-    adapter_layer_names = ("lora_A", "lora_B")
-
-    def __init__(self, base: nn.Linear) -> None:
-        super().__init__()
-        self.base_layer = base.requires_grad_(False)
-        self.lora_A = nn.ModuleDict({"default": nn.Linear(base.in_features, 6, bias=False)})
-        self.lora_B = nn.ModuleDict({"default": nn.Linear(6, base.out_features, bias=False)})
-
-    def forward(self, inputs: torch.Tensor) -> Any:
-        return self.base_layer(inputs) + self.lora_B["default"](self.lora_A["default"](inputs))
 
 
 def made(kind: str) -> tuple[Any, Any]:
     torch.manual_seed(3)
     first: nn.Module = nn.Linear(5, 24)
-    model: Any = nn.Sequential(Adapted(first) if kind == "adapters" else first, nn.Tanh(), nn.Linear(24, 10))
+    model: Any = nn.Sequential(Adapted(first, 6) if kind == "adapters" else first, nn.Tanh(), nn.Linear(24, 10))
     if kind == "adapters":
         model.peft_config = {}
     if kind == "tensor":

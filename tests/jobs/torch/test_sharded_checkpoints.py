@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -22,6 +23,7 @@ def ringrun(ranks: int, kind: str, folder: Path, what: str, *options: str) -> su
         text=True,
         timeout=200,
         check=False,
+        env={**os.environ, "PYTHONPATH": str(PROGRAM.parents[2])},  # for `harness`
     )
 
 
@@ -57,7 +59,7 @@ def test_other_ranks_and_other_shards(tmp_path: Path, kind: str, others: list[tu
 
 @pytest.mark.parametrize("kind", ["fsdp", "plain"])
 def test_a_rank_is_killed_while_it_writes(tmp_path: Path, kind: str) -> None:
-    """The one before is whole, and the next training goes on from it and removes what was left."""
+    """The checkpoint before stays whole. The next training continues from it, and removes the broken one."""
     done = ringrun(3, kind, tmp_path, "die")
     assert done.returncode != 0
     assert "rank 1" in done.stderr

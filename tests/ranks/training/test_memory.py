@@ -141,6 +141,8 @@ def test_its_text(hvd: ModuleType) -> None:
     )
     with pytest.raises(TypeError, match="memory"):
         hvd.memory("model")
+    with pytest.raises(ValueError, match="strategy must be 'ddp' or 'fsdp', got 'zero'"):
+        hvd.memory(nn.Linear(2, 2), strategy="zero")
 
 
 @pytest.mark.sizes(1)

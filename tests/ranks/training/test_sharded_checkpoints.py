@@ -21,27 +21,11 @@ from torch.distributed.checkpoint import load as load_with_torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
+from harness.adapted import Adapted
 from ring_notebook.errors import RingError
 
 SAMPLES, BATCH = 72, 12  # of all ranks together: six steps an epoch
 KINDS = ["plain", "fsdp", "tensor", "adapters"]
-
-
-class Adapted(nn.Module):
-    """A frozen layer with an adapter, as peft builds it: its names, and what is trained."""
-
-    peft_config = {"default": None}  # noqa: RUF012
-    adapter_layer_names = ("lora_A", "lora_B")
-
-    def __init__(self, base: nn.Linear) -> None:
-        super().__init__()
-        self.base_layer = base.requires_grad_(False)
-        self.lora_A = nn.ModuleDict({"default": nn.Linear(base.in_features, 2, bias=False)})
-        self.lora_B = nn.ModuleDict({"default": nn.Linear(2, base.out_features, bias=False)})
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        found: Tensor = self.base_layer(inputs) + self.lora_B["default"](self.lora_A["default"](inputs))
-        return found
 
 
 class Model(nn.Sequential):
@@ -49,7 +33,7 @@ class Model(nn.Sequential):
 
     def __init__(self, adapted: bool) -> None:
         first: nn.Module = nn.Linear(3, 12)
-        super().__init__(Adapted(first) if adapted else first, nn.Dropout(0.3), nn.Tanh(), nn.Linear(12, 2))
+        super().__init__(Adapted(first, 2) if adapted else first, nn.Dropout(0.3), nn.Tanh(), nn.Linear(12, 2))
         if adapted:
             self.peft_config = {"default": None}
 
