@@ -243,6 +243,12 @@ class TorchCheckpoint(Checkpoint):
 
     def set_content(self, content: dict[str, Any], path: Path | str) -> None:
         """Also with another number of ranks."""
+        logical, then = self._logical.number if self._logical else 0, content.get("logical", 0)
+        if logical != then:
+            raise RingError(
+                f"rank {rank()}: {path} was written by a training with {_in_words(then)}, this one has "
+                f"{_in_words(logical)}; " + (f"pass logical={then} to prepare()" if then else "leave logical out")
+            )
         if "ranks" in content:  # shards have the rest
             self._read_shards(content, path)
         if "used" in content:  # in files of version 0.2: samples of the epoch, of all loaders
@@ -449,13 +455,7 @@ class TorchCheckpoint(Checkpoint):
                         f"{list(there.shape)}; make the model as then"
                     )
                 tensors[kept.name] = _like(one, name, kept) if there is None else there
-        logical, then = self._logical.number if self._logical else 0, content.get("logical", 0)
-        if logical != then:
-            raise RingError(
-                f"rank {rank()}: {path} was written by {_in_words(then)}, here train {_in_words(logical)}; pass "
-                + (f"logical={then} to prepare()" if then else "no logical to prepare()")
-            )
-        random = [f"{_RANDOM}.{one}" for one in (self._turns() if logical else [rank() % content["ranks"]])]
+        random = [f"{_RANDOM}.{one}" for one in (self._turns() if self._logical else [rank() % content["ranks"]])]
         tensors |= dict.fromkeys(random)
         filled: dict[str, Tensor] = {}
         try:
@@ -518,7 +518,7 @@ def _like(one: Any, name: str, kept: InShards) -> Tensor | None:
 
 
 def _in_words(logical: int) -> str:
-    return f"{logical} logical ranks" if logical else "ranks of the machine"
+    return f"{logical} logical ranks" if logical else "no logical ranks"
 
 
 def _remark(loader: Any) -> str:

@@ -206,19 +206,20 @@ class Buffers:
         self._mark()
 
     def kept_of(self, turn: int | None) -> dict[int, Tensor]:
-        """The values by number; for None those of logical ranks that have none of their own."""
+        """The values by number, in memory of the host; for None those of logical ranks that have none of their own."""
         if turn is None:
-            return dict(enumerate(self._first))
-        return {number: self._of(turn, number) for number in self._own}
+            return {number: value.cpu() for number, value in enumerate(self._first)}
+        return {number: self._of(turn, number).cpu() for number in self._own}
 
     def keep(self, turn: int | None, kept: dict[int, Tensor]) -> None:
         """Take what `kept_of` has returned, perhaps on another rank."""
         for number, value in kept.items():
+            here = value.to(self._value(number).device)
             if turn is None:
-                self._first[number] = value.clone()
+                self._first[number] = here.clone()
             else:
                 self._own.add(number)
-                self._keep(turn, number, value)
+                self._keep(turn, number, here)
 
     def _of(self, turn: int, number: int) -> Tensor:
         return self._kept[turn].get(number, self._first[number])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import ring_notebook.torch as ring
+from ring_notebook.errors import RingError
 
 
 def prepared(logical: int, **options: Any) -> Any:
@@ -112,3 +114,31 @@ def test_a_loader_that_is_divided_already(size: int) -> None:
 
     with pytest.raises(TypeError, match="cannot divide what Drawn draws"):
         ring.prepare(DataLoader(range(24), sampler=Drawn()), logical=2 * size)  # type: ignore[arg-type]
+
+
+def test_a_checkpoint_of_another_number_of_logical_ranks(size: int, tmp_path: Path) -> None:
+    ring.init()
+    folder = Path(ring.broadcast_object(str(tmp_path / "checkpoints"), name="folder"))
+
+    def saved(logical: int, name: str, **how: Any) -> Any:
+        model = nn.Linear(2, 1)
+        model, optimizer = ring.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), logical=logical or None)
+        return ring.checkpoint(model, optimizer, folder=folder / name, **how)
+
+    with_turns, without = 2 * size, {"background": True}
+    list(saved(with_turns, "turns").epochs(1))
+    list(saved(0, "shards", **without).epochs(1))
+    list(saved(0, "file").epochs(1))
+    for name, logical, how, said in (
+        (
+            "turns",
+            4 * size,
+            {},
+            rf"with {with_turns} logical ranks, this one has {4 * size} .*pass logical={with_turns}",
+        ),
+        ("turns", 0, without, rf"with {with_turns} logical ranks, this one has no logical ranks; pass"),
+        ("shards", with_turns, {}, "with no logical ranks, this one has .*leave logical out"),
+        ("file", with_turns, {}, "with no logical ranks, this one has .*leave logical out"),
+    ):
+        with pytest.raises(RingError, match=said):
+            saved(logical, name, resume=True, **how)
