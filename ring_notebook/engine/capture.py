@@ -16,7 +16,7 @@ from typing import Any, TextIO
 from IPython.core.displaypub import DisplayPublisher
 from IPython.core.interactiveshell import InteractiveShell
 
-from ring_notebook.engine import descriptors
+from ring_notebook.engine import descriptors, late_output
 from ring_notebook.engine.descriptors import Stream
 from ring_notebook.protocol.records import Cleared, Display, Output
 from ring_notebook.text.error_text import printable
@@ -31,7 +31,6 @@ MOST_TEXT = 250_000
 LATE = "Written between this cell and the one before:"
 
 _current: Capture | None = None  # of the present run
-_ran = False  # a run has begun in this process
 
 
 class Capture:
@@ -49,7 +48,7 @@ class Capture:
         global _current
         before, streams, publisher = _current, (sys.stdout, sys.stderr), shell.display_pub
         redirect()
-        between = list(descriptors.take(wait=True))
+        between = late_output.cell_begins()
         _current = self
         self._show_late(between)
         shell.display_pub = _Publisher(self)
@@ -63,13 +62,12 @@ class Capture:
             shell.display_pub = publisher
             _current = before
             sys.stdout, sys.stderr = streams
+            late_output.cell_ends(self._run)
 
     def _show_late(self, between: list[tuple[Stream, str]]) -> None:
-        """Add what threads and children of earlier cells have written since these ended; not that of the start."""
-        global _ran
-        for stream, text in between if _ran else ():
+        """Add what threads and children of earlier cells have written, and no notebook has asked for."""
+        for stream, text in between:
             self.write(stream, f"{LATE}\n{text if text.endswith(chr(10)) else text + chr(10)}")
-        _ran = True
 
     def write(self, stream: Stream, text: str) -> None:
         """Add printed text."""
@@ -207,7 +205,10 @@ class _Writer(io.TextIOBase):
             raise TypeError(f"write() argument must be str, not {type(text).__name__}")
         capture = _current  # read once: the run may end while another thread writes
         # In a forked data loader worker the capture is a copy that is never sent.
-        if capture is None or os.getpid() != self._process:
+        own = os.getpid() == self._process
+        if own and late_output.add(self._stream, text):
+            pass
+        elif capture is None or not own:
             print(text, end="", file=self._log(), flush=True)
         else:
             capture.write(self._stream, text)

@@ -21,7 +21,16 @@ from ring_notebook.core import checkpoint_place, logical_ranks, metrics, other_w
 from ring_notebook.core.steering import present, steering
 from ring_notebook.core.sync_every import of_run as local_steps
 from ring_notebook.core.time_spent import TimeSpent
-from ring_notebook.engine import debuggers, descriptors, dialogue, kept_variables, mpi_access, namespace, setup
+from ring_notebook.engine import (
+    debuggers,
+    descriptors,
+    dialogue,
+    kept_variables,
+    late_output,
+    mpi_access,
+    namespace,
+    setup,
+)
 from ring_notebook.engine.capture import Capture, show_figures
 from ring_notebook.engine.cell import Begin, Cell
 from ring_notebook.engine.failure_record import describe, from_cell
@@ -240,6 +249,7 @@ class _Execution:
             "calls": self.calls,
             **self.spent.now(),
             LACKS: self.spent.energy.lacks,
+            "left": late_output.is_left_by(self.run),
             "peak_memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         }
         records.append(Ended(self.run, self.rank, self._status(error), seconds, summary))

@@ -1,4 +1,4 @@
-"""Whether a process of this host lives, since when, whether it is ending or stopped, and how much memory it holds."""
+"""Whether a process of this host lives, since when, whether it is ending or stopped, its memory; own children."""
 
 from __future__ import annotations
 
@@ -49,6 +49,15 @@ def resident(pid: int) -> int:
     except OSError:
         return 0
     return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def has_children() -> bool:
+    """Whether this process has children, those that have ended and were not waited for included."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
 
 
 def _stat(pid: int) -> list[str]:

@@ -13,6 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import nbformat
+import pytest
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 from traitlets.config import Config
@@ -103,6 +104,28 @@ class Notebook:
             )
         )
         return asked, "".join(printed), reply["content"]
+
+    def begin(self, source: str) -> str:
+        """Have the kernel execute a cell, and return the number of this request."""
+        return str(self.client.kc.execute(source))
+
+    def printed_below(self, request: str, until: str, seconds: float = 60.0) -> str:
+        """What the cell of a `begin` has printed below itself, also when it had ended, up to the text ``until``."""
+        printed = ""
+
+        async def read() -> None:
+            nonlocal printed
+            while until not in printed:
+                message = await self.client.kc._async_get_iopub_msg()
+                if message["parent_header"].get("msg_id") == request:
+                    content = message["content"]
+                    printed += content.get("text", "") + content.get("data", {}).get("text/plain", "")
+
+        try:
+            self.loop.run_until_complete(asyncio.wait_for(read(), seconds))
+        except asyncio.TimeoutError:
+            pytest.fail(f"no {until!r} below the cell: {printed}")
+        return printed
 
     def inspect(self, source: str) -> str:
         """What the kernel shows when somebody presses Shift+Tab at the end of ``source``; empty for nothing."""

@@ -24,7 +24,7 @@ from ring_notebook.notebook.record.logged_rows import Metrics
 from ring_notebook.notebook.record.run_log import RunLog
 from ring_notebook.notebook.record.run_record import RunStatus
 from ring_notebook.notebook.record.run_view import RunView
-from ring_notebook.notebook.run import trackers
+from ring_notebook.notebook.run import late_lines, trackers
 from ring_notebook.notebook.run.answering import Answering
 from ring_notebook.notebook.run.export import Script, export, set_up_before
 from ring_notebook.notebook.run.failures import brief
@@ -387,6 +387,14 @@ class Run:
         """Show what the ranks have displayed as outputs of the current cell, the newest of very many."""
         for data, metadata in outputs(self.log):
             display(data, metadata=metadata, raw=True)
+
+    def show_late(self) -> None:
+        """Print below the current cell what threads and children of the run write when it has ended; returns at once.
+
+        What nobody shows so, the next cell on these ranks does.
+        """
+        if not self.done or late_lines.is_left(self.log):
+            late_lines.follow(self.log, self._engines, self._watch.ended)
 
     def leave(self) -> None:
         """Stop watching the run, which continues; another kernel may attach to it. Does nothing when it has ended."""

@@ -77,11 +77,13 @@ def run_cell(
         run.interrupt()
         background = False
     if background:
+        run.show_late()
         return
     try:
         run.wait()
     finally:
         run.show_displays()
+        run.show_late()
         if ended := run.ended_ranks:
             session.tell(start_ranks(session, lambda cluster: cluster.heal(ended), "again "))
         if options.timeline:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from harness import waiting
+from notebook.kernel import Notebook, with_cluster
 from ring_notebook.engine import capture
 from ring_notebook.errors import ClusterError
 from ring_notebook.notebook.cluster.cluster import Cluster
 from ring_notebook.notebook.panel import labelled_lines
+from ring_notebook.notebook.run import late_lines
 
 CELL = """
 import ctypes, multiprocessing, os, subprocess, sys
@@ -90,3 +93,47 @@ def test_what_is_written_between_two_cells_is_shown_in_the_next_as_late(cluster:
         "stderr": f"{capture.LATE}\nprogram",
     }
     assert capture.LATE not in str(cluster.run("pass").wait().view.output)
+
+
+@pytest.fixture(scope="module")
+def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
+    started = with_cluster(tmp_path_factory.mktemp("notebook"))
+    yield started
+    started.close()
+
+
+SPEAKS = """%%ringtrain --name {name} {options}
+import os, pathlib, threading, time
+folder = pathlib.Path({folder!r})
+def speak(name):
+    for turn in range(2):
+        while not (folder / f"{{name}} {{turn}}").exists():
+            time.sleep(0.01)
+        print(name, turn)
+        if turn == 0: os.system(f"echo program {{name}}")
+threading.Thread(target=speak, args=({name!r},)).start()
+"""
+
+
+def test_a_notebook_shows_what_comes_late_below_the_cell_of_its_thread(notebook: Notebook, tmp_path: Path) -> None:
+    """Also while a later cell runs."""
+    first, second = (
+        notebook.begin(SPEAKS.format(name=name, options=options, folder=str(tmp_path)))
+        for name, options in (("first", ""), ("second", "--background"))
+    )
+    notebook.printed_below(second, "ok · second")
+    (tmp_path / "second 0").touch()
+    shown = notebook.printed_below(second, "program second\n")
+    assert f"{late_lines.TITLE.format('second')}\n[0-1] second 0\n" in shown
+    (tmp_path / "first 0").touch()
+    assert f"{late_lines.TITLE.format('first')}\n[0-1] first 0\n" in notebook.printed_below(first, "first 0\n")
+    end = f"pathlib.Path({str(tmp_path)!r}, 'end')"
+    busy = notebook.begin(f"%%ringtrain\nimport pathlib, time\nwhile not {end}.exists(): time.sleep(.1)")
+    (tmp_path / "first 1").touch()
+    assert "[0-1] first 1\n" in notebook.printed_below(first, "first 1\n")
+    (tmp_path / "end").touch()
+    assert "first" not in notebook.printed_below(busy, "ok · ")
+    (tmp_path / "second 1").touch()
+    notebook.printed_below(second, "second 1\n")
+    names = "print([one.name for one in threading.enumerate() if one.name == 'ring-late-lines'])"
+    waiting.until(lambda: notebook.text(f"import threading; {names}") == "[]\n")
