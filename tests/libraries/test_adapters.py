@@ -23,8 +23,8 @@ PROGRAM = Path(__file__).with_name("adapters.py")
 NAMES = [
     name.id
     for node in ast.walk(ast.parse(PROGRAM.read_text()))
-    if isinstance(node, ast.DictComp)
-    for name in ast.walk(node.generators[0].iter)
+    if isinstance(node, ast.DictComp) and isinstance(node.generators[0].iter, ast.Tuple)
+    for name in node.generators[0].iter.elts
     if isinstance(name, ast.Name)
 ]
 """Its cases. It is not imported here: the libraries take seconds."""

@@ -19,33 +19,38 @@ pytestmark = pytest.mark.skipif(
     find_spec("moto") is None or find_spec("s3fs") is None, reason="in an environment of its own: make test-libraries"
 )
 PROGRAM = Path(__file__).with_name("checkpoint_program.py")
+RANKS = (1, 2)
 KEYS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_DEFAULT_REGION": "us-east-1"}
 
 
-@pytest.fixture
-def endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """S3 on loopback, with a bucket."""
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[str]:
+    """S3 on loopback, with a bucket for each number of ranks."""
+    import s3fs
     from moto.server import ThreadedMotoServer
 
-    for name, value in KEYS.items():
-        monkeypatch.setenv(name, value)
     server: Any = ThreadedMotoServer("127.0.0.1", port=0, verbose=False)
     server.start()
-    host, port = server.get_host_and_port()
-    import s3fs
-
-    s3fs.S3FileSystem(endpoint_url=f"http://{host}:{port}").mkdir("bucket")
-    yield f"http://{host}:{port}"
-    server.stop()
+    try:
+        host, port = server.get_host_and_port()
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in KEYS.items():
+                patch.setenv(name, value)
+            buckets = s3fs.S3FileSystem(endpoint_url=f"http://{host}:{port}")
+            for ranks in RANKS:
+                buckets.mkdir(f"bucket-{ranks}")
+        yield f"http://{host}:{port}"
+    finally:
+        server.stop()
 
 
 @pytest.mark.filterwarnings("ignore")  # of botocore and werkzeug
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", RANKS)
 def test_adapters_resume_from_a_bucket(endpoint: str, ranks: int) -> None:
     """Bit for bit, with dropout; without the frozen weights, and with the older ones removed."""
     command = [sys.executable, "-m", "ring_notebook.launch.cli", "--no-prefix", "-np", str(ranks)]
     done = subprocess.run(
-        [*command, sys.executable, "-W", "ignore", PROGRAM, "s3://bucket/run"],
+        [*command, sys.executable, "-W", "ignore", PROGRAM, f"s3://bucket-{ranks}/run"],
         capture_output=True,
         text=True,
         timeout=300,

@@ -9,7 +9,7 @@ import random
 import time
 
 from harness.waiting import until
-from ring_notebook.errors import ClusterError, CollectiveAborted, CollectiveMismatch, RunTimeout
+from ring_notebook.errors import ClusterError, CollectiveAborted, CollectiveMismatch
 from ring_notebook.notebook.cluster.cluster import Cluster
 
 __all__ = ["ENDS", "TRAININGS", "end_and_train"]
@@ -69,17 +69,16 @@ ENDS: dict[str, tuple[str, tuple[type[BaseException], ...]]] = {
 """What rank 1 of three does, and what the run ends with."""
 
 
-def end_and_train(cluster: Cluster, training: str, end: str, number: int, timeout: float = 0.0) -> None:
+def end_and_train(cluster: Cluster, training: str, end: str, number: int) -> None:
     """Run ``training`` until rank 1 ends as ``end`` says, at a moment that ``number`` gives; then a whole one.
 
-    With ``timeout`` the run ends with that, after so many seconds. Fails where a run hangs.
+    Fails where a run hangs.
     """
     text, errors = ENDS[end]
-    errors = (RunTimeout,) if timeout else errors
     moment = random.Random(number).random() * 0.02
     cell = training.replace("END", text.format(moment=moment))
     cell += f"\nstep()\ntime.sleep({moment} * (rank == 1))\nwhile True: step(rank == 1)\n"
-    run = cluster.run(cell, timeout=timeout)
+    run = cluster.run(cell)
     if end == "is_interrupted":
         until(lambda: run.done or [status.line > 0 for status in run.log.statuses().values()] == [True] * 3)
         time.sleep(10 * moment)
