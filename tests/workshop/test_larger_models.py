@@ -144,3 +144,16 @@ def test_18_fine_tuning(workshop: Workshop) -> None:
     )
     assert measured["texts"] == 2
     assert "trainable params: 4,096" in said
+
+
+def test_19_laboratory(workshop: Workshop) -> None:
+    measured, said = workshop(
+        "19_laboratory",
+        [
+            ("[: len(rates) // 2]", "[: len(rates) - 1]", "How many rates does each turn keep?"),
+            ("2 * steps", "steps", "gets more time"),
+            ("key=losses.__getitem__)", "key=losses.__getitem__, reverse=True)", "Which half"),
+        ],
+    )
+    assert "cause: asleep" in said
+    assert 0.05 < measured["best rate"] < 5
