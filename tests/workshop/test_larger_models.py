@@ -152,7 +152,7 @@ def test_19_laboratory(workshop: Workshop) -> None:
         [
             ("[: len(rates) // 2]", "[: len(rates) - 1]", "How many rates does each turn keep?"),
             ("2 * steps", "steps", "gets more time"),
-            ("key=losses.__getitem__)", "key=losses.__getitem__, reverse=True)", "Which half"),
+            ("key=losses.get)", "key=losses.get, reverse=True)", "Which half"),
         ],
     )
     assert "cause: asleep" in said
