@@ -217,6 +217,8 @@ class TorchCheckpoint(Checkpoint):
         """The object itself."""
         if isinstance(one, nn.Module):
             self._restore_model(unwrapped(one), state)
+        elif isinstance(one, Optimizer):
+            one.load_state_dict(_sharded_as(one, state))
         elif not isinstance(one, DataLoader) or (isinstance(one, PreparedLoader) and state):
             one.load_state_dict(state)
         elif state and (sampler := resumable_sampler(one)):
@@ -502,6 +504,22 @@ def _alike(one: Any, name: str) -> set[str] | None:
     if isinstance(one, nn.Module):
         return {f"{name}.{part}" for part, _ in unwrapped(one).named_parameters(remove_duplicate=False)}
     return None if isinstance(one, Optimizer) and not isinstance(one, LocalOptimizer) else set()
+
+
+def _sharded_as(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+    """``state`` with its whole tensors sharded as their parameters are: those of a training that had them whole."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for number, own in state.get("state", {}).items():
+        parameter = parameters[number] if isinstance(number, int) and number < len(parameters) else None
+        if parameter is None or not is_sharded(parameter) or not isinstance(own, dict):
+            continue
+        from torch.distributed.tensor import distribute_tensor  # sharded tensors take a second to import
+
+        placed: Any = parameter
+        for key, one in own.items():
+            if isinstance(one, Tensor) and not is_sharded(one) and one.dim() and one.shape == parameter.shape:
+                own[key] = distribute_tensor(one, placed.device_mesh, placed.placements, src_data_rank=None)
+    return state
 
 
 def _like(one: Any, name: str, kept: InShards) -> Tensor | None:
