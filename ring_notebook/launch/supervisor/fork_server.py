@@ -3,8 +3,13 @@
 The server imports modules and waits at a socket, which supervisors find in RING_FORK_SERVER. A rank that they ask for
 becomes the program that it is to be, as if a fresh interpreter ran it: with its own arguments, environment, folder,
 limits and descriptors, and the same exit. What an interpreter and its libraries read when they start has to be equal in
-server and rank; otherwise the server refuses the rank, and it is started as usual. Two things all ranks have from the
-server: the seed of `hash`, and the addresses of libraries.
+server and rank; otherwise the server refuses the rank, and it is started as usual. The number of threads may differ
+where torch is loaded, which takes another one. Two things all ranks have from the server: the seed of `hash`, and the
+addresses of libraries.
+
+What a rank may not need at once can wait: the server imports that when nobody asks for ranks, in a thread, so that it
+tells of ranks that end meanwhile. Ranks that are forked before import it themselves; where a host has more of them than
+cores, that would take longer, so they wait for the server.
 """
 
 from __future__ import annotations
@@ -30,6 +35,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
+from threading import Thread
 from types import CodeType, ModuleType, TracebackType
 from typing import Any, cast
 
@@ -44,20 +50,35 @@ from ring_notebook.launch.supervisor.forked_rank import (
     socket_address,
 )
 from ring_notebook.launch.supervisor.parent_death import bind_to_parent, wrap
+from ring_notebook.machine.hardware import cores
 from ring_notebook.machine.os_calls import pidfd_open
 from ring_notebook.machine.own_python import module_command
+from ring_notebook.rank.rank_threads import OMP
 
 _ROOM = 16 << 10
 """Bytes that a server keeps free in its command line and environment, which `ps` and others read there."""
 _LONGEST = 1 << 20
 _LOOK = 0.01  # seconds after which ranks are looked at where the system does not tell that they have ended
+_QUIET = 10.0  # seconds after a fork, in which its job may ask for more, and ranks import what they need
+_LATER = "+"
+_SET_OPENBLAS = tuple(
+    f"{prefix}openblas_set_num_threads{suffix}" for prefix in ("scipy_", "") for suffix in ("64_", "")
+)
 
 
-def start_server(address: str, modules: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """Start a server that imports ``modules`` and ends with this process. Supervisors find it by `ADDRESS`.
+def later(module: str) -> str:
+    """The name of a module that can wait, among the ``modules`` of `start_server`."""
+    return f"{_LATER}{module}"
+
+
+def start_server(
+    address: str, modules: Sequence[str], environment: Mapping[str, str], apart: bool = False
+) -> subprocess.Popen[bytes]:
+    """Start a server that imports ``modules`` and ends with this thread. Supervisors find it by `ADDRESS`.
 
     Jobs may be started at once: their ranks wait until it is ready. Modules that are not installed are left out; when
-    one raises anything else, the server ends and ranks are started as usual.
+    one raises anything else, the server ends and ranks are started as usual. One that is ``apart`` gets no signal that
+    is for this process and its group, and prints nothing.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         before = os.umask(0o077)
@@ -69,18 +90,23 @@ def start_server(address: str, modules: Sequence[str], environment: Mapping[str,
             wrap(command),
             env={**environment, "RING_FORK_SERVER_ROOM": " " * _ROOM},
             stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL if apart else None,
+            stderr=subprocess.DEVNULL if apart else None,
             pass_fds=[listener.fileno()],
+            start_new_session=apart,
         )
 
 
 def main() -> None:
     """Entry point: serve. In a rank it returns with the program to run in place of this one."""
     listener, *modules = (argument for argument in sys.argv[1:] if argument.strip())
-    server = _Server(socket.socket(fileno=int(listener)))
+    gc.disable()  # until a rank begins; a fifth of an import's time
+    can_wait = [name.removeprefix(_LATER) for name in modules if name.startswith(_LATER)]
+    server = _Server(socket.socket(fileno=int(listener)), can_wait)
     for name in modules:
-        with contextlib.suppress(ModuleNotFoundError):
-            importlib.import_module(name)
-    gc.collect()
+        if not name.startswith(_LATER):
+            with contextlib.suppress(ModuleNotFoundError):
+                importlib.import_module(name)
     gc.freeze()  # a collection in a rank leaves the pages alone that it shares with the server
     program = server.serve()
     _strip_tracebacks()
@@ -98,8 +124,12 @@ class _Rank:
 class _Server:
     """The loop. It reaps a rank only when its supervisor knows how it ended."""
 
-    def __init__(self, listener: socket.socket) -> None:
+    def __init__(self, listener: socket.socket, can_wait: Sequence[str] = ()) -> None:
         self._fixed = fixed(os.environ)
+        self._can_wait = can_wait  # modules that have not been imported
+        self._quiet_at = 0.0
+        self._importer: Thread | None = None
+        self._ending = False
         self._listener = listener
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
@@ -108,9 +138,12 @@ class _Server:
 
     def serve(self) -> Callable[[], None]:
         """Fork ranks for as long as this process lives. Returns in each of them."""
+        signal.signal(signal.SIGTERM, lambda *_: self._end())
         while self._program is None:
             unwatched = [rank for rank in self._ranks.values() if rank.pidfd < 0 and not rank.ended]
-            for key, _ in self._selector.select(_LOOK if unwatched else None):
+            quiet_in = max(0.0, self._quiet_at - time.monotonic()) if self._can_wait else None
+            events = self._selector.select(_LOOK if unwatched else quiet_in)
+            for key, _ in events:
                 key.data()
                 if self._program is not None:
                     break
@@ -118,7 +151,37 @@ class _Server:
                 for rank in unwatched:
                     if os.waitid(os.P_PID, rank.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG):
                         self._report_end(rank)
+            if self._can_wait and not events and time.monotonic() >= self._quiet_at:
+                self._begin_imports()
         return self._program
+
+    def _begin_imports(self) -> None:
+        """Import in a thread what could wait."""
+        names, self._can_wait = self._can_wait, ()
+
+        def run() -> None:
+            for name in names:
+                with contextlib.suppress(Exception):  # a rank that needs it raises that again
+                    importlib.import_module(name)
+
+        self._importer = Thread(target=run, daemon=True)
+        self._importer.start()
+
+    def _end_imports(self, ranks: int) -> None:
+        """Return when no thread imports, before a host with so many ``ranks`` gets one: only this thread may fork."""
+        if self._can_wait and ranks > cores():
+            self._begin_imports()
+        if self._importer is not None:
+            self._importer.join()
+            self._importer = None
+            gc.freeze()
+        self._quiet_at = time.monotonic() + _QUIET
+
+    def _end(self) -> None:
+        """The process that has started this one has died. Supervisors may be ending ranks now, which are its forks."""
+        self._ending = True
+        if not self._ranks:
+            os._exit(0)
 
     def _accept(self) -> None:
         connection, _ = self._listener.accept()
@@ -127,13 +190,14 @@ class _Server:
             prove_same_user(connection)
             data, received, *_ = socket.recv_fds(connection, _LONGEST, 253)
             request: Request = pickle.loads(data)
-            if request.fixed != self._fixed:
+            if not self._can_be(request):
                 raise PermissionError("another environment")
         except (OSError, EOFError, pickle.UnpicklingError):
             connection.close()
             for fd in received:
                 os.close(fd)
             return
+        self._end_imports(int(request.environment.get("LOCAL_WORLD_SIZE") or 1))
         server, pid = os.getpid(), os.fork()
         if pid == 0:
             self._become_rank(server, request, received, connection)
@@ -147,6 +211,13 @@ class _Server:
         self._selector.register(connection, selectors.EVENT_READ, lambda: self._forget(rank))
         with contextlib.suppress(OSError):
             connection.send(NUMBER.pack(pid))
+
+    def _can_be(self, request: Request) -> bool:
+        """Whether a fork of this process can become what is asked for."""
+        ours, theirs = self._fixed, request.fixed
+        if "torch" in sys.modules:
+            ours, theirs = ({**one, OMP: ""} for one in (ours, theirs))
+        return ours == theirs
 
     def _report_end(self, rank: _Rank) -> None:
         if rank.ended:  # its supervisor has gone at the same moment
@@ -172,6 +243,8 @@ class _Server:
             os.kill(rank.pid, signal.SIGKILL)
         os.waitpid(rank.pid, 0)
         del self._ranks[rank.pid]
+        if self._ending and not self._ranks:
+            os._exit(0)
 
     def _become_rank(self, server: int, request: Request, received: list[int], connection: socket.socket) -> None:
         bind_to_parent(server, signal.SIGKILL)
@@ -203,6 +276,8 @@ def _make_program(request: Request) -> Callable[[], None]:
     os.umask(request.umask)
     os.chdir(request.folder)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    threads_before = os.environ.get(OMP)
     os.environ.clear()
     os.environ.update(request.environment)
     _show(request.program, request.environment)
@@ -212,8 +287,24 @@ def _make_program(request: Request) -> Callable[[], None]:
     _reopen_streams(bool(os.environ.get(UNBUFFERED)))
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()
+    if (threads := os.environ.get(OMP, "")) != threads_before and threads.isdigit():
+        _compute_with(int(threads))
+    gc.enable()
     sys.orig_argv[:] = request.program
     return _read_program(request.program[1:])
+
+
+def _compute_with(threads: int) -> None:
+    """Have libraries that have read OMP_NUM_THREADS already compute with so many threads: torch, OpenBLAS of numpy."""
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(threads)
+    mapped = (line.split(maxsplit=5)[-1].strip() for line in Path("/proc/self/maps").read_text().splitlines())
+    for path in {path for path in mapped if "openblas" in Path(path).name}:
+        library = ctypes.CDLL(path)
+        for name in _SET_OPENBLAS:
+            if (set_threads := getattr(library, name, None)) is not None:
+                set_threads(threads)
+                break
 
 
 def _read_program(arguments: list[str]) -> Callable[[], None]:

@@ -176,6 +176,12 @@ def socket_address(address: str) -> str:
     return f"\0{address[1:]}" if address.startswith("@") else address
 
 
+def answers(address: str) -> bool:
+    """Whether a server listens at ``address``, though it may still import."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+        return connection.connect_ex(socket_address(address)) == 0
+
+
 def prove_same_user(connection: socket.socket) -> None:
     """Raise PermissionError where another user is at the other end."""
     if peer_of(connection)[1:] != (os.getuid(), os.getgid()):

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from ring_notebook.analysis.verdict import RankFailure
 from ring_notebook.launch.supervisor.fork_server import start_server
-from ring_notebook.launch.supervisor.forked_rank import ADDRESS
+from ring_notebook.launch.supervisor.forked_rank import ADDRESS, answers
 from ring_notebook.launch.supervisor.outer_job import with_variables_of_job
 from ring_notebook.launch.supervisor.output_lines import Carrier, carry
 from ring_notebook.launch.supervisor.rank_failure import failure_of
@@ -33,7 +33,8 @@ from ring_notebook.rank.rank_variables import rank_variables
 
 SHARED_IMPORTS = "RING_SHARED_IMPORTS"
 """Environment of a job: the modules that one process of each host imports for all ranks there, which are its forks.
-Importing PyTorch costs a rank 2 s of processor time and 160 MB."""
+Importing PyTorch costs a rank 2 s of processor time and 160 MB. Before them may stand the address of a process that has
+imported them already."""
 
 _SECONDS_TO_REAP = 1.0
 
@@ -189,6 +190,11 @@ class LocalRanks(HostRanks):
         over several hosts, where it has not been tried either.
         """
         modules = self._assignment.environment.get(SHARED_IMPORTS, "").split()
+        if modules and modules[0].startswith("@"):
+            if answers(modules[0]):
+                os.environ[ADDRESS] = modules[0]
+                return None
+            del modules[0]
         if not modules or len(self.ranks) < max(2, self._assignment.size) or self._gpus or ADDRESS in os.environ:
             return None
         address = f"@ring-{secrets.token_hex(16)}"

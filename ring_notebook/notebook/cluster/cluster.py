@@ -25,6 +25,7 @@ from ring_notebook.launch.lent_places import LentPlaces, engine_at
 from ring_notebook.notebook.cluster import cluster_folders, snapshots
 from ring_notebook.notebook.cluster.death import Death
 from ring_notebook.notebook.cluster.default_size import choose_size
+from ring_notebook.notebook.cluster.engine_forks import EngineForks, take_forks
 from ring_notebook.notebook.cluster.engine_status import EngineStatus, engine_statuses
 from ring_notebook.notebook.cluster.heal import NOT_HERE, end, heal, meet, prepare_engines, remove
 from ring_notebook.notebook.cluster.lost_ranks import LostRanks
@@ -69,6 +70,7 @@ class Cluster:
             )
         self._on = on
         self._lent: LentPlaces | None = None
+        self._forks: EngineForks | None = None
         self._n = n or 0
         self._hosts: tuple[Host, ...] = ()
         self._why = ""
@@ -139,11 +141,12 @@ class Cluster:
         require_processes(self.n)
         require_descriptors(self.n)
         self.foreign = False
+        forks = self._fork_from()
         self.directory = cluster_folders.new_directory(self._keep)
         atexit.register(self._leave_or_stop)
         try:
             lent = self._lent.environment if self._lent else {}
-            self._processes = Processes.launch(self.directory, self.n, self._hosts, self._keep, lent)
+            self._processes = Processes.launch(self.directory, self.n, self._hosts, self._keep, lent, forks)
             client = self._processes.connect(_START_TIMEOUT)
             self._engines = self._engines_of(client, self._processes, self._processes.trouble_at_start)
             self._engines.wait_for(range(self.n), _START_TIMEOUT)
@@ -158,6 +161,19 @@ class Cluster:
             raise
         self.seconds_to_start = time.monotonic() - started
         return self
+
+    def _fork_from(self) -> EngineForks | None:
+        """The process that is to fork the engines; None where the supervisor finds its own way."""
+        if self._forks is not None and not self._forks.usable():
+            self._end_forks()
+        if self._forks is None and not (self._keep or self._on) and only_here(self._hosts):  # it ends with this kernel
+            self._forks = take_forks()
+        return self._forks
+
+    def _end_forks(self) -> None:
+        forks, self._forks = self._forks, None
+        if forks is not None:
+            forks.close()
 
     def _borrow(self, engine: str) -> None:
         """Have places for the ranks, as many as there are to be. Raises ClusterError where there are too few."""
@@ -214,12 +230,14 @@ class Cluster:
         A cluster of another notebook that still runs is left, not stopped.
         """
         self._end(leave=self.foreign)
+        self._end_forks()
 
     def _leave_or_stop(self) -> None:
         """Leave or stop the cluster, because this kernel exits, and not a process that it has forked."""
         if os.getpid() != self._kernel:
             return
         self._end(leave=self.foreign or self._keep)
+        self._end_forks()
 
     def _end(self, leave: bool) -> None:
         atexit.unregister(self._leave_or_stop)
@@ -243,7 +261,7 @@ class Cluster:
 
     def restart(self, n: int | None = None) -> Cluster:
         """Stop the cluster and start it again with ``n`` engines, by default as many. All variables are lost."""
-        self.stop()
+        self._end(leave=self.foreign)
         if n and self._on:
             self._n = n
         elif n:

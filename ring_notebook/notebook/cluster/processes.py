@@ -19,7 +19,6 @@ from ipyparallel.cluster.launcher import LocalControllerLauncher, MPIEngineSetLa
 from traitlets import Bool, Dict, List, Unicode, default
 from traitlets.config import Config
 
-from ring_notebook import frameworks
 from ring_notebook.config import config
 from ring_notebook.errors import ClusterError
 from ring_notebook.files.private_files import open_private
@@ -34,6 +33,7 @@ from ring_notebook.launch.supervisor.rank_failure import split_reports
 from ring_notebook.machine.os_calls import Wake, exit_descriptor, resource_limits, set_resource_limits
 from ring_notebook.machine.own_python import module_command
 from ring_notebook.notebook.cluster.death import Death, by_batch_system, explain, explain_failure, not_started, tail
+from ring_notebook.notebook.cluster.engine_forks import EngineForks, shared_imports
 from ring_notebook.notebook.cluster.lost_ranks import LostRanks
 from ring_notebook.notebook.record.run_files import read_json, read_text
 from ring_notebook.rank.rank_variables import MASTER
@@ -91,6 +91,7 @@ class EngineLauncher(_PrivateLog, MPIEngineSetLauncher):  # type: ignore[misc]
     hosts: Any = List([], config=True, help="(name, slots) of the hosts, empty for this one")
     requests = Unicode("", config=True, help="the pipe through which our supervisor starts engines again")
     lent: Any = Dict({}, config=True, help="variables with which a supervisor reaches places that were lent")
+    forks = Unicode("", config=True, help="the address of the process that forks them; empty for one of the supervisor")
 
     @property
     def program(self) -> list[str]:
@@ -107,17 +108,11 @@ class EngineLauncher(_PrivateLog, MPIEngineSetLauncher):  # type: ignore[misc]
 
     def get_env(self) -> dict[str, str]:
         hosts = [Host(*host) for host in self.hosts]
-        shared = {SHARED_IMPORTS: _shared_imports()}
+        shared = {SHARED_IMPORTS: " ".join(filter(None, (self.forks, *shared_imports())))}
         return {**super().get_env(), MASTER: master_of(hosts), **find_launcher().environment(), **shared, **self.lent}
 
     def get_output(self, remove: bool = False) -> str:
         return _kept_output(self)
-
-
-def _shared_imports() -> str:
-    """The modules of an engine and of the default framework, separated by spaces."""
-    framework = frameworks.default()
-    return " ".join(("ring_notebook.engine.engine_program", framework.face, *framework.first_imports))
 
 
 def _kept_output(launcher: Any) -> str:
@@ -133,8 +128,9 @@ class Processes:
     and sets ``death`` to the reason.
     """
 
-    def __init__(self, cluster: ipyparallel.Cluster, n: int, requests: Path) -> None:
+    def __init__(self, cluster: ipyparallel.Cluster, n: int, requests: Path, forks: EngineForks | None = None) -> None:
         self.death: Death | None = None
+        self._forks = forks
         self._requests = requests
         self.lost: LostRanks | None = None
         """The engines that have died, where the others live on and `request` can start them again; else None."""
@@ -160,10 +156,19 @@ class Processes:
             self.lost = LostRanks(Path(self._cluster.engine_set.output_file), requests.parent / "log")
 
     @classmethod
-    def launch(cls, directory: Path, n: int, hosts: Sequence[Host], keep: bool, lent: Mapping[str, str]) -> Processes:
+    def launch(
+        cls,
+        directory: Path,
+        n: int,
+        hosts: Sequence[Host],
+        keep: bool,
+        lent: Mapping[str, str],
+        forks: EngineForks | None = None,
+    ) -> Processes:
         """Start ``n`` engines, with ``lent`` variables; returns when they run, before they can be talked to.
 
-        Raises MPIMissingError, and ClusterError for more than this host can start, before it starts anything.
+        ``forks`` forks them, in place of a process of the supervisor, and is closed when they die. Raises
+        MPIMissingError, and ClusterError for more than this host can start, before it starts anything.
         """
         requests = directory / _REQUESTS
         # Where each rank acts as a host of its own, the others do not notice its death.
@@ -179,7 +184,9 @@ class Processes:
                 make_requests(requests)
             except OSError:  # a file system without named pipes: no engine is started again, and all end with one
                 launcher = find_launcher()
-        return cls(_cluster(directory, hosts, keep, pipe if launcher.starts_again else "", lent), n, requests)
+        pipe = pipe if launcher.starts_again else ""
+        address = forks.address if forks is not None else ""
+        return cls(_cluster(directory, hosts, keep, pipe, lent, address), n, requests, forks)
 
     @classmethod
     def attach(cls, directory: Path) -> Processes:
@@ -290,6 +297,8 @@ class Processes:
             for launcher in (self._cluster.controller, self._cluster.engine_set):
                 launcher.state = "after"
         if ended:
+            if self._forks is not None:
+                self._forks.close()
             lost, logs = self.lost, Path(self._cluster.profile_dir) / "log"
             last = lost.last() if lost and ended == "engines" else None
             self.death = by_batch_system(last or explain(ended, output, logs))
@@ -327,7 +336,7 @@ def _config() -> Config:
 
 
 def _cluster(
-    directory: Path, hosts: Sequence[Host], keep: bool, requests: str, lent: Mapping[str, str]
+    directory: Path, hosts: Sequence[Host], keep: bool, requests: str, lent: Mapping[str, str], forks: str
 ) -> ipyparallel.Cluster:
     remote = not only_here(hosts)
     settings = _config()
@@ -335,6 +344,7 @@ def _cluster(
     settings.EngineLauncher.hosts = [(host.name, host.slots) for host in hosts]
     settings.EngineLauncher.requests = requests
     settings.EngineLauncher.lent = dict(lent)
+    settings.EngineLauncher.forks = forks
     # A nanny relays interrupts to an engine of another host, a process for each. Our supervisor does that too.
     settings.EngineLauncher.engine_args = [*_ENGINE_ARGS, f"--IPEngine.enable_nanny={remote and not requests}"]
     cluster = ipyparallel.Cluster(

@@ -20,6 +20,7 @@ from harness.waiting import until
 from ring_notebook.config import config
 from ring_notebook.errors import ClusterError, MPIMissingError
 from ring_notebook.launch.supervisor.forked_rank import ADDRESS
+from ring_notebook.notebook.cluster import engine_forks
 from ring_notebook.notebook.cluster.cluster import Cluster
 from ring_notebook.notebook.engines import Engines
 
@@ -123,6 +124,31 @@ def test_engines_are_forks_of_one_process(new_processes: Callable[[], list[int]]
         assert_gone(pids)
         cluster.start()
         assert cluster.run("print(ring.rank())").wait().status == "ok"
+
+
+def test_that_process_is_there_before_a_cluster_and_after_a_restart(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, new_processes: Callable[[], list[int]]
+) -> None:
+    """Unless what it was started with has changed; it ends with the cluster."""
+
+    def parent(cluster: Cluster) -> int:
+        (found,) = {psutil.Process(engine.pid).ppid() for engine in cluster.status()}
+        return found
+
+    engine_forks.begin_ahead()
+    until(lambda: any("fork_server" in line for line in alive(new_processes())))
+    begun = next(int(line.split()[0]) for line in alive(new_processes()) if "fork_server" in line)
+    with Cluster(2) as cluster:
+        assert parent(cluster) == begun
+        before = cluster.status()
+        cluster.restart()
+        assert parent(cluster) == begun
+        assert not {engine.pid for engine in cluster.status()} & {engine.pid for engine in before}
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+        cluster.restart()
+        assert parent(cluster) != begun
+        assert_gone([begun])
+    assert_gone(new_processes())
 
 
 def test_engines_start_where_that_process_cannot(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -9,13 +9,15 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
 from harness.waiting import SLEEPS, until
-from ring_notebook.launch.supervisor.fork_server import start_server
+from ring_notebook.launch.supervisor.fork_server import later, start_server
 from ring_notebook.launch.supervisor.forked_rank import ADDRESS, ForkedRank
 from ring_notebook.launch.supervisor.start_and_signal import start_rank
 from ring_notebook.rank.preload import preloaded
@@ -101,6 +103,52 @@ def test_hosts_do_not_give_each_other_up_while_a_server_imports(
         process.kill()
         process.wait()
     assert (done.returncode, done.stdout, done.stderr) == (0, "True\nTrue\n", "")
+
+
+def test_what_can_wait_is_imported_when_nobody_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks that come before do without, unless there are more than cores; those that come meanwhile wait for it."""
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    go, begun = tmp_path / "go", tmp_path / "begun"
+    wait = "import os, time\nwhile not os.path.exists({!r}): time.sleep(0.01)\n"
+    (tmp_path / "at_once.py").write_text(wait.format(str(go)))
+    (tmp_path / "can_wait.py").write_text(f"open({str(begun)!r}, 'w')\ntime = __import__('time'); time.sleep(0.5)\n")
+    monkeypatch.setenv(ADDRESS, str(tmp_path / "socket"))
+    look = "import sys; print(*(name for name in ('at_once', 'can_wait') if name in sys.modules))"
+
+    def loaded(*expected: str, **variables: str) -> None:
+        kind, code, output, errors = run("-c", look, **variables)
+        assert (kind, code, output.split(), errors) == (ForkedRank, 0, list(expected), "")
+
+    for ranks, early in (("1", ["at_once"]), ("10000", ["at_once", "can_wait"])):
+        go.unlink(missing_ok=True)
+        (tmp_path / "socket").unlink(missing_ok=True)
+        with start_server(str(tmp_path / "socket"), ["at_once", later("can_wait")], os.environ) as server:
+            opens = Thread(target=lambda: (time.sleep(0.5), go.touch()))  # the rank has asked by then
+            opens.start()
+            loaded(*early, LOCAL_WORLD_SIZE=ranks)
+            opens.join()
+            assert begun.exists() == (len(early) == 2)
+            server.kill()
+    begun.unlink()
+    (tmp_path / "socket").unlink()
+    with start_server(str(tmp_path / "socket"), ["at_once", later("can_wait")], os.environ) as server:
+        until(begun.exists)
+        loaded("at_once", "can_wait", LOCAL_WORLD_SIZE="1")
+        server.kill()
+
+
+def test_a_server_that_is_to_end_waits_for_its_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process that has started it dies, and a supervisor ends the ranks in its own way."""
+    monkeypatch.setenv(ADDRESS, str(tmp_path / "socket"))
+    with start_server(str(tmp_path / "socket"), [], os.environ) as server:
+        with start_rank([sys.executable, "-c", SLEEPS], os.environ, subprocess.DEVNULL, []) as rank:
+            assert isinstance(rank, ForkedRank)
+            server.terminate()
+            with pytest.raises(subprocess.TimeoutExpired):
+                server.wait(0.3)
+            os.kill(rank.pid, signal.SIGTERM)
+            assert rank.wait(30) == -signal.SIGTERM
+        assert server.wait(30) == 0
 
 
 @pytest.mark.parametrize("unbuffered", [{}, {"PYTHONUNBUFFERED": "1"}], ids=["", "unbuffered"])
