@@ -39,7 +39,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--pause", type=float, default=0.0)
-    parser.add_argument("--python", action="append")
+    parser.add_argument("--python", action="append", type=os.path.abspath)
     given = parser.parse_args()
     found: dict[str, dict[str, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
     ends: dict[str, str] = {}
@@ -47,9 +47,8 @@ def main() -> None:
         for python in given.python or [sys.executable]:
             ends[python] = one_kernel(python, given.ranks, given.pause, found[python])
     for python, rows in found.items():
-        print(
-            f"{python}: {given.ranks} ranks, medians of {given.rounds}, {given.pause:g} s after %load_ext; {ends[python]}"
-        )
+        given_time = f"{given.ranks} ranks, medians of {given.rounds}, {given.pause:g} s after %load_ext"
+        print(f"{python}: {given_time}; {ends[python]}")
         print("\n| | s | s of processors |\n|---|---|---|")
         for what, times in rows.items():
             print("| {} | {:.2f} | {:.2f} |".format(what, *map(statistics.median, zip(*times, strict=True))))
@@ -61,7 +60,6 @@ def one_kernel(python: str, ranks: int, pause: float, rows: dict[str, list[tuple
     with tempfile.TemporaryDirectory() as folder:
         environment = {**os.environ, "RING_RUNS_DIR": f"{folder}/runs", "PYTHONSAFEPATH": "1"}
         command = [python, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
-        vars(manager)["_kernel_cmd"] = command
         manager.kernel_spec.argv[:] = command
         manager.start_kernel(env=environment, cwd=folder)
         client = manager.client()
