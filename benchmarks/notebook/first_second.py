@@ -71,7 +71,7 @@ def one_kernel(python: str, ranks: int, pause: float, rows: dict[str, list[tuple
             for what, source in CELLS.items():
                 before, started = spent(kernel), time.perf_counter()
                 answer = client.execute_interactive(source.format(ranks=ranks), timeout=120, output_hook=lambda _: None)
-                assert answer["content"]["status"] == "ok", answer["content"]
+                assert answer["content"]["status"] == "ok", answer["content"]["evalue"]
                 rows[what].append((time.perf_counter() - started, spent(kernel) - before))
                 if what == "first cell":
                     rows["empty kernel to first cell"].append(

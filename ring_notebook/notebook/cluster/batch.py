@@ -27,7 +27,7 @@ from ring_notebook.machine.own_python import module_command
 from ring_notebook.machine.process_life import began, is_alive
 from ring_notebook.notebook.cluster import cluster_folders
 from ring_notebook.notebook.cluster.cluster import Cluster
-from ring_notebook.notebook.record.run_files import read_json, read_text, write_json
+from ring_notebook.notebook.record.run_files import notebook, read_json, read_text, write_json
 from ring_notebook.notebook.style import duration
 from ring_notebook.text.words import plural
 
@@ -127,7 +127,7 @@ class BatchJob:
                         job.forget()
                     continue
                 job.number = read_text(folder / "job")
-                if job.number and about["notebook"] in ("", cluster_folders.notebook()):
+                if job.number and about["notebook"] in ("", notebook()):
                     found.append((float(about["submitted"]), job))
         for _, job in sorted(found, key=lambda one: -one[0]):
             state = job.state()
@@ -139,7 +139,7 @@ class BatchJob:
     def describe(self) -> None:
         """Write down what another kernel needs to follow this job; it is this kernel's from now on."""
         kernel = {"kernel": os.getpid(), "began": began(os.getpid()), "host": gethostname()}
-        kernel["notebook"] = cluster_folders.notebook()
+        kernel["notebook"] = notebook()
         submitted = read_json(self.folder / _ABOUT).get("submitted", time.time())
         own = {"request": asdict(self.request), "keep": self.keep, "times": self.times, "busy": self.busy}
         own["cluster"] = self.cluster

@@ -23,7 +23,7 @@ from ring_notebook.config import config
 from ring_notebook.errors import ClusterError
 from ring_notebook.files.private_files import changed_by_others, is_own, make_private_folder, owner_of, temporary_folder
 from ring_notebook.machine.process_life import began, is_alive
-from ring_notebook.notebook.record.run_files import read_json, write_json
+from ring_notebook.notebook.record.run_files import notebook, read_json, write_json
 from ring_notebook.notebook.run.takeover import journals_of
 from ring_notebook.text.words import plural
 
@@ -188,11 +188,6 @@ def _listed(what: str, found: list[tuple[Path, dict[str, Any]]]) -> str:
         whose = f"{about['notebook'] or 'a notebook'}, {'which is open' if has_kernel(about) else 'kept'}"
         lines.append(f"  {_id(directory)}  {plural(about['n'], 'engine')}, started at {began_at} by {whose}")
     return "\n".join(lines)
-
-
-def notebook() -> str:
-    """The notebook of this kernel, as Jupyter's server tells it; empty where nothing does."""
-    return os.environ.get("JPY_SESSION_NAME", "")
 
 
 def running() -> Iterator[Path]:

@@ -126,7 +126,7 @@ class Panel:
             close_widgets.close(panel._box)
         self._draw_text(self._log.view())
         # For pages without the widget: a notebook that was saved during the run. Pages with it show no picture.
-        picture = report.last_state(self._log, self._plot)
+        picture = report.last_state(self._log, self._plot, self._apart)
         bundle = {**self._box._repr_mimebundle_(), **_NOTHING}
         if places is None:
             self._picture, self._place = (display(one, raw=True, display_id=True) for one in (picture, bundle))
@@ -170,7 +170,7 @@ class Panel:
         begun = monotonic()
         if begun < self._picture_due or get_ipython() is None or not hasattr(get_ipython(), "kernel"):
             return
-        self._picture.update(report.last_state(self._log, self._plot), raw=True)
+        self._picture.update(report.last_state(self._log, self._plot, self._apart), raw=True)
         self._picture_due = monotonic() + max(PICTURE_PERIOD, 100 * (monotonic() - begun))
 
     def _draw_text(self, view: RunView) -> None:

@@ -8,6 +8,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from html import escape
+from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from IPython.display import HTML
@@ -18,6 +20,7 @@ from ring_notebook.notebook.panel.charts import svg_chart
 from ring_notebook.notebook.panel.charts.chart import Chart, charts, compared, grouped
 from ring_notebook.notebook.panel.charts.metric_names import Section, expanded, missing, titles
 from ring_notebook.notebook.record.choices import Look
+from ring_notebook.notebook.record.run_files import notebook
 from ring_notebook.notebook.record.run_record import RunRecord
 from ring_notebook.notebook.record.run_view import Printed, RunView
 from ring_notebook.notebook.style import CSS, shown
@@ -58,10 +61,11 @@ def under_way(log: RunRecord) -> dict[str, str]:
     return {"text/html": f"<div>{escape(text)}</div>", "text/plain": text}
 
 
-def last_state(log: RunRecord, plot: Sequence[str] = ()) -> dict[str, str]:
+def last_state(log: RunRecord, plot: Sequence[str] = (), waiting: bool = False) -> dict[str, str]:
     """The run in progress as a picture and as text, for a page without the panel; on others they are hidden.
 
-    Before the first step they say what the ranks do.
+    Before the first step they say what the ranks do. A cell is ``waiting`` for the run: Jupyter then connects a page
+    that is opened meanwhile to no widget.
     """
     view = log.view()
     doing = () if view.names else waits.beginning(view, log.source, log.first_line)
@@ -69,6 +73,12 @@ def last_state(log: RunRecord, plot: Sequence[str] = ()) -> dict[str, str]:
     shown = _charts(grouped(view, plot, log.look, MOST_CHARTS))
     table = rank_table.html(rank_table.table(view)) if view.names or view.died else ""
     notice = under_way(log)["text/plain"]
+    if waiting:
+        name = quote(Path(notebook()).name or "NOTEBOOK")
+        notice = (
+            f"{notice}. A page that was opened since then gets only this picture until the cell ends: to stop the run, "
+            f"interrupt the kernel (■); to see and steer it, `%ring attach {name}` in another notebook"
+        )
     page = (
         f"{CSS}{_LAST.replace('RUN', run_class(log))}{svg_chart.CSS * bool(shown)}"
         f"<div class='ring-last {run_class(log)}'>{headline.html(content)}"

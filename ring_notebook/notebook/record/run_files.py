@@ -26,6 +26,11 @@ _WRITE_AT = 1 << 20  # bytes, so that a backlog is not held twice
 _SUMMARY_BYTES, _SUMMARY_BYTES_PER_RANK = 16_384, 512
 
 
+def notebook() -> str:
+    """The notebook of this kernel, as Jupyter's server tells it; empty where nothing does."""
+    return os.environ.get("JPY_SESSION_NAME", "")
+
+
 class RunFiles:
     """Appends to the files of one run. One thread writes.
 

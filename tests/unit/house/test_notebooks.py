@@ -13,6 +13,7 @@ from workshop.claims import claims, claims_of, code_of, failing
 
 NOTEBOOKS = Path(__file__).parents[3] / "notebooks"
 INDEX = "00_index"
+REPOSITORY = "ring-notebook/ring-notebook"
 PLACES = (
     "https://colab.research.google.com/github/{repository}/blob/main/notebooks/{name}.ipynb",
     "https://kaggle.com/kernels/welcome?src=https://github.com/{repository}/blob/main/notebooks/{name}.ipynb",
@@ -22,9 +23,9 @@ INSTALL = """\
 import importlib.util
 
 if importlib.util.find_spec("ring_notebook") is None:  # on Colab and Kaggle
-    %pip install -q "ring-notebook[demo]"
+    %pip install -q "ring-notebook[demo] @ git+https://github.com/{repository}"
 %load_ext ring_notebook
-"""
+""".replace("{repository}", REPOSITORY)
 NAMES = sorted(path.stem for path in NOTEBOOKS.glob("*.ipynb"))
 
 
@@ -36,7 +37,7 @@ def cells(name: str) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("name", NAMES)
 def test_it_opens_elsewhere(name: str) -> None:
     title = cells(name)[0]["source"]
-    links = [place.format(repository="ring-notebook/ring-notebook", name=name) for place in PLACES]
+    links = [place.format(repository=REPOSITORY, name=name) for place in PLACES]
     assert [link for link in links if f"({link})" not in title] == []
 
 

@@ -198,7 +198,9 @@ def test_what_is_printed_after_a_display_stands_below_it(tmp_path: Path) -> None
     assert following == ["[0-1]", "<Figure>", "[0-1] 7\n[1] last", "[0]", "own"]
 
 
-def test_the_last_state_is_a_picture_that_says_what_to_do_and_text_that_says_how_far_it_is(tmp_path: Path) -> None:
+def test_the_last_state_is_a_picture_that_says_what_to_do_and_text_that_says_how_far_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     log = RunLog(tmp_path / "r1", "r1", "digits", 2, "", {}, {})
     rows = array("d", (value for step in range(9) for value in (log.started + step, step, 1 / (step + 1))))
     log.put(encode([MetricBatch("r1", rank, ("loss",), rows) for rank in (0, 1)]))
@@ -217,6 +219,10 @@ def test_the_last_state_is_a_picture_that_says_what_to_do_and_text_that_says_how
     assert "loss" in header
     assert "lost" not in state["text/plain"]
     assert [row.split()[header.split().index("step")] for row in rows_of_ranks] == ["8", "8"]
+    monkeypatch.setenv("JPY_SESSION_NAME", "/home/me/my first.ipynb")
+    waiting = report.last_state(log, waiting=True)["text/plain"]
+    assert "interrupt the kernel" in waiting
+    assert "`%ring attach 'my first.ipynb'` in another notebook" in waiting
     log.finish("ok")
 
 
