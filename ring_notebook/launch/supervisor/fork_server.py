@@ -8,8 +8,8 @@ where torch is loaded, which takes another one. Two things all ranks have from t
 addresses of libraries.
 
 What a rank may not need at once can wait: the server imports that when nobody asks for ranks, in a thread, so that it
-tells of ranks that end meanwhile. Ranks that are forked before import it themselves; where a host has more of them than
-cores, that would take longer, so they wait for the server.
+tells of ranks that end meanwhile. Ranks that are forked before import it themselves, each on a core of its own; on a
+host that is busy, or has fewer cores, that would take longer, so they wait for the server.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ class _Server:
 
     def _end_imports(self, ranks: int) -> None:
         """Return when no thread imports, before a host with so many ``ranks`` gets one: only this thread may fork."""
-        if self._can_wait and ranks > cores():
+        if self._can_wait and (ranks > cores() or os.getloadavg()[0] > (os.cpu_count() or 1)):
             self._begin_imports()
         if self._importer is not None:
             self._importer.join()

@@ -52,11 +52,22 @@ def mime_bundle(log: RunRecord, plot: Sequence[str] = (), displays: bool = False
     return {"text/html": page, "text/plain": text}
 
 
-def under_way(log: RunRecord) -> dict[str, str]:
-    """The text in place of a live panel that cannot be drawn, as ``text/html`` and ``text/plain``."""
+def under_way(log: RunRecord, waiting: bool = False) -> dict[str, str]:
+    """The text in place of a live panel that cannot be drawn, as ``text/html`` and ``text/plain``.
+
+    A cell is ``waiting`` for the run: Jupyter then connects a page that is opened meanwhile to no widget.
+    """
+    here = "shows it, here or in another notebook"
+    if waiting:
+        name = quote(Path(notebook()).name or "NOTEBOOK")
+        here = (
+            "shows it here after a restart of the kernel. While the cell waits for the run, a page that was opened "
+            f"meanwhile gets only this picture: interrupt the kernel (■) to stop the run; `%ring attach {name}` in "
+            "another notebook shows and steers it"
+        )
     text = (
         f"Run {log.title} on {plural(log.size, 'rank')} was in progress when this page last heard of it. "
-        f"%ring attach shows it, here or in another notebook; its records are in {log.directory}"
+        f"%ring attach {here}; its records are in {log.directory}"
     )
     return {"text/html": f"<div>{escape(text)}</div>", "text/plain": text}
 
@@ -64,21 +75,14 @@ def under_way(log: RunRecord) -> dict[str, str]:
 def last_state(log: RunRecord, plot: Sequence[str] = (), waiting: bool = False) -> dict[str, str]:
     """The run in progress as a picture and as text, for a page without the panel; on others they are hidden.
 
-    Before the first step they say what the ranks do. A cell is ``waiting`` for the run: Jupyter then connects a page
-    that is opened meanwhile to no widget.
+    Before the first step they say what the ranks do. ``waiting`` is as for `under_way`.
     """
     view = log.view()
     doing = () if view.names else waits.beginning(view, log.source, log.first_line)
     content = replace(headline.headline(log, view), status="last state seen", left=None)
     shown = _charts(grouped(view, plot, log.look, MOST_CHARTS))
     table = rank_table.html(rank_table.table(view)) if view.names or view.died else ""
-    notice = under_way(log)["text/plain"]
-    if waiting:
-        name = quote(Path(notebook()).name or "NOTEBOOK")
-        notice = (
-            f"{notice}. A page that was opened since then gets only this picture until the cell ends: to stop the run, "
-            f"interrupt the kernel (■); to see and steer it, `%ring attach {name}` in another notebook"
-        )
+    notice = under_way(log, waiting)["text/plain"]
     page = (
         f"{CSS}{_LAST.replace('RUN', run_class(log))}{svg_chart.CSS * bool(shown)}"
         f"<div class='ring-last {run_class(log)}'>{headline.html(content)}"

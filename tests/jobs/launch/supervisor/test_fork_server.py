@@ -9,10 +9,8 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from threading import Thread
 
 import pytest
 
@@ -105,36 +103,45 @@ def test_hosts_do_not_give_each_other_up_while_a_server_imports(
     assert (done.returncode, done.stdout, done.stderr) == (0, "True\nTrue\n", "")
 
 
-def test_what_can_wait_is_imported_when_nobody_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranks that come before do without, unless there are more than cores; those that come meanwhile wait for it."""
+AT_ONCE = """
+import os, time
+while not os.path.exists("go"):
+    time.sleep(0.01)
+os.getloadavg = lambda: (float(open("load").read()), 0.0, 0.0)
+"""
+CAN_WAIT = "open('begun', 'w').close()\n__import__('time').sleep(0.5)\n"
+
+
+@pytest.mark.parametrize(
+    ("ranks", "load", "asks_first", "waits"),
+    [(1, 0, True, False), (10_000, 0, True, True), (1, 1e6, True, True), (1, 0, False, True)],
+    ids=["a core each", "fewer cores", "a busy host", "asks later"],
+)
+def test_what_can_wait_is_imported_when_nobody_asks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int, load: float, asks_first: bool, waits: bool
+) -> None:
+    """Ranks that ask before it has begun do without, each on a core of its own."""
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
-    go, begun = tmp_path / "go", tmp_path / "begun"
-    wait = "import os, time\nwhile not os.path.exists({!r}): time.sleep(0.01)\n"
-    (tmp_path / "at_once.py").write_text(wait.format(str(go)))
-    (tmp_path / "can_wait.py").write_text(f"open({str(begun)!r}, 'w')\ntime = __import__('time'); time.sleep(0.5)\n")
     monkeypatch.setenv(ADDRESS, str(tmp_path / "socket"))
-    look = "import sys; print(*(name for name in ('at_once', 'can_wait') if name in sys.modules))"
-
-    def loaded(*expected: str, **variables: str) -> None:
-        kind, code, output, errors = run("-c", look, **variables)
-        assert (kind, code, output.split(), errors) == (ForkedRank, 0, list(expected), "")
-
-    for ranks, early in (("1", ["at_once"]), ("10000", ["at_once", "can_wait"])):
-        go.unlink(missing_ok=True)
-        (tmp_path / "socket").unlink(missing_ok=True)
-        with start_server(str(tmp_path / "socket"), ["at_once", later("can_wait")], os.environ) as server:
-            opens = Thread(target=lambda: (time.sleep(0.5), go.touch()))  # the rank has asked by then
-            opens.start()
-            loaded(*early, LOCAL_WORLD_SIZE=ranks)
-            opens.join()
-            assert begun.exists() == (len(early) == 2)
-            server.kill()
-    begun.unlink()
-    (tmp_path / "socket").unlink()
+    (tmp_path / "at_once.py").write_text(AT_ONCE)
+    (tmp_path / "can_wait.py").write_text(CAN_WAIT)
+    (tmp_path / "load").write_text(str(load))
+    go, begun = tmp_path / "go", tmp_path / "begun"
+    program = [sys.executable, "-c", "import sys; print({'at_once', 'can_wait'} <= sys.modules.keys())"]
+    environment = {**os.environ, "LOCAL_WORLD_SIZE": str(ranks)}
     with start_server(str(tmp_path / "socket"), ["at_once", later("can_wait")], os.environ) as server:
-        until(begun.exists)
-        loaded("at_once", "can_wait", LOCAL_WORLD_SIZE="1")
-        server.kill()
+        try:
+            if not asks_first:
+                go.touch()
+                until(begun.exists)
+            # `waiting` is called when the rank has asked and got no answer.
+            with start_rank(program, environment, subprocess.DEVNULL, [], waiting=go.touch) as rank:
+                assert isinstance(rank, ForkedRank)
+                assert rank.stdout is not None
+                assert rank.stdout.read() == f"{waits}\n".encode()
+        finally:
+            server.kill()
 
 
 def test_a_server_that_is_to_end_waits_for_its_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
