@@ -202,7 +202,8 @@ def _words(line: str, token: str, session: Session) -> tuple[list[str], bool]:
     if magic.lstrip("%") not in MAGICS or not line.startswith("%") or not (words or line[-1].isspace()):
         return [], False
     begun = "" if line[-1].isspace() else words.pop()
-    command, given = MAGICS[magic.lstrip("%")].find(words)
+    of_magic = MAGICS[magic.lstrip("%")]
+    command, given = of_magic.find(of_magic.renamed(words)[0])
     found, own = command.complete(given, begun, session)
     # Of a word such as ``run@80`` the token is a part.
     return [word[len(begun) - len(token) :] for word in found if begun.endswith(token)], own
