@@ -45,12 +45,12 @@ class Memory:
         return self.weights + self.gradients + self.optimizer + self.activations
 
     def __str__(self) -> str:
-        unit, name = next((one for one in ((1e9, "GB"), (1e6, "MB")) if self.total >= one[0]), (1e3, "kB"))
+        (unit, name), (unit_there, name_there) = _unit(self.total), _unit(self.available)
         parts = [("weights", self.weights), ("gradients", self.gradients), ("optimizer", self.optimizer)]
         listed = ", ".join(f"{part} {_number(amount / unit)}" for part, amount in parts)
         about = f", activations about {_number(self.activations / unit)}" if self.activations else ""
-        available = self.available / unit
-        text = f"{_number(self.total / unit)} {name} of {_number(available)}: {listed}{about}"
+        available = _number(self.available / unit_there) + f" {name_there}" * (name_there != name)
+        text = f"{_number(self.total / unit)} {name} of {available}: {listed}{about}"
         if self.total <= self.available:
             return text
         return (
@@ -103,6 +103,10 @@ def memory(
     )
     note_params(memory=str(found))
     return found
+
+
+def _unit(amount: int) -> tuple[float, str]:
+    return next((one for one in ((1e9, "GB"), (1e6, "MB")) if amount >= one[0]), (1e3, "kB"))
 
 
 def _number(amount: float) -> str:

@@ -139,6 +139,8 @@ def test_its_text(hvd: ModuleType) -> None:
     assert str(tight).startswith(
         "6.2 MB of 2.0: weights 6.2, gradients 0.0, optimizer 0.0. It does not fit: take fewer"
     )
+    small = kind(weights=75_000, gradients=75_000, optimizer=150_000, activations=0, available=14_600_000_000)
+    assert str(small) == "300 kB of 15 GB: weights 75, gradients 75, optimizer 150"
     with pytest.raises(TypeError, match="memory"):
         hvd.memory("model")
     with pytest.raises(ValueError, match="strategy must be 'ddp' or 'fsdp', got 'zero'"):

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.forked_ranks import ForkServer
 from harness.waiting import SLEEPS, until
 from ring_notebook.launch.supervisor.fork_server import later, start_server
 from ring_notebook.launch.supervisor.forked_rank import ADDRESS, ForkedRank
@@ -198,6 +199,18 @@ def test_what_a_fork_cannot_be_is_started_as_usual(
 ) -> None:
     kind, code, *_ = run(*arguments, **variables)
     assert (kind, code) == (subprocess.Popen, 0)
+
+
+def test_libraries_compute_with_the_threads_of_the_rank(fork_server: ForkServer) -> None:
+    """Which they have read already, in the server."""
+    look = "import numpy, threadpoolctl, torch; print(torch.get_num_threads(), *(one['num_threads'] for one in "
+    with fork_server.used():
+        kind, code, output, errors = run(
+            "-c", f"{look}threadpoolctl.threadpool_info()))", OMP_NUM_THREADS="3", **preloaded()
+        )
+    assert (kind, code, errors) == (ForkedRank, 0, "")
+    assert len(output.split()) >= 3
+    assert {*output.split()} == {"3"}
 
 
 def test_without_a_server_ranks_start_as_usual(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
