@@ -166,8 +166,8 @@ class Cluster:
         """The process that is to fork the engines; None where the supervisor finds its own way."""
         if self._forks is not None and not self._forks.usable():
             self._end_forks()
-        if self._forks is None and not (self._keep or self._on) and only_here(self._hosts):  # it ends with this kernel
-            self._forks = take_forks()
+        if self._forks is None:  # it ends with this kernel
+            self._forks = take_forks(here=not (self._keep or self._on) and only_here(self._hosts))
         return self._forks
 
     def _end_forks(self) -> None:

@@ -94,16 +94,16 @@ def begin_ahead() -> None:
             _ahead = EngineForks(_under_batch_system)
 
 
-def take_forks() -> EngineForks | None:
-    """A process for a cluster of this host, which closes it: the one that was begun, or another. None with GPUs."""
+def take_forks(here: bool = True) -> EngineForks | None:
+    """A process for a cluster, which closes it: the one that was begun, or another. None with GPUs, or not ``here``."""
     global _ahead
     with _lock:
         begun, _ahead = _ahead, None
-    if begun is not None and begun.usable():
+    if begun is not None and here and begun.usable():
         return begun
     if begun is not None:
         begun.close()
-    return EngineForks() if _possible() else None
+    return EngineForks() if here and _possible() else None
 
 
 def _possible() -> bool:
