@@ -326,6 +326,11 @@ class Communicator:
         """Let later operations raise CollectiveTimeout after ``seconds``; 0 sets no limit."""
         self._timeout = seconds
 
+    @property
+    def hosts(self) -> int:
+        """The number of hosts that its ranks are on."""
+        return len(set(self._native.host_of))
+
     def mates(self) -> Communicator:
         """The communicator of the ranks of this group that share ring memory with it: on one host, the group itself.
 

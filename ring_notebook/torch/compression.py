@@ -1,15 +1,25 @@
-"""Compression of tensors for an allreduce, and of the differences of local steps."""
+"""Compression of tensors for an allreduce, of gradients between hosts, and of the differences of local steps."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
+from ring_notebook.api.arguments import check_integer
 from ring_notebook.api.compressors import CastCompression, Compressor, NoCompression
+from ring_notebook.core.native import core
 
-__all__ = ["Compression", "Compressor", "Int8Compression"]
+__all__ = [
+    "AutoCompression",
+    "Compression",
+    "Compressor",
+    "GradientCompression",
+    "Int8Compression",
+    "PowerSGDCompression",
+]
 
 
 def _float_size(tensor: Tensor) -> int:
@@ -20,59 +30,88 @@ def _cast(tensor: Tensor, dtype: Any) -> Tensor:
     return tensor.to(dtype)
 
 
-class Int8Compression:
-    """A byte for each element, and a float32 scale for each `BLOCK` of them: a quarter of the bytes of float32.
-
-    Sums of bytes overflow, so no allreduce can add them: only the differences of local steps are sent so, each rank
-    adding up what it gets and keeping what rounding has taken from it (error feedback, Seide et al. 2014).
-    """
-
-    BLOCK = 1024
-    """Elements that share a scale, the greatest of them divided by 127."""
-
-    def __repr__(self) -> str:
-        return "Compression.int8"
+class GradientCompression:
+    """Base of what no allreduce can add up in its own form, and what keeps an error until the next step."""
 
     def compress(self, tensor: Any) -> NoReturn:
         """Raises TypeError, always."""
         raise TypeError(
-            "Compression.int8 is for the differences of local steps, prepare(..., sync_every=50); gradients and other "
-            "tensors take Compression.fp16 or .bf16"
+            f"{self!r} is for gradients, DistributedOptimizer(..., compression={self!r}); other tensors take "
+            "Compression.fp16 or .bf16"
         )
 
     def decompress(self, tensor: Any, ctx: Any) -> NoReturn:
         """Raises TypeError, as `compress`."""
         self.compress(tensor)
 
-    def sizes(self, elements: int) -> tuple[int, int]:
-        """``elements`` filled up to whole blocks, and the bytes that `pack` makes of them."""
-        blocks = -(-elements // self.BLOCK)
-        return blocks * self.BLOCK, blocks * (self.BLOCK + 4)
 
-    def pack(self, values: Tensor) -> Tensor:
-        """Bytes of a float32 vector of whole blocks: its elements, rounded, then the scales.
+@dataclass(frozen=True, repr=False)
+class Int8Compression(GradientCompression):
+    """A byte for each element, and a float32 scale for 1024 of them: a quarter of the bytes of float32.
 
-        Rounding changes no element by more than half of its scale. A block with NaN or infinity becomes NaN.
+    Sums of bytes overflow, so no allreduce can add them: ranks add up in float32 what they get, and keep what rounding
+    has taken from what they send until they send again (error feedback, Seide et al. 2014).
+    """
+
+    def __repr__(self) -> str:
+        return "Compression.int8"
+
+    def size(self, elements: int) -> int:
+        """The bytes that `pack` makes of so many elements."""
+        return core.packed_size(elements)
+
+    def pack(self, values: Tensor, out: Tensor, before: Tensor | None = None, left: Tensor | None = None) -> None:
+        """Write the bytes of a float32 vector, plus those that were left ``before``, to ``out``, and to ``left`` what
+        rounding takes away.
+
+        That is at most half a scale, the greatest element of 1024 divided by 127. Where an element is not finite, all
+        of its 1024 become NaN, and as much as before is left of them. All tensors are contiguous, in CPU memory.
         """
-        blocks = values.view(-1, self.BLOCK)
-        scales = blocks.abs().amax(1) / 127
-        rounded = (blocks / scales.clamp_min(torch.finfo(torch.float32).tiny)[:, None]).round_().to(torch.int8)
-        return torch.cat([rounded.view(-1).view(torch.uint8), scales.view(torch.uint8)])
+        core.pack(out.data_ptr(), values.data_ptr(), _address(before), _address(left), values.numel())
 
-    def unpack(self, data: Tensor) -> Tensor:
-        """The float32 vector of such bytes."""
-        blocks = data.numel() // (self.BLOCK + 4)
-        scales = data[blocks * self.BLOCK :].clone().view(torch.float32)
-        return (data[: blocks * self.BLOCK].view(torch.int8).view(blocks, self.BLOCK) * scales[:, None]).view(-1)
+    def unpack(self, data: Tensor, out: Tensor, *, adds: bool = False) -> None:
+        """Write the values of such bytes to ``out``, a float32 vector, or add them to it."""
+        core.unpack(out.data_ptr(), data.data_ptr(), out.numel(), adds)
+
+
+def _address(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
+
+
+@dataclass(frozen=True, repr=False)
+class PowerSGDCompression(GradientCompression):
+    """Two thin matrices of ``rank`` columns for a matrix of gradients (Vogels et al. 2019), with error feedback."""
+
+    rank: int
+
+    def __repr__(self) -> str:
+        return f"Compression.powersgd({self.rank})"
+
+
+@dataclass(frozen=True, repr=False)
+class AutoCompression(GradientCompression):
+    """``none``, ``bf16`` or ``int8`` for each bucket, by what the link between hosts carries while backward goes on."""
+
+    def __repr__(self) -> str:
+        return "Compression.auto"
 
 
 class Compression:
-    """The compressors that come with the package: ``none``, ``fp16`` and, beyond Horovod, ``bf16`` and ``int8``.
+    """The compressors that come with the package: ``none``, ``fp16`` and, beyond Horovod, ``bf16`` and more.
 
-    ``int8`` is for the differences of local steps alone, see `LocalSteps`.
+    ``int8``, ``powersgd(rank)`` and ``auto`` are for gradients of a `DistributedOptimizer` whose ranks are on several
+    hosts; on one host they change nothing. ``int8`` is for the differences of local steps too, see `LocalSteps`.
     """
 
     none: Compressor = NoCompression()
     fp16: Compressor = CastCompression("fp16", torch.float16, _float_size, _cast)
     bf16: Compressor = CastCompression("bf16", torch.bfloat16, _float_size, _cast)
     int8: Compressor = Int8Compression()
+    auto: Compressor = AutoCompression()
+
+    @staticmethod
+    def powersgd(rank: int = 4) -> Compressor:
+        """PowerSGD of that rank, for matrices; other gradients travel as they are. Raises ValueError below 1."""
+        if check_integer(rank, "rank") < 1:
+            raise ValueError(f"Compression.powersgd: rank must be at least 1, got {rank}")
+        return PowerSGDCompression(rank)

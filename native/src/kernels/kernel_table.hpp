@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/adasum_impl.hpp"
+#include "kernels/bytes_impl.hpp"
 #include "kernels/kernels_impl.hpp"
 
 namespace {
@@ -23,6 +24,8 @@ constexpr void fill_row(ring::KernelTable& table) {
 constexpr ring::KernelTable make_table(const char* isa) {
     ring::KernelTable table{};
     table.isa = isa;
+    table.pack = pack;
+    table.unpack = unpack;
 #define RING_FILL_ROW(value, name, Element, ...) fill_row<Element, ring::DType::value>(table);
     RING_DTYPES(RING_FILL_ROW)
 #undef RING_FILL_ROW

@@ -16,8 +16,8 @@ def check_compression(value: Any) -> None:
     """Raise TypeError unless ``value`` has the methods compress and decompress."""
     if value is not Compression.none and not (hasattr(value, "compress") and hasattr(value, "decompress")):
         raise TypeError(
-            "compression must be Compression.none, .fp16 or .bf16, or a class of your own with compress and "
-            f"decompress, got {value!r}"
+            "compression must be Compression.none, .fp16 or .bf16, for gradients also .int8, .auto or .powersgd(4), "
+            f"or a class of your own with compress and decompress, got {value!r}"
         )
 
 

@@ -1,4 +1,7 @@
-"""One bucket: its gradients are reduced in place, in one operation; on a device small ones are packed first."""
+"""One bucket: its gradients are reduced in place, in one operation; on a device small ones are packed first.
+
+Those of a bucket with an averager take several operations, and are in place again when all have ended.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,8 @@ from ring_notebook.api.handles import Handle
 from ring_notebook.torch.collectives.allreduce import start
 from ring_notebook.torch.compression import Compression, Compressor
 from ring_notebook.torch.devices import kind_of
+from ring_notebook.torch.optimizer.averages import Average
+from ring_notebook.torch.optimizer.compressed_gradients import Averager
 from ring_notebook.torch.tensors import copy_each, in_memory_order, real_view
 
 
@@ -32,11 +37,15 @@ class Bucket:
         how: Reduction,
         compression: Compressor,
         sparse_as_dense: bool,
+        averager: Averager | None = None,
     ) -> None:
+        """``averager`` reduces the gradients; without it an allreduce of them as ``compression`` has them does."""
         self.name = name
         self.parameters = list(parameters)
         self._how, self._compression = how, compression
         self._sparse_as_dense = sparse_as_dense
+        self._averager = averager
+        self._average: Average | None = None
         self.turned_sparse = False  # on some rank: all ranks need another plan
         self.sparse = [False] * len(self.parameters)  # on this rank
         self.reached = False
@@ -102,6 +111,11 @@ class Bucket:
                 grad = parameter.grad = grad.resolve_conj()
             self._reduced.append(grad)
         tensors = [in_memory_order(grad) for grad in self._in_numbers()]
+        if self._averager is not None:
+            self._average = self._averager.start([one.detach() for one in tensors], self.name, blocking=blocking)
+            name = f"{self.name}, which there are"
+            self._handle = start([self._flags], self._how, name, blocking=blocking, claim=False)
+            return
         if self._compression is not Compression.none:
             self._wires = [self._compression.compress(tensor.detach()) for tensor in tensors]
             tensors = [wire for wire, _ in self._wires]
@@ -112,11 +126,24 @@ class Bucket:
         """The gradients, complex ones as views of real numbers."""
         return [real_view(grad) for grad in self._reduced] if self._is_complex else self._reduced
 
+    def advance(self) -> None:
+        """Begin what follows the operations that have ended, where it takes several. Raises their errors."""
+        if self._average is not None:
+            self._average.advance()
+
+    def step(self) -> bool:
+        """Wait for one of several operations, and begin what follows; whether something does. Raises its error."""
+        return self._average is not None and self._average.step()
+
     def finish(self) -> None:
         """Wait for the reduction; then ``p.grad`` is the result where some rank had a gradient."""
         assert self._handle is not None
+        average, self._average = self._average, None
+        results: list[Tensor] = []
         try:
             self._handle.wait()
+            if average is not None:
+                results = average.finish()
         finally:
             self._handle = None
             self.reached = False
@@ -125,6 +152,10 @@ class Bucket:
             self._packer.unpack()
             for grad, (wire, ctx) in zip(self._in_numbers(), self._wires, strict=False):
                 in_memory_order(grad).copy_(self._compression.decompress(wire, ctx))
+            for grad, result in zip(self._in_numbers(), results, strict=False):
+                in_memory_order(grad).copy_(result)
+        if self._averager is not None:
+            self._averager.end()
         for position, (parameter, grad) in enumerate(zip(self.parameters, self._reduced, strict=True)):
             if parameter.grad is not grad and self._flags[position] > 0:
                 parameter.grad = grad

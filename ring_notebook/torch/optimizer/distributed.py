@@ -16,7 +16,7 @@ from ring_notebook.core import world
 from ring_notebook.core.communicator import ReduceOp
 from ring_notebook.core.logical_ranks import logical_ranks, number_of
 from ring_notebook.torch.collectives.tensor_arguments import check_compression, check_optimizer
-from ring_notebook.torch.compression import Compression, Compressor, Int8Compression
+from ring_notebook.torch.compression import Compression, Compressor, GradientCompression, Int8Compression
 from ring_notebook.torch.optimizer.adasum_optimizer import AdasumOptimizer
 from ring_notebook.torch.optimizer.gradient_reducer import GradientReducer
 from ring_notebook.torch.optimizer.local_optimizer import LocalOptimizer
@@ -172,17 +172,18 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         }
         if given := [name for name, is_given in reducing.items() if is_given]:
             raise ValueError(f"sync_every reduces no gradients, so it takes no {' and no '.join(given)}")
+        if isinstance(compression, GradientCompression) and not isinstance(compression, Int8Compression):
+            raise ValueError(f"{compression!r} is for gradients, and sync_every reduces none; take Compression.int8")
         alone = wrap(LocalOptimizer, optimizer, names)
         alone.set_backward_passes_per_step(backward_passes_per_step)
         alone._prepare(local, compression, process_set)
         return _made(alone, made_with)
-    if isinstance(compression, Int8Compression):
-        raise ValueError(
-            "Compression.int8 is for the differences of local steps: give sync_every too, or take Compression.fp16 or "
-            ".bf16"
-        )
     original_of(optimizer).__dict__.pop(OUTER, None)
     if op == ReduceOp.ADASUM:
+        if isinstance(compression, GradientCompression):
+            raise ValueError(
+                f"op=Adasum combines steps, not gradients, so it takes no {compression!r}; take fp16 or bf16"
+            )
         adasum = wrap(AdasumOptimizer, optimizer, names)
         adasum.set_backward_passes_per_step(backward_passes_per_step)
         adasum._compression, adasum._process_set = compression, process_set

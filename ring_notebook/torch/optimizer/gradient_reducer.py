@@ -20,6 +20,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from time import perf_counter
 from typing import Any, Protocol
 
 import torch
@@ -36,10 +37,12 @@ from ring_notebook.config import config
 from ring_notebook.core import world
 from ring_notebook.core.communicator import Communicator, ReduceOp
 from ring_notebook.torch.collectives.sparse_allreduce import sparse_allreduce_async, sparse_gradient
-from ring_notebook.torch.compression import Compressor
+from ring_notebook.torch.compression import AutoCompression, Compression, Compressor, GradientCompression
 from ring_notebook.torch.free_cores import reduces_beside_backward
 from ring_notebook.torch.optimizer import backward_pass
 from ring_notebook.torch.optimizer.bucket_runtime import Bucket
+from ring_notebook.torch.optimizer.compressed_gradients import Left, averager_of, spans_hosts
+from ring_notebook.torch.optimizer.link_choice import LinkChoice
 from ring_notebook.torch.tensors import dtype_of, multiply_each, real_view
 
 Named = Sequence[tuple[str, Tensor]]
@@ -70,6 +73,8 @@ class _Layout:
     buckets: list[Bucket] = field(default_factory=list)
     sparse: list[tuple[str, Tensor]] = field(default_factory=list)
     places: dict[Tensor, tuple[Bucket, int] | None] = field(default_factory=dict)  # None: sparse
+    names: dict[Bucket, tuple[str, ...]] = field(default_factory=dict)
+    started: list[Bucket] = field(default_factory=list)  # during the present pass
 
 
 class GradientReducer:
@@ -94,6 +99,9 @@ class GradientReducer:
         self._reduced: list[Tensor] = []
         self.how = how
         self._compression = compression
+        self._choice = LinkChoice() if isinstance(compression, AutoCompression) else None
+        self._left: Left = {}
+        self._seat: tuple[int, ...] = ()
         self._groups = groups
         self._sparse_as_dense = sparse_as_dense
         self._owner: weakref.ref[Owner] | None = None
@@ -119,7 +127,13 @@ class GradientReducer:
 
     def kept(self) -> dict[str, Any]:
         """The attributes that such a one needs besides; gradients under way are none of them."""
-        return {"_share": self._share, "meter": self.meter, "batch_size": self.batch_size}
+        return {
+            "_share": self._share,
+            "meter": self.meter,
+            "batch_size": self.batch_size,
+            "_left": dict(self._left),
+            "_seat": self._seat,
+        }
 
     def watch(self, owner: Owner) -> None:
         """Reduce the gradients of ``owner`` from now on, also those of parameters that it has been given since."""
@@ -136,6 +150,7 @@ class GradientReducer:
         self._share = 1.0 / passes
         self.how = how._replace(prescale=how.prescale / before * self._share)
         self.reset()
+        self.drop_left()
         _remove(self._hooks)
         if self._owner and (owner := self._owner()) is not None:
             self.watch(owner)
@@ -187,6 +202,10 @@ class GradientReducer:
         """Drop the sums of earlier micro-batches."""
         self._micro.clear()
 
+    def drop_left(self) -> None:
+        """Drop what compression has taken from earlier gradients: other weights have been loaded, say."""
+        self._left.clear()
+
     def reset(self) -> None:
         """Forget all but the gradients; the next reduction makes a new plan."""
         self._layout = None
@@ -214,6 +233,10 @@ class GradientReducer:
         if world.doubts() > self._doubts:
             self._forget()
         self._doubts = world.doubts()
+        if communicator is not None and self._seat != (seat := (*communicator.ranks, communicator.rank)):
+            self._seat = seat
+            self.drop_left()
+        self._choice = LinkChoice() if isinstance(self._compression, AutoCompression) else None
 
     # --- as `backward_pass` sees it ---
     def slot_text(self) -> str:
@@ -257,6 +280,7 @@ class GradientReducer:
     def reduce(self, partly: bool, name: str) -> None:
         """Replace gradients by their reduction; all ranks of the group call this, after `reach`."""
         process_set = self.how.process_set
+        ended = perf_counter()
         self._take_back()
         if not process_set.included() or process_set.size() == 1:
             self._scale_alone()
@@ -276,7 +300,10 @@ class GradientReducer:
                 raise
             self._measure()
             turned = any(bucket.turned_sparse for bucket in layout.buckets)
-            if late or turned or len(trainable) != len(layout.places) or (self.nested and layout.threaded):
+            chosen = (
+                self._choice is not None and spans_hosts(self.how) and self._choice.end(layout.names, ended, self.how)
+            )
+            if late or turned or chosen or len(trainable) != len(layout.places) or (self.nested and layout.threaded):
                 # Parameters were added, frozen or unfrozen: make a new plan, so that frozen ones cost nothing.
                 self._layout = None
         self._touched.clear()
@@ -379,6 +406,8 @@ class GradientReducer:
         threaded, mark = agree_on_plan(specs, division, beside, process_set)
         sparse = agree_on_sparse(sparse_here, process_set)
         layout = _Layout(weakref.ref(communicator), threaded)
+        if self._choice is not None:
+            self._choice.begin()
         layout.sparse = [pair for pair, is_sparse in zip(trainable, sparse, strict=True) if is_sparse]
         layout.places = {p: None for _, p in layout.sparse}
         dense = [index for index, is_sparse in enumerate(sparse) if not is_sparse]
@@ -387,7 +416,12 @@ class GradientReducer:
         for number, plan in enumerate(plans):
             members = [chosen[index] for index in plan.parameters]
             name = f"gradients {mark}, bucket {number}"
-            bucket = Bucket(members, name, self.how, self._compression, self._sparse_as_dense)
+            names = tuple(trainable[dense[index]][0] for index in plan.parameters)
+            way = self._compression if self._choice is None else self._choice.of(names)
+            averager = averager_of(way, members, names, self.how, self._left)
+            plainly = Compression.none if isinstance(way, GradientCompression) else way
+            bucket = Bucket(members, name, self.how, plainly, self._sparse_as_dense, averager)
+            layout.names[bucket] = names
             layout.buckets.append(bucket)
             layout.places.update({p: (bucket, position) for position, p in enumerate(members)})
             bucket.reached = any(p in self._touched for p in members)
@@ -410,6 +444,8 @@ class GradientReducer:
         if backward_pass.ENDS_ARE_SEEN and backward_pass.note(self, parameter):
             self.nested = True
         self._touch(parameter)
+        if self._choice is not None:
+            self._choice.note(parameter)
         layout = self._layout
         if layout is None or not layout.threaded or self._paused or self._ended + 1 < self.passes:
             return
@@ -429,6 +465,9 @@ class GradientReducer:
         bucket.mark_ready(position)
         if bucket.full and not self.nested and self._holds(layout):
             self._start(bucket, blocking=False)
+            layout.started.append(bucket)
+        for one in layout.started:
+            one.advance()
 
     def _measuring(self) -> bool:
         return self.meter is not None and self.meter.wanted and not self._has_reduced
@@ -460,6 +499,10 @@ class GradientReducer:
             if not bucket.started:
                 bucket.make_dense()
                 self._start(bucket, blocking=not layout.threaded)
+        layout.started.clear()
+        going = list(buckets)
+        while going := [bucket for bucket in going if bucket.step()]:
+            pass
         for bucket in buckets:
             bucket.finish()
             if self._measuring():

@@ -35,7 +35,7 @@ from ring_notebook.core.step_guard import step_guard
 from ring_notebook.errors import CollectiveMismatch
 from ring_notebook.torch.collectives.broadcast import broadcast_
 from ring_notebook.torch.compression import Compression, Compressor, Int8Compression
-from ring_notebook.torch.optimizer.average_difference import (
+from ring_notebook.torch.optimizer.averages import (
     Average,
     Besides,
     ByteGroups,

@@ -185,8 +185,9 @@ class ReducingOptimizer(Wrapper):
         super().zero_grad(set_to_none)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As the wrapped optimizer's; drops earlier micro-batches of the current step."""
+        """As the wrapped optimizer's; drops earlier micro-batches of the step, and what compression has left."""
         self._reducer.drop_micro_batches()
+        self._reducer.drop_left()
         self._seen = 0
         super().load_state_dict(state_dict)
 

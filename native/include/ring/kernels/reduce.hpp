@@ -35,8 +35,28 @@ using AdasumFn = void (*)(void* out, const void* left, const void* right, std::s
 using NarrowFn = void (*)(void* out, const float* in, std::size_t count);
 using WidenFn = void (*)(float* out, const void* in, std::size_t count);
 
+// float32 as bytes: as many signed ones as numbers, then for each block of them a float32 scale, by which its bytes are
+// multiplied. The greatest magnitude of a block is 127 or -127, so a number changes by at most half of its scale. A
+// block in which a number is not finite comes back as NaN.
+struct Bytes {
+    static constexpr std::size_t kBlock = 1024;
+
+    // Of so many numbers.
+    static constexpr std::size_t size(std::size_t count) {
+        return count + (count + kBlock - 1) / kBlock * sizeof(float);
+    }
+};
+
+// The bytes of the values, to which `left`, unless null, is added first. `now_left`, unless null, gets what rounding
+// takes away, of a block that comes back as NaN what was left before; it may be `left`, else nothing overlaps.
+using PackFn = void (*)(void* out, const float* values, const float* left, float* now_left, std::size_t count);
+// The numbers, which are added to those in `out` or replace them.
+using UnpackFn = void (*)(float* out, const void* in, std::size_t count, bool adds);
+
 struct KernelTable {
     const char* isa;
+    PackFn pack;
+    UnpackFn unpack;
     ReduceFn reduce[kValues<DType>][kValues<ReduceOp>];  // Average and Adasum are null: callers express them by Sum
     AdasumFn adasum[kValues<DType>];                     // null for integers and bool
     NarrowFn narrow[kValues<DType>];                     // null but for float16 and bfloat16
