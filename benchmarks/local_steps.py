@@ -1,14 +1,15 @@
-"""Training over a slow link between two hosts: local steps beside a reduction at every step, and beside DiLoCo on Gloo.
+"""Training over a slow link between two hosts: compressed gradients and local steps, beside DDP and DiLoCo on Gloo.
 
     sudo .venv/bin/python benchmarks/local_steps.py [--rates 10mbit,100mbit,1gbit,10gbit] [--tasks digits,sources]
     sudo .venv/bin/python benchmarks/local_steps.py --loss  # at equal samples, over one link
 
 Makes two network namespaces joined by a link that tbf limits, with a rank in each. Digits is a small network on the
-digits of scikit-learn, sources a transformer of two layers on the bytes of Python's own library. "Gloo" is
-DistributedDataParallel, "Gloo DiLoCo" the same algorithm written by hand over torch.distributed, "torchft" that of
-torchft on Gloo, where it is installed (``pip install torchft``). Speed: after a warm-up each method trains for some
-rounds, and the methods take turns; bytes are those that the first host's interface has sent. Loss: of samples that no
-rank has trained on, with the weights of all ranks made equal at the end.
+digits of scikit-learn, sources a transformer of two layers on the bytes of Python's own library. "bf16" to "auto" are
+those of `Compression`, at every step. "Gloo" is DistributedDataParallel, also with its hooks (that for bf16 refuses
+CPUs), "Gloo DiLoCo" the same algorithm written by hand over torch.distributed, "torchft" that of torchft on Gloo, where
+it is installed (``pip install torchft``). Speed: after a warm-up each method trains for some rounds, and the methods
+take turns; bytes are those that the first host's interface has sent. Loss: of samples that no rank has trained on, with
+the weights of all ranks made equal at the end.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.functional import cross_entropy
 
 import ring_notebook.torch as ring
@@ -128,10 +130,13 @@ Training = tuple[nn.Module, torch.optim.Optimizer, Callable[[], object]]
 """A model, its optimizer, and what makes the weights of all ranks equal at the end."""
 
 
-@contextlib.contextmanager
-def every_step(task: Digits) -> Iterator[Training]:
-    model, optimizer = ring.prepare(model := task.model(), task.optimizer(model))
-    yield model, optimizer, lambda: None
+def every_step(compression: Any = ring.Compression.none) -> Callable[[Digits], Any]:
+    @contextlib.contextmanager
+    def made(task: Digits) -> Iterator[Training]:
+        model, optimizer = ring.prepare(model := task.model(), task.optimizer(model), compression=compression)
+        yield model, optimizer, lambda: None
+
+    return made
 
 
 def local(settings: ring.LocalSteps, compression: Any = ring.Compression.none) -> Callable[[Digits], Any]:
@@ -144,10 +149,21 @@ def local(settings: ring.LocalSteps, compression: Any = ring.Compression.none) -
     return made
 
 
-@contextlib.contextmanager
-def gloo(task: Digits) -> Iterator[Training]:
-    inner = task.model()
-    yield nn.parallel.DistributedDataParallel(inner), task.optimizer(inner), lambda: None
+def gloo(hook: str = "") -> Callable[[Digits], Any]:
+    """Of torch's hooks "fp16" or "PowerSGD", of which the latter reduces as ever in its first two steps."""
+
+    @contextlib.contextmanager
+    def made(task: Digits) -> Iterator[Training]:
+        inner = task.model()
+        model = nn.parallel.DistributedDataParallel(inner)
+        if hook == "fp16":
+            model.register_comm_hook(None, default_hooks.fp16_compress_hook)
+        elif hook == "PowerSGD":
+            state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=4, start_powerSGD_iter=2)
+            model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+        yield model, task.optimizer(inner), lambda: None
+
+    return made
 
 
 @contextlib.contextmanager
@@ -228,8 +244,14 @@ def methods() -> dict[str, Callable[[Digits], Any]]:
     outer = {"lr": 0.7, "momentum": 0.9}  # as in the paper
     stream = ring.LocalSteps(EVERY, **outer, fragments=5, delay=DELAY)
     found = {
-        "every step": every_step,
-        "Gloo": gloo,
+        "every step": every_step(),
+        "bf16": every_step(ring.Compression.bf16),
+        "int8": every_step(ring.Compression.int8),
+        "PowerSGD": every_step(ring.Compression.powersgd(4)),
+        "auto": every_step(ring.Compression.auto),
+        "Gloo": gloo(),
+        "Gloo fp16": gloo("fp16"),
+        "Gloo PowerSGD": gloo("PowerSGD"),
         "local SGD": local(ring.LocalSteps(EVERY, lr=1, momentum=0)),
         "local SGD int8": local(ring.LocalSteps(EVERY, lr=1, momentum=0), ring.Compression.int8),
         "DiLoCo": local(ring.LocalSteps(EVERY, **outer)),
@@ -260,7 +282,7 @@ def train(task: Digits, training: Training, generator: torch.Generator, steps: i
 
 
 def is_every_step(name: str) -> bool:
-    return name in ("every step", "Gloo")
+    return name in ("every step", "bf16", "int8", "PowerSGD", "auto", "Gloo", "Gloo fp16", "Gloo PowerSGD")
 
 
 def speed(task: Digits, wanted: dict[str, Callable[[Digits], Any]], turns: int, most: int) -> dict[str, Any]:
@@ -271,7 +293,7 @@ def speed(task: Digits, wanted: dict[str, Callable[[Digits], Any]], turns: int, 
         generators = {name: torch.Generator().manual_seed(ring.rank()) for name in wanted}
         counts = {name: most if is_every_step(name) else EVERY for name in wanted}
         for name, training in trainings.items():  # a whole round, and to where no fragment is under way
-            train(task, training, generators[name], 2 if is_every_step(name) else EVERY + BETWEEN)
+            train(task, training, generators[name], 5 if is_every_step(name) else EVERY + BETWEEN)
         taken: dict[str, list[tuple[float, int]]] = {name: [] for name in wanted}
         for _ in range(turns):
             for name, training in trainings.items():

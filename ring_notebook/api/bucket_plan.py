@@ -114,7 +114,7 @@ def _difference(specs: Sequence[ParameterSpec], process_set: ProcessSet) -> str:
                 )
     return (
         f"rank {ranks[process_set.rank()]}: the ranks put the same parameters into different buckets; give them the "
-        "same groups and the same RING_FUSION_THRESHOLD"
+        "same groups, compression and RING_FUSION_THRESHOLD"
     )
 
 

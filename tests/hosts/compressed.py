@@ -9,11 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
 import ring_notebook.torch as ring
 from ring_notebook.core import world
+from ring_notebook.errors import CollectiveMismatch
 
 INT8: Any = ring.Compression.int8
 POWER: Any = ring.Compression.powersgd(4)
@@ -279,6 +281,15 @@ def check_state() -> None:
     assert not optimizer._reducer._left
 
 
+def check_different_ways() -> None:
+    """A rank with another compression is told so."""
+    compression = INT8 if ring.rank() else POWER
+    weights = nn.Parameter(torch.zeros(64, 64))
+    weights.grad = torch.ones(64, 64)
+    with pytest.raises(CollectiveMismatch, match="give them the same groups, compression and RING_FUSION_THRESHOLD"):
+        optimizer_of([weights], compression).synchronize()
+
+
 def check_choice() -> None:
     """Chosen once, the same on all ranks, and trained with."""
     _, weights = train_digits(ring.Compression.auto, steps=8)
@@ -295,6 +306,7 @@ CHECKS: tuple[Callable[[], None], ...] = (
     check_state,
     check_digits,
     check_gpt,
+    check_different_ways,
     check_choice,
 )
 

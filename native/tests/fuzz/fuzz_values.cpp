@@ -1,5 +1,6 @@
-// Values that are parsed from bytes: enums, headers, and the news of a round.
+// Values that are parsed from bytes: enums, headers, and the news of a round; and numbers as bytes.
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <string>
 #include <vector>
@@ -11,6 +12,7 @@
 #include "ring/group/mismatch.hpp"
 #include "ring/group/names.hpp"
 #include "ring/group/recorder.hpp"
+#include "ring/kernels/reduce.hpp"
 #include "support.hpp"
 
 namespace ring::test {
@@ -80,6 +82,45 @@ void news(Dice& dice) {
     plan_fusion(ready, {0, 1}, dice());
 }
 
+// Any bits as numbers, and as what was left; any bytes as packed ones. All in memory of exactly their length.
+void packed_numbers(Dice& dice) {
+    const std::size_t count = dice() % (3 * Bytes::kBlock);
+    const bool any_bits = dice() % 2 == 0;
+    const std::size_t shift = dice() % 4;  // floats of Python lie where it likes, bytes anywhere
+    std::vector<float> values(count), left(count), now_left(count), got(count);
+    for (std::vector<float>* numbers : {&values, &left})
+        for (float& one : *numbers) {
+            const auto bits = static_cast<std::uint32_t>(dice());
+            if (any_bits)
+                std::memcpy(&one, &bits, sizeof one);
+            else
+                one = std::ldexp(static_cast<float>(bits) - 2e9f, static_cast<int>(dice() % 40) - 60);
+        }
+    std::vector<std::byte> bytes(shift + Bytes::size(count));
+    const bool adds = dice() % 2 == 0;
+    kernels().pack(bytes.data() + shift, values.data(), adds ? left.data() : nullptr, now_left.data(), count);
+    kernels().unpack(got.data(), bytes.data() + shift, count, false);
+    for (std::size_t begin = 0; begin < count; begin += Bytes::kBlock) {
+        const std::size_t end = std::min(count, begin + Bytes::kBlock);
+        double most = 0;
+        bool finite = true;
+        for (std::size_t i = begin; i < end; ++i) {
+            const float whole = adds ? values[i] + left[i] : values[i];
+            finite = finite && std::isfinite(whole);
+            most = std::max(most, std::fabs(static_cast<double>(whole)));
+        }
+        for (std::size_t i = begin; i < end; ++i) {
+            expect(std::isfinite(got[i]) == finite, "a block is NaN where all of its numbers are finite, or not");
+            if (!finite) continue;
+            const double whole = adds ? values[i] + left[i] : values[i];
+            expect(std::fabs(got[i] - whole) <= std::max(most / 127, 1.2e-38) * 0.501, "rounded too far");
+            expect(std::fabs(whole - got[i] - now_left[i]) <= most * 1e-6, "not what rounding has left");
+        }
+    }
+    for (std::byte& one : bytes) one = static_cast<std::byte>(dice());
+    kernels().unpack(got.data(), bytes.data() + shift, count, true);
+}
+
 }  // namespace
 
 void damage_one(Dice& dice, std::byte* data, std::size_t bytes) {
@@ -107,6 +148,7 @@ void fuzz_values(Dice& dice, double seconds) {
     do {
         headers(dice);
         news(dice);
+        packed_numbers(dice);
     } while (elapsed() < seconds);
 }
 

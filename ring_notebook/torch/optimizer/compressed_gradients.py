@@ -17,6 +17,8 @@ from ring_notebook.torch.optimizer.power_sgd import PowerSGD
 
 _FEWEST = 1024
 """Elements of a bucket below which its gradients travel as they are: a message takes as long whatever its size."""
+MOST = 4 << 20
+"""Bytes of gradients in a bucket: one is packed while another travels, and while backward makes the next."""
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 _groups: WeakKeyDictionary[Communicator, ByteGroups] = WeakKeyDictionary()

@@ -41,7 +41,7 @@ from ring_notebook.torch.compression import AutoCompression, Compression, Compre
 from ring_notebook.torch.free_cores import reduces_beside_backward
 from ring_notebook.torch.optimizer import backward_pass
 from ring_notebook.torch.optimizer.bucket_runtime import Bucket
-from ring_notebook.torch.optimizer.compressed_gradients import Left, averager_of, spans_hosts
+from ring_notebook.torch.optimizer.compressed_gradients import MOST, Left, averager_of, spans_hosts
 from ring_notebook.torch.optimizer.link_choice import LinkChoice
 from ring_notebook.torch.tensors import dtype_of, multiply_each, real_view
 
@@ -397,7 +397,10 @@ class GradientReducer:
         communicator = process_set.communicator
         specs = [ParameterSpec(name, tuple(real_view(p).shape), dtype_of(real_view(p))) for name, p in trainable]
         sparse_here = [p.grad is not None and p.grad.is_sparse and not self._sparse_as_dense for p in parameters]
-        division = (config().fusion_threshold, self._groups(parameters))
+        threshold, way = config().fusion_threshold, ""
+        if isinstance(self._compression, GradientCompression) and spans_hosts(self.how):
+            threshold, way = min(threshold, MOST), repr(self._compression)
+        division = (threshold, self._groups(parameters), way)
         beside = (
             backward_pass.ENDS_ARE_SEEN
             and not self.nested
@@ -412,7 +415,7 @@ class GradientReducer:
         layout.places = {p: None for _, p in layout.sparse}
         dense = [index for index, is_sparse in enumerate(sparse) if not is_sparse]
         chosen = [parameters[index] for index in dense]
-        plans = plan_buckets([specs[index] for index in dense], config().fusion_threshold, self._groups(chosen))
+        plans = plan_buckets([specs[index] for index in dense], threshold, self._groups(chosen))
         for number, plan in enumerate(plans):
             members = [chosen[index] for index in plan.parameters]
             name = f"gradients {mark}, bucket {number}"

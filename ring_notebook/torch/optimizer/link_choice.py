@@ -2,7 +2,7 @@
 
 In the third reduction of a plan the ranks measure how long an average takes, as it is, as bfloat16 and as bytes, and
 how long backward goes on behind each bucket. A bucket travels by the first of the three that is done before the next
-bucket is there. One behind which nothing is left to compute takes the fastest.
+bucket is there, or the pass has ended, or so little later that nobody notices; where none is, by the fastest.
 """
 
 from __future__ import annotations
@@ -58,15 +58,13 @@ class Load:
 def choose(loads: Sequence[Load], costs: dict[str, Cost], backward: float) -> list[str]:
     """The way of each bucket, of `WAYS`; ``backward`` are the seconds of a backward pass."""
     order = sorted(range(len(loads)), key=lambda number: -loads[number].behind)
-    total = sum(load.elements for load in loads)
     ways = [""] * len(loads)
     free = -backward  # when the link is, as seconds before the end of backward
     for place, number in enumerate(order):
         load = loads[number]
         begin = max(free, -load.behind)
         last = place == len(order) - 1
-        slack = _NOTICED * backward * load.elements / max(total, 1)
-        until = (0.0 if last else -loads[order[place + 1]].behind) + slack
+        until = (0.0 if last else -loads[order[place + 1]].behind) + _NOTICED * backward
         ends = {name: begin + costs[name].of(load.elements) for name in WAYS}
         ways[number] = next((name for name in WAYS if ends[name] <= until), min(WAYS, key=lambda one: ends[one]))
         free = ends[ways[number]]

@@ -80,6 +80,19 @@ def test_predivide_factor_and_sum(hvd: ModuleType) -> None:
         hvd.DistributedOptimizer(momentum(make_model()), op=hvd.Max)
 
 
+def test_compression_of_gradients_is_refused_where_none_travel(hvd: ModuleType) -> None:
+    for chosen in (hvd.Compression.int8, hvd.Compression.auto, hvd.Compression.powersgd(2)):
+        with pytest.raises(ValueError, match=r"op=Adasum combines steps, not gradients, so it takes no Compression\."):
+            hvd.DistributedOptimizer(momentum(make_model()), op=hvd.Adasum, compression=chosen)
+        with pytest.raises(TypeError, match="is for gradients"):
+            hvd.allreduce(torch.ones(3), compression=chosen)
+        if chosen is not hvd.Compression.int8:
+            with pytest.raises(ValueError, match="is for gradients, and sync_every reduces none"):
+                hvd.DistributedOptimizer(momentum(make_model()), sync_every=5, compression=chosen)
+    with pytest.raises(TypeError, match="compression must be"):
+        hvd.DistributedOptimizer(momentum(make_model()), compression=hvd.Compression.powersgd)
+
+
 @pytest.mark.parametrize("sparse_as_dense", [False, True])
 def test_sparse_gradients(hvd: ModuleType, sparse_as_dense: bool) -> None:
     class Lookup(nn.Module):
