@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import random
 import sys
 from collections.abc import Callable
@@ -269,8 +270,29 @@ def check_process_set() -> None:
 
 
 def check_state() -> None:
-    """A state_dict loads as ever, and what was left goes: the continuation is that of any other process."""
+    """A state_dict loads as ever, and what was left goes: the continuation is that of any other process.
+
+    A snapshot keeps it: another reducer goes on with what is pickled to the same bits.
+    """
     weights = nn.Parameter(torch.zeros(4000))
+    optimizer = optimizer_of([weights], INT8)
+    weights.grad = torch.linspace(0, 1, 4000)
+    optimizer.step()
+    kept = pickle.dumps(optimizer._reducer.kept())
+    gradients = []
+    for again in (False, True):
+        if again:
+            optimizer = optimizer_of([weights], INT8)
+            vars(optimizer._reducer).update(pickle.loads(kept))
+        optimizer.zero_grad()
+        weights.grad = torch.linspace(0, 1, 4000) ** 2
+        optimizer.synchronize()
+        gradients.append(weights.grad)
+    assert torch.equal(*gradients)
+    fresh = optimizer_of([weights], INT8)
+    weights.grad = torch.linspace(0, 1, 4000) ** 2
+    fresh.synchronize()
+    assert not torch.equal(weights.grad, gradients[0])
     optimizer = optimizer_of([weights], INT8)
     weights.grad = torch.linspace(0, 1, 4000)
     optimizer.step()
