@@ -30,7 +30,7 @@ ring.shutdown()
 def test_over_the_link(hosts: TwoHosts, per_host: int) -> None:
     said = hosts.run([str(PROGRAM)], per_host=per_host)
     assert said.count("on 2 hosts: all is well") == 2 * per_host
-    assert said.count("Compression.auto: backward takes") == 1
+    assert said.count("Compression.auto sends of the gradients") == 1
 
 
 @pytest.mark.slow

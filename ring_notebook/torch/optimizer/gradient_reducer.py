@@ -100,6 +100,7 @@ class GradientReducer:
         self.how = how
         self._compression = compression
         self._choice = LinkChoice() if isinstance(compression, AutoCompression) else None
+        self._pass_ended = 0.0  # before the ranks tell each other, which takes as long as what they send
         self._left: Left = {}
         self._seat: tuple[int, ...] = ()
         self._groups = groups
@@ -252,6 +253,7 @@ class GradientReducer:
     def end_pass(self) -> bool:
         """Count a pass; between micro-batches put the gradients away, so that no clipping takes them for the whole."""
         self._added += 1
+        self._pass_ended = perf_counter()
         if self._paused:
             return False
         owner = None if self._owner is None else self._owner()
@@ -280,7 +282,6 @@ class GradientReducer:
     def reduce(self, partly: bool, name: str) -> None:
         """Replace gradients by their reduction; all ranks of the group call this, after `reach`."""
         process_set = self.how.process_set
-        ended = perf_counter()
         self._take_back()
         if not process_set.included() or process_set.size() == 1:
             self._scale_alone()
@@ -301,7 +302,9 @@ class GradientReducer:
             self._measure()
             turned = any(bucket.turned_sparse for bucket in layout.buckets)
             chosen = (
-                self._choice is not None and spans_hosts(self.how) and self._choice.end(layout.names, ended, self.how)
+                self._choice is not None
+                and spans_hosts(self.how)
+                and self._choice.end(layout.names, self._pass_ended, self.how)
             )
             if late or turned or chosen or len(trainable) != len(layout.places) or (self.nested and layout.threaded):
                 # Parameters were added, frozen or unfrozen: make a new plan, so that frozen ones cost nothing.
@@ -397,10 +400,10 @@ class GradientReducer:
         communicator = process_set.communicator
         specs = [ParameterSpec(name, tuple(real_view(p).shape), dtype_of(real_view(p))) for name, p in trainable]
         sparse_here = [p.grad is not None and p.grad.is_sparse and not self._sparse_as_dense for p in parameters]
-        threshold, way = config().fusion_threshold, ""
+        threshold, form = config().fusion_threshold, ""
         if isinstance(self._compression, GradientCompression) and spans_hosts(self.how):
-            threshold, way = min(threshold, MOST), repr(self._compression)
-        division = (threshold, self._groups(parameters), way)
+            threshold, form = min(threshold, MOST), repr(self._compression)
+        division = (threshold, self._groups(parameters), form)
         beside = (
             backward_pass.ENDS_ARE_SEEN
             and not self.nested

@@ -20,6 +20,7 @@ from ring_notebook.api.arguments import Reduction
 from ring_notebook.api.objects import allreduce_numbers
 from ring_notebook.api.process_sets import ProcessSet
 from ring_notebook.core.communicator import Communicator, ReduceOp
+from ring_notebook.text.words import plural
 from ring_notebook.torch.compression import Compression, Compressor, Int8Compression
 from ring_notebook.torch.optimizer.averages import Average, Besides, in_bytes, in_floats
 from ring_notebook.torch.optimizer.bucket_runtime import Bucket
@@ -169,10 +170,10 @@ def _line(loads: Sequence[Load], ways: Sequence[str], costs: dict[str, Cost], ba
         for name in WAYS:
             chosen = [load.elements for load, way in zip(loads, ways, strict=True) if way == name]
             if chosen:
-                yield f"{sum(chosen) / 1e6:.2f} million in {len(chosen)} {name}"
+                yield f"{sum(chosen) / 1e6:.2f} million as {name} ({plural(len(chosen), 'bucket')})"
 
     times = ", ".join(f"{1e9 * costs[name].each:.1f} ms as {name}" for name in WAYS)
     return (
-        f"Compression.auto: backward takes {1e3 * backward:.1f} ms, and the average of a million gradients over the "
-        f"hosts {times}; sent are {', '.join(parts())}"
+        f"Compression.auto sends of the gradients {', '.join(parts())}: a backward pass takes {1e3 * backward:.1f} ms, "
+        f"and the average of a million over the hosts {times}"
     )
