@@ -6,7 +6,7 @@
 All variants train in one run and take turns step by step, one thread per rank, so that they see the same noise. The
 figure is the median of a step's time on the slowest rank; in parentheses what it costs beyond ranks that train alone.
 With ``--logical`` a step has the batches of so many logical ranks: with ``prepare(logical=...)``, with as many batches
-accumulated, and on ranks that train alone.
+accumulated, on ranks that train alone, and with the marks of gradients that a notebook's record has ("marked").
 With RING_ALLOCATOR=system all of them have the C library's allocator. Under the table stand the page faults of a step
 on rank 0, and the most memory that a rank took.
 """
@@ -25,6 +25,7 @@ from peers import start_gloo
 from torch import Tensor, nn
 
 import ring_notebook.torch as ring
+from ring_notebook.core.gradient_log import gradient_log
 
 Loss = Callable[[nn.Module], Tensor]
 
@@ -140,12 +141,18 @@ def in_turns(name: str, optimizer: str, logical: int) -> dict[str, Callable[[], 
         for _ in ring.logical_turns(range(1)):
             takes_turns()
 
+    def marked() -> None:
+        gradient_log.begin("", ring.rank(), b"", -1, bool)
+        ordered()
+        gradient_log.drain()
+        gradient_log.end()
+
     torch.manual_seed(0)
     model, loss = MODELS[name]()
     one = make(model)
     accumulates = batches(lambda other: ring.prepare(other, make(other), accumulate=turns))
     takes_turns = batches(lambda other: ring.prepare(other, make(other), logical=logical))
-    return {"alone": alone, "accumulate": accumulated, "logical": ordered}
+    return {"alone": alone, "accumulate": accumulated, "logical": ordered, "marked": marked}
 
 
 def page_faults() -> int:

@@ -78,6 +78,10 @@ class DriftError(RingError):
     """Parameters or optimizer state that should be equal on all ranks are not."""
 
 
+class ReplayDiffers(RingError):
+    """A replay of a run of logical ranks has made other gradients than that run."""
+
+
 class CellSyntaxError(RingError):
     """The source of a cell does not compile; nothing was sent to the ranks.
 

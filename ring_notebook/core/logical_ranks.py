@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol, TypeVar
 
 from ring_notebook.config import config
 from ring_notebook.core import metrics, step_points, world
+from ring_notebook.core.gradient_log import gradient_log
 from ring_notebook.errors import RingError
 
 T = TypeVar("T")
@@ -238,6 +239,7 @@ def logical_turns(steps: Iterable[T]) -> Iterator[T]:
     with _current.loop() as turns:
         for step in steps:
             for _ in turns():
+                gradient_log.before_batch()
                 yield step
 
 

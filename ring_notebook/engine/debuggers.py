@@ -38,7 +38,7 @@ class _CellPdb(Pdb):
 
 
 # Stepping skips these, so that the next line is always one of the user's.
-_PASSED_OVER = ["ring_notebook", "ring_notebook.*", "IPython.*"]
+_PASSED_OVER = ["ring_notebook", "ring_notebook.*", "IPython.*", "bdb", "pdb"]
 
 
 def install() -> None:
@@ -55,6 +55,17 @@ def _on_breakpoint(*args: Any, **kwargs: Any) -> Any:
 
 def _set_trace(**_: Any) -> None:
     _LiveDebugger().set_trace(sys._getframe(1))
+
+
+def break_in_cell() -> None:
+    """Open this debugger at the next line of the innermost function of the cell that is being executed."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not _CELL.fullmatch(frame.f_code.co_filename):
+        frame = frame.f_back
+    if frame is not None:
+        debugger = _LiveDebugger()
+        debugger.set_trace(frame)
+        debugger.set_next(frame)
 
 
 def stop() -> None:

@@ -18,6 +18,7 @@ from ipyparallel.engine.datapub import publish_data
 from IPython.core.interactiveshell import InteractiveShell
 
 from ring_notebook.core import checkpoint_place, logical_ranks, metrics, other_waits, step_points, trace, world
+from ring_notebook.core.gradient_log import gradient_log
 from ring_notebook.core.steering import present, steering
 from ring_notebook.core.sync_every import of_run as local_steps
 from ring_notebook.core.time_spent import TimeSpent
@@ -48,6 +49,7 @@ from ring_notebook.protocol.question import QUESTIONS, Question
 from ring_notebook.protocol.records import RECORDS, SET, Ended, Failure, Load, Params, Record, Status, Trace, messages
 from ring_notebook.rank.exit_watch import EndingForks
 from ring_notebook.rank.rank_variables import master, rank_variables
+from ring_notebook.text.words import plural
 
 _LAST_WAIT = 5.0
 """Seconds to wait, when a run ends, for logged numbers on a device."""
@@ -104,6 +106,7 @@ class _Execution:
         finally:
             self.error = None  # its frames refer to objects of the cell, such as the workers of a loader
         metrics.end()
+        gradient_log.end()
 
     def _carry_out(self, source: str) -> None:
         """Run the cell and clean up after it; sets `error` to the exception that has ended it."""
@@ -114,6 +117,8 @@ class _Execution:
         steering.begin(self.run, self.rank, self.request.changes, dialogue.pause, self._at_snapshot)
         if self.begin is not None:
             metrics.continue_held()
+        until = self.request.options.until
+        gradient_log.begin(self.run, self.rank, self.request.gradients, until, debuggers.break_in_cell)
         other_waits.begin()
         if setup.spool is not None:
             setup.spool.begin(self.run)
@@ -175,6 +180,8 @@ class _Execution:
                 f"--logical {self.request.options.logical} had no effect: the cell has not called ring.prepare of "
                 "PyTorch, which alone knows logical ranks"
             )
+        if gradient_log.is_short_of >= 0 and self.error is None and self.rank == 0:
+            self._say(f"Not stopped: logical ranks have made {plural(gradient_log.steps, 'step')} in this cell")
 
     def _put_back(self) -> None:
         if self.state is not None and (changed := self.state.put_back()):
@@ -299,7 +306,7 @@ class _Execution:
             records += [*batches, *metrics.drain_shown(self.run, self.rank)]
             if given := metrics.drain_params():
                 records.append(Params(self.run, self.rank, given))
-            records += steering.drain()
+            records += [*steering.drain(), *gradient_log.drain()]
         line = self.cell.current_line() if self.cell else 0
         if status or (line and not self.entered) or self.interruptible.unheard is not None:
             self.entered = line > 0

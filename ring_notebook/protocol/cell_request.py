@@ -56,6 +56,10 @@ class CellOptions:
     cell it begins."""
     knobs: Mapping[str, Any] = field(default_factory=dict)
     """Values of knobs from the beginning, in place of the first ones that the cell or a snapshot gives them."""
+    repeats: str = ""
+    """The id of a run of logical ranks whose gradients this one is to have."""
+    until: int = -1
+    """The step, from 0, before which logical ranks stop in pdb; -1: none."""
     who: str = ""
     """Who has asked for the run, where that was not its notebook."""
     warmup: int = 1
@@ -90,5 +94,7 @@ class CellRequest:
     """The folder for those of the run."""
     resume: str = ""
     """The checkpoint that it resumes from, or empty."""
+    gradients: bytes = b""
+    """Messages with the marks of those that its logical ranks are to have."""
     changes: Sequence[Mapping[str, Any]] = ()
     """Those of knobs of another run, to be made again at the same points, and pauses at points that are known."""

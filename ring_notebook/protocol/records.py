@@ -1,4 +1,4 @@
-"""The records that a rank sends to the kernel: metrics, output, displays, status, load, failure, end, trace.
+"""The records that a rank sends to the kernel: metrics, output, displays, status, load, gradients, failure, end, trace.
 
 A message has a line of JSON for each record. The numbers of metrics (float64) and the events of a trace are in base64,
 because a float as text takes thirty times as long to write and read. A journal is a file of messages, each after a
@@ -207,6 +207,24 @@ class Change(_OfRank):
 
 
 @dataclass(frozen=True, slots=True)
+class Gradients(_OfRank):
+    """Marks of the gradients of logical ranks, by which two runs are compared bit by bit.
+
+    ``values`` holds rows of unsigned 32 bits: the step, from 0, and for each of ``names`` a mark of the average of that
+    parameter, or of all gradients of that logical rank. A rank marks a part of the parameters.
+    """
+
+    kind = "gradients"
+    names: tuple[str, ...]
+    values: array[int]
+
+    def rows(self) -> Iterator[tuple[int, ...]]:
+        """The rows one by one: step, marks."""
+        width = len(self.names) + 1
+        return (tuple(self.values[i : i + width]) for i in range(0, len(self.values), width))
+
+
+@dataclass(frozen=True, slots=True)
 class Trace(_OfRank):
     """What a rank did during a run with ``--timeline``; of one that has failed, its last operations.
 
@@ -218,7 +236,19 @@ class Trace(_OfRank):
 
 
 Record = (
-    MetricBatch | Output | Display | Cleared | Status | Load | Params | KnobRecord | Change | Failure | Ended | Trace
+    MetricBatch
+    | Output
+    | Display
+    | Cleared
+    | Status
+    | Load
+    | Params
+    | KnobRecord
+    | Change
+    | Gradients
+    | Failure
+    | Ended
+    | Trace
 )
 _KINDS: dict[str, type[Any]] = {cls.kind: cls for cls in get_args(Record)}
 _MOST_BYTES = 1 << 20
@@ -236,6 +266,9 @@ def _line(record: Record) -> bytes:
         fields = {"run": record.run, "rank": record.rank, "names": record.names, "values": values}
         fields |= {"units": record.units} if record.units else {}
         fields |= {"earlier": record.earlier} if record.earlier else {}
+    elif isinstance(record, Gradients):
+        values = b64encode(record.values.tobytes()).decode()
+        fields = {"run": record.run, "rank": record.rank, "names": record.names, "values": values}
     elif isinstance(record, Trace):
         fields = {"run": record.run, "rank": record.rank, "events": b64encode(record.events).decode()}
     else:
@@ -281,8 +314,8 @@ def decode(message: bytes | memoryview) -> list[Record]:
 def _record(fields: dict[str, Any]) -> Record:
     """A record from its line. Raises various errors when the line does not come from `encode`."""
     cls = _KINDS[fields.pop("kind")]
-    if cls is MetricBatch:
-        values = array("d")
+    if cls in (MetricBatch, Gradients):
+        values: array[Any] = array("d" if cls is MetricBatch else "I")
         values.frombytes(b64decode(fields["values"]))
         fields["names"] = tuple(fields["names"])
         fields["values"] = values
@@ -296,6 +329,8 @@ def _record(fields: dict[str, Any]) -> Record:
     record: Record = cls(**fields)
     if isinstance(record, MetricBatch):
         _check_rows(record)
+    elif isinstance(record, Gradients) and len(record.values) % (len(record.names) + 1):
+        raise ValueError(f"expected rows of {len(record.names) + 1} numbers, got {len(record.values)} numbers")
     return record
 
 

@@ -17,7 +17,18 @@ from ring_notebook.notebook.record.displays import Displayed, bundles
 from ring_notebook.notebook.record.logged_rows import Metrics
 from ring_notebook.notebook.record.run_files import JOURNAL, Journal, read_json
 from ring_notebook.notebook.record.run_view import Printed, RunState, RunView
-from ring_notebook.protocol.records import Change, Display, Ended, Failure, Load, MetricBatch, Output, Record, Status
+from ring_notebook.protocol.records import (
+    Change,
+    Display,
+    Ended,
+    Failure,
+    Gradients,
+    Load,
+    MetricBatch,
+    Output,
+    Record,
+    Status,
+)
 
 # What reading the files of a run raises when somebody else has written or truncated them.
 UNREADABLE = (OSError, ValueError, TypeError, KeyError, AttributeError)
@@ -161,6 +172,10 @@ class RunRecord:
     def changes(self) -> Iterator[Change]:
         """Every change of knobs, from disk, as each rank took it."""
         return self._all(Change)
+
+    def gradients(self) -> Iterator[Gradients]:
+        """The marks of the gradients of logical ranks, from disk."""
+        return self._all(Gradients)
 
     def changed(self) -> list[Change]:
         """Every change of knobs, from disk, each once, in the order in which the ranks took them."""

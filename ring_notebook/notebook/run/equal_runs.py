@@ -1,10 +1,12 @@
-"""Whether runs have logged the same numbers, bit by bit, and where they part."""
+"""Whether runs have had the same gradients and logged the same numbers, bit by bit, and where they part."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
+from ring_notebook.analysis.equal_gradients import compared_gradients, marks_of
 from ring_notebook.notebook.record.logged_rows import MetricRow
+from ring_notebook.notebook.record.run_record import RunRecord
 from ring_notebook.notebook.record.run_view import LOGICAL_RANK
 from ring_notebook.text.words import plural
 
@@ -13,13 +15,19 @@ __all__ = ["compared"]
 _Numbers = dict[tuple[int, int], float]
 
 
-def compared(before: Iterable[MetricRow], now: Iterable[MetricRow], called: tuple[str, str]) -> str:
+def compared(before: RunRecord, now: RunRecord, called: tuple[str, str], is_part: bool = False) -> str:
     """Which metrics of two runs are equal, and for each other metric the first values that differ, as text.
 
     ``called`` names the two runs in it. Rows are compared by step and logical rank, without logical ranks by step and
-    rank. So the runs may have different numbers of ranks. Metrics that measure time differ in any two runs.
+    rank. So the runs may have different numbers of ranks. Metrics that measure time differ in any two runs. The
+    gradients of logical ranks come first, because metrics follow from them. Where ``now`` has stopped, as ``is_part``
+    says, rows that it has not reached are left out.
     """
-    one, other = _by_metric(before), _by_metric(now)
+    one, other = _by_metric(before.metrics()), _by_metric(now.metrics())
+    if is_part:
+        one = {
+            name: {key: value for key, value in one[name].items() if key in other[name]} for name in other.keys() & one
+        }
     equal, parted = [], []
     for name in sorted({*one, *other}):
         first, second = one.get(name, {}), other.get(name, {})
@@ -33,7 +41,9 @@ def compared(before: Iterable[MetricRow], now: Iterable[MetricRow], called: tupl
             parted.append(f"{name} parts at step {step} of rank {rank}: {', '.join(values)}")
         else:
             equal.append(f"{plural(len(first), 'value')} of {name}")
-    said = [f"Equal bit by bit: {', '.join(equal)}."] if equal else []
+    gradients = compared_gradients(marks_of(before.gradients()), marks_of(now.gradients()))
+    said = [gradients] if gradients else []
+    said += [f"Equal bit by bit: {', '.join(equal)}."] if equal else []
     said += [f"Not equal: {one}." for one in parted]
     return "\n".join(said) or "Neither run has logged a number."
 

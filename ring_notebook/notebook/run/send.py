@@ -16,10 +16,11 @@ from ring_notebook.notebook.deferred_interrupt import DeferredInterrupt
 from ring_notebook.notebook.engines import Engines
 from ring_notebook.notebook.record.run_log import RunLog
 from ring_notebook.notebook.run.answering import Answering
-from ring_notebook.notebook.run.catalogue import resumes_from, runs_directory
+from ring_notebook.notebook.run.catalogue import find, resumes_from, runs_directory
 from ring_notebook.notebook.run.knob_changes import begins_with, changes_of, pauses_at
 from ring_notebook.notebook.run.run import Run
 from ring_notebook.protocol.cell_request import CellOptions, CellRequest
+from ring_notebook.protocol.records import encode
 
 _RANK_SIDE = "ring_notebook.engine.runner:execute"
 
@@ -78,6 +79,7 @@ def send(
         lost=sorted(engines.deaths()),
         checkpoints=str(folder / run / CHECKPOINTS),
         resume=resume,
+        gradients=encode(list(find(repeats).gradients())) if (repeats := options.get("repeats")) else b"",
         changes=changes,
     )
     questions = Answering(chosen)

@@ -16,17 +16,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ring_notebook.analysis.equal_gradients import logical_name
 from ring_notebook.api.basics import joins
 from ring_notebook.api.bucket_plan import ParameterSpec, agree_on_plan, plan_buckets
 from ring_notebook.config import config
 from ring_notebook.core import world
 from ring_notebook.core.communicator import Communicator
+from ring_notebook.core.gradient_log import gradient_log
 from ring_notebook.core.logical_ranks import LogicalRanks, Turn
 from ring_notebook.torch.collectives.allgather import gathered
 from ring_notebook.torch.collectives.alltoall import exchanged
 from ring_notebook.torch.optimizer import backward_pass
 from ring_notebook.torch.optimizer.gradient_reducer import GradientReducer, Named
 from ring_notebook.torch.optimizer.ordered_sum import OrderedSum, nodes_of, total
+from ring_notebook.torch.steps.state_digest import word_sum
 from ring_notebook.torch.tensors import copy_each, dtype_of, real_view
 
 _IS_AVERAGE = "_ring_is_average"
@@ -52,6 +55,7 @@ class _Layout:
             for numbers in by_device.values()
             for plan in plan_buckets([self.specs[number] for number in numbers], threshold)
         ]
+        self._sizes = [sum(self.specs[number].elements for number in bucket) for bucket in self.buckets]
         self.places = {p: number for number, p in enumerate(self.parameters)}
         self._parts = parts
         self._spare: list[list[Tensor]] = []  # memory that the kernel has given us: new pages cost more than the sums
@@ -61,9 +65,8 @@ class _Layout:
         if self._spare:
             return self._spare.pop()
         made = []
-        for bucket in self.buckets:
+        for bucket, size in zip(self.buckets, self._sizes, strict=True):
             first = real_view(self.parameters[bucket[0]])
-            size = sum(self.specs[number].elements for number in bucket)
             made.append(torch.empty(round_up(size, self._parts), dtype=first.dtype, device=first.device))
         counts = round_up(len(self.parameters), self._parts)
         return [*made, torch.empty(counts, dtype=torch.int32, device="cpu")]
@@ -89,11 +92,14 @@ class _Layout:
     def views(self, flats: Sequence[Tensor]) -> dict[int, Tensor]:
         """The part of each parameter, by its number, in its shape; of a complex one as real numbers."""
         found: dict[int, Tensor] = {}
-        for bucket, flat in zip(self.buckets, flats, strict=False):
-            sizes = [self.specs[number].elements for number in bucket]
-            parts = torch.split(flat[: sum(sizes)], sizes)
+        for bucket, flat in zip(self.buckets, self.contents(flats), strict=True):
+            parts = torch.split(flat, [self.specs[number].elements for number in bucket])
             found.update((n, part.view(self.specs[n].shape)) for n, part in zip(bucket, parts, strict=True))
         return found
+
+    def contents(self, flats: Sequence[Tensor]) -> list[Tensor]:
+        """The gradients of each bucket, without what makes its length a multiple."""
+        return [flat[:size] for flat, size in zip(flats, self._sizes, strict=False)]
 
 
 class _Leaf:
@@ -126,6 +132,11 @@ class _Leaf:
         self.flats[-1][numbers] = 1
         self.reached.update(parameters)
 
+    def mark(self) -> Tensor:
+        """The sum of all gradients as words of memory, which differs where one of them does."""
+        sums = [word_sum(one) for one in self.layout.contents(self.flats)]
+        return sums[0] if len(sums) == 1 else _stacked(sums).sum()
+
     def clear(self) -> None:
         """Forget them."""
         for flat in self.flats:
@@ -136,6 +147,11 @@ class _Leaf:
 def round_up(number: int, to: int) -> int:
     """The next multiple of ``to``."""
     return -(-number // to) * to
+
+
+def _stacked(numbers: Sequence[Tensor]) -> Tensor:
+    devices = {one.device for one in numbers}
+    return torch.stack([one.cpu() for one in numbers] if len(devices) > 1 else list(numbers))
 
 
 def _quiet(parameter: Tensor) -> None:
@@ -156,6 +172,7 @@ class LogicalReducer(GradientReducer):
         self._mark: tuple[weakref.ref[Communicator], int, _Layout, str] | None = None
         self._sum: OrderedSum[list[Tensor]] | None = None
         self._leaf: _Leaf | None = None
+        self._marks: list[Tensor] = []  # of the leaves of the round before this one
         self._before: dict[Tensor, Tensor] = {}  # what was in ``p.grad`` when the round began
         self._reached: dict[Tensor, None] = {}  # in the pass in progress
 
@@ -173,12 +190,18 @@ class LogicalReducer(GradientReducer):
             layout = self._begin_round()
         else:
             layout = self._leaf.layout
-            self._sum.push(self._leaf.flats)
+            self._push(self._leaf)
         assert self._sum is not None
         while self._sum.next < self.logical.first + turn.number:  # earlier turns that made no pass
-            self._sum.push(layout.zeros())
+            self._push(_Leaf(turn, layout))
         self._leaf = _Leaf(turn, layout)
         return self._leaf
+
+    def _push(self, leaf: _Leaf) -> None:
+        assert self._sum is not None
+        if gradient_log.is_on:
+            self._marks.append(leaf.mark())
+        self._sum.push(leaf.flats)
 
     def _begin_round(self) -> _Layout:
         self.logical.check()
@@ -190,7 +213,7 @@ class LogicalReducer(GradientReducer):
             for flats in (self._leaf.flats, *(value for _, _, value in self._sum.nodes)):
                 self._leaf.layout.give_back(flats)
         self._sum = OrderedSum(self.logical.number, self.logical.first, layout.merge)
-        self._leaf, self._reached, self._before = None, {}, {}
+        self._leaf, self._marks, self._reached, self._before = None, [], {}, {}
         self._has_reduced = False
         for name, p in named:
             if p.grad is None:
@@ -240,7 +263,7 @@ class LogicalReducer(GradientReducer):
 
     def _forget(self) -> None:
         super()._forget()
-        self._sum, self._leaf, self._before, self._reached = None, None, {}, {}
+        self._sum, self._leaf, self._marks, self._before, self._reached = None, None, [], {}, {}
 
     def reset(self) -> None:
         """As the base class."""
@@ -302,6 +325,8 @@ class LogicalReducer(GradientReducer):
                 p.grad = None if before is None else before.clone()
             if p.grad is not None:
                 setattr(p.grad, _IS_AVERAGE, True)
+        if gradient_log.is_on:
+            self._note(leaf, views)
         for one in (flats, *made):
             layout.give_back(one)
         leaf.is_reduced = True
@@ -312,6 +337,16 @@ class LogicalReducer(GradientReducer):
         self.logical.reductions += 1
 
     # --- within ---
+    def _note(self, leaf: _Leaf, averages: dict[int, Tensor]) -> None:
+        """Note marks of what each logical rank of this rank has made, and of this rank's part of the averages."""
+        logical, specs = self.logical, leaf.layout.specs
+        marks = [*self._marks, leaf.mark()]
+        names = [logical_name(logical.first + turn) for turn in range(len(marks))]
+        for number in range(logical.rank, len(specs), logical.ranks):
+            names.append(specs[number].name)
+            marks.append(word_sum(averages[number]))
+        gradient_log.note(leaf.turn.round, names, _stacked(marks))
+
     def _averages(self, layout: _Layout, nodes: list[list[Tensor]]) -> list[Tensor]:
         """The averages over all logical ranks, and how many of these have a gradient, from this rank's ``nodes``.
 

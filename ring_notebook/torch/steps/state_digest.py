@@ -30,7 +30,7 @@ def marks(values: Mapping[str, Any], share: int | None = None) -> dict[str, Any]
     """
     tensors = {name: value for name, value in values.items() if isinstance(value, Tensor)}
     found: dict[str, Any] = {name: repr(value) for name, value in values.items() if name not in tensors}
-    sums = {name: _sum(value, share) for name, value in tensors.items() if not share or _is_large(value)}
+    sums = {name: word_sum(value, share) for name, value in tensors.items() if not share or _is_large(value)}
     for device in {one.device for one in sums.values()}:
         names = [name for name, one in sums.items() if one.device == device]
         totals: list[int] = torch.stack([sums[name] for name in names]).tolist()
@@ -53,7 +53,8 @@ def _is_large(tensor: Tensor) -> bool:
     return tensor.numel() * tensor.element_size() >= SHARES * _BLOCK * _WORD
 
 
-def _sum(tensor: Tensor, share: int | None) -> Tensor:
+def word_sum(tensor: Tensor, share: int | None = None) -> Tensor:
+    """The sum of a tensor's memory as words of 64 bits, see `marks`, on its device."""
     tensor = tensor.detach()
     if tensor.layout is not torch.strided:
         tensor = tensor.to_dense()

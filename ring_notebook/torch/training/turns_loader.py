@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import torch
 from torch.utils.data import BatchSampler, DataLoader
 
+from ring_notebook.core.gradient_log import gradient_log
 from ring_notebook.core.logical_ranks import LogicalRanks
 from ring_notebook.torch.training.act_once import act_once
 from ring_notebook.torch.training.data import SeededSampler, ShardedSampler
@@ -89,6 +90,7 @@ class TurnsLoader(PreparedLoader[T]):
                             batch = next(passes[turn])
                         except StopIteration:
                             return
+                    gradient_log.before_batch()
                     yield batch
 
     def before_next_pass(self, call: Callable[[], object]) -> None:

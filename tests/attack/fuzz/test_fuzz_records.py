@@ -16,6 +16,7 @@ from ring_notebook.protocol.records import (
     Display,
     Ended,
     Failure,
+    Gradients,
     MetricBatch,
     Output,
     Record,
@@ -34,6 +35,7 @@ RECORDS: list[Record] = [
     Status("r", 0, 1.5, 3, {"operation": "allreduce", "missing": [1]}, (1, 10), {"a": 1}),
     Failure("r", 1, "ValueError", "builtins", "bad", (("<cell>", 3, "f", "x = 1"),), "Traceback", False, "80"),
     Ended("r", 0, "ok", 1.5, {"samples": 3}),
+    Gradients("r", 1, ("0.weight",), array("I", [0, 2**32 - 1])),
     Trace("r", 1, b'[{"name": "a"}]'),
 ]
 

@@ -44,10 +44,13 @@ def test_a_record_is_run_again_on_one_rank_and_compared(notebook: Notebook) -> N
     cell = CELL.replace("RANKS", "2")
     notebook.text(cell)
     said = notebook.text(REPLAY)
-    assert "Equal bit by bit: 12 values of loss" in said, said
+    assert "Equal bit by bit: the gradients of 3 steps.\nEqual bit by bit: 12 values of loss" in said, said
     notebook.text(cell.replace("lr=0.1", "lr=0.1 + (ring.size() == 1) * 1e-3"))
-    said = notebook.text(REPLAY)
-    assert "Not equal: loss parts at step 1 of rank " in said, said
+    said = "".join(one.get("text", "") for one in notebook.run(REPLAY))
+    assert "Not equal: the gradient of 0.weight, 0.bias, 2.weight and 1 more parts at step 1: logical ranks" in said, (
+        said
+    )
+    assert "Not equal: loss parts at step 1 of rank 0" in said, said
     assert (
         "ran on 2 ranks with 4 logical ranks; 3 does not divide 4" in notebook.error(REPLAY.replace("-n 1", "-n 3"))[1]
     )
@@ -57,6 +60,33 @@ def test_a_record_is_run_again_on_one_rank_and_compared(notebook: Notebook) -> N
     assert "Equal bit by bit: 12 values of loss" in notebook.text(REPLAY)
     notebook.text("%%ringtrain --out plain\nring.log(loss=1.0)")
     assert "ran on 2 ranks without logical ranks" in notebook.error(REPLAY.replace("run_on_2", "plain"))[1]
+
+
+BUG = """    if ring.size() == 1 and ring.logical_rank() == 2 and number // 4 == 1:
+        loss = loss + 1e-3 * model[2].bias.sum()
+    loss.backward()
+"""
+
+
+def test_a_replay_stops_where_a_gradient_differs(notebook: Notebook) -> None:
+    notebook.text(
+        CELL.replace("RANKS", "2")
+        .replace("for x in loader:", "for number, x in enumerate(loader):")
+        .replace("    loss.backward()\n", BUG)
+    )
+    asked, said, reply = notebook.talk(
+        REPLAY.replace("-n 1", "-n 1 --until 1"), "p number, ring.logical_rank()", "l", "c"
+    )
+    assert reply["status"] == "ok", reply
+    assert asked == ["rank 0 (Pdb) "] * 3
+    assert all(one in said for one in ("(4, 0)\n", "> Cell(10)<module>()", "->\t    optimizer.zero_grad()")), said
+    assert "Not equal: the gradient of 2.bias parts at step 1: logical rank 2 made other gradients." in said, said
+    assert "Not equal: loss parts at step 1 of rank 2:" in said, said
+    assert "Equal bit by bit" not in said, said
+    assert "-> loss.backward()" in notebook.text("%ring debug -c w")
+    said = notebook.text(REPLAY.replace("-n 1", "-n 2"))
+    assert "Equal bit by bit: the gradients of 3 steps.\nEqual bit by bit: 12 values of loss" in said, said
+    assert "Not stopped: logical ranks have made 3 steps" in notebook.text(REPLAY.replace("-n 1", "-n 2 --until 3"))
 
 
 def test_sizes_are_compared_at_equal_results(notebook: Notebook) -> None:

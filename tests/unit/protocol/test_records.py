@@ -11,6 +11,7 @@ from ring_notebook.protocol.records import (
     Display,
     Ended,
     Failure,
+    Gradients,
     MetricBatch,
     Output,
     Record,
@@ -30,6 +31,7 @@ RECORDS: list[Record] = [
     Status("r1", 0, 12.5, line=3, waiting={"op": "allreduce", "ranks": [1, 2]}, progress=(7, 100), extra={"a": 1}),
     Failure("r1", 2, "KeyError", "builtins", "'no'", (("<cell>", 4, "f", "x['no']"),), "Traceback ...", True, "80"),
     Ended("r1", 0, "interrupted", 3.25, {"loss": 0.5}),
+    Gradients("r1", 1, ("logical rank 2", "0.weight"), array("I", [0, 1, 2, 1, 3, 2**32 - 1])),
     Trace("r1", 1, b'[{"ph": "X"}]'),
 ]
 

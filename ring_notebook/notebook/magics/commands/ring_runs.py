@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from ring_notebook.errors import RingError
+from ring_notebook.errors import ReplayDiffers, RingError
 from ring_notebook.notebook.line_command import Option, command
 from ring_notebook.notebook.magics.commands.ring_start import start_if_none
 from ring_notebook.notebook.magics.commands.ringtrain import Out, assign
@@ -54,11 +54,15 @@ def replay(
     session: Session,
     name: _Run,
     n: Annotated[int | None, Option("-n N", "number of ranks; by default as then", count)] = None,
+    until: Annotated[
+        int | None, Option("--until STEP", "open pdb in the cell before this step, from 0, of logical ranks", int)
+    ] = None,
     out: Out = "",
 ) -> str:
     """Run a cell of an earlier run again, behind its set-up cells, and compare all that it logs, bit by bit.
 
-    On another number of ranks only a training of logical ranks can be equal: raises RingError for any other.
+    On another number of ranks only a training of logical ranks can be equal: raises RingError for any other. Such a
+    training ends at the first step whose gradients differ, and the text says which.
     """
     record = catalogue.find(name)
     options = CellOptions.of(record.options)
@@ -73,17 +77,26 @@ def replay(
             f"{ran} without logical ranks (`--logical N` or prepare(logical=N)); leave -n out, because other numbers "
             "of ranks give other sums"
         )
+    if until is not None and not logical:
+        raise RingError(f"{record.title} ran without logical ranks, whose steps `--until` counts; use breakpoint()")
     start_if_none(session, n)
     session.require().check_size(n)
     for cell in set_up_before(record):
         run_cell(session, cell.source, replace(CellOptions.of(cell.options), n=n, ranks=None))
-    again = replace(options, n=n, ranks=None, name=f"{record.title} again")
+    again = replace(options, n=n, ranks=None, name=f"{record.title} again", repeats=record.run)
+    again = replace(again, until=-1 if until is None else until)
     if record.view().changes:
         again = replace(again, replay=record.run)
     given: list[Run] = []
-    run_cell(session, record.source, again, give=given.append)
+    try:
+        run_cell(session, record.source, again, give=given.append)
+        is_part = False
+    except (ReplayDiffers, KeyboardInterrupt):  # the user may have ended pdb
+        if not given:
+            raise
+        is_part = True
     assign(session, out, given[0])
-    return compared(record.metrics(), given[0].metrics, ("the record", "this run"))
+    return compared(record, given[0].log, ("the record", "this run"), is_part)
 
 
 @runs.command

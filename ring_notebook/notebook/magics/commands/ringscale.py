@@ -80,7 +80,7 @@ def scale(
         first, *others = sorted(logs)
         notes = [
             *notes,
-            *(compared(logs[first].metrics(), logs[one].metrics(), (_on(first), _on(one))) for one in others),
+            *(compared(logs[first], logs[one], (_on(first), _on(one))) for one in others),
         ]
     if csv:
         write_csv(points, csv)

@@ -1,0 +1,100 @@
+"""Marks of the gradients of a run of logical ranks: sent to its notebook, and compared with those of another run.
+
+It knows no framework. A script keeps none.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ring_notebook.analysis.equal_gradients import Marks, difference_text, first_difference, marks_of
+from ring_notebook.errors import ReplayDiffers
+from ring_notebook.protocol.records import Gradients, decode
+
+_Step = tuple[int, tuple[str, ...], Any]
+
+
+class _GradientLog:
+    """The marks of this process. The main thread notes them, another may drain."""
+
+    def __init__(self) -> None:
+        self._expected: Marks = {}
+        self.end()
+
+    def begin(self, run: str, rank: int, expected: bytes, until: int, stop: Callable[[], object]) -> None:
+        """A run of a notebook begins. ``expected``: messages with the marks of another one that it repeats.
+
+        ``stop`` is called before the first batch of step ``until``, from 0.
+        """
+        self.end()
+        self.is_on = True
+        self._run, self._rank, self._until, self._stop = run, rank, until, stop
+        self._expected = marks_of(one for one in decode(expected) if isinstance(one, Gradients))
+
+    def end(self) -> None:
+        """The run has ended; what it has noted may still be drained."""
+        self.is_on = False
+        self.steps = 0
+        """That have had gradients, the present one included."""
+        self._round = -1
+        self._until, self._stop = -1, bool
+        self._expected = {}
+        self._own: dict[str, list[int]] = {}  # of the present step
+        self._rows: deque[_Step] = deque()
+
+    @property
+    def is_short_of(self) -> int:
+        """The step at which the run was to stop, and has not; -1 for none."""
+        return self._until
+
+    def before_batch(self) -> None:
+        """The loop is to get the next batch of a logical rank."""
+        if self.steps == self._until:
+            self._until = -1
+            self._stop()
+
+    def note(self, round_: int, names: Sequence[str], sums: Any) -> None:
+        """Note the sums of the gradients ``names``: integers, or a tensor of them on a device.
+
+        Raises ReplayDiffers at the first step that differs from that of the run that this one repeats.
+        """
+        if round_ != self._round:
+            self._round, self._own = round_, {}
+            self.steps += 1
+        step = self.steps - 1
+        if self._expected:
+            for name, mark in zip(names, _marks(sums), strict=True):
+                self._own.setdefault(name, []).append(mark)
+            known = {
+                name: marks[: len(self._own.get(name, ()))] for name, marks in self._expected.get(step, {}).items()
+            }
+            if found := first_difference({step: known}, {step: self._own}):
+                self._rows.append((step, tuple(names), sums))
+                raise ReplayDiffers(
+                    f"rank {self._rank}: {difference_text(*found)}. Training stopped here: `%ring debug` looks at it, "
+                    f"`--until {step}` stops before this step"
+                )
+        self._rows.append((step, tuple(names), sums))
+
+    def drain(self) -> list[Gradients]:
+        """Take what was noted. Any thread may call it."""
+        batches: list[Gradients] = []
+        for _ in range(len(self._rows)):
+            step, names, sums = self._rows.popleft()
+            if not batches or batches[-1].names != names:
+                batches.append(Gradients(self._run, self._rank, names, array("I")))
+            batches[-1].values.extend((step, *_marks(sums)))
+        return batches
+
+
+def _marks(sums: Any) -> list[int]:
+    """Marks of 32 bits, which all bits of the sums decide."""
+    values = sums if isinstance(sums, list) else sums.tolist()
+    return [(value * 0x9E3779B97F4A7C15 & 0xFFFFFFFFFFFFFFFF) >> 32 for value in values]
+
+
+gradient_log = _GradientLog()
+"""The marks of this process."""
