@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 import pickle
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import cloudpickle
@@ -58,6 +59,28 @@ class _Unpickler(pickle.Unpickler):
         return self.tensors[key][0]
 
 
+_is_alone = False
+
+
+@contextmanager
+def without_others() -> Iterator[None]:
+    """A context in which this rank exchanges no objects with others: it gets its own.
+
+    For one that joins an elastic job in the middle of a training: the others give it what they have, later.
+    """
+    global _is_alone
+    before, _is_alone = _is_alone, True
+    try:
+        yield
+    finally:
+        _is_alone = before
+
+
+def is_alone() -> bool:
+    """Whether `without_others` holds."""
+    return _is_alone
+
+
 def broadcast_object(
     obj: Any, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Any:
@@ -68,6 +91,8 @@ def broadcast_object(
     object cannot be pickled, the root raises the error of pickle, and the others RingError.
     """
     check_process_set(process_set)
+    if _is_alone:
+        return obj
     name = name or "broadcast_object"
     root = process_set.group_rank(root_rank)
     communicator = process_set.communicator
@@ -105,6 +130,8 @@ def gather_objects(obj: Any, name: str, process_set: ProcessSet) -> list[Any]:
 
     When one cannot be pickled, its rank raises the error of pickle, and the others RingError.
     """
+    if _is_alone:
+        return [obj]
     failure: BaseException | None = None
     payload = bytearray(_NO_PICKLE)
     try:

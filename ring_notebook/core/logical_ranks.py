@@ -1,7 +1,8 @@
-"""Logical ranks: those of an experiment, carried by any number of ranks that divides theirs. It knows no framework.
+"""Logical ranks: those of an experiment, carried by any smaller number of ranks. It knows no framework.
 
-Rank r of p carries L/p consecutive logical ranks of L, which take turns: in each round every one of them has one batch,
-and the step of an optimizer is made in the last turn. So a round on one rank is what L ranks do at the same time.
+Rank r of p carries L/p consecutive logical ranks of L, or one more where p does not divide L. They take turns: in each
+round every one of them has one batch, and the step of an optimizer is made in the last turn. So a round on one rank is
+what L ranks do at the same time.
 """
 
 from __future__ import annotations
@@ -42,35 +43,44 @@ class Follower(Protocol):
 class LogicalRanks:
     """``number`` logical ranks, divided among the ranks of the present epoch.
 
-    Raises ValueError if their number is not a multiple of that of the ranks.
+    Raises ValueError where there are more ranks.
     """
 
     def __init__(self, number: int) -> None:
-        here = world.current()
-        self.number, self.rank, self.ranks = number, here.rank, here.size
-        if number < here.size:
-            raise ValueError(
-                f"rank {here.rank}: logical={number} on {here.size} ranks: each rank carries at least one logical "
-                f"rank; start at most {number} {'rank' if number == 1 else 'ranks'}"
-            )
-        if number % here.size:
-            fitting = ", ".join(str(one) for one in range(1, number + 1) if number % one == 0)
-            raise ValueError(
-                f"rank {here.rank}: logical={number} on {here.size} ranks: each rank carries the same number of "
-                f"logical ranks; start one of {fitting} ranks"
-            )
-        self.turns = number // here.size
-        """Turns of a round: the logical ranks of this rank."""
-        self.first = here.rank * self.turns
-        """The first logical rank of this rank."""
+        self.number = number
         self.now: Turn | None = None
         """None outside of rounds."""
         self.reductions = 0
         """Of gradients since this was made; equal on all ranks, and for every number of them."""
         self.stepped: Turn | None = None
         """The turn in which an optimizer was called last to make its step."""
-        self._rounds = 0
+        self._rounds = self._divisions = 0
         self._followers: weakref.WeakValueDictionary[str, Follower] = weakref.WeakValueDictionary()
+        self.divide()
+
+    def divide(self) -> None:
+        """Divide them among the ranks of the present epoch; no round is in progress any more.
+
+        What logical ranks have of their own does not move with them. Raises as the class.
+        """
+        here = world.current()
+        if self.number < here.size:
+            raise ValueError(
+                f"rank {here.rank}: logical={self.number} on {here.size} ranks: each rank carries at least one logical "
+                f"rank; start at most {self.number} {'rank' if self.number == 1 else 'ranks'}"
+            )
+        self.rank, self.ranks = here.rank, here.size
+        self.first, self.turns = self.of_rank(here.rank)
+        """The first logical rank of this rank, and the turns of a round: how many it has."""
+        self._divisions += 1
+        self.now = None
+        step_points.hold(False)
+        metrics.note_turn(None)
+
+    def of_rank(self, rank: int) -> tuple[int, int]:
+        """The first logical rank of ``rank``, and how many it has."""
+        first, end = (one * self.number // self.ranks for one in (rank, rank + 1))
+        return first, end - first
 
     def check(self) -> None:
         """Raise RingError where the ranks are no more those among which the logical ranks were divided."""
@@ -106,7 +116,7 @@ class LogicalRanks:
         Behind it the turn is in progress that was before.
         """
         self.check()
-        before, held = self.now, step_points.is_held()
+        before, held, division = self.now, step_points.is_held(), self._divisions
 
         def turns() -> Iterator[None]:
             step_points.hold(held)
@@ -120,8 +130,9 @@ class LogicalRanks:
         try:
             yield turns
         finally:
-            self.enter(before)
-            step_points.hold(held)
+            if division == self._divisions:  # else a failure has left it behind
+                self.enter(before)
+                step_points.hold(held)
 
     def enter(self, turn: Turn | None) -> None:
         """Begin a turn, or with None leave them."""
@@ -193,6 +204,13 @@ def logical_ranks(number: int) -> LogicalRanks:
     if known is None or (known.number, known.rank, known.ranks) != (number, here.rank, here.size):
         _current = LogicalRanks(number)
     assert _current is not None
+    return _current
+
+
+def divided() -> LogicalRanks | None:
+    """Those in use on other ranks, if there are any, divided among the ranks of this epoch. Raises as the class."""
+    if _current is not None:
+        _current.divide()
     return _current
 
 

@@ -196,6 +196,12 @@ def _open_with_the_living(place: Place, rendezvous: Rendezvous, ranks: list[int]
             return
 
 
+def is_joining() -> bool:
+    """Whether `has_just_joined` is still to say so."""
+    rendezvous = _state.place and _state.place.rendezvous
+    return bool(rendezvous and rendezvous.joins)
+
+
 def has_just_joined() -> bool:
     """Whether the others of an elastic job had formed without this process, and have taken it in; True once."""
     rendezvous = _state.place and _state.place.rendezvous

@@ -156,11 +156,9 @@ def check_values(options: argparse.Namespace) -> None:
             flag = {"--stall-warning": _STALL[0], "--stall-shutdown": _STALL[1]}.get(flag, flag)
             seconds = " seconds" if isinstance(value, float) else ""
             raise ValueError(f"{flag} must be at least {lowest}{seconds}, got {value:g}")
-    elastic = options.elastic or options.min_np is not None or options.max_np is not None
-    if options.logical and (elastic or options.host_discovery_script):
-        raise ValueError("--logical divides logical ranks among a fixed number of ranks; an elastic job changes it")
-    if options.logical and options.np and (options.logical < options.np or options.logical % options.np):
-        raise ValueError(f"--logical must be a multiple of -np, got {options.logical} and {options.np}")
+    if options.logical and max(options.np or 0, options.max_np or 0) > options.logical:
+        most, flag = (options.np, "-np") if (options.np or 0) > options.logical else (options.max_np, "--max-np")
+        raise ValueError(f"--logical must be at least {flag}, got {options.logical} and {most}")
     if options.cooldown and not 0 <= options.cooldown[0] <= options.cooldown[1]:
         given = " ".join(f"{seconds:g}" for seconds in options.cooldown)
         raise ValueError(f"--blacklist-cooldown-range takes the least and the most seconds, got {given}")
@@ -208,7 +206,7 @@ def elastic_rules(options: argparse.Namespace, n: int) -> Elastic:
     given = {"patience": options.elastic_timeout, "cooldown": options.cooldown and tuple(options.cooldown)}
     return Elastic(
         min_np,
-        options.max_np or 0,
+        options.max_np or (options.host_discovery_script and options.logical) or 0,
         options.host_discovery_script or "",
         options.slots_per_host,
         **{name: value for name, value in given.items() if value is not None},
@@ -301,7 +299,12 @@ def _parser() -> argparse.ArgumentParser:
     add("-np", "--num-proc", dest="np", type=int, metavar="N", help="number of ranks")
     add("--ppn", type=int, metavar="N", help="ranks on each host, whatever its slots")
     add("--cpus-per-rank", type=int, metavar="N", help="cores that each rank computes with (OMP_NUM_THREADS)")
-    add("--logical", type=int, metavar="L", help="train as L ranks would, whatever -np is (`prepare(logical=L)`)")
+    add(
+        "--logical",
+        type=int,
+        metavar="L",
+        help="train as L ranks would, on any number of ranks (`prepare(logical=L)`)",
+    )
     add("-v", "--version", action="version", version=f"ringrun {__version__}")
     add("--doctor", action="store_true", help="check this machine, or all of -H or an allocation: what to repair")
     add("--json", action="store_true", help="what --doctor finds, for tools")

@@ -42,9 +42,7 @@ class CellOptions:
     sync_every: Annotated[
         int, Option("--sync-every N", "let each rank step alone, and sync the weights every N steps", count)
     ] = 1
-    logical: Annotated[
-        int, Option("--logical L", "train as L ranks would, on any number of ranks that divides L", count)
-    ] = 0
+    logical: Annotated[int, Option("--logical L", "train as L ranks would, on any number of ranks up to L", count)] = 0
     first_line: Annotated[int, Option("--first-line N", read=int)] = 2
     """The number that errors give to the first line of the cell; `%ring default on` sends cells without a magic."""
     cell_id: str = ""

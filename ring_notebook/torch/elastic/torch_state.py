@@ -12,8 +12,11 @@ from torch.utils.data import Sampler
 
 from ring_notebook.api.basics import rank, size
 from ring_notebook.api.object_state import ObjectState
+from ring_notebook.core import logical_ranks
+from ring_notebook.errors import HostsUpdatedInterrupt
 from ring_notebook.torch.training import checkpoint
 from ring_notebook.torch.training.data import share_of
+from ring_notebook.torch.training.turn_state import ElasticTurns
 
 
 class ElasticSampler(Sampler[int]):
@@ -89,10 +92,37 @@ class TorchState(ObjectState):
     def __init__(
         self, model: torch.nn.Module | None = None, optimizer: torch.optim.Optimizer | None = None, **kwargs: Any
     ) -> None:
+        self._turns = ElasticTurns()
         super().__init__(model=model, optimizer=optimizer, **kwargs)
+        self._names.append("_turns")
+        self._saved["_turns"] = {}
+
+    def commit(self) -> None:
+        """As `State.commit`; of logical ranks at the end of a round, else it does nothing."""
+        if not _is_between():
+            self._turns.keep()
+            super().commit()
+
+    def check_host_updates(self) -> None:
+        """As `State.check_host_updates`; of logical ranks at the end of a round, else it does nothing."""
+        if _is_between():
+            return
+        try:
+            super().check_host_updates()
+        except HostsUpdatedInterrupt:  # on all ranks
+            self._turns.keep()
+            raise
+
+    def sync(self) -> None:
+        """Take rank 0's values on all ranks, and keep them; of a logical rank those of its own."""
+        super().sync()
+        if not self._turns.state_dict():
+            self._turns.keep()
+            self.save()
 
     def reset(self) -> None:
-        """Have samplers read again which ranks there are."""
+        """Have samplers, and logical ranks, read again which ranks there are."""
+        self._turns.divide()
         for name in self._names:
             value = getattr(self, name)
             if isinstance(value, ElasticSampler):
@@ -106,3 +136,8 @@ class TorchState(ObjectState):
     def read_on_all(self, path: Path) -> Any:
         """As `ObjectState.read_on_all`, with tensors sent without pickling."""
         return checkpoint.load(path, weights_only=False, private=True)
+
+
+def _is_between() -> bool:
+    logical = logical_ranks.current()
+    return logical is not None and logical.is_between

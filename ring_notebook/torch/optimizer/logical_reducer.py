@@ -57,7 +57,7 @@ class _Layout:
         ]
         self._sizes = [sum(self.specs[number].elements for number in bucket) for bucket in self.buckets]
         self.places = {p: number for number, p in enumerate(self.parameters)}
-        self._parts = parts
+        self.parts = parts
         self._spare: list[list[Tensor]] = []  # memory that the kernel has given us: new pages cost more than the sums
 
     def flats(self) -> list[Tensor]:
@@ -67,8 +67,8 @@ class _Layout:
         made = []
         for bucket, size in zip(self.buckets, self._sizes, strict=True):
             first = real_view(self.parameters[bucket[0]])
-            made.append(torch.empty(round_up(size, self._parts), dtype=first.dtype, device=first.device))
-        counts = round_up(len(self.parameters), self._parts)
+            made.append(torch.empty(round_up(size, self.parts), dtype=first.dtype, device=first.device))
+        counts = round_up(len(self.parameters), self.parts)
         return [*made, torch.empty(counts, dtype=torch.int32, device="cpu")]
 
     def zeros(self) -> list[Tensor]:
@@ -207,7 +207,8 @@ class LogicalReducer(GradientReducer):
         self.logical.check()
         named = self._trainable()
         layout = self._flat_layout
-        if layout is None or [id(p) for _, p in named] != [id(p) for p in layout.parameters]:
+        alike = layout is not None and [id(p) for _, p in named] == [id(p) for p in layout.parameters]
+        if layout is None or not alike or layout.parts != self.logical.ranks:
             layout = self._flat_layout = _Layout(named, config().fusion_threshold, self.logical.ranks)
         if self._leaf is not None and self._sum is not None:
             for flats in (self._leaf.flats, *(value for _, _, value in self._sum.nodes)):
@@ -352,8 +353,8 @@ class LogicalReducer(GradientReducer):
 
         Each rank adds one part of all nodes, and has the sums of the other parts from the others.
         """
-        number, turns, ranks = self.logical.number, self.logical.turns, self.logical.ranks
-        places = [place for rank in range(ranks) for place in nodes_of(number, rank * turns, turns)]
+        number, ranks = self.logical.number, self.logical.ranks
+        places = [place for rank in range(ranks) for place in nodes_of(number, *self.logical.of_rank(rank))]
         mark = self._agreed(layout)
         averages = layout.flats()
         for index, average in enumerate(averages):

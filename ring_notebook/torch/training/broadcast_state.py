@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ring_notebook.api.objects import broadcast_object
+from ring_notebook.api.objects import broadcast_object, is_alone
 from ring_notebook.api.process_sets import global_process_set
 from ring_notebook.torch.collectives.broadcast import broadcast_
 from ring_notebook.torch.collectives.tensor_arguments import check_optimizer
@@ -38,6 +38,8 @@ def broadcast_parameters(params: Parameters, root_rank: int) -> None:
 
 def broadcast_tensors(named: Sequence[tuple[str, Any]], root_rank: int) -> None:
     """As `broadcast_parameters`, for named tensors."""
+    if is_alone():
+        return
     for name, tensor in named:
         if tensor is None:
             continue

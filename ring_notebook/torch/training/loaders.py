@@ -23,7 +23,7 @@ from torch.utils.data import (
 )
 
 from ring_notebook.api.basics import rank as own_rank
-from ring_notebook.api.objects import gather_objects
+from ring_notebook.api.objects import gather_objects, is_alone
 from ring_notebook.api.process_sets import global_process_set
 from ring_notebook.core.logical_ranks import progress
 from ring_notebook.core.logical_ranks import share_rank as rank
@@ -491,7 +491,8 @@ def _agreed(
     described = f"{type(loader).__name__} over {what}, batch {loader.batch_size}"
     process = states()
     state = process["torch"] if generator is None else generator.get_state()
-    rows = gather_objects((described, (state, process) if own_rank() == 0 else None), "loaders", global_process_set)
+    own = (state, process) if own_rank() == 0 or is_alone() else None
+    rows = gather_objects((described, own), "loaders", global_process_set)
     for other, (theirs, _) in enumerate(rows):
         if theirs != rows[0][0]:
             raise ValueError(

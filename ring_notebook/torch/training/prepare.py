@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any, Literal, TypeAlias, TypeVar, overload
 
 import torch
@@ -14,6 +15,7 @@ from torch.utils.data import DataLoader
 
 from ring_notebook.api.arguments import check_passes
 from ring_notebook.api.basics import local_rank, size
+from ring_notebook.api.objects import without_others
 from ring_notebook.api.preparation import by_kind, in_order, of_another
 from ring_notebook.core import world
 from ring_notebook.core.communicator import ReduceOp
@@ -150,8 +152,8 @@ def prepare(
         ``noise_scale``-th, and add it as ``noise_scale`` to every row that is logged. Takes one optimizer.
     accumulate: make one step of this many batches, with the mean of their gradients: ``optimizer.step()`` and
         ``zero_grad()`` do nothing between them, so that the loop needs no change.
-    logical: train as so many ranks would, whatever the number of ranks is, which must divide it: losses, weights and
-        optimizer state are the same bits (``docs/logical-ranks.md``). Each rank carries an equal number of logical
+    logical: train as so many ranks would, whatever the number of ranks is, at most that many: losses, weights and
+        optimizer state are the same bits (``docs/logical-ranks.md``). Each rank carries its part of the logical
         ranks, whose batches the loader yields in turn; ``optimizer.step()``, schedules and a GradScaler act in the last
         turn. Torch then computes with one thread in each rank. By default as ``ringrun --logical`` says, else none.
     strategy: "ddp" or "fsdp" wrap the model in torch's DistributedDataParallel or FSDP2's ``fully_shard``, on
@@ -164,7 +166,7 @@ def prepare(
 
     Raises NotInitializedError before ``init()``; TypeError, which names the argument, for any other object; ValueError
     for an optimizer of a model that is not passed, for ``noise_scale`` with a loader of unknown batch size, and where
-    the number of ranks does not divide ``logical``; TypeError for ``noise_scale`` or ``accumulate`` with ``op=Adasum``,
+    there are more ranks than ``logical``; TypeError for ``noise_scale`` or ``accumulate`` with ``op=Adasum``,
     a ``strategy`` or ``logical``, and for ``logical`` with a ``strategy``.
     """
     if another := of_another("prepare", objects, "torch"):
@@ -178,13 +180,26 @@ def prepare(
         if "sync_every" in options:
             raise TypeError("prepare(sync_every=...) is for PyTorch: no other framework has local steps here")
         return another(*objects, scale_lr=scale_lr, **given, **options)
+    in_turns = _in_turns(logical, noise_scale, accumulate, strategy)
+    if in_turns is None:
+        return _prepare(objects, None, scale_lr, noise_scale, accumulate, strategy, options)
+    with without_others() if world.is_joining() else nullcontext():  # the others train, and will send what they have
+        return _prepare(objects, in_turns, scale_lr, False, 1, None, options | {"logical": in_turns.number})
+
+
+def _prepare(
+    objects: tuple[Any, ...],
+    in_turns: LogicalRanks | None,
+    scale_lr: bool,
+    noise_scale: bool | int,
+    accumulate: int,
+    strategy: str | None,
+    options: dict[str, Any],
+) -> Any:
     models, optimizers, loaders, schedulers = by_kind(objects, _KINDS).values()
     _check_options(models, optimizers, noise_scale, accumulate, strategy, options)
     for model in models:
         _check_device_map(model)
-    in_turns = _in_turns(logical, noise_scale, accumulate, strategy)
-    if in_turns is not None:
-        options = options | {"logical": in_turns.number}
     device = accelerator()
     prepared: dict[int, Any] = {id(one): one for one in objects}
     for model in models:

@@ -15,14 +15,17 @@ import cloudpickle
 import torch
 from torch import Tensor, nn
 
-from ring_notebook.api.objects import broadcast_object
-from ring_notebook.core.logical_ranks import LogicalRanks
+from ring_notebook.api.objects import broadcast_object, gather_objects
+from ring_notebook.api.process_sets import global_process_set
+from ring_notebook.core.logical_ranks import LogicalRanks, current, divided
 from ring_notebook.core.metrics import note_params
 from ring_notebook.torch.devices import accelerator
 from ring_notebook.torch.steps.state_digest import is_shared
 from ring_notebook.torch.training.act_once import act_once
 from ring_notebook.torch.training.agreed_numbers import sources
+from ring_notebook.torch.training.turns_loader import loaders_in_use
 
+_LOADERS = "loaders"
 _numbers: RandomNumbers | None = None
 _buffers: WeakKeyDictionary[nn.Module, Buffers] = WeakKeyDictionary()
 
@@ -63,6 +66,8 @@ def kept_turns(logical: LogicalRanks, models: Iterable[nn.Module]) -> list[bytes
 def continue_turns(models: Iterable[nn.Module], kept: Sequence[bytes]) -> None:
     """Give the logical ranks of this rank, outside of turns, what `kept_turns` has kept of them."""
     followers = _followers(models)
+    for one in followers:
+        one.forget()
     for turn, data in zip((*range(len(kept) - 1), None), kept, strict=True):
         for one, state in zip(followers, cloudpickle.loads(data), strict=True):
             one.keep(turn, state)
@@ -79,6 +84,49 @@ def draw_again() -> None:
     """
     if _numbers is not None:
         _numbers.draw_again()
+
+
+class ElasticTurns:
+    """What all logical ranks have of their own, and where the passes of their loaders stand, for any number of ranks.
+
+    Every rank keeps that of all, because any of them may be lost. Without logical ranks it is empty.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[Any, Any] = {}
+
+    def keep(self) -> None:
+        """Keep what there is now, between two rounds or at the end of one; all ranks call it."""
+        if (logical := current()) is None or _numbers is None:
+            return
+        turns = [logical.first + turn for turn in range(logical.turns)]
+        own = dict(zip((*turns, None), kept_turns(logical, _buffers), strict=True))
+        if logical.rank != 0:
+            del own[None]
+        rows = gather_objects(own, "logical ranks", global_process_set)
+        self._kept = {rank: kept for row in rows for rank, kept in row.items()}
+        self._kept[_LOADERS] = [one.place() for one in loaders_in_use()]
+
+    def divide(self) -> None:
+        """Divide the logical ranks among the ranks of this epoch, and give these what was kept, if anything was."""
+        if (logical := divided()) is None or _numbers is None:
+            return
+        for loader in loaders_in_use():
+            loader.divide()
+        if not self._kept:
+            return
+        own = [self._kept[logical.first + turn] for turn in range(logical.turns)]
+        continue_turns(_buffers, [*own, self._kept[None]])
+        for loader, place in zip(loaders_in_use(), self._kept[_LOADERS], strict=False):
+            loader.continue_at(place, draw_again)
+
+    def state_dict(self) -> dict[Any, Any]:
+        """What was kept."""
+        return self._kept
+
+    def load_state_dict(self, kept: dict[Any, Any]) -> None:
+        """Take it over, for `divide`."""
+        self._kept = kept
 
 
 def _followers(models: Iterable[nn.Module]) -> list[RandomNumbers | Buffers]:
@@ -101,7 +149,6 @@ class RandomNumbers:
                 known[name][1](state)
         self._seeds = {name: pickle.dumps(_plain(state)) for name, state in at_rank_0.items()}
         self._logical = logical
-        self._first = logical.first
         self.begun_at: dict[int, dict[str, Any]] = {}
         """What turns have continued with."""
         self._kept: dict[int | None, dict[str, Any]] = {}
@@ -113,6 +160,10 @@ class RandomNumbers:
     def enter(self, turn: int | None) -> None:
         """See `Follower`."""
         self._set(self.kept_of(turn))
+
+    def forget(self) -> None:
+        """Drop what logical ranks had on this rank."""
+        self._kept = {}
 
     def draw_again(self) -> None:
         """See the function."""
@@ -136,7 +187,7 @@ class RandomNumbers:
         self._kept[turn] = kept
 
     def _seed_of(self, name: str, turn: int) -> int:
-        text = self._seeds.get(name, b"") + f" {name} {self._first + turn}".encode()
+        text = self._seeds.get(name, b"") + f" {name} {self._logical.first + turn}".encode()
         return int.from_bytes(blake2b(text, digest_size=4).digest(), "big")
 
 
@@ -177,7 +228,8 @@ class Buffers:
         ]
         self._own = {number for number, (module, name) in enumerate(self._places) if not is_shared(name, module())}
         self._first = [self._value(number).detach().clone() for number in range(len(self._places))]
-        self._kept: list[dict[int, Tensor]] = [{} for _ in range(logical.turns)]
+        self._logical = logical
+        self.forget()
         self._marks: list[tuple[Tensor, int]] = []
         self._mark()
 
@@ -204,6 +256,10 @@ class Buffers:
                 elif (module := self._places[number][0]()) is not None:
                     setattr(module, self._places[number][1], value.clone())
         self._mark()
+
+    def forget(self) -> None:
+        """Drop what logical ranks had on this rank."""
+        self._kept: list[dict[int, Tensor]] = [{} for _ in range(self._logical.turns)]
 
     def kept_of(self, turn: int | None) -> dict[int, Tensor]:
         """The values by number, in memory of the host; for None those of logical ranks that have none of their own."""

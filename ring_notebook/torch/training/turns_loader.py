@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from copy import copy
 from functools import cache
 from types import new_class
@@ -11,6 +13,7 @@ from typing import Any, TypeVar
 import torch
 from torch.utils.data import BatchSampler, DataLoader
 
+from ring_notebook.api.objects import without_others
 from ring_notebook.core.gradient_log import gradient_log
 from ring_notebook.core.logical_ranks import LogicalRanks
 from ring_notebook.torch.training.act_once import act_once
@@ -19,6 +22,7 @@ from ring_notebook.torch.training.loaders import PreparedLoader, nested, shard
 
 T = TypeVar("T")
 
+_in_use: list[weakref.ref[TurnsLoader[Any]]] = []
 _ORDER = ("epoch", "used", "_first", "_known", "_pinned", "_left")
 """The attributes of a sampler that decide what the next pass draws."""
 
@@ -40,12 +44,10 @@ def shard_by_turns(
             f"prepare: this loader is divided among {loader._logical.number} logical ranks on {loader._logical.ranks} "
             "ranks; pass the loader that it was made of"
         )
-    shares = []
-    for turn in range(logical.turns):
-        with logical.shares(turn):
-            one = loader if turn == 0 else _twin(loader)
-            made = shard(one, kind=kind, number=number)
-        if made is one or not hasattr(made, "_preparation") or made._preparation._share is None:
+    shares = _shares(loader, logical, range(logical.turns), kind, number)
+    for made in shares:
+        is_divided = isinstance(loader, PreparedLoader) or not isinstance(made, PreparedLoader)
+        if is_divided or made._preparation._share is None:
             raise ValueError(
                 "prepare(logical=...) divides the data itself: pass a loader over all of it, which no sampler and no "
                 "other call of prepare has divided"
@@ -55,11 +57,28 @@ def shard_by_turns(
                 f"prepare(logical=...) cannot divide what {type(made._preparation._share._given).__name__} draws: only "
                 "the samplers of torch draw alike for all logical ranks; use one of these"
             )
-        shares.append(made)
     kind_of: Any = type(loader)
     whole: Any = object.__new__(_class_of(kind_of))
     vars(whole).update(vars(shares[0]), _iterator=None, _shares=shares, _logical=logical)
+    vars(whole).update(_of=loader, _how=(kind, number))
+    _in_use.append(weakref.ref(whole))
     return whole  # type: ignore[no-any-return]
+
+
+def loaders_in_use() -> list[TurnsLoader[Any]]:
+    """Those of this process, in the order in which they were made."""
+    return [one for ref in _in_use if (one := ref()) is not None]
+
+
+def _shares(
+    loader: DataLoader[T], logical: LogicalRanks, turns: Iterable[int], kind: str | None, number: int
+) -> list[Any]:
+    made: list[Any] = []
+    for turn in turns:
+        has_others = turn < logical.number // logical.ranks  # else not all ranks have so many
+        with logical.shares(turn), nullcontext() if has_others else without_others():
+            made.append(shard(loader if turn == 0 else _twin(loader), kind=kind, number=number))
+    return made
 
 
 class TurnsLoader(PreparedLoader[T]):
@@ -67,6 +86,8 @@ class TurnsLoader(PreparedLoader[T]):
 
     _shares: list[Any]
     _logical: LogicalRanks
+    _of: Any
+    _how: tuple[str | None, int]
 
     def __iter__(self) -> Any:
         return self._in_turns()
@@ -120,6 +141,23 @@ class TurnsLoader(PreparedLoader[T]):
         for turn, one in enumerate(self._shares):
             with self._logical.shares(turn):
                 one.load_state_dict(state_dict)
+
+    def divide(self) -> None:
+        """Have as many shares as this rank has logical ranks now; a pass in progress is over."""
+        turns = self._logical.turns
+        with without_others():
+            self._shares += _shares(self._of, self._logical, range(len(self._shares), turns), *self._how)
+        del self._shares[turns:]
+
+    def place(self) -> dict[str, Any]:
+        """Where the loader stands, for `continue_at` on another number of ranks."""
+        return {"state": self.state_dict(), "is_in_pass": bool(self._shares[0]._preparation._batches)}
+
+    def continue_at(self, place: dict[str, Any], draw_again: Callable[[], object]) -> None:
+        """Continue there; ``draw_again`` is called where the next pass goes on in the middle of another one."""
+        self.load_state_dict(place["state"])
+        if place["is_in_pass"]:
+            self.before_next_pass(draw_again)
 
     @property
     def about_continuation(self) -> str:

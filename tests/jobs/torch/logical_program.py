@@ -117,11 +117,17 @@ def state_of(optimizer: Any) -> list[Tensor]:
     return [value for entry in optimizer.state.values() for value in entry.values() if isinstance(value, Tensor)]
 
 
+def turns() -> int:
+    """The logical ranks of this rank."""
+    first, end = ((ring.rank() + one) * ring.logical_size() // ring.size() for one in (0, 1))
+    return int(end - first)
+
+
 def in_rounds(loader: Any, steps: int) -> Iterator[Any]:
     """Passes over a loader until so many steps are made."""
     while steps > 0:
         yield from loader
-        steps -= len(loader) * ring.size() // ring.logical_size()
+        steps -= len(loader) // turns()
 
 
 def train(case: str, logical: int | None, steps: int) -> dict[str, Any]:
@@ -139,12 +145,11 @@ def train(case: str, logical: int | None, steps: int) -> dict[str, Any]:
     model, optimizer, loader, tests = ring.prepare(model, optimizer, loader, tests, logical=logical)
     scaler = torch.amp.GradScaler("cpu", enabled="scaler" in extras, init_scale=4096.0, growth_interval=3)
     losses: dict[int, list[str]] = {}
-    turns = ring.logical_size() // ring.size()
     for count, (x, y) in enumerate(in_rounds(loader, steps)):
         optimizer.zero_grad()
         with torch.autocast("cpu", torch.bfloat16, enabled="bf16" in extras):
             loss = F.cross_entropy(model(x), y)
-        poison = float("inf") if "scaler" in extras and count // turns == 1 else 1.0
+        poison = float("inf") if "scaler" in extras and count // turns() == 1 else 1.0
         scaler.scale(loss * poison).backward()
         if "clip" in extras:
             scaler.unscale_(optimizer)

@@ -52,7 +52,7 @@ def test_a_record_is_run_again_on_one_rank_and_compared(notebook: Notebook) -> N
     )
     assert "Not equal: loss parts at step 1 of rank 0" in said, said
     assert (
-        "ran on 2 ranks with 4 logical ranks; 3 does not divide 4" in notebook.error(REPLAY.replace("-n 1", "-n 3"))[1]
+        "ran on 2 ranks with 4 logical ranks, too few for 5 ranks" in notebook.error(REPLAY.replace("-n 1", "-n 5"))[1]
     )
     in_code = cell.replace(" --logical 4", "").replace("loader)\nfor", "loader, logical=4)\nfor")
     assert in_code.count("logical") == 1
@@ -94,8 +94,8 @@ def test_sizes_are_compared_at_equal_results(notebook: Notebook) -> None:
     said = notebook.text(f"%%ringscale 1,2 --logical 4\n{body}")
     assert "Equal bit by bit: 12 values of loss, 12 values of samples." in said, said
     assert (
-        "--logical: expected a multiple of every size, got 3 for 2 ranks"
-        in notebook.error(f"%%ringscale 1,2 --logical 3\n{body}")[1]
+        "--logical: expected at least 2, the greatest size, got 1"
+        in notebook.error(f"%%ringscale 1,2 --logical 1\n{body}")[1]
     )
 
 

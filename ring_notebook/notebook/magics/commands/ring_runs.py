@@ -69,10 +69,10 @@ def replay(
     noted = record.params.get("logical_ranks")  # by prepare(logical=...)
     logical = options.logical or (noted if isinstance(noted, int) else 0)
     n = n or record.size
-    if n != record.size and (not logical or logical % n):
+    if n != record.size and logical < n:
         ran = f"{record.title} ran on {plural(record.size, 'rank')}"
         if logical:
-            raise RingError(f"{ran} with {plural(logical, 'logical rank')}; {n} does not divide {logical}")
+            raise RingError(f"{ran} with {plural(logical, 'logical rank')}, too few for {plural(n, 'rank')}")
         raise RingError(
             f"{ran} without logical ranks (`--logical N` or prepare(logical=N)); leave -n out, because other numbers "
             "of ranks give other sums"

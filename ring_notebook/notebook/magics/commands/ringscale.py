@@ -53,8 +53,8 @@ def scale(
     ``kind`` is what the user means to measure. ``link`` is in bytes per second. Raises as `run_cell`.
     """
     check_syntax(cell, first_line=2)
-    if unfit := [size for size in sizes if logical % size]:
-        raise RingError(f"--logical: expected a multiple of every size, got {logical} for {plural(unfit[0], 'rank')}")
+    if 0 < logical < max(sizes):
+        raise RingError(f"--logical: expected at least {max(sizes)}, the greatest size, got {logical}")
     if csv:
         open(csv, "a").close()  # before the runs, which may take hours
     start_if_none(session, max(sizes))
