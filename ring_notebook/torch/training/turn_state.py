@@ -33,11 +33,15 @@ _buffers: WeakKeyDictionary[nn.Module, Buffers] = WeakKeyDictionary()
 def begin_turns(logical: LogicalRanks) -> None:
     """Give each logical rank random numbers, and torch one thread in each rank; all ranks call it.
 
-    With another number of threads torch's kernels may add in another order. Within a turn, as where a loop prepares
-    another loader, the random numbers stay what they are.
+    With another number of threads torch's kernels may add in another order. Torch takes deterministic kernels, and
+    warns of one that has none, with its name. Within a turn, as where a loop prepares another loader, the random
+    numbers stay what they are.
     """
     global _numbers
     torch.set_num_threads(1)
+    if not torch.are_deterministic_algorithms_enabled():
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.utils.deterministic.fill_uninitialized_memory = False  # which finds faults, and costs a write of memory
     act_once()
     note_params(logical_ranks=logical.number)
     if logical.now is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,13 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import ring_notebook.torch as ring
 from ring_notebook.errors import RingError
+
+
+@pytest.fixture(autouse=True)
+def _kernels() -> Iterator[None]:
+    """Other tests keep theirs."""
+    yield
+    torch.use_deterministic_algorithms(False)
 
 
 def prepared(logical: int, **options: Any) -> Any:
@@ -140,3 +148,11 @@ def test_a_checkpoint_of_another_number_of_logical_ranks(size: int, tmp_path: Pa
     ):
         with pytest.raises(RingError, match=said):
             saved(logical, name, resume=True, **how)
+
+
+def test_a_kernel_that_is_not_deterministic(size: int) -> None:
+    model, _, loader = prepared(2 * size)
+    for (x,) in loader:
+        with pytest.warns(UserWarning, match="put_ does not have a deterministic implementation"):
+            model(x.clone().put_(torch.tensor([0, 0]), torch.tensor([1.0, 2.0]))).sum().backward()
+        break
