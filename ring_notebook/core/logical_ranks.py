@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from ring_notebook.config import config
 from ring_notebook.core import metrics, step_points, world
@@ -58,6 +58,10 @@ class LogicalRanks:
         self._followers: weakref.WeakValueDictionary[str, Follower] = weakref.WeakValueDictionary()
         self.divide()
 
+    def __reduce__(self) -> Any:
+        """As so many that are divided among no ranks yet: what each of them has of its own stays behind."""
+        return _undivided, (self.number,)
+
     def divide(self) -> None:
         """Divide them among the ranks of the present epoch; no round is in progress any more.
 
@@ -88,7 +92,7 @@ class LogicalRanks:
         if (here.rank, here.size) != (self.rank, self.ranks):
             raise RingError(
                 f"rank {here.rank} of {here.size}: {self.number} logical ranks were divided among {self.ranks} ranks; "
-                "call prepare() again on the ranks of this run, with the objects as they were before prepare()"
+                "call prepare() again on the ranks of this run"
             )
 
     def follow(self, name: str, follower: Follower) -> None:
@@ -155,6 +159,12 @@ class LogicalRanks:
             yield
         finally:
             _share = before
+
+
+def _undivided(number: int) -> LogicalRanks:
+    made = object.__new__(LogicalRanks)
+    vars(made).update(number=number, rank=0, ranks=0, turns=0, first=0, now=None, reductions=0, stepped=None)
+    return made
 
 
 @dataclass(frozen=True, slots=True)

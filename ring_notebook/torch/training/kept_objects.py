@@ -55,7 +55,7 @@ class TorchKeeper(Keeper):
         if isinstance(value, torch.optim.Optimizer):
             return _reduced_optimizer(value)
         if isinstance(value, GradientReducer):
-            return GradientReducer, value.made_with(), value.kept()
+            return type(value), value.made_with(), value.kept()
         if isinstance(value, DistributedSampler):
             return object.__new__, (type(value),), value.kept()
         if isinstance(value, nn.parallel.DistributedDataParallel):

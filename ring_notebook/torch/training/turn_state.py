@@ -41,7 +41,8 @@ def begin_turns(logical: LogicalRanks) -> None:
     torch.set_num_threads(1)
     if not torch.are_deterministic_algorithms_enabled():
         torch.use_deterministic_algorithms(True, warn_only=True)
-        torch.utils.deterministic.fill_uninitialized_memory = False  # which finds faults, and costs a write of memory
+        # What finds reads of memory that nobody has written costs a write of it.
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     act_once()
     note_params(logical_ranks=logical.number)
     if logical.now is None:

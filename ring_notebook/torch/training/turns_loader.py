@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from copy import copy
 from functools import cache
 from types import new_class
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch.utils.data import BatchSampler, DataLoader
@@ -40,10 +40,9 @@ def shard_by_turns(
         if (loader._logical.number, loader._logical.ranks) == (logical.number, logical.ranks):
             loader._logical = logical
             return loader
-        raise ValueError(
-            f"prepare: this loader is divided among {loader._logical.number} logical ranks on {loader._logical.ranks} "
-            "ranks; pass the loader that it was made of"
-        )
+        made_again = shard_by_turns(loader._of, logical, kind=kind, number=number)
+        cast(TurnsLoader[T], made_again).load_state_dict(loader.state_dict(is_in_pass=False))
+        return made_again
     shares = _shares(loader, logical, range(logical.turns), kind, number)
     for made in shares:
         is_divided = isinstance(loader, PreparedLoader) or not isinstance(made, PreparedLoader)
@@ -60,7 +59,7 @@ def shard_by_turns(
     kind_of: Any = type(loader)
     whole: Any = object.__new__(_class_of(kind_of))
     vars(whole).update(vars(shares[0]), _iterator=None, _shares=shares, _logical=logical)
-    vars(whole).update(_of=loader, _how=(kind, number))
+    vars(whole).update(_of=loader, _how=(kind, number), _state={})
     _in_use.append(weakref.ref(whole))
     return whole  # type: ignore[no-any-return]
 
@@ -88,16 +87,20 @@ class TurnsLoader(PreparedLoader[T]):
     _logical: LogicalRanks
     _of: Any
     _how: tuple[str | None, int]
+    _state: dict[str, Any]
+    """Of one that has been pickled, and has no shares before it is prepared again."""
 
     def __iter__(self) -> Any:
         return self._in_turns()
 
     def __len__(self) -> int:
+        self._logical.check()
         with self._logical.shares(0):
             return len(self._shares[0]) * self._logical.turns
 
     def _in_turns(self) -> Iterator[Any]:
         logical = self._logical
+        logical.check()
         act_once()
         self._follow_first()
         passes: list[Any] = [None] * logical.turns
@@ -132,6 +135,8 @@ class TurnsLoader(PreparedLoader[T]):
 
     def state_dict(self, *, is_in_pass: bool = True) -> dict[str, Any]:
         """As the base class, between two rounds; it holds for any number of ranks."""
+        if not self._shares:
+            return self._state
         with self._logical.shares(0):
             state: dict[str, Any] = self._shares[0].state_dict(is_in_pass=is_in_pass)
         return state
@@ -166,11 +171,15 @@ class TurnsLoader(PreparedLoader[T]):
             remark: str = self._shares[0].about_continuation
         return remark
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        raise TypeError(
-            "a loader of logical ranks cannot be copied to another process: call prepare() there, on the loader that "
-            "it was made of"
-        )
+    def __reduce_ex__(self, protocol: Any) -> Any:  # with its order, for `prepare` on any number of ranks
+        return _undivided, (self._of, self._logical, self._how, self.state_dict(is_in_pass=False))
+
+
+def _undivided(of: Any, logical: LogicalRanks, how: tuple[str | None, int], state: dict[str, Any]) -> Any:
+    kind: Any = type(of)
+    whole: Any = object.__new__(_class_of(kind))
+    vars(whole).update(vars(of), _iterator=None, _shares=[], _logical=logical, _of=of, _how=how, _state=state)
+    return whole
 
 
 @cache

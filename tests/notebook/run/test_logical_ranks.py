@@ -99,6 +99,31 @@ def test_sizes_are_compared_at_equal_results(notebook: Notebook) -> None:
     )
 
 
+AGAIN = """%%ringtrain -n RANKS --out again_on_RANKS
+model, optimizer, loader = ring.prepare(model, optimizer, loader, logical=4)
+for _ in range(2):
+    for x in loader:
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        ring.log(loss=loss)
+"""
+
+
+@pytest.mark.slow  # restores
+def test_a_snapshot_goes_on_with_the_same_bits_on_another_number_of_ranks(notebook: Notebook) -> None:
+    notebook.text(CELL.replace("RANKS", "2"))
+    assert "Not in it" not in notebook.text("%ring snapshots save logical")
+    notebook.text(AGAIN.replace("RANKS", "2"))
+    notebook.text("%ring snapshots restore logical -n 1")
+    assert "call prepare() again on the ranks of this run" in notebook.error("%%ringtrain\nnext(iter(loader))")[1]
+    notebook.text("%ring snapshots restore logical")
+    notebook.text(AGAIN.replace("RANKS", "1"))
+    notebook.text(COMPARED.replace("run_on", "again_on").replace("range(3)", "range(6)"))
+    notebook.text("%ring snapshots restore logical -n 2")
+
+
 CONTINUES = CELL.replace(
     "loader)\nfor x in loader:",
     """loader)
