@@ -91,7 +91,7 @@ def test_a_replay_stops_where_a_gradient_differs(notebook: Notebook) -> None:
 
 def test_sizes_are_compared_at_equal_results(notebook: Notebook) -> None:
     body = CELL.partition("\n")[2].replace("ring.log(loss=loss)", "ring.log(loss=loss, samples=len(x))")
-    said = notebook.text(f"%%ringscale 1,2 --logical 4\n{body}")
+    said = notebook.text(f"%%ringscale --logical 4 1,2\n{body}")
     assert "Equal bit by bit: 12 values of loss, 12 values of samples." in said, said
     assert (
         "--logical: expected at least 2, the greatest size, got 1"
