@@ -20,6 +20,11 @@ _BASICS = "ring_notebook.api.basics"
 _ERRORS = "ring_notebook.errors"
 _SETS = "ring_notebook.api.process_sets"
 _STATE = "ring_notebook.torch.elastic.torch_state"
+_TENSORFLOW_UTIL = (
+    "_executing_eagerly=executing_eagerly _make_subgraph=make_subgraph _cache=cached "
+    "vars_to_refs=variables_to_references refs_to_vars=references_to_variables"
+)
+"""What ``horovod.tensorflow`` has from its ``util``, which Horovod's own tests call there."""
 
 MODULES: dict[str, dict[str, str]] = {
     "horovod": {"ring_notebook.horovod.names": "__version__=VERSION", "ring_notebook.launch.horovod_run": "run"},
@@ -54,7 +59,7 @@ MODULES: dict[str, dict[str, str]] = {
     "horovod.torch.elastic": {"ring_notebook.torch.elastic": "*"},
     "horovod.torch.elastic.sampler": {_STATE: "ElasticSampler"},
     "horovod.torch.elastic.state": {_STATE: "TorchState"},
-    "horovod.tensorflow": {_TENSORFLOW: "*"},
+    "horovod.tensorflow": {_TENSORFLOW: "*", f"{_TENSORFLOW}.graph_call": _TENSORFLOW_UTIL},
     "horovod.tensorflow.compression": {
         f"{_TENSORFLOW}.tensor_compression": (
             "Compression Compressor NoneCompressor=Compression.none FP16Compressor=Compression.fp16"
@@ -66,9 +71,7 @@ MODULES: dict[str, dict[str, str]] = {
         )
     },
     "horovod.tensorflow.mpi_ops": {_TENSORFLOW: "*"},
-    "horovod.tensorflow.util": {
-        f"{_TENSORFLOW}.graph_call": "_executing_eagerly=executing_eagerly _make_subgraph=make_subgraph _cache=cached"
-    },
+    "horovod.tensorflow.util": {f"{_TENSORFLOW}.graph_call": _TENSORFLOW_UTIL},
     "horovod.tensorflow.sync_batch_norm": {_TENSORFLOW: "SyncBatchNormalization"},
     "horovod.tensorflow.elastic": {f"{_TENSORFLOW}.elastic": "*"},
     "horovod.tensorflow.keras": {_KERAS: "*"},

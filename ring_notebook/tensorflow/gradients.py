@@ -125,6 +125,21 @@ class _DistributedTape:
         flat = self._ring_reduction.reduce(tf.nest.flatten(gradients), tf.nest.flatten(sources), self._ring_local)
         return tf.nest.pack_sequence_as(gradients, flat)
 
+    def get_local_and_global_gradients(
+        self, target: Any, sources: Any, output_gradients: Any = None, use_generic_names: bool = False
+    ) -> tuple[list[tuple[Any, Any]], list[tuple[Any, Any]]]:
+        """The pairs of source and gradient that stay local, and the reduced ones, with the gradients of `gradient`.
+
+        Horovod: ``get_local_and_global_gradients``.
+        """
+        sources = tf.nest.flatten(sources)
+        local_ids = {id(source) for source in self._ring_local}
+        pairs = list(zip(sources, self.gradient(target, sources, output_gradients, use_generic_names), strict=True))
+        return (
+            [pair for pair in pairs if id(pair[0]) in local_ids],
+            [pair for pair in pairs if id(pair[0]) not in local_ids],
+        )
+
     def register_local_source(self, source: Any) -> None:
         """Keep the gradient of this source local to the rank (Horovod: ``register_local_source``)."""
         self._ring_local.append(source)

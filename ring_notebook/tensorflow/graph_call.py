@@ -66,6 +66,20 @@ def cached(function: Any) -> Any:
     return call
 
 
+def variables_to_references(variables: Any) -> Any:
+    """The reference of a variable, which can be a key; of a list the tuple of theirs (Horovod: ``vars_to_refs``)."""
+    if isinstance(variables, list):
+        return tuple(variables_to_references(variable) for variable in variables)
+    return variables.ref()
+
+
+def references_to_variables(references: Any) -> Any:
+    """What `variables_to_references` was given (Horovod: ``refs_to_vars``)."""
+    if isinstance(references, tuple):
+        return [references_to_variables(reference) for reference in references]
+    return references.deref()
+
+
 def call(what: ForeignCall, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     """The results of ``what``, with gradients: those of ``tensors``, then with ``what.rows`` the rows for each."""
     name = what.name or what.kind

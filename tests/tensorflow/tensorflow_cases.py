@@ -81,6 +81,9 @@ def case_helpers_of_horovods_tests() -> None:
     """Those of ``horovod.tensorflow.util``, with Horovod's names."""
     with as_horovod():
         util = importlib.import_module("horovod.tensorflow.util")
+        horovod = importlib.import_module("horovod.tensorflow")
+    assert horovod.util is util
+    assert horovod._executing_eagerly is util._executing_eagerly
     assert util._executing_eagerly()
     with tf.Graph().as_default():
         assert not util._executing_eagerly()
@@ -88,6 +91,11 @@ def case_helpers_of_horovods_tests() -> None:
     calls = []
     remember = util._cache(lambda x: calls.append(x) or len(calls))
     assert [remember(3), remember(3), remember(4)] == [1, 1, 2]
+    variables = [tf.Variable(1.0), [tf.Variable(2.0)]]
+    assert {util.vars_to_refs(variables): "a key"}
+    again = util.refs_to_vars(util.vars_to_refs(variables))
+    assert again[0] is variables[0]
+    assert again[1][0] is variables[1][0]
 
 
 def case_indexed_slices() -> None:
@@ -280,6 +288,27 @@ def case_tapes_with_options() -> None:
         local, shared = tape.gradient(loss, [layer.bias, b])
         np.testing.assert_allclose(local, [3 * factor / (hvd.size() if scaled else 1)], rtol=1e-6)
         assert len({tuple(other) for other in hvd.allgather_object(shared.numpy())}) == 1
+
+
+def case_local_and_global_gradients_apart() -> None:
+    """As in Horovod: pairs of variable and gradient, the local ones divided by the number of ranks."""
+    layer, b = tf.keras.layers.Dense(1, use_bias=False), tf.Variable(1.0)
+    layer.build((None, 2))
+    factor = float(hvd.rank() + 1)
+
+    def apart():
+        with tf.GradientTape() as tape:
+            loss = factor * (tf.reduce_sum(layer.kernel) + b)
+        tape = hvd.PartialDistributedGradientTape(tape, local_layers=[layer])
+        local, shared = tape.get_local_and_global_gradients(loss, [b, layer.kernel])
+        assert local[0][0] is layer.kernel
+        assert shared[0][0] is b
+        return [gradient for _, gradient in (*local, *shared)]
+
+    for call in both(apart):
+        local, shared = call()
+        np.testing.assert_allclose(local, np.full((2, 1), factor / hvd.size()), rtol=1e-6)
+        np.testing.assert_allclose(shared, (hvd.size() + 1) / 2)
 
 
 def case_forty_ops_of_a_graph_run_in_any_order() -> None:

@@ -71,7 +71,7 @@ WITH_TENSORFLOW: dict[str, str] = {
         f"BroadcastGlobalVariablesHook Compression DistributedGradientTape DistributedOptimizer "
         f"PartialDistributedGradientTape SyncBatchNormalization elastic {_OPS} {_FUNCTIONS} {_RANKS}"
     ),
-    "horovod.tensorflow.util": "_executing_eagerly _make_subgraph _cache",
+    "horovod.tensorflow.util": "_executing_eagerly _make_subgraph _cache vars_to_refs refs_to_vars",
     "horovod.tensorflow.compression": "Compression Compressor FP16Compressor NoneCompressor",
     "horovod.tensorflow.functions": _FUNCTIONS,
     "horovod.tensorflow.mpi_ops": f"{_OPS} {_RANKS}",
