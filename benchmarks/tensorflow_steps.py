@@ -3,10 +3,10 @@
     PYTHONPATH=.tensorflow/packages ringrun -np 2 python benchmarks/tensorflow_steps.py [--models conv] [--seconds 40]
 
 Every rank is also a worker of the strategy, over loopback. All variants train a model of their own that begins alike,
-in one run, and take turns step by step, with one thread for kernels of a rank. The figure is the median of a step's
-time on the slowest rank; in parentheses the part of it that is communication, against ranks that train on their own.
-"ours" is DistributedGradientTape and tf_keras' SGD in a tf.function; "ours, fit" is DistributedOptimizer within
-``train_on_batch``, beside the strategy's.
+in one run, and take turns of five steps, with one thread for kernels of a rank. "ours" is DistributedGradientTape and
+tf_keras' SGD in a tf.function; "ours, fit" is DistributedOptimizer within ``fit``, beside the strategy's. The figures
+are those of the slowest rank: the median of a step's time, its quartiles, and the processor time of a step, which
+another program on the machine changes less. In parentheses the part that ranks on their own do not need.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ import json
 import os
 import socket
 from collections.abc import Callable
-from statistics import median
-from time import perf_counter
+from contextlib import nullcontext
+from itertools import pairwise
+from statistics import median, quantiles
+from time import perf_counter, process_time
 
 os.environ.update(TF_USE_LEGACY_KERAS="1", TF_CPP_MIN_LOG_LEVEL="3")  # Keras 3 does not train under the strategy
 
@@ -60,14 +62,28 @@ def conv() -> tuple[tf.keras.Model, tf.Tensor, tf.Tensor]:
 MODELS = {"dense": dense, "conv": conv}
 
 
-def steps_of(name: str, strategy: tf.distribute.Strategy) -> dict[str, Callable[[], None]]:
-    """One training step for each variant."""
+TURN = 5
+"""Steps of a variant before the next one's turn."""
+
+
+def steps_of(name: str, strategy: tf.distribute.Strategy) -> dict[str, Callable[[], list[float]]]:
+    """For each variant a function that makes `TURN` steps and returns their seconds."""
 
     def build() -> tuple[tf.keras.Model, tf.Tensor, tf.Tensor, tf.keras.optimizers.Optimizer]:
         tf.keras.utils.set_random_seed(0)
         return *MODELS[name](), tf.keras.optimizers.SGD(1e-3, momentum=0.9)
 
-    def own_loop(distribute: bool) -> Callable[[], None]:
+    def timed(step: Callable[[], None]) -> Callable[[], list[float]]:
+        def turn() -> list[float]:
+            at = [perf_counter()]
+            for _ in range(TURN):
+                step()
+                at.append(perf_counter())
+            return [end - begin for begin, end in pairwise(at)]
+
+        return turn
+
+    def own_loop(distribute: bool) -> Callable[[], list[float]]:
         model, x, y, optimizer = build()
 
         @tf.function
@@ -79,9 +95,9 @@ def steps_of(name: str, strategy: tf.distribute.Strategy) -> dict[str, Callable[
             gradients = tape.gradient(loss, model.trainable_variables)
             optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
 
-        return step
+        return timed(step)
 
-    def of_the_strategy() -> Callable[[], None]:
+    def of_the_strategy() -> Callable[[], list[float]]:
         with strategy.scope():
             model, x, y, optimizer = build()
 
@@ -95,43 +111,62 @@ def steps_of(name: str, strategy: tf.distribute.Strategy) -> dict[str, Callable[
         def step() -> None:
             strategy.run(replica)
 
-        return step
+        return timed(step)
 
-    def fitting() -> Callable[[], None]:
-        model, x, y, optimizer = build()
-        model.compile(optimizer=ring.DistributedOptimizer(optimizer), loss="mse")
-        return lambda: model.train_on_batch(x, y)
+    def fitting(distribute: bool = False, strategy: tf.distribute.Strategy | None = None) -> Callable[[], list[float]]:
+        with strategy.scope() if strategy else nullcontext():
+            model, x, y, optimizer = build()
+            model.compile(optimizer=ring.DistributedOptimizer(optimizer) if distribute else optimizer, loss="mse")
+        workers = strategy.num_replicas_in_sync if strategy else 1  # the strategy divides a batch among them
+        whole = (tf.concat([x] * workers, 0), tf.concat([y] * workers, 0))
+        data = tf.data.Dataset.from_tensor_slices(whole).batch(len(x) * workers, drop_remainder=True).cache().repeat()
+        options = tf.data.Options()
+        options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+        data = data.with_options(options)
+        times: list[float] = []
 
-    def fitting_alone() -> Callable[[], None]:
-        model, x, y, optimizer = build()
-        model.compile(optimizer=optimizer, loss="mse")
-        return lambda: model.train_on_batch(x, y)
+        class Clock(tf.keras.callbacks.Callback):
+            def on_train_batch_begin(self, batch: int, logs: object = None) -> None:
+                self.began = perf_counter()
+
+            def on_train_batch_end(self, batch: int, logs: object = None) -> None:
+                times.append(perf_counter() - self.began)
+
+        def turn() -> list[float]:
+            times.clear()
+            model.fit(data, steps_per_epoch=TURN, verbose=0, callbacks=[Clock()])
+            return list(times)
+
+        return turn
 
     return {
         "alone": own_loop(False),
         "ours": own_loop(True),
         "MultiWorkerMirrored": of_the_strategy(),
-        "alone, fit": fitting_alone(),
-        "ours, fit": fitting(),
+        "alone, fit": fitting(),
+        "ours, fit": fitting(distribute=True),
+        "MultiWorkerMirrored, fit": fitting(strategy=strategy),
     }
 
 
-def measure(steps: dict[str, Callable[[], None]], seconds: float) -> dict[str, float]:
-    """Median time of each step in seconds, on the slowest rank, interleaved."""
-    for _ in range(3):
-        for step in steps.values():
-            step()
-    times: dict[str, list[float]] = {name: [] for name in steps}
+def measure(turns: dict[str, Callable[[], list[float]]], seconds: float) -> dict[str, tuple[list[float], float]]:
+    """For each variant the quartiles of a step's seconds, and its processor seconds, on the slowest rank."""
+    for turn in turns.values():
+        turn()
+    times: dict[str, list[float]] = {name: [] for name in turns}
+    busy: dict[str, list[float]] = {name: [] for name in turns}
     began = perf_counter()
     while True:
-        for name, step in steps.items():
+        for name, turn in turns.items():
             ring.barrier()
-            start = perf_counter()
-            step()
-            ring.barrier()  # a step is over when it is over on all ranks
-            times[name].append(perf_counter() - start)
-        if ring.broadcast_object(perf_counter() - began > seconds and len(times["alone"]) >= 10):
-            return {name: median(values) for name, values in times.items()}
+            start = process_time()
+            times[name] += turn()
+            busy[name].append((process_time() - start) / TURN)
+        if ring.broadcast_object(perf_counter() - began > seconds and len(busy["alone"]) >= 3):
+            break
+    own = {name: (quantiles(times[name], n=4), median(busy[name])) for name in turns}
+    ranks = ring.allgather_object(own)
+    return {name: max((rank[name] for rank in ranks), key=lambda figures: figures[0][1]) for name in turns}
 
 
 def main() -> None:
@@ -146,15 +181,18 @@ def main() -> None:
         result = measure(steps_of(name, strategy), arguments.seconds)
         if ring.rank() == 0:
             if number == 0:
-                print(f"{ring.size()} ranks, TensorFlow {tf.__version__}\n")
-                print("| model | " + " | ".join(result) + " | MultiWorkerMirrored / ours |")
-                print("|---" * (len(result) + 2) + "|")
-            cells = []
-            for label, time in result.items():
-                alone = result["alone, fit" if "fit" in label else "alone"]
-                cells.append(f"{time * 1e3:.1f} ms" + ("" if time == alone else f" ({1 - alone / time:.0%})"))
-            ratio = result["MultiWorkerMirrored"] / result["ours"]
-            print(f"| {name} | " + " | ".join(cells) + f" | {ratio:.2f}x |", flush=True)
+                print(f"{ring.size()} ranks, TensorFlow {tf.__version__}, load {os.getloadavg()[0]:.0f}\n")
+                print("| model | variant | step | quartiles | processor time |\n|---|---|---|---|---|")
+            for label, ((low, middle, high), busy) in result.items():
+                (_, own, _), own_busy = result["alone, fit" if "fit" in label else "alone"]
+                shares = [f" ({1 - least / figure:.0%})" for least, figure in ((own, middle), (own_busy, busy))]
+                if "alone" in label:
+                    shares = ["", ""]
+                print(
+                    f"| {name} | {label} | {middle * 1e3:.1f} ms{shares[0]} | {low * 1e3:.1f} to {high * 1e3:.1f} | "
+                    f"{busy * 1e3:.1f} ms{shares[1]} |",
+                    flush=True,
+                )
     ring.barrier()
     os._exit(0)  # the strategy's server has no end of its own
 
