@@ -54,6 +54,7 @@ class Lab:
         self.stopped: dict[str, str] = {}
         """By id of a run: who of this laboratory, or which limit, has stopped it."""
         self._begun = begun
+        self._is_guest = False  # of the notebook, which has the cluster
         self._handles: deque[Handle] = deque(maxlen=_MOST_HANDLES)
 
     @classmethod
@@ -65,7 +66,16 @@ class Lab:
 
     @classmethod
     def attach(cls, which: str = "") -> Lab:
-        """A laboratory with a cluster that runs already; parameter and errors are those of `Cluster.attach`."""
+        """A laboratory with a cluster that runs already; parameter and errors are those of `Cluster.attach`.
+
+        In a notebook that has a cluster it is that one, if none is named: runs wait in one queue with its cells, and
+        `close` does nothing.
+        """
+        own = Session.of_kernel
+        if not which and own is not None and own.cluster is not None:
+            lab = cls(own)
+            lab._is_guest = True
+            return lab
         session = Session(tell=lambda _: None)
         session.cluster = Cluster.attach(which)
         session.run = session.cluster.last_run
@@ -78,7 +88,11 @@ class Lab:
         self.close()
 
     def close(self) -> None:
-        """Cancel what waits and end the cluster, or leave that of another notebook. Does nothing the second time."""
+        """Cancel what waits and end the cluster, or leave that of a notebook. Does nothing the second time."""
+        if not self._is_guest:
+            self._end()
+
+    def _end(self) -> None:
         self.session.waiting.cancel()
         cluster, self.session.cluster = self.session.cluster, None
         if cluster is not None:
@@ -255,7 +269,7 @@ class Lab:
         """End the cluster with all variables, and cancel what waits. Raises RingError for that of a batch job."""
         if self.session.job is not None:
             raise RingError("a batch job holds this cluster; its notebook ends it")
-        self.close()
+        self._end()
 
     def heal(self) -> Said:
         """Start ranks that have died again, and run the set-up cells there; the others keep their variables.

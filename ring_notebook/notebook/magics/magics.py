@@ -104,7 +104,7 @@ def _words(line: str) -> list[str]:
 def register(shell: InteractiveShell) -> None:
     """Register the magics in ``shell``, once."""
     if "ringtrain" not in shell.magics_manager.magics["cell"]:
-        session = Session(shell.user_ns)
+        session = Session.of_kernel = Session(shell.user_ns)
         shell.register_magics(RingMagics(shell, session))
         rank_names.register(shell, session)
         default_cells = DefaultCells(shell, lambda: session.default)

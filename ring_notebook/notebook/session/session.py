@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, ClassVar
 
 from ring_notebook.errors import ClusterError, RingError
 from ring_notebook.notebook.cluster.batch import BatchCluster
@@ -22,6 +22,9 @@ _SENT = 50  # runs, among which is the one that trained
 
 class Session:
     """The state of one notebook, whose ``variables`` these are; ``tell`` shows a line of text."""
+
+    of_kernel: ClassVar[Session | None] = None
+    """That of the magics of this kernel, once they are loaded."""
 
     def __init__(self, variables: dict[str, Any] | None = None, tell: Callable[[str], None] = print) -> None:
         self.variables = {} if variables is None else variables

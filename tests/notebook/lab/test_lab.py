@@ -12,6 +12,7 @@ import jsonschema
 import pytest
 
 from harness.waiting import until
+from notebook.kernel import Notebook
 from ring_notebook import Lab
 from ring_notebook.errors import ClusterError, RingError
 from ring_notebook.notebook.cluster.cluster import Cluster
@@ -249,3 +250,18 @@ def test_a_rank_that_was_healed_runs_the_set_up_cells(lab: Lab) -> None:
     assert lab.run(died).wait(timeout=60).verdict.status == "failed"
     assert "Ran 1 set-up cell on rank 1." in lab.heal().text()
     assert lab.run("assert value == 5").wait(timeout=60).verdict.status == "ok"
+
+
+def test_a_laboratory_of_a_notebook_shares_its_cluster_and_queue(notebook: Notebook) -> None:
+    """A cell waits for a run of the laboratory, as for a cell; the cluster stays when the laboratory is closed."""
+    begin = """
+from ring_notebook import Lab
+with Lab.attach() as lab:
+    slow = lab.run("import time; time.sleep(3); print('first')", name="of-lab")
+print(slow.status)
+"""
+    assert notebook.text(begin) == "running\n"
+    notebook.text("%%ringtrain\nprint('second')")
+    assert notebook.text("print(slow.status, slow.output())").startswith("ok ")
+    after = notebook.text("%ring runs --all")
+    assert after.index("of-lab") > 0
