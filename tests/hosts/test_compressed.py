@@ -68,6 +68,7 @@ def test_a_step_sends_as_much_less_as_is_said(hosts: TwoHosts, compression: str,
     assert mib <= each < 1.1 * mib + 0.05
 
 
+@pytest.mark.slow
 def test_on_one_host_gradients_are_as_without() -> None:
     said = subprocess.run(
         [sys.executable, "-m", "ring_notebook.launch.cli", "-np", "2", sys.executable, "-c", ONE_HOST],

@@ -35,6 +35,7 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "others"),
     [
@@ -71,6 +72,7 @@ def test_a_rank_is_killed_while_it_writes(tmp_path: Path, kind: str) -> None:
     assert names(tmp_path) == ["step-00000003"]
 
 
+@pytest.mark.slow
 def test_an_elastic_training_goes_on(tmp_path: Path) -> None:
     """Two of three ranks are left, say that the one in the making is lost, and write the next."""
     done = ringrun(3, "plain", tmp_path, "survive", "--elastic")

@@ -22,6 +22,7 @@ def ranks(notebook: Notebook) -> list[dict[str, Any]]:
     return told
 
 
+@pytest.mark.slow
 def test_the_next_kernel_finds_a_kept_cluster(tmp_path: Path) -> None:
     first = Notebook(tmp_path)
     assert first.text("%load_ext ring_notebook") == ""
