@@ -133,10 +133,10 @@ def pausing(monkeypatch: pytest.MonkeyPatch) -> Iterator[Event]:
 
 @contextlib.contextmanager
 def small_files(is_here: bool) -> Iterator[None]:
-    """A disk on which no file may be larger than a kilobyte."""
+    """A disk on which no file may be larger than 256 KiB. The ranks' store is one too, a small one in memory."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     if is_here:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (1024, before[1]))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (256 << 10, before[1]))
     try:
         yield
     finally:
@@ -239,7 +239,7 @@ def test_torch_reads_it(hvd: ModuleType, folder: Path) -> None:
 @pytest.mark.sizes(1, 2, 3)
 def test_a_part_that_cannot_be_written(hvd: ModuleType, folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """In the background the training goes on, and is told; else all ranks raise. The one before stays."""
-    model, last = nn.Linear(400, 40), hvd.size() - 1
+    model, last = nn.Sequential(*(nn.Linear(400, 400) for _ in range(hvd.size()))), hvd.size() - 1
     hvd.prepare(model)
     saved = hvd.checkpoint(model, every="1 steps", folder=folder, background=True)
     saved.step()
