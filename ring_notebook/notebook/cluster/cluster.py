@@ -141,10 +141,10 @@ class Cluster:
         require_processes(self.n)
         require_descriptors(self.n)
         self.foreign = False
-        forks = self._fork_from()
         self.directory = cluster_folders.new_directory(self._keep)
         atexit.register(self._leave_or_stop)
         try:
+            forks = self._fork_from()
             lent = self._lent.environment if self._lent else {}
             self._processes = Processes.launch(self.directory, self.n, self._hosts, self._keep, lent, forks)
             client = self._processes.connect(_START_TIMEOUT)
