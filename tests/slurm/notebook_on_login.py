@@ -128,7 +128,7 @@ def refused() -> None:
 
 def cancelled() -> None:
     notebook = opened(JOB)
-    status(notebook, until="4 engines:")
+    status(notebook, until=r"4 engines \(")
     notebook.text(f"{SET_UP}\nprint('begun')")
     notebook.text("%%ringtrain --background --out run\nimport time\ntime.sleep(600)")
     slurm("scancel", *jobs())
@@ -146,7 +146,7 @@ def kept() -> None:
     notebook = opened("")
     tell("attached", notebook.text("%ring attach"))
     slurm("scancel", other)
-    status(notebook, until="4 engines:")
+    status(notebook, until=r"4 engines \(")
     notebook.text("%%ringtrain\nx = 7 + ring.rank()")
     notebook.close()
     notebook = opened("")
@@ -159,7 +159,7 @@ def kept() -> None:
 
 def out_of_time() -> None:
     notebook = opened("--batch slurm -N 2 -n 4 --time 0:02:00 --signal 60s")
-    status(notebook, until="4 engines:")
+    status(notebook, until=r"4 engines \(")
     notebook.text(f"%%ringtrain --background --out run\n{TRAIN}")
     tell("cell", notebook.error("run.wait()")[1])
     tell("checkpoints", notebook.text("print(*(run.log.directory / 'checkpoints').glob('step*'))"))
@@ -171,7 +171,7 @@ def out_of_time() -> None:
 def host_lost() -> None:
     """The test takes ring-b away when it reads "ready"."""
     notebook = opened(JOB)
-    status(notebook, until="4 engines:")
+    status(notebook, until=r"4 engines \(")
     notebook.text("%%ringtrain --background --out run\nimport time\ntime.sleep(600)")
     tell("ready", "")
     tell("cell", notebook.error("run.wait()")[1])
@@ -181,7 +181,7 @@ def host_lost() -> None:
 
 def requeued() -> None:
     notebook = opened(f"{JOB} --requeue")
-    status(notebook, until="4 engines:")
+    status(notebook, until=r"4 engines \(")
     notebook.text(SET_UP)
     notebook.text(f"%%ringtrain --background --name it --out run\nassert number == 7\n{TRAIN}")
     notebook.text("import time\nwhile not run.log.view().ranks: time.sleep(0.1)")
@@ -208,7 +208,7 @@ def idle() -> None:
     wait_for_no_jobs()
     tell("snapshots", notebook.text("%ring snapshots"))
     notebook.text(f"%ring start {JOB}")
-    status(notebook, until="4 engines:")
+    status(notebook, until=r"4 engines \(")
     tell("restored", notebook.text("%ring snapshots restore idle"))
     notebook.text("%%ringtrain\nassert value == 5 + ring.rank()")
     tell("stopped", notebook.text("%ring stop"))
@@ -256,7 +256,7 @@ def wait_for_no_jobs() -> None:
 def recorded() -> None:
     """Somebody records the network; tells what must not be in that, and waits until it was said again."""
     notebook = opened(JOB)
-    status(notebook, until="4 engines:")
+    status(notebook, until=r"4 engines \(")
     notebook.text("%%ringtrain\nvariable = 'secret'")
     (client,) = FOLDER.glob(".ring/**/*-client.json")
     keys = json.loads(client.read_text())
