@@ -46,9 +46,9 @@ class _GradientLog:
         self._rows: deque[_Step] = deque()
 
     @property
-    def is_short_of(self) -> int:
-        """The step at which the run was to stop, and has not; -1 for none."""
-        return self._until
+    def has_not_stopped(self) -> bool:
+        """Whether the run was to stop before a step, and has not."""
+        return self._until >= 0
 
     def before_batch(self) -> None:
         """The loop is to get the next batch of a logical rank."""

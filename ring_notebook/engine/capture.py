@@ -204,11 +204,11 @@ class _Writer(io.TextIOBase):
         if not isinstance(text, str):
             raise TypeError(f"write() argument must be str, not {type(text).__name__}")
         capture = _current  # read once: the run may end while another thread writes
-        # In a forked data loader worker the capture is a copy that is never sent.
-        own = os.getpid() == self._process
-        if own and late_output.add(self._stream, text):
-            pass
-        elif capture is None or not own:
+        if os.getpid() != self._process:  # in a forked data loader worker the capture is a copy that is never sent
+            capture = None
+        elif late_output.add(self._stream, text):
+            return len(text)
+        if capture is None:
             print(text, end="", file=self._log(), flush=True)
         else:
             capture.write(self._stream, text)

@@ -18,6 +18,7 @@ _Written = list[tuple[Stream, str]]
 _SECONDS_ASKED = 10.0  # a notebook that has not asked for longer asks no more
 
 _NO_RUN = ""
+_OURS = "ring-"  # how the names of our own threads begin, which write nothing for a cell
 
 _lock = threading.Lock()
 _started_in: WeakKeyDictionary[threading.Thread, str] = WeakKeyDictionary()  # the run of each thread; none before runs
@@ -47,7 +48,7 @@ def cell_ends(run: str) -> None:
     global _last
     with _lock:
         for thread in threading.enumerate():
-            _started_in.setdefault(thread, run)
+            _started_in.setdefault(thread, _NO_RUN if thread.name.startswith(_OURS) else run)
         _last = run
 
 

@@ -180,7 +180,7 @@ class _Execution:
                 f"--logical {self.request.options.logical} had no effect: the cell has not called ring.prepare of "
                 "PyTorch, which alone knows logical ranks"
             )
-        if gradient_log.is_short_of >= 0 and self.error is None and self.rank == 0:
+        if gradient_log.has_not_stopped and self.error is None and self.rank == 0:
             self._say(f"Not stopped: logical ranks have made {plural(gradient_log.steps, 'step')} in this cell")
 
     def _put_back(self) -> None:

@@ -67,7 +67,7 @@ def check_sums() -> None:
                 if truth.numel():
                     assert (total - truth).abs().max() <= bound, (trial, step, dtype, op)
         if sum(one.numel() for one in parameters) >= 1024:
-            assert optimizer._reducer._left, "they did not travel as bytes"
+            assert optimizer._reducer._residuals, "they did not travel as bytes"
 
 
 def mlp(seed: int = 0) -> nn.Module:
@@ -296,11 +296,11 @@ def check_state() -> None:
     optimizer = optimizer_of([weights], INT8)
     weights.grad = torch.linspace(0, 1, 4000)
     optimizer.step()
-    assert optimizer._reducer._left
+    assert optimizer._reducer._residuals
     state = optimizer.state_dict()
     torch.optim.SGD([weights], lr=1.0).load_state_dict(state)
     optimizer.load_state_dict(state)
-    assert not optimizer._reducer._left
+    assert not optimizer._reducer._residuals
 
 
 def check_different_ways() -> None:

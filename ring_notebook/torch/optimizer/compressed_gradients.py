@@ -23,7 +23,7 @@ _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 _groups: WeakKeyDictionary[Communicator, ByteGroups] = WeakKeyDictionary()
 
-Left = dict[tuple[str, ...], object]
+Residuals = dict[tuple[str, ...], object]
 """What compression has taken from the gradients of a bucket, by the names of its parameters: this rank's own."""
 
 
@@ -38,7 +38,7 @@ class Averager(Protocol):
 
 
 def averager_of(
-    compression: Compressor, gradients: Sequence[Tensor], names: tuple[str, ...], how: Reduction, left: Left
+    compression: Compressor, gradients: Sequence[Tensor], names: tuple[str, ...], how: Reduction, residuals: Residuals
 ) -> Averager | None:
     """What reduces a bucket of parameters with these ``names``; None where they travel as ``compression`` has them.
 
@@ -48,9 +48,9 @@ def averager_of(
     if not is_float or sum(one.numel() for one in gradients) < _FEWEST or not spans_hosts(how):
         return None
     if isinstance(compression, Int8Compression):
-        return InBytes(compression, names, how, left)
+        return InBytes(compression, names, how, residuals)
     if isinstance(compression, PowerSGDCompression):
-        return PowerSGD(compression.rank, gradients, names, how, left)
+        return PowerSGD(compression.rank, gradients, names, how, residuals)
     return None
 
 
@@ -76,18 +76,20 @@ def factor_of(how: Reduction) -> float:
 class InBytes:
     """As bytes, see `in_bytes`."""
 
-    def __init__(self, compression: Int8Compression, names: tuple[str, ...], how: Reduction, left: Left) -> None:
-        self._compression, self._names, self._how, self._left = compression, names, how, left
+    def __init__(
+        self, compression: Int8Compression, names: tuple[str, ...], how: Reduction, residuals: Residuals
+    ) -> None:
+        self._compression, self._names, self._how, self._residuals = compression, names, how, residuals
         self._groups = groups_of(how.process_set.communicator)
         self._besides = Besides()
 
     def start(self, gradients: Sequence[Tensor], name: str, *, blocking: bool) -> Average:
         """See `Averager`."""
-        known = self._left.get(self._names)
+        known = self._residuals.get(self._names)
         self._besides = Besides(known if isinstance(known, Feedback) else None)
         factor = factor_of(self._how)
         return Average(in_bytes(gradients, self._groups, self._compression, self._besides, name, blocking, factor))
 
     def end(self) -> None:
         """See `Averager`."""
-        self._left[self._names] = self._besides.feedback
+        self._residuals[self._names] = self._besides.feedback

@@ -41,7 +41,7 @@ from ring_notebook.torch.compression import AutoCompression, Compression, Compre
 from ring_notebook.torch.free_cores import reduces_beside_backward
 from ring_notebook.torch.optimizer import backward_pass
 from ring_notebook.torch.optimizer.bucket_runtime import Bucket
-from ring_notebook.torch.optimizer.compressed_gradients import MOST, Left, averager_of, spans_hosts
+from ring_notebook.torch.optimizer.compressed_gradients import MOST, Residuals, averager_of, spans_hosts
 from ring_notebook.torch.optimizer.link_choice import LinkChoice
 from ring_notebook.torch.tensors import dtype_of, multiply_each, real_view
 
@@ -101,8 +101,8 @@ class GradientReducer:
         self._compression = compression
         self._choice = LinkChoice() if isinstance(compression, AutoCompression) else None
         self._pass_ended = 0.0  # before the ranks tell each other, which takes as long as what they send
-        self._left: Left = {}
-        self._seat: tuple[int, ...] = ()
+        self._residuals: Residuals = {}
+        self._members: tuple[int, ...] = ()
         self._groups = groups
         self._sparse_as_dense = sparse_as_dense
         self._owner: weakref.ref[Owner] | None = None
@@ -132,8 +132,8 @@ class GradientReducer:
             "_share": self._share,
             "meter": self.meter,
             "batch_size": self.batch_size,
-            "_left": dict(self._left),
-            "_seat": self._seat,
+            "_residuals": dict(self._residuals),
+            "_members": self._members,
         }
 
     def watch(self, owner: Owner) -> None:
@@ -151,7 +151,7 @@ class GradientReducer:
         self._share = 1.0 / passes
         self.how = how._replace(prescale=how.prescale / before * self._share)
         self.reset()
-        self.drop_left()
+        self.drop_residuals()
         _remove(self._hooks)
         if self._owner and (owner := self._owner()) is not None:
             self.watch(owner)
@@ -203,9 +203,9 @@ class GradientReducer:
         """Drop the sums of earlier micro-batches."""
         self._micro.clear()
 
-    def drop_left(self) -> None:
+    def drop_residuals(self) -> None:
         """Drop what compression has taken from earlier gradients: other weights have been loaded, say."""
-        self._left.clear()
+        self._residuals.clear()
 
     def reset(self) -> None:
         """Forget all but the gradients; the next reduction makes a new plan."""
@@ -234,9 +234,9 @@ class GradientReducer:
         if world.doubts() > self._doubts:
             self._forget()
         self._doubts = world.doubts()
-        if communicator is not None and self._seat != (seat := (*communicator.ranks, communicator.rank)):
-            self._seat = seat
-            self.drop_left()
+        if communicator is not None and self._members != (members := (*communicator.ranks, communicator.rank)):
+            self._members = members
+            self.drop_residuals()
         self._choice = LinkChoice() if isinstance(self._compression, AutoCompression) else None
 
     # --- as `backward_pass` sees it ---
@@ -424,7 +424,7 @@ class GradientReducer:
             name = f"gradients {mark}, bucket {number}"
             names = tuple(trainable[dense[index]][0] for index in plan.parameters)
             way = self._compression if self._choice is None else self._choice.of(names)
-            averager = averager_of(way, members, names, self.how, self._left)
+            averager = averager_of(way, members, names, self.how, self._residuals)
             plainly = Compression.none if isinstance(way, GradientCompression) else way
             bucket = Bucket(members, name, self.how, plainly, self._sparse_as_dense, averager)
             layout.names[bucket] = names

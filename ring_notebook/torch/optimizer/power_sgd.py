@@ -49,9 +49,9 @@ class PowerSGD:
         gradients: Sequence[Tensor],
         names: tuple[str, ...],
         how: Reduction,
-        left: MutableMapping[tuple[str, ...], object],
+        residuals: MutableMapping[tuple[str, ...], object],
     ) -> None:
-        self._names, self._how, self._left = names, how, left
+        self._names, self._how, self._residuals = names, how, residuals
         self._matrices: list[_Matrix] = []
         generator = torch.Generator().manual_seed(0)
         for index, rows, columns in matrices_of([one.shape for one in gradients], rank):
@@ -65,14 +65,14 @@ class PowerSGD:
 
     def end(self) -> None:
         """See `Averager`."""
-        self._left[self._names] = self._errors
+        self._residuals[self._names] = self._errors
 
     def _steps(self, gradients: Sequence[Tensor], name: str, blocking: bool) -> Averaging:
         process_set = self._how.process_set
         mean = Reduction(ReduceOp.AVERAGE, 1.0, 1.0, process_set)
         sums = self._how.op == ReduceOp.SUM
         factor = self._how.prescale * self._how.postscale * (process_set.size() if sums else 1)
-        known = self._left.get(self._names)
+        known = self._residuals.get(self._names)
         errors = known if isinstance(known, list) and len(known) == len(self._matrices) else None
         given = [gradients[one.index].reshape(one.rows, one.columns).float() for one in self._matrices]
         if errors is not None:

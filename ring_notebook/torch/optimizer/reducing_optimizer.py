@@ -187,7 +187,7 @@ class ReducingOptimizer(Wrapper):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As the wrapped optimizer's; drops earlier micro-batches of the step, and what compression has left."""
         self._reducer.drop_micro_batches()
-        self._reducer.drop_left()
+        self._reducer.drop_residuals()
         self._seen = 0
         super().load_state_dict(state_dict)
 

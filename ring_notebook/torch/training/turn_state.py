@@ -110,7 +110,7 @@ class ElasticTurns:
             del own[None]
         rows = gather_objects(own, "logical ranks", global_process_set)
         self._kept = {rank: kept for row in rows for rank, kept in row.items()}
-        self._kept[_LOADERS] = [one.place() for one in loaders_in_use()]
+        self._kept[_LOADERS] = [one.position() for one in loaders_in_use()]
 
     def divide(self) -> None:
         """Divide the logical ranks among the ranks of this epoch, and give these what was kept, if anything was."""
@@ -122,8 +122,8 @@ class ElasticTurns:
             return
         own = [self._kept[logical.first + turn] for turn in range(logical.turns)]
         continue_turns(_buffers, [*own, self._kept[None]])
-        for loader, place in zip(loaders_in_use(), self._kept[_LOADERS], strict=False):
-            loader.continue_at(place, draw_again)
+        for loader, position in zip(loaders_in_use(), self._kept[_LOADERS], strict=False):
+            loader.continue_at(position, draw_again)
 
     def state_dict(self) -> dict[Any, Any]:
         """What was kept."""

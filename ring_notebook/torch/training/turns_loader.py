@@ -154,14 +154,14 @@ class TurnsLoader(PreparedLoader[T]):
             self._shares += _shares(self._of, self._logical, range(len(self._shares), turns), *self._how)
         del self._shares[turns:]
 
-    def place(self) -> dict[str, Any]:
+    def position(self) -> dict[str, Any]:
         """Where the loader stands, for `continue_at` on another number of ranks."""
         return {"state": self.state_dict(), "is_in_pass": bool(self._shares[0]._preparation._batches)}
 
-    def continue_at(self, place: dict[str, Any], draw_again: Callable[[], object]) -> None:
+    def continue_at(self, position: dict[str, Any], draw_again: Callable[[], object]) -> None:
         """Continue there; ``draw_again`` is called where the next pass goes on in the middle of another one."""
-        self.load_state_dict(place["state"])
-        if place["is_in_pass"]:
+        self.load_state_dict(position["state"])
+        if position["is_in_pass"]:
             self.before_next_pass(draw_again)
 
     @property

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from textwrap import indent
+
 import pytest
 
 from notebook.kernel import Notebook
 
+LOOP = """for x in loader:
+    optimizer.zero_grad()
+    loss = model(x).square().mean()
+    loss.backward()
+    optimizer.step()
+    ring.log(loss=loss)
+"""
 CELL = """%%ringtrain --logical 4 -n RANKS --out run_on_RANKS
 import torch
 
@@ -14,13 +23,8 @@ model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.5), torch.
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 loader = torch.utils.data.DataLoader(torch.arange(96.0).reshape(24, 4) / 96, batch_size=2, shuffle=True)
 model, optimizer, loader = ring.prepare(model, optimizer, loader)
-for x in loader:
-    optimizer.zero_grad()
-    loss = model(x).square().mean()
-    loss.backward()
-    optimizer.step()
-    ring.log(loss=loss)
 """
+CELL += LOOP
 COMPARED = """
 def rows(run):
     return sorted((row.values["logical_rank"], row.step, row.values["loss"]) for row in run.metrics)
@@ -99,16 +103,10 @@ def test_sizes_are_compared_at_equal_results(notebook: Notebook) -> None:
     )
 
 
-AGAIN = """%%ringtrain -n RANKS --out again_on_RANKS
+AGAIN = f"""%%ringtrain -n RANKS --out again_on_RANKS
 model, optimizer, loader = ring.prepare(model, optimizer, loader, logical=4)
 for _ in range(2):
-    for x in loader:
-        optimizer.zero_grad()
-        loss = model(x).square().mean()
-        loss.backward()
-        optimizer.step()
-        ring.log(loss=loss)
-"""
+{indent(LOOP, "    ")}"""
 
 
 @pytest.mark.slow  # restores

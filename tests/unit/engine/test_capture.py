@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.display import HTML, clear_output, display
 
+from ring_notebook.engine import late_output
 from ring_notebook.engine.capture import Capture, portable
 from ring_notebook.protocol.records import Cleared, Display, Output
 
@@ -157,3 +159,19 @@ def test_a_bundle_travels_as_json() -> None:
     )
     assert data == {"image/png": "iVBORw==", "application/x": {"a": "{1, 2}"}}
     assert metadata == {"image/png": {"width": 3}}
+
+
+@pytest.mark.parametrize(("name", "is_left"), [("of-the-cell", True), ("ring-own", False)])
+def test_a_cell_leaves_its_own_threads_only(name: str, is_left: bool) -> None:
+    late_output.cell_begins()
+    goes_on = threading.Event()
+    thread = threading.Thread(target=goes_on.wait, name=name)
+    thread.start()
+    try:
+        late_output.cell_ends("a run")
+        late_output.cell_begins()
+        assert late_output.is_left_by("a run") == is_left
+    finally:
+        goes_on.set()
+        thread.join()
+    assert not late_output.is_left_by("a run")

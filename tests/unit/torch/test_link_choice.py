@@ -57,4 +57,4 @@ def test_what_nobody_notices_stays_exact() -> None:
 
 @pytest.mark.parametrize("backward", [0.0, 0.1])
 def test_a_pass_without_gradients_has_no_time(backward: float) -> None:
-    assert choose([Load(0, 0.0)], link(100), backward)[0] in ("none", "bf16", "int8")
+    assert choose([Load(0, 0.0)], link(100), backward) == ["none"]

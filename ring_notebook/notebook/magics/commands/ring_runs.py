@@ -83,8 +83,8 @@ def replay(
     session.require().check_size(n)
     for cell in set_up_before(record):
         run_cell(session, cell.source, replace(CellOptions.of(cell.options), n=n, ranks=None))
-    again = replace(options, n=n, ranks=None, name=f"{record.title} again", repeats=record.run)
-    again = replace(again, until=-1 if until is None else until)
+    again = replace(options, n=n, ranks=None, name=f"{record.title} again")
+    again = replace(again, repeats=record.run, until=-1 if until is None else until)
     if record.view().changes:
         again = replace(again, replay=record.run)
     given: list[Run] = []
