@@ -53,7 +53,9 @@ class _Recorder:
         self.rows.clear()
         self.carried: dict[str, float] = {}
         self.logged = 0
-        self.step: int | None = None  # batches that `track` has yielded
+        self.step: int | None = None  # the newest batch that `track` has yielded, from 0; not those of outer loops
+        self.batches_per_step = 1
+        self.innermost: _Pass | None = None  # of the loops over `track` in progress
         self.samples = 0.0  # in the batches yielded since the last row
         self.all_samples = 0.0  # in the rows
         self.waited = 0.0
@@ -76,9 +78,7 @@ class _Recorder:
 
     def add(self, now: float, step: int | None, values: dict[str, Any]) -> None:
         if step is None:
-            step = self.logged if self.step is None else self.step
-            if self.turn is not None:
-                step //= self.turn[1]
+            step = (self.logged if self.step is None else self.step) // self.batches_per_step
         if self.turn is not None:
             values = {"logical_rank": float(self.turn[0]), **values}
         self.latest = step
@@ -104,6 +104,9 @@ class _Recorder:
             if self.meter is not None:
                 self.meter.add(step, values)
 
+    def present_step(self) -> int:
+        return self.latest if self.step is None else self.step // self.batches_per_step
+
     def show(self, kind: str, step: int | None, values: Any) -> None:
         """Keep what pages show, up to the limits of a run; a script shows none."""
         if not self.attached:
@@ -111,7 +114,7 @@ class _Recorder:
         from ring_notebook.core import media  # needs numpy, which a script without pictures may do without
 
         if step is None:
-            step = self.latest if self.step is None else self.step
+            step = self.present_step()
         for name, value in media.named(kind, values).items():
             if not isinstance(name, str):
                 raise TypeError(f"log: {kind} {name!r:.100} must have a text for a name")
@@ -289,11 +292,51 @@ def note_turn(turn: tuple[int, int] | None) -> None:
     Its rows have its number, and steps are counted by rounds.
     """
     _recorder.turn = turn
+    _recorder.batches_per_step = 1 if turn is None else turn[1]
+
+
+def note_batches_per_step(batches: int) -> None:
+    """From now on the optimizer makes a step of so many batches (gradient accumulation): rows have its steps."""
+    if _recorder.turn is None:
+        _recorder.batches_per_step = batches
 
 
 def carry(**values: float) -> None:
     """Add these values to every later row, until they change or the run ends."""
     _recorder.carried.update(values)
+
+
+class _Pass:
+    """A loop over `track` in progress. One over numbers, like epochs, with another loop in it has no steps of its own."""
+
+    def __init__(self, recorder: _Recorder) -> None:
+        self._recorder = recorder
+        self._has_steps = True
+        self._has_samples = self._began = False
+
+    def __enter__(self) -> _Pass:
+        self._outer = self._recorder.innermost
+        if self._outer is not None:
+            self._outer._leave_steps()
+        self._recorder.innermost = self
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._recorder.innermost = self._outer
+
+    def count(self, samples: int) -> None:
+        """Count a batch, before it is yielded."""
+        self._began = True
+        self._has_samples = self._has_samples or samples > 0
+        if self._has_steps:
+            self._recorder.step = 0 if self._recorder.step is None else self._recorder.step + 1
+
+    def _leave_steps(self) -> None:
+        if not self._has_steps or self._has_samples:
+            return
+        self._has_steps = False
+        if self._began and self._recorder.step is not None:
+            self._recorder.step = self._recorder.step - 1 if self._recorder.step else None
 
 
 class track(Generic[T]):  # noqa: N801 - read as a verb: for batch in track(loader)
@@ -327,7 +370,7 @@ class track(Generic[T]):  # noqa: N801 - read as a verb: for batch in track(load
         place = f"{caller.f_code.co_filename}:{caller.f_lineno}"
         loop = recorder.loops(place, bool(self._total)) if recorder.loops else None
         del caller  # the frame refers to the batches
-        with in_pass():
+        with in_pass(), _Pass(recorder) as this:
             while True:
                 recorder.progress = (done, total)
                 if loop is not None:
@@ -341,8 +384,9 @@ class track(Generic[T]):  # noqa: N801 - read as a verb: for batch in track(load
                 ended = monotonic_ns()
                 recorder.waited += (ended - started) * 1e-9
                 other_waits.data(started, ended)
-                recorder.samples += self._share * _samples(batch)
-                recorder.step = 0 if recorder.step is None else recorder.step + 1
+                samples = _samples(batch)
+                recorder.samples += self._share * samples
+                this.count(samples)
                 yield batch
                 done += 1
                 if recorder.samples and monotonic() - recorder.flushed > _TRACK_PERIOD:
@@ -435,7 +479,7 @@ def progress() -> tuple[int, int]:
 
 def present_step() -> int:
     """The step of the next row that is logged without one: the batch of `track`, else that of the last row."""
-    return _recorder.latest if _recorder.step is None else _recorder.step
+    return _recorder.present_step()
 
 
 def data_wait() -> float:

@@ -101,6 +101,8 @@ class Command(Generic[P, R]):
             name = word.partition("=")[0]
             if name not in known and (like := get_close_matches(name, known, 1)):
                 return f"; did you mean {like[0]}?"
+            if name.isdecimal() and "-n" in known:
+                return f"; did you mean -n {name}?"
         return ""
 
     @property

@@ -141,6 +141,7 @@ class LocalOptimizer(Wrapper):
         self._check_newest()
         if closure is None and self.is_between_steps():
             self._seen += 1
+            metrics.note_batches_per_step(self._micro_batches)
             self._mark_stepped()  # a scheduler that steps after every batch is in the right order
             return None
         outer = self._begin()

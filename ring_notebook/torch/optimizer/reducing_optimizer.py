@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ring_notebook.api.arguments import check_passes
 from ring_notebook.api.process_sets import ProcessSet
-from ring_notebook.core import world
+from ring_notebook.core import metrics, world
 from ring_notebook.torch.optimizer.gradient_reducer import GradientReducer
 from ring_notebook.torch.optimizer.local_optimizer import LocalOptimizer
 from ring_notebook.torch.optimizer.wrapper import Wrapper, average_loss, closure_of, once, owners_of, with_closure
@@ -116,6 +116,7 @@ class ReducingOptimizer(Wrapper):
         closure = closure_of(args, kwargs)
         if self.is_between_steps() and closure is None:
             self._seen += 1
+            metrics.note_batches_per_step(self._micro_batches)
             self._mark_stepped()  # a scheduler that steps after every batch is in the right order
             return None
         process_set = self._reducer.how.process_set

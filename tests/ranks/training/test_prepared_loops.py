@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import ring_notebook.torch as hvd
 from ranks.values import randn
+from ring_notebook.core import metrics
 
 ROWS = 12  # of a micro-batch of all ranks, which one to four ranks share evenly
 
@@ -82,6 +83,21 @@ def test_accumulated_batches_are_one_step_of_an_unchanged_loop(clips: bool, rank
                 nn.utils.clip_grad_norm_(alone.parameters(), 0.1)
             plain.step()
         assert_same(model, alone)
+
+
+@pytest.mark.parametrize("options", [{}, {"sync_every": 2}], ids=["averages", "local steps"])
+def test_rows_have_the_steps_of_the_optimizer(options: dict[str, int]) -> None:
+    metrics.begin()
+    model = network()
+    model, optimizer = hvd.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), accumulate=2, **options)
+    for rows in metrics.track([batch(number) for number in range(6)]):
+        loss(model, rows).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        metrics.log(loss=1.0)
+    logged = [row[1] for rows in metrics.drain("run", 0) for row in rows.rows()]
+    metrics.end()
+    assert logged == [0, 0, 1, 1, 2, 2]
 
 
 def test_what_reduces_no_gradients_is_refused() -> None:

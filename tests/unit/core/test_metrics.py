@@ -140,6 +140,20 @@ def test_track_counts_samples_steps_and_progress() -> None:
     assert [(row["step"], row["samples"]) for row in rows()] == [(0, 4), (1, 3), (2, 4), (3, 3)]
 
 
+def test_a_loop_over_epochs_has_no_steps_of_its_own() -> None:
+    """Steps are those of the loop over batches, also where a loop over another loader stands in it."""
+    for _ in metrics.track(range(2)):
+        for _ in metrics.track([np.zeros(4)] * 3):
+            metrics.log(loss=1.0)
+    assert [row["step"] for row in rows()] == [0, 1, 2, 3, 4, 5]
+    metrics.begin()
+    for _ in metrics.track([np.zeros(4)] * 2):
+        metrics.log(loss=1.0)
+        for _ in metrics.track([np.zeros(1)] * 2):
+            metrics.log(val_loss=1.0)
+    assert [row["step"] for row in rows()] == [0, 1, 2, 3, 4, 5]
+
+
 def test_batches_that_ranks_share_count_once() -> None:
     """Four stages of a pipeline, each of which tracks the loader, count a quarter of its samples each."""
     metrics.begin()

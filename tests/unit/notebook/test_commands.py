@@ -138,6 +138,7 @@ def test_options_of_a_cell_are_fields() -> None:
     ("line", "said"),
     [
         ("start --keeep", "unrecognized arguments: --keeep; did you mean --keep?"),
+        ("start 4", "unrecognized arguments: 4; did you mean -n 4?"),
         ("strat", "unrecognized arguments: strat; did you mean start?"),
         ("snapshots sav a", "unrecognized arguments: sav a; did you mean save?"),
         ("plot loss -x tim", "argument -x: invalid choice: 'tim'"),
