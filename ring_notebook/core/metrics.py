@@ -307,7 +307,7 @@ def carry(**values: float) -> None:
 
 
 class _Pass:
-    """A loop over `track` in progress. One over numbers, like epochs, with another loop in it has no steps of its own."""
+    """A loop over `track` in progress. One over numbers (epochs) that has another in it has no steps of its own."""
 
     def __init__(self, recorder: _Recorder) -> None:
         self._recorder = recorder

@@ -18,6 +18,7 @@ from typing import Any
 from IPython.core.interactiveshell import InteractiveShell
 
 from ring_notebook.frameworks import names_in
+from ring_notebook.text.parsing import parse
 
 # Number of cells whose source is kept, for tracebacks through functions that they defined.
 _KEPT = 100
@@ -61,7 +62,7 @@ class Cell:
         _files.append(self.file)
         if len(_files) > _KEPT:
             linecache.cache.pop(_files.popleft(), None)
-        self.tree = ast.parse(text, self.file)
+        self.tree = parse(text, self.file)
         self._statements: list[int] = [_begins(statement) for statement in self.tree.body]
         self._first = 0 if begin is None else begin.statement
         if begin is not None:

@@ -27,6 +27,7 @@ from ring_notebook.notebook.magics.commands import MAGICS
 from ring_notebook.notebook.session.cells import runs_on_ranks
 from ring_notebook.notebook.session.known_names import help_on_rank_0, names_of_ranks, names_on_rank_0
 from ring_notebook.notebook.session.session import Session
+from ring_notebook.text.parsing import parse
 
 _CELL = re.compile(r"\s*%%ring(train|scale)\b.*\n")  # the lines after it run on the ranks
 
@@ -95,7 +96,7 @@ def _source(module: str) -> Path | None:
 def _statements(module: str) -> list[ast.stmt]:
     """Those of a module's source; none where it is not there."""
     file = _source(module)
-    return ast.parse(file.read_text(encoding="utf-8")).body if file is not None else []
+    return parse(file.read_text(encoding="utf-8")).body if file is not None else []
 
 
 def _imports_of(module: str) -> dict[str, str]:

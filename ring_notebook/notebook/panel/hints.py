@@ -15,6 +15,7 @@ from ring_notebook.frameworks import CellCalls, Hint, default, named, names_in
 from ring_notebook.notebook.record.run_view import RunView
 from ring_notebook.notebook.style import with_code
 from ring_notebook.protocol.records import MEDIA
+from ring_notebook.text.parsing import parse
 from ring_notebook.text.words import rank_list
 
 _SAME_LINES = 5  # equal lines of all ranks before there is a hint
@@ -28,7 +29,7 @@ class Lint:
 
     def __init__(self, source: str, first_line: int = 1, *, gpus: bool = False) -> None:
         try:
-            tree = ast.parse("\n" * (first_line - 1) + TransformerManager().transform_cell(source))
+            tree = parse("\n" * (first_line - 1) + TransformerManager().transform_cell(source))
         except SyntaxError:  # the ranks report it
             tree = ast.Module([], [])
         last = tree.body[-1] if tree.body else None

@@ -10,6 +10,7 @@ from math import prod
 
 from ring_notebook.notebook.record.constants import constants
 from ring_notebook.notebook.record.run_view import RankView, RunView
+from ring_notebook.text.parsing import parse
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ def passes(source: str) -> int | None:
     """How often the cell runs its one tracked loop; 0 if that is unknown, None if no other loop is around it."""
     text = "\n".join("" if line.lstrip().startswith(("%", "!")) else line for line in source.splitlines())
     try:
-        tree = ast.parse(text)
+        tree = parse(text)
     except SyntaxError:
         return None
     known = constants(text)

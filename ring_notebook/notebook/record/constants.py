@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ring_notebook.errors import RingError
+from ring_notebook.text.parsing import parse
 
 _MOST = 30
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
@@ -22,7 +23,7 @@ def constants(source: str) -> dict[str, Any]:
     What the cell also computes, counts up or loops over, such as ``step = 0``, is a variable and left out.
     """
     try:
-        body = ast.parse(source).body
+        body = parse(source).body
     except SyntaxError:
         return {}
     given = [*_given(body)]
@@ -38,7 +39,7 @@ def with_constants(source: str, values: Mapping[str, Any]) -> str:
     Raises RingError when the cell gives one of these names no number, text or truth at its outermost level.
     """
     try:
-        body = ast.parse(source).body
+        body = parse(source).body
     except SyntaxError:
         raise RingError("a cell with other values of its constants has no lines that begin with % or !") from None
     places = [(target.id, value) for target, value, _ in _given(body) if target.id in values]

@@ -15,6 +15,7 @@ from ring_notebook.files.run_names import RUN
 from ring_notebook.frameworks import default, named, names_in
 from ring_notebook.notebook.panel.report import changes_text
 from ring_notebook.notebook.record.run_record import UNREADABLE, RunRecord, read_about
+from ring_notebook.text.parsing import parse
 from ring_notebook.text.words import plural
 
 _MARK = "Exported from a notebook by Ring Notebook"
@@ -94,7 +95,7 @@ def script(record: RunRecord, before: Sequence[RunRecord], name: str) -> Script:
             )
         parts.append(f"# %% {title}\n{TransformerManager().transform_cell(one.source).strip()}\n")
     body = "\n".join(parts)
-    tree = ast.parse(body)
+    tree = parse(body)
     futures = [node for node in tree.body if isinstance(node, ast.ImportFrom) and node.module == "__future__"]
     head = f'"""{_MARK}, run {record.run}.\n\n    ringrun -np {record.size} python {name}\n"""\n'
     head += "".join(f"\n{ast.unparse(node)}\n" for node in futures)

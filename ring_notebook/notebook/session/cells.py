@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 import traceback
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from ring_notebook.errors import CellSyntaxError
 from ring_notebook.notebook.run.failures import brief
+from ring_notebook.text.parsing import parse
 
 _LOCAL = re.compile(r"\s*%%local\s*$")
 _STAYS = re.compile(r"\s*(%ring\b|%(re)?load_ext\b|%autoreload\b|#|$)")  # lines that do not make a cell one of ranks
@@ -65,7 +65,7 @@ def check_syntax(source: str, first_line: int) -> None:
         message = f"{'%%' if kind == 'cell' else '%'}{name} within a cell that runs on the ranks; {advice}"
         raise brief(CellSyntaxError(message), f"CellSyntaxError: {message}")
     try:
-        ast.parse(text, "<cell>")
+        parse(text, "<cell>")
     except SyntaxError as error:
         lines = "".join(traceback.format_exception_only(error)).rstrip()
         text = lines.replace('File "<cell>"', "Cell").strip()
