@@ -1,8 +1,10 @@
 """The same small training under ringrun, torchrun, Ray, Dask, Spark and as pods: its start, its steps, its recovery.
 
     make .engines/installed
-    sudo PYTHONPATH=.engines/packages .venv/bin/python benchmarks/recovery.py [--systems ringrun,torchrun] [--runs 3]
-    sudo PYTHONPATH=.engines/packages .venv/bin/python benchmarks/recovery.py --start
+    sudo PYTHONPATH=$(echo .engines/venv/lib/*/site-packages) \\
+        .venv/bin/python benchmarks/recovery.py [--systems ringrun,torchrun] [--runs 3]
+    sudo PYTHONPATH=$(echo .engines/venv/lib/*/site-packages) \\
+        .venv/bin/python benchmarks/recovery.py --start
 
 Two network namespaces with two ranks each train a small network on the digits of scikit-learn. Each step has a batch of
 its own, which the ranks share, so the loss at the end is that of one process whatever happened meanwhile. It is

@@ -1,6 +1,7 @@
 """The time of a TensorFlow training step: ours, tf.distribute.MultiWorkerMirroredStrategy, and ranks on their own.
 
-    PYTHONPATH=.tensorflow/packages ringrun -np 2 python benchmarks/tensorflow_steps.py [--models conv] [--seconds 40]
+    PYTHONPATH=$(echo .tensorflow/venv/lib/*/site-packages) \\
+        ringrun -np 2 python benchmarks/tensorflow_steps.py [--models conv] [--seconds 40]
 
 Every rank is also a worker of the strategy, over loopback. All variants train a model of their own that begins alike,
 in one run, and take turns of five steps, with one thread for kernels of a rank. "ours" is DistributedGradientTape and
