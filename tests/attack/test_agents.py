@@ -91,6 +91,7 @@ def test_prints_come_marked_cut_and_without_control_characters(cluster: Cluster)
     assert all(line.startswith(MARK) for line in told)
 
 
+@pytest.mark.slow
 def test_names_parameters_and_errors_come_cut_and_clean(cluster: Cluster) -> None:
     tools = tools_of(cluster)
     tools.call("at\x1b[31mtacker" * 100, "run_cell", {"cell": NAMES, "name": "na\x00mes\u202e" * 100})

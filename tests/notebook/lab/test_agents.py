@@ -267,6 +267,7 @@ def opened(notebook: Notebook, line: str) -> Iterator[str]:
     notebook.text("%ring share agents off")
 
 
+@pytest.mark.slow
 def test_a_notebook_says_what_agents_may_do_and_shows_what_they_did(notebook: Notebook) -> None:
     os.environ["RING_RUNS_DIR"], before = (
         notebook.text("import os; print(os.environ['RING_RUNS_DIR'])").strip(),

@@ -225,6 +225,7 @@ def test_stacks_runs_and_what_is_not_there(lab: Lab) -> None:
         lab.run("x = = 1")
 
 
+@pytest.mark.slow
 def test_the_program_of_the_documentation_runs(capsys: pytest.CaptureFixture[str]) -> None:
     (program,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "agents.md").read_text(), re.DOTALL)
     cell = TRAINING.replace("ring.log(loss", "ring.log(val_loss=loss * 0 + step % 7, epoch=step // 20, loss")
