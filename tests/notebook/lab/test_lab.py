@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import jsonschema
 import pytest
 
 from harness.waiting import until
@@ -65,6 +64,8 @@ def lab(cluster: Cluster) -> Iterator[Lab]:
 
 def sound(answer: Answer) -> dict[str, object]:
     """The JSON form, which its schema describes; the text is short."""
+    import jsonschema  # seconds, of grammars, that collecting tests would pay
+
     found = answer.json()
     json.dumps(found, allow_nan=False)
     jsonschema.validate(found, schema(type(answer)))
@@ -73,6 +74,7 @@ def sound(answer: Answer) -> dict[str, object]:
 
 
 def test_a_limit_of_steps_keeps_the_variables_and_branches_continue_from_there(lab: Lab) -> None:
+
     run = lab.run(TRAINING, steps=20, keep=True, name="base")
     assert lab.status().rows[0][3] == "base"
     waited = run.wait(timeout=60)
