@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 
 from attack.second_user import Stranger
@@ -65,6 +64,8 @@ def clean_answer(tool: str, found: dict[str, Any]) -> dict[str, Any]:
     assert len(lines) <= MOST_LINES
     assert max(map(len, lines), default=0) < 2 * MOST_CHARACTERS or found["error"]
     if not found["error"]:
+        import jsonschema  # seconds, of grammars, that collecting tests would pay
+
         jsonschema.validate(found["data"], schema(TOOLS[tool].answer))
     return found
 
@@ -91,6 +92,7 @@ def test_prints_come_marked_cut_and_without_control_characters(cluster: Cluster)
     assert all(line.startswith(MARK) for line in told)
 
 
+@pytest.mark.slow
 def test_names_parameters_and_errors_come_cut_and_clean(cluster: Cluster) -> None:
     tools = tools_of(cluster)
     tools.call("at\x1b[31mtacker" * 100, "run_cell", {"cell": NAMES, "name": "na\x00mes\u202e" * 100})

@@ -155,6 +155,7 @@ def test_run_raises_what_came_first_and_not_what_the_clock_says(clock: dict[str,
     assert done.stdout == "ValueError('first')\n", done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shift", [DAY, -DAY], ids=["on", "back"])
 def test_a_cell_that_is_stopped_and_the_next_one(shift: int, clock: dict[str, str], tmp_path: Path) -> None:
     """One rank is stopped before it joins an epoch. The run has its seconds, gives no notice; the next one is well."""

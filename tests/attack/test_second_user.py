@@ -70,6 +70,7 @@ def test_the_attack_works_where_nothing_is_protected(intruder: Stranger, tmp_pat
     assert "x" in got.values()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("least", [1, pytest.param(TRIES, marks=ALL)])
 def test_a_cluster_that_starts(intruder: Stranger, records: Path, least: int) -> None:
     got: dict[str, str] = {}

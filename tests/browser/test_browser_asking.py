@@ -55,6 +55,7 @@ def notebook(lab: Lab, open_shared: Callable[[str], NotebookPage]) -> NotebookPa
     return notebook
 
 
+@pytest.mark.slow
 def test_a_breakpoint_is_answered_in_the_page(
     notebook: NotebookPage, picture: Callable[[NotebookPage, int, str], None]
 ) -> None:

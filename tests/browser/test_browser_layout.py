@@ -137,6 +137,7 @@ def test_readable_at_any_size(
                 picture(notebook, 0, f"{name}-{width}{'-dark' if dark else ''}")
 
 
+@pytest.mark.slow
 def test_charts_answer_to_the_mouse_and_stop_to_a_key(
     lab: Lab, open_notebook: Callable[[str], NotebookPage], picture: Callable[[NotebookPage, int, str], None]
 ) -> None:

@@ -99,6 +99,7 @@ def test_stop_ends_every_rank_of_a_long_run(notebook: NotebookPage) -> None:
     go_on(notebook)
 
 
+@pytest.mark.slow
 def test_the_panel_says_who_waits_for_whom(
     notebook: NotebookPage, picture: Callable[[NotebookPage, int, str], None]
 ) -> None:
@@ -123,6 +124,7 @@ def test_stop_is_reached_without_a_mouse(notebook: NotebookPage) -> None:
     go_on(notebook)
 
 
+@pytest.mark.slow
 def test_sliders_change_a_run_while_its_cell_blocks(
     notebook: NotebookPage, picture: Callable[[NotebookPage, int, str], None]
 ) -> None:

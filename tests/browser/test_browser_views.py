@@ -58,6 +58,7 @@ def notebook(lab: Lab, open_shared: Callable[[str], NotebookPage]) -> NotebookPa
     return notebook
 
 
+@pytest.mark.slow
 def test_the_timeline_is_drawn_and_can_be_zoomed(
     notebook: NotebookPage, picture: Callable[[NotebookPage, int, str], None]
 ) -> None:
@@ -106,6 +107,7 @@ def test_the_timeline_is_drawn_and_can_be_zoomed(
     assert notebook.path.stat().st_size < 200_000
 
 
+@pytest.mark.slow
 def test_a_failure_in_the_background_is_told_in_its_panel_and_in_a_notice(
     notebook: NotebookPage, picture: Callable[[NotebookPage, int, str], None]
 ) -> None:

@@ -21,6 +21,7 @@ def train(path: Path, options: str, *arguments: str) -> tuple[dict[str, Any], li
     return content["computed"], content["sizes"]
 
 
+@pytest.mark.slow
 def test_a_job_that_shrinks_from_four_to_one_and_one_that_grows(tmp_path: Path) -> None:
     alone, _ = train(tmp_path / "alone", "-np 1", "4", "1")
     assert len(alone["losses"]) == 4

@@ -34,7 +34,7 @@ def assert_nothing_runs(hosts: TwoHosts) -> None:
         pytest.param("vanishes", marks=pytest.mark.slow),
         "allocated",
         "wrong",
-        "parted",
+        pytest.param("parted", marks=pytest.mark.slow),
         pytest.param("parted_often", marks=[pytest.mark.slow, pytest.mark.timeout(1700)]),
     ],
 )

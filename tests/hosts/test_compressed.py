@@ -26,7 +26,8 @@ ring.shutdown()
 """
 
 
-@pytest.mark.parametrize("per_host", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.slow
+@pytest.mark.parametrize("per_host", [1, 2])
 def test_over_the_link(hosts: TwoHosts, per_host: int) -> None:
     said = hosts.run([str(PROGRAM)], per_host=per_host)
     assert said.count("on 2 hosts: all is well") == 2 * per_host

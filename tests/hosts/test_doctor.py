@@ -18,6 +18,7 @@ def checks(output: str) -> dict[tuple[str, str], Check]:
     return {(one["host"], one["name"]): Check(**one) for one in json.loads(output[output.index("[") :])}
 
 
+@pytest.mark.slow
 def test_all_hosts_are_checked_and_what_is_between_them(hosts: TwoHosts) -> None:
     found = checks(hosts.on_first([*DOCTOR, "--json", "-H", "ring-a:1,ring-b:2"]))
     for name in NAMES:

@@ -75,8 +75,6 @@ def train(hosts: TwoHosts, where: str, victims: str, how: str) -> subprocess.Com
 
 THREE_SINGLE, THREE = "ring-b:1,ring-a:1,ring-c:1", "ring-a:2,ring-b:2,ring-c:2"
 THREE_FAR_FIRST = "ring-c:2,ring-a:2,ring-b:2"
-ORDINARY = [("2,3", "SIGKILL", HERE_FIRST)]
-"""What the ordinary tests try."""
 CELLS = [
     # victims, how, where
     *((str(rank), "SIGKILL", HERE_FIRST) for rank in range(4)),
@@ -99,9 +97,10 @@ CELLS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("victims", "how", "where"),
-    [pytest.param(*cell, marks=[] if cell in ORDINARY else [pytest.mark.slow]) for cell in CELLS],
+    CELLS,
 )
 def test_the_living_train_on(request: pytest.FixtureRequest, victims: str, how: str, where: str) -> None:
     hosts: TwoHosts = request.getfixturevalue("three" if "ring-c" in where else "hosts")

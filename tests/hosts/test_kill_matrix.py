@@ -22,6 +22,7 @@ SCRIPT, NOTEBOOK, TRAINING, HEALS = (
     str(Path(__file__).with_name(name))
     for name in ("killed.py", "killed_cells.py", "killed_trainings.py", "killed_heals.py")
 )
+pytestmark = pytest.mark.slow
 LIMIT = 150.0
 """Seconds until a job counts as stuck."""
 SILENCE = 6
@@ -61,19 +62,8 @@ VICTIMS = {
     3: ["0", "1", "2", "3", "supervisor", "home", "agent 0", "agent 3", "host 0", "host 3"],
 }
 WHEN = ["start", "collective", "between", "end"]
-ORDINARY = [
-    (2, "agent 2", "collective", "elastic"),
-    (3, "host 0", "between", "elastic"),
-    (2, "0", "start", "elastic"),
-    (2, "3", "end", "plain"),
-]
-"""Those that the ordinary tests try."""
-
-
 CELLS = [
-    pytest.param(*cell, marks=[] if cell in ORDINARY else [pytest.mark.slow])
-    for count, names in VICTIMS.items()
-    for cell in itertools.product([count], names, WHEN, ["plain", "elastic"])
+    cell for count, names in VICTIMS.items() for cell in itertools.product([count], names, WHEN, ["plain", "elastic"])
 ]
 
 
@@ -147,11 +137,7 @@ def test_a_job(
 
 @pytest.mark.parametrize(
     ("count", "name"),
-    [
-        pytest.param(count, name, marks=[] if (count, name) == (3, "agent 0") else [pytest.mark.slow])
-        for count, names in VICTIMS.items()
-        for name in names
-    ],
+    [(count, name) for count, names in VICTIMS.items() for name in names],
 )
 def test_a_notebook(
     hosts: TwoHosts, three_hosts: TwoHosts, impatient: str, numpy_site: Path, count: int, name: str
@@ -174,7 +160,6 @@ def test_a_notebook(
                 assert done.stdout.splitlines() == [f"survived {when}" for when in whens], done.stderr
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(1300)
 @pytest.mark.parametrize(("rounds", "seed"), [(10, seed) for seed in range(5)])
 def test_a_heal_is_struck(hosts: TwoHosts, impatient: str, numpy_site: Path, rounds: int, seed: int) -> None:
@@ -189,7 +174,6 @@ def test_a_heal_is_struck(hosts: TwoHosts, impatient: str, numpy_site: Path, rou
 RANKS = [f"rank {rank}" for rank in range(4)]
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(1300)
 @pytest.mark.parametrize(
     ("where", "joins", "cells"),

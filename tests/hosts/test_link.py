@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from harness.two_hosts import NAMES, TwoHosts, two_hosts
 
 HELLO = """
@@ -46,6 +48,7 @@ def namespaces() -> str:
     return subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
 
 
+@pytest.mark.slow
 def test_a_slow_link_is_named(hosts: TwoHosts, tmp_path: Path) -> None:
     """The link of the second host carries a tenth of the other's, and both ranks wait for it."""
     program = tmp_path / "train.py"

@@ -151,6 +151,7 @@ def test_what_listens_and_what_others_see(hosts: TwoHosts) -> None:
     assert_nothing_is_left(hosts)
 
 
+@pytest.mark.slow
 def test_hosts_that_have_only_ipv6(hosts: TwoHosts) -> None:
     code = (
         "import os, socket; from ring_notebook.core import world\n"

@@ -59,12 +59,14 @@ def test_subsets_and_mpi_beside_it(hosts: TwoHosts) -> None:
     assert said.count("all is well") == 4, said
 
 
+@pytest.mark.slow
 def test_ranks_that_are_told_to_use_mpi(hosts: TwoHosts) -> None:
     code = f"{FACE}; init(); barrier(); print('mpi4py.MPI' in sys.modules)"
     said = ringrun(hosts, *BOTH, sys.executable, "-c", code, shell='RING_TRANSPORT=mpi "$@"')
     assert said.split("code")[0].split() == ["True"] * 4, said
 
 
+@pytest.mark.slow
 def test_what_listens_and_what_it_says(hosts: TwoHosts) -> None:
     """One port of each rank, on the address of the link; it tells a stranger nothing, and the job goes on."""
     with job_that_waits(hosts, program=WAITS):
@@ -98,6 +100,7 @@ def in_namespace(hosts: TwoHosts, place: str, *command: str) -> str:
     ).stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("code", "words"),
     [

@@ -72,6 +72,7 @@ def test_what_is_imported_at_once_comes_with_plain_pip_or_an_extra(extra: str) -
     assert missing(iter(files), True, declared() | (brought if extra else set())) == {}
 
 
+@pytest.mark.slow
 def test_what_is_imported_later_comes_with_an_extra() -> None:
     allowed = declared() | HANDED_OVER
     for extra in (*EXTRAS, "mcp", "mpi", "yaml"):

@@ -103,6 +103,7 @@ def test_ranks_need_neither_mpi_nor_a_framework(plain: Path, tmp_path: Path) -> 
     assert "`pip install 'ring-notebook[mpi]'`" in err
 
 
+@pytest.mark.slow
 def test_a_notebook_after_plain_pip(plain: Path, tmp_path: Path) -> None:
     assert "size 2\n" in notebook(plain, tmp_path)
 

@@ -101,6 +101,7 @@ def test_cells_wait_for_a_job_and_run_in_it(name: str, notebook: Notebook, tmp_p
     assert system.cancelled == system.number
 
 
+@pytest.mark.slow
 def test_a_job_that_ends_before_it_runs_ends_its_cells(notebook: Notebook, tmp_path: Path) -> None:
     system = StandIn("pbs", tmp_path)
     system.use(notebook)
@@ -111,6 +112,7 @@ def test_a_job_that_ends_before_it_runs_ends_its_cells(notebook: Notebook, tmp_p
     status(notebook, "ClusterError: PBS job 17.s has ended")
 
 
+@pytest.mark.slow
 def test_what_cannot_be_submitted_is_refused(notebook: Notebook) -> None:
     for line, said in (
         ("--batch none", "no site 'none'; known are aurora, lsf, pbs"),

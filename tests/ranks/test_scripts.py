@@ -56,6 +56,7 @@ def test_mnist(monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], size
     hvd.check(ended["model"])
 
 
+@pytest.mark.slow
 def test_synthetic_benchmark(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], size: int) -> None:
     run(monkeypatch, "synthetic_benchmark.py", "--fp16-allreduce")
     shown = capsys.readouterr().out

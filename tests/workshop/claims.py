@@ -22,8 +22,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sklearn.datasets import load_digits
-
 from ring_notebook.config import config
 from ring_notebook.torch import LocalSteps
 
@@ -145,6 +143,8 @@ def failing(
 
     Without ``seconds`` so are those of every other time and rate.
     """
+    from sklearn.datasets import load_digits  # a second, that collecting tests would pay
+
     cells = list(sources)
     known = {"measured": measured, "seconds": seconds}
     names: dict[str, Any] = {

@@ -23,6 +23,7 @@ def test_01_quickstart(workshop: Workshop) -> None:
     assert "the gradients of the ranks are never averaged" in said
 
 
+@pytest.mark.slow
 def test_02_under_the_hood(workshop: Workshop) -> None:
     workshop(
         "02_under_the_hood",

@@ -117,6 +117,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> str:
     return said
 
 
+@pytest.mark.slow
 def test_both_kinds_run_at_once_and_are_reported_as_one(report: str) -> None:
     assert "collected 11 items / 1 deselected / 10 selected" in report
     assert "before the failure" in report

@@ -29,6 +29,7 @@ def test_case(number):
 """
 
 
+@pytest.mark.slow
 def test_of_a_test_of_processes_few_cases_run(tmp_path: Path) -> None:
     folder = project(tmp_path, {"unit/test_a.py": CASES, "native/test_b.py": CASES})
     code, said = run(folder)
@@ -44,6 +45,7 @@ def many(tmp_path: Path) -> Path:
     return project(tmp_path, {"unit/test_a.py": MANY, "notebook/test_b.py": MANY})
 
 
+@pytest.mark.slow
 def test_a_tenth_runs_and_what_did_not_run_is_said(many: Path) -> None:
     files = ("tests/unit/test_a.py", "tests/notebook/test_b.py")
     all_of_them = [f"{file}::test_case[{number}]" for file in files for number in range(40)]
@@ -56,6 +58,7 @@ def test_a_tenth_runs_and_what_did_not_run_is_said(many: Path) -> None:
     assert {room: ran[room] + others[room] for room in ran} == {"notebook": 40, "unit": 40}
 
 
+@pytest.mark.slow
 def test_no_test_begins_when_there_is_no_time(many: Path) -> None:
     code, said = run(many, "-m", "slow", "--tenth", "4", "--minutes", "0")
     assert code == 0

@@ -76,6 +76,7 @@ def test_two_ranks_try_their_gpus(fake_gpus: pytest.MonkeyPatch) -> None:
     assert "a rank that died was noticed in" in found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("refuses", "words"),
     [("0", "two ranks connected"), ("1", "reduce through CPU memory (rank ")],

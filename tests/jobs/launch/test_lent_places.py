@@ -90,6 +90,7 @@ def end_one(what: str) -> None:
     basics.barrier()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("what", "words"),
     [

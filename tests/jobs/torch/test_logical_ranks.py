@@ -52,6 +52,7 @@ def differing(one: Any, other: Any) -> list[str]:
     return [f"{case}: {what}" for case in one for what in one[case] if one[case][what] != other[case][what]]
 
 
+@pytest.mark.slow
 def test_four_on_one_and_three_ranks(tmp_path: Path) -> None:
     first, *others = [train(ranks, 4, 8, tmp_path, ["resnet-adamw-clip", "gpt-adamw-clip"]) for ranks in (1, 3)]
     assert all(len(losses) >= 8 for case in first.values() for _, losses in case["losses"])

@@ -58,6 +58,7 @@ def test_other_ranks_and_other_shards(tmp_path: Path, kind: str, others: list[tu
         assert reports(done) == [written[0]] * ranks, (ranks, then)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["fsdp", "plain"])
 def test_a_rank_is_killed_while_it_writes(tmp_path: Path, kind: str) -> None:
     """The checkpoint before stays whole. The next training continues from it, and removes the broken one."""

@@ -100,6 +100,7 @@ def forget(seat: Seat, epoch: int) -> None:
     ring.barrier()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("turn", "turns"), [(reopen, 200), (abort, 60), (disagree, 60), (forget, 30)])
 def test_epochs_leave_nothing_behind(turn: Callable[[Seat, int], None], turns: int) -> None:
     """However an epoch ends, the process is afterwards what it was before."""

@@ -55,6 +55,7 @@ LANES: dict[str, tuple[Callable[[list[Communicator]], object], str]] = {
 PAIRS = [pair for pair in itertools.combinations(LANES, 2) if pair != ("receive", "send")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("launch", [as_threads, as_hosts])
 def test_every_pair_of_lanes(launch: Callable[..., object]) -> None:
     """Both are named on all ranks, each soon; the next epoch starts clean."""

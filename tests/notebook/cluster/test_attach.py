@@ -110,8 +110,9 @@ def test_from_another_notebook(first: subprocess.Popen[str]) -> None:
         cluster.run("pass")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", ["keep"], indirect=True)
-@pytest.mark.parametrize("how", ["killed", pytest.param("in order", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("how", ["killed", "in order"])
 def test_after_the_notebook_is_gone(first: subprocess.Popen[str], how: str) -> None:
     begun = time.monotonic()
     if how == "killed":
@@ -131,6 +132,7 @@ def test_after_the_notebook_is_gone(first: subprocess.Popen[str], how: str) -> N
     assert_nothing_to_attach_to()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", ["keep"], indirect=True)
 def test_a_run_of_another_notebook_can_be_stopped(first: subprocess.Popen[str]) -> None:
     cluster = Cluster.attach(only_id())
@@ -161,6 +163,7 @@ def held() -> tuple[int, int]:
     return threading.active_count(), psutil.Process().num_fds()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", ["bound"], indirect=True)
 def test_a_cluster_that_does_not_answer_costs_nothing(
     first: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch

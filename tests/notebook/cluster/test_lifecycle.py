@@ -106,6 +106,7 @@ def new_processes() -> Callable[[], list[int]]:
     return lambda: [child.pid for child in psutil.Process().children(recursive=True) if child.pid not in before]
 
 
+@pytest.mark.slow
 def test_engines_are_forks_of_one_process(new_processes: Callable[[], list[int]]) -> None:
     """Also those that `heal` starts. Where that process is killed, all engines are, and the next start has another."""
     with Cluster(2) as cluster:
@@ -151,6 +152,7 @@ def test_that_process_is_there_before_a_cluster_and_after_a_restart(
     assert_gone(new_processes())
 
 
+@pytest.mark.slow
 def test_engines_start_where_that_process_cannot(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     raises = "import os, sys\nif 'RING_FORK_SERVER_ROOM' in os.environ:\n    sys.exit('on purpose')\n"
     (tmp_path / "sitecustomize.py").write_text(raises)

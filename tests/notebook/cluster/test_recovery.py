@@ -85,6 +85,7 @@ def test_another_kernel_finds_a_cluster_when_the_folder_of_records_was_removed(
     assert not cluster.directory.exists()
 
 
+@pytest.mark.slow
 def test_a_run_right_after_an_attach_waits_for_the_subscription(ring: Path) -> None:
     started = Cluster(2, keep=True).start()
     started._leave_or_stop()

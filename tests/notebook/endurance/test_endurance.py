@@ -25,7 +25,8 @@ def hold_no_more(cluster: Cluster, before: dict[str, tuple[int, int, int]], mib:
         time.sleep(0.1)
 
 
-@pytest.mark.parametrize("times", [1, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("times", [1, 3])
 def test_each_ends_soon_and_many_hold_no_more_than_a_few(cluster: Cluster, times: int) -> None:
     cluster.run(TRAINS).wait()
     for name in SURVIVED:

@@ -13,7 +13,6 @@ from notebook.endurance.equal_steps import ENDS, MODEL, TRAININGS, Training
 from ring_notebook.errors import CollectiveMismatch, DriftError
 from ring_notebook.notebook.cluster.cluster import Cluster
 
-AT_ONCE = ("sgd", "adam", "ddp", "lbfgs")
 LIVING = [end for end in ENDS if end != "is killed"]
 
 
@@ -32,9 +31,8 @@ def _fresh(cluster: Cluster) -> None:
     cluster.run("%reset -f").wait()
 
 
-@pytest.mark.parametrize(
-    "name", [name if name in AT_ONCE else pytest.param(name, marks=pytest.mark.slow) for name in TRAININGS]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", list(TRAININGS))
 def test_all_ranks_have_made_the_same_steps(cluster: Cluster, name: str) -> None:
     training = Training(cluster, name)
     for number in range(6):

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import anyio
-import jsonschema
 import pytest
 from mcp import Client, StdioServerParameters
 from mcp.types import Implementation
@@ -204,6 +203,8 @@ def test_an_agent_bisects_the_step_at_which_the_loss_becomes_nan() -> None:
 
 @pytest.mark.slow
 def test_tools_and_resources_are_described_and_clusters_managed() -> None:
+    import jsonschema  # seconds, of grammars, that collecting tests would pay
+
     async def look(agent: Agent) -> None:
         tools = (await agent.client.list_tools()).tools
         assert [tool.name for tool in tools] == [*TOOLS]
@@ -267,6 +268,7 @@ def opened(notebook: Notebook, line: str) -> Iterator[str]:
     notebook.text("%ring share agents off")
 
 
+@pytest.mark.slow
 def test_a_notebook_says_what_agents_may_do_and_shows_what_they_did(notebook: Notebook) -> None:
     os.environ["RING_RUNS_DIR"], before = (
         notebook.text("import os; print(os.environ['RING_RUNS_DIR'])").strip(),

@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import jsonschema
 import pytest
 
 from harness.waiting import until
@@ -65,6 +64,8 @@ def lab(cluster: Cluster) -> Iterator[Lab]:
 
 def sound(answer: Answer) -> dict[str, object]:
     """The JSON form, which its schema describes; the text is short."""
+    import jsonschema  # seconds, of grammars, that collecting tests would pay
+
     found = answer.json()
     json.dumps(found, allow_nan=False)
     jsonschema.validate(found, schema(type(answer)))
@@ -73,6 +74,7 @@ def sound(answer: Answer) -> dict[str, object]:
 
 
 def test_a_limit_of_steps_keeps_the_variables_and_branches_continue_from_there(lab: Lab) -> None:
+
     run = lab.run(TRAINING, steps=20, keep=True, name="base")
     assert lab.status().rows[0][3] == "base"
     waited = run.wait(timeout=60)
@@ -225,6 +227,7 @@ def test_stacks_runs_and_what_is_not_there(lab: Lab) -> None:
         lab.run("x = = 1")
 
 
+@pytest.mark.slow
 def test_the_program_of_the_documentation_runs(capsys: pytest.CaptureFixture[str]) -> None:
     (program,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "agents.md").read_text(), re.DOTALL)
     cell = TRAINING.replace("ring.log(loss", "ring.log(val_loss=loss * 0 + step % 7, epoch=step // 20, loss")

@@ -78,6 +78,7 @@ def test_ranks_in_a_collective_and_in_foreign_code(cluster: Cluster) -> None:
         cluster.restart()
 
 
+@pytest.mark.slow
 def test_a_rank_in_the_interpreter_itself(cluster: Cluster) -> None:
     cluster.run("def power():\n    return 10 ** 10 ** 8\npower()")
     first, _ = asked_until(cluster.stacks, lambda found: "PyNumber_Power" in names(found[0]))

@@ -115,6 +115,7 @@ threading.Thread(target=speak, args=({name!r},)).start()
 """
 
 
+@pytest.mark.slow
 def test_a_notebook_shows_what_comes_late_below_the_cell_of_its_thread(notebook: Notebook, tmp_path: Path) -> None:
     """Also while a later cell runs."""
     first, second = (

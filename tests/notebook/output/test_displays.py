@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import pytest
+
 from notebook.kernel import Notebook
 
 PNG = "image/png"
@@ -92,6 +94,7 @@ def test_updates_and_clear_output(notebook: Notebook) -> None:
     )
 
 
+@pytest.mark.slow
 def test_in_the_background_displays_are_part_of_the_report(notebook: Notebook) -> None:
     cell = "%%ringtrain --background --out shown\nimport time\nfrom IPython.display import HTML, display\n"
     notebook.run(cell + "time.sleep(0.3)\nfor i in range(30): display(HTML(f'<b>number {i}</b>'))")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import resource
 
+import pytest
+
 from ring_notebook.notebook.cluster.cluster import Cluster
 
 MEGABYTES = 100
@@ -13,6 +15,7 @@ def peak() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
 
 
+@pytest.mark.slow
 def test_a_hundred_megabytes(cluster: Cluster) -> None:
     cluster.run("print('x')").wait()
     before = peak()

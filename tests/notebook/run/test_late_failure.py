@@ -38,6 +38,7 @@ ring.allreduce([tensor], [tensor])
 """
 
 
+@pytest.mark.slow
 def test_the_cell_fails_and_the_next_one_works(notebook: Notebook) -> None:
     notebook.run("%load_ext ring_notebook")
     notebook.run("%ring start -n 2")

@@ -70,6 +70,7 @@ def test_two_runs_on_ranks_of_their_own(cluster: Cluster) -> None:
     assert follower.pull("total", 3) == [4.0] * 50
 
 
+@pytest.mark.slow
 def test_a_death_leaves_the_run_of_the_others(cluster: Cluster) -> None:
     dies = cluster.run(LONG, ranks=[0, 1])
     lives = cluster.run(LONG, ranks=[2, 3])

@@ -155,6 +155,7 @@ def test_a_rank_that_dies_ends_a_pause(cluster: Cluster) -> None:
     cluster.heal()
 
 
+@pytest.mark.slow
 def test_a_replay_gives_the_same_numbers(cluster: Cluster) -> None:
     """Of the optimizer's knobs with a schedule, and of one that the loss has; bit for bit."""
     run = cluster.run(TRAINING.replace("STEPS", "400").replace("WAIT", "import time; time.sleep(0.002)"), name="live")

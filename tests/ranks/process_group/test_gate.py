@@ -163,6 +163,7 @@ def test_without_it(groups: tuple[Any, Any]) -> None:
         gate.install()
 
 
+@pytest.mark.slow
 @pytest.mark.sizes(2)
 def test_a_thread_of_gloo_never_waits_for_a_caller(groups: tuple[Any, Any]) -> None:
     """Gloo's thread may want the interpreter while it holds what the next call waits for."""

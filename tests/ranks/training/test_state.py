@@ -163,6 +163,7 @@ def test_check_passes_when_ranks_agree(hvd: ModuleType) -> None:
         hvd.check(model, optimizer)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["parameter", "state", "count", "shape"])
 def test_check_names_the_first_tensor_that_differs(hvd: ModuleType, where: str) -> None:
     if hvd.size() == 1:

@@ -10,6 +10,8 @@ import time
 from _thread import interrupt_main
 from threading import Thread, Timer
 
+import pytest
+
 from harness.waiting import until
 from ring_notebook.engine.interrupt import Interruptible
 
@@ -90,6 +92,7 @@ def test_a_wait_in_cpp_that_looks_at_no_signal() -> None:
     releases.join()
 
 
+@pytest.mark.slow
 def test_a_computation_in_cpp_that_looks_at_no_signal() -> None:
     """It waits for nobody, and ends by itself."""
     seen: list[float] = []

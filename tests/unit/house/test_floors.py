@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from harness.trees import parsed
+
 ROOT = Path(__file__).parents[3]
 PACKAGE = ROOT / "ring_notebook"
 # Each room and the rooms below it that it may import; a room is a folder, named by its path in the package. `ground` is
@@ -174,7 +176,7 @@ FACE = "ring_notebook"
 
 def modules_imported(source: str) -> Iterator[str]:
     """Every module that the source imports, wherever it does; ``from a import b`` gives a and a.b."""
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parsed(source)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -235,7 +237,7 @@ def graph(sources: dict[str, str]) -> dict[str, set[str]]:
 def names_imported(source: str, names: set[str]) -> set[str]:
     """Those of ``names`` that the source needs; ``from a import b`` needs a.b where that is a module, and else a."""
     found = set()
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parsed(source)):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):

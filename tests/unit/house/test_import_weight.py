@@ -62,6 +62,7 @@ for cell in CELLS:
 """
 
 
+@pytest.mark.slow
 def test_names_of_the_ranks_are_completed_without_their_framework() -> None:
     """Before a cluster has started. As many names as after the import, which takes longer than a front end waits."""
     import ring_notebook.torch as face

@@ -20,12 +20,10 @@ def run(*absent: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "absent",
-    [
-        pytest.param([*PRIVATE_NAMES], id="all"),
-        *(pytest.param([name], id=name, marks=pytest.mark.slow) for name in PRIVATE_NAMES),
-    ],
+    [pytest.param([*PRIVATE_NAMES], id="all"), *(pytest.param([name], id=name) for name in PRIVATE_NAMES)],
 )
 def test_without(absent: list[str]) -> None:
     done = run(*absent)

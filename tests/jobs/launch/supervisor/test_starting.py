@@ -178,6 +178,7 @@ def names_of_a_job(environment: str) -> set[str]:
     return {name for name in json.loads(environment) if name.startswith(OF_ONE_JOB)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("outer", [[], ["--elastic"]], ids=["mpi", "elastic"])
 def test_a_job_within_a_rank_inherits_nothing_of_the_outer_one(outer: list[str], tmp_path: Path) -> None:
     """Ranks of our supervisor have what theirs have anywhere, and a site's launcher gets none of it."""

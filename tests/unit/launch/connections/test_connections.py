@@ -66,6 +66,7 @@ def test_ranks_that_read_no_answer_of_the_others_do_not_stop_them() -> None:
     connections.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("elastic", [["--elastic"], []], ids=["elastic", "with MPI"])
 @pytest.mark.parametrize("close", ["import os; os.closerange(3, 100)", ""], ids=["closed", "not inherited"])
 def test_a_socket_that_a_program_in_between_has_closed_is_said(close: str, elastic: list[str]) -> None:
