@@ -85,7 +85,7 @@ class LogicalRanks:
         self._divisions += 1
         self.now = None
         step_points.hold(False)
-        metrics.note_turn(None)
+        metrics.forget_turns()
 
     def of_rank(self, rank: int) -> tuple[int, int]:
         """The first logical rank of ``rank``, and how many it has."""
@@ -149,7 +149,7 @@ class LogicalRanks:
         """Begin a turn, or with None leave them."""
         before, self.now = self.now, turn
         step_points.hold(turn is not None)
-        metrics.note_turn(None if turn is None else (self.first + turn.number, self.turns))
+        metrics.note_turn(None if turn is None else (self.first + turn.number, turn.number))
         left, entered = (None if one is None else one.number for one in (before, turn))
         if left != entered:
             for follower in list(self._followers.values()):

@@ -63,7 +63,9 @@ class _Recorder:
         self.on_first_row: Callable[[], None] | None = None
         self.warmup = 1
         self.first_step: int | None = None
-        self.turn: tuple[int, int] | None = None  # the logical rank whose turn it is, and the turns of a round
+        self.turn: tuple[int, int] | None = None  # the logical rank whose turn it is, and its number on this rank
+        self.of_turns: dict[int, tuple[int, int]] = {}  # by that number: rows and tracked batches of its own turns
+        self.outside = (0, 0)  # rows and tracked batches outside of turns
         self.latest = 0  # the step of the last row
         self.epoch: tuple[int, float] | None = None  # the step of the first row with this epoch
         self.earlier: list[dict[str, float]] = []  # of the run that this one continues, until it is drained
@@ -77,8 +79,6 @@ class _Recorder:
     def add(self, now: float, step: int | None, values: dict[str, Any]) -> None:
         if step is None:
             step = self.logged if self.step is None else self.step
-            if self.turn is not None:
-                step //= self.turn[1]
         if self.turn is not None:
             values = {"logical_rank": float(self.turn[0]), **values}
         self.latest = step
@@ -103,6 +103,28 @@ class _Recorder:
             self.print_row()
             if self.meter is not None:
                 self.meter.add(step, values)
+
+    def enter(self, turn: tuple[int, int] | None) -> None:
+        """Count the rows and batches of another logical rank, as a rank would that has no other one.
+
+        Those outside of turns count for all of them; outside of turns the counts are those of the first one.
+        """
+        logged, tracked = self.logged, 0 if self.step is None else self.step + 1
+        left, entered = (0 if one is None else one[1] for one in (self.turn, turn))
+        if self.turn is None:
+            own = self.of_turns.get(left, (0, 0))
+            self.outside = logged - own[0], tracked - own[1]
+        else:
+            self.of_turns[left] = logged - self.outside[0], tracked - self.outside[1]
+        self.logged, tracked = (
+            of_all + own for of_all, own in zip(self.outside, self.of_turns.get(entered, (0, 0)), strict=True)
+        )
+        self.step = tracked - 1 if tracked else None
+        self.turn = turn
+
+    def forget_turns(self) -> None:
+        """Count on for all logical ranks from here."""
+        self.turn, self.of_turns = None, {}
 
     def show(self, kind: str, step: int | None, values: Any) -> None:
         """Keep what pages show, up to the limits of a run; a script shows none."""
@@ -284,11 +306,16 @@ def _is_number(tensor: Any) -> bool:
 
 
 def note_turn(turn: tuple[int, int] | None) -> None:
-    """A turn of a logical rank, of so many turns of a round, has begun; None: outside of turns.
+    """A turn of a logical rank, and its number on this rank; None: outside of turns.
 
-    Its rows have its number, and steps are counted by rounds.
+    Its rows have the number of the logical rank, which counts steps of its own.
     """
-    _recorder.turn = turn
+    _recorder.enter(turn)
+
+
+def forget_turns() -> None:
+    """Logical ranks are divided anew: all of them count on from where this rank is."""
+    _recorder.forget_turns()
 
 
 def carry(**values: float) -> None:
@@ -404,6 +431,7 @@ def continue_held() -> None:
 def continue_at(position: Position) -> None:
     """Count on from the position of another run, so that the curves of both lie over each other."""
     recorder = _recorder
+    recorder.forget_turns()
     recorder.logged, recorder.step, recorder.latest, recorder.earlier_samples, recorder.epoch = position
     recorder.first_step = None  # the steps of the other run have warmed up nothing here
     recorder.progress = (0 if recorder.step is None else recorder.step + 1, 0)

@@ -6,7 +6,7 @@ import pickle
 import random
 import sys
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
@@ -302,7 +302,7 @@ class Buffers:
     """
 
     def __init__(self, logical: LogicalRanks, model: nn.Module) -> None:
-        self._places = [
+        self._places: list[tuple[Callable[[], nn.Module | None], str]] = [
             (weakref.ref(module), name) for module in model.modules() for name, _ in module.named_buffers(recurse=False)
         ]
         self._own = {number for number, (module, name) in enumerate(self._places) if not is_shared(name, module())}
@@ -323,7 +323,8 @@ class Buffers:
         return {"places": places, "own": self._own, "logical": self.logical, "number": self.number}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._places = [(_gone if module is None else weakref.ref(module), name) for module, name in state["places"]]
+        places: list[tuple[nn.Module | None, str]] = state["places"]
+        self._places = [(_gone if module is None else weakref.ref(module), name) for module, name in places]
         self._own, self.logical, self.number = state["own"], state["logical"], state["number"]
 
     def leave(self, turn: int | None) -> None:
