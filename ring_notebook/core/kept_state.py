@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
@@ -29,6 +29,7 @@ from ring_notebook.text.error_text import error_text
 _INLINE = 16 << 10  # bytes up to which memory stays in the file of its rank
 _MOST_REASON = 200  # characters
 _OF_FRAMEWORK = "random numbers of "
+_OF_LOGICAL = "what logical ranks have of their own"  # among the variables, none of which is called so
 
 
 class Keeper:
@@ -65,6 +66,16 @@ class Keeper:
 
     def seed(self, number: int) -> None:
         """Begin the framework's random numbers anew."""
+
+    def of_logical_ranks(self) -> tuple[Any, Any] | None:
+        """What belongs to the logical ranks of this rank: objects that are kept with the variables, and what other
+        ranks may get, to be pickled alone. None without logical ranks."""
+        return None
+
+    def restore_logical_ranks(self, objects: Any, own: Any, of_ranks: Sequence[Any], place: tuple[int, int]) -> None:
+        """Give the logical ranks of this rank, and of so many (``place``), what `of_logical_ranks` has given:
+        ``objects`` and ``own`` on the rank whose variables these are, ``of_ranks`` on all, None where there was none.
+        """
 
 
 @dataclass(frozen=True)
@@ -172,7 +183,10 @@ def dump(values: Mapping[str, Any], put: Callable[[memoryview], str]) -> Kept:
 
     What cannot be pickled is left out, whatever else refers to it with it.
     """
+    logical = {name: one for name, keeper in _keepers.items() if (one := keeper.of_logical_ranks()) is not None}
     kept = dict(values)
+    if logical:
+        kept[_OF_LOGICAL] = {name: objects for name, (objects, _) in logical.items()}
     left_out: dict[str, str] = {}
     try:
         pickler, data = _pickled(kept)
@@ -191,8 +205,9 @@ def dump(values: Mapping[str, Any], put: Callable[[memoryview], str]) -> Kept:
         "memory": [(keeper, one.about, (held := one.read()).nbytes, stored(held)) for keeper, one in pickler.memory],
         "buffers": [(buffer.raw().nbytes, put(buffer.raw())) for buffer in pickler.buffers],
         "states": states,
+        "logical": {name: of_rank for name, (_, of_rank) in logical.items()} if _OF_LOGICAL in kept else {},
     }
-    return Kept(pickle.dumps(content, protocol=5), list(kept), left_out, loses)
+    return Kept(pickle.dumps(content, protocol=5), [name for name in kept if name != _OF_LOGICAL], left_out, loses)
 
 
 def _states() -> dict[str, tuple[Callable[[], Any], Callable[[Any], object]]]:
@@ -274,18 +289,39 @@ def _keeper(name: str) -> Keeper:
     return _keepers[name]
 
 
-def load(rank: int, ranks: int, read: Callable[[int], bytes], get: Callable[[str, memoryview], None]) -> Loaded:
-    """What `dump` has kept, for ``rank`` now where ``ranks`` were then; ``read`` gives the content of a rank's file,
-    ``get`` reads memory that ``put`` has kept.
+def load(
+    place: tuple[int, int], ranks: int, read: Callable[[int], bytes], get: Callable[[str, memoryview], None]
+) -> Loaded:
+    """What `dump` has kept, for this rank of so many (``place``) where ``ranks`` were then; ``read`` gives the content
+    of a rank's file, ``get`` reads memory that ``put`` has kept.
 
     Nothing changes before `Loaded.use`. A rank that was not there has the variables of another one, and random numbers
-    of its own. Raises what unpickling raises.
+    of its own; of logical ranks each has its own on any rank. Raises what unpickling raises.
     """
+    rank, _ = place
     own: Mapping[str, Any] = pickle.loads(read(rank % ranks))
     for name in own["states"]:
         if name.startswith(_OF_FRAMEWORK):
             _keeper(name.removeprefix(_OF_FRAMEWORK))
-    return Loaded(_Unpickler(own, get).load(), own["states"], rank if rank >= ranks else None)
+    values = _Unpickler(own, get).load()
+    logical = []
+    if objects := values.pop(_OF_LOGICAL, {}):
+        of_ranks = [own if other == rank % ranks else pickle.loads(read(other)) for other in range(ranks)]
+        logical = [
+            _OfLogicalRanks(name, one, own["logical"][name], [content["logical"].get(name) for content in of_ranks])
+            for name, one in objects.items()
+        ]
+    return Loaded(values, own["states"], rank if rank >= ranks else None, place, logical)
+
+
+@dataclass
+class _OfLogicalRanks:
+    """The arguments of `Keeper.restore_logical_ranks`, and the framework's name."""
+
+    name: str
+    objects: Any
+    own: Any
+    of_ranks: list[Any]
 
 
 @dataclass
@@ -295,6 +331,8 @@ class Loaded:
     values: dict[str, Any]
     _states: Mapping[str, Any]
     _new_rank: int | None
+    _place: tuple[int, int] = (0, 1)
+    _logical: Sequence[_OfLogicalRanks] = ()
 
     def use(self) -> None:
         """Set the states of this process."""
@@ -308,3 +346,5 @@ class Loaded:
                 numpy.random.seed(random.getrandbits(32))
             for keeper in _keepers.values():
                 keeper.seed(random.getrandbits(63))
+        for one in self._logical:
+            _keepers[one.name].restore_logical_ranks(one.objects, one.own, one.of_ranks, self._place)

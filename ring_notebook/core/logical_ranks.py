@@ -39,6 +39,9 @@ class Follower(Protocol):
     def enter(self, turn: int | None) -> None:
         """Take what was kept of it."""
 
+    def draw_again(self) -> None:
+        """See `LogicalRanks.draw_again`."""
+
 
 class LogicalRanks:
     """``number`` logical ranks, divided among the ranks of the present epoch.
@@ -55,31 +58,34 @@ class LogicalRanks:
         self.stepped: Turn | None = None
         """The turn in which an optimizer was called last to make its step."""
         self._rounds = self._divisions = 0
+        self.models = 0
+        """That were followed since this was made."""
         self._followers: weakref.WeakValueDictionary[str, Follower] = weakref.WeakValueDictionary()
         self.divide()
 
     def __reduce__(self) -> Any:
         """As so many that are divided among no ranks yet: what each of them has of its own stays behind."""
-        return _undivided, (self.number,)
+        return _undivided, (self.number, self.models)
 
-    def divide(self) -> None:
+    def divide(self, place: tuple[int, int] | None = None) -> None:
         """Divide them among the ranks of the present epoch; no round is in progress any more.
 
-        What logical ranks have of their own does not move with them. Raises as the class.
+        ``place`` is this rank, and of how many, where there is no epoch. What logical ranks have of their own does not
+        move with them. Raises as the class.
         """
-        here = world.current()
-        if self.number < here.size:
+        rank, ranks = place or (world.current().rank, world.current().size)
+        if self.number < ranks:
             raise ValueError(
-                f"rank {here.rank}: logical={self.number} on {here.size} ranks: each rank carries at least one logical "
+                f"rank {rank}: logical={self.number} on {ranks} ranks: each rank carries at least one logical "
                 f"rank; start at most {self.number} {'rank' if self.number == 1 else 'ranks'}"
             )
-        self.rank, self.ranks = here.rank, here.size
-        self.first, self.turns = self.of_rank(here.rank)
+        self.rank, self.ranks = rank, ranks
+        self.first, self.turns = self.of_rank(rank)
         """The first logical rank of this rank, and the turns of a round: how many it has."""
         self._divisions += 1
         self.now = None
         step_points.hold(False)
-        metrics.note_turn(None)
+        metrics.forget_turns()
 
     def of_rank(self, rank: int) -> tuple[int, int]:
         """The first logical rank of ``rank``, and how many it has."""
@@ -120,6 +126,7 @@ class LogicalRanks:
         Behind it the turn is in progress that was before.
         """
         self.check()
+        metrics.note_params(logical_ranks=self.number)
         before, held, division = self.now, step_points.is_held(), self._divisions
 
         def turns() -> Iterator[None]:
@@ -142,13 +149,21 @@ class LogicalRanks:
         """Begin a turn, or with None leave them."""
         before, self.now = self.now, turn
         step_points.hold(turn is not None)
-        metrics.note_turn(None if turn is None else (self.first + turn.number, self.turns))
+        metrics.note_turn(None if turn is None else (self.first + turn.number, turn.number))
         left, entered = (None if one is None else one.number for one in (before, turn))
         if left != entered:
             for follower in list(self._followers.values()):
                 follower.leave(left)
             for follower in list(self._followers.values()):
                 follower.enter(entered)
+
+    def draw_again(self) -> None:
+        """In the first turn behind a continuation: draw what comes next in the training that is continued.
+
+        A pass over a loader that begins anew, to go on in its middle, has drawn numbers for its workers.
+        """
+        for follower in list(self._followers.values()):
+            follower.draw_again()
 
     @contextmanager
     def shares(self, turn: int) -> Iterator[None]:
@@ -161,9 +176,11 @@ class LogicalRanks:
             _share = before
 
 
-def _undivided(number: int) -> LogicalRanks:
+def _undivided(number: int, models: int) -> LogicalRanks:
     made = object.__new__(LogicalRanks)
-    vars(made).update(number=number, rank=0, ranks=0, turns=0, first=0, now=None, reductions=0, stepped=None)
+    vars(made).update(number=number, models=models, rank=0, ranks=0, turns=0, first=0)
+    vars(made).update(now=None, reductions=0, stepped=None, _rounds=0, _divisions=0)
+    vars(made).update(_followers=weakref.WeakValueDictionary())
     return made
 
 
@@ -215,6 +232,17 @@ def logical_ranks(number: int) -> LogicalRanks:
         _current = LogicalRanks(number)
     assert _current is not None
     return _current
+
+
+def in_use() -> LogicalRanks | None:
+    """Those in use, on whatever ranks."""
+    return _current
+
+
+def use(logical: LogicalRanks) -> None:
+    """Have these in use from now on."""
+    global _current
+    _current = logical
 
 
 def divided() -> LogicalRanks | None:

@@ -65,7 +65,9 @@ class _Recorder:
         self.on_first_row: Callable[[], None] | None = None
         self.warmup = 1
         self.first_step: int | None = None
-        self.turn: tuple[int, int] | None = None  # the logical rank whose turn it is, and the turns of a round
+        self.turn: tuple[int, int] | None = None  # the logical rank whose turn it is, and its number on this rank
+        self.of_turns: dict[int, tuple[int, int]] = {}  # by that number: rows and tracked batches of its own turns
+        self.outside = (0, 0)  # rows and tracked batches outside of turns
         self.latest = 0  # the step of the last row
         self.epoch: tuple[int, float] | None = None  # the step of the first row with this epoch
         self.earlier: list[dict[str, float]] = []  # of the run that this one continues, until it is drained
@@ -106,6 +108,28 @@ class _Recorder:
 
     def present_step(self) -> int:
         return self.latest if self.step is None else self.step // self.batches_per_step
+
+    def enter(self, turn: tuple[int, int] | None) -> None:
+        """Count the rows and batches of another logical rank, as a rank would that has no other one.
+
+        Those outside of turns count for all of them; outside of turns the counts are those of the first one.
+        """
+        logged, tracked = self.logged, 0 if self.step is None else self.step + 1
+        left, entered = (0 if one is None else one[1] for one in (self.turn, turn))
+        if self.turn is None:
+            own = self.of_turns.get(left, (0, 0))
+            self.outside = logged - own[0], tracked - own[1]
+        else:
+            self.of_turns[left] = logged - self.outside[0], tracked - self.outside[1]
+        self.logged, tracked = (
+            of_all + own for of_all, own in zip(self.outside, self.of_turns.get(entered, (0, 0)), strict=True)
+        )
+        self.step = tracked - 1 if tracked else None
+        self.turn = turn
+
+    def forget_turns(self) -> None:
+        """Count on for all logical ranks from here."""
+        self.turn, self.of_turns = None, {}
 
     def show(self, kind: str, step: int | None, values: Any) -> None:
         """Keep what pages show, up to the limits of a run; a script shows none."""
@@ -287,18 +311,21 @@ def _is_number(tensor: Any) -> bool:
 
 
 def note_turn(turn: tuple[int, int] | None) -> None:
-    """A turn of a logical rank, of so many turns of a round, has begun; None: outside of turns.
+    """A turn of a logical rank, and its number on this rank; None: outside of turns.
 
-    Its rows have its number, and steps are counted by rounds.
+    Its rows have the number of the logical rank, which counts steps of its own.
     """
-    _recorder.turn = turn
-    _recorder.batches_per_step = 1 if turn is None else turn[1]
+    _recorder.enter(turn)
+
+
+def forget_turns() -> None:
+    """Logical ranks are divided anew: all of them count on from where this rank is."""
+    _recorder.forget_turns()
 
 
 def note_batches_per_step(batches: int) -> None:
     """From now on the optimizer makes a step of so many batches (gradient accumulation): rows have its steps."""
-    if _recorder.turn is None:
-        _recorder.batches_per_step = batches
+    _recorder.batches_per_step = batches
 
 
 def carry(**values: float) -> None:
@@ -448,6 +475,7 @@ def continue_held() -> None:
 def continue_at(position: Position) -> None:
     """Count on from the position of another run, so that the curves of both lie over each other."""
     recorder = _recorder
+    recorder.forget_turns()
     recorder.logged, recorder.step, recorder.latest, recorder.earlier_samples, recorder.epoch = position
     recorder.first_step = None  # the steps of the other run have warmed up nothing here
     recorder.progress = (0 if recorder.step is None else recorder.step + 1, 0)

@@ -93,7 +93,10 @@ def load(folder: str, ranks: int) -> dict[str, Any]:
     snapshot_files.check_folder(path.parent)
     try:
         _pending = kept_state.load(
-            rank, ranks, partial(snapshot_files.read_rank, path), partial(snapshot_files.read_blob, path)
+            (rank, setup.size()),
+            ranks,
+            partial(snapshot_files.read_rank, path),
+            partial(snapshot_files.read_blob, path),
         )
     except ModuleNotFoundError as error:
         raise RingError(

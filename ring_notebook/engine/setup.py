@@ -86,6 +86,11 @@ def rank() -> int:
     return _rank[0]
 
 
+def size() -> int:
+    """The number of engines of its cluster."""
+    return _rank[1]
+
+
 def memory() -> int:
     """Bytes of memory that this process uses, including shared memory."""
     return resident(os.getpid())

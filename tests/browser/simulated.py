@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["BEGINNING", "BROKEN", "MANY", "REPORT", "STUCK", "TRAINING"]
+__all__ = ["BEGINNING", "BROKEN", "LOGICAL", "MANY", "REPORT", "STUCK", "TRAINING"]
 
 _SOURCE = (
     "import torch\n"
@@ -77,6 +77,22 @@ panel.close()
 """
 # A learning rate that is too high: the loss of one rank is no number from step 151 on.
 BROKEN = TRAINING.replace("(now, step, loss,", "(now, step, math.nan if step > 150 and rank == 1 else loss,")
+# Eight logical ranks, each with its loss; the data of logical rank 5 is harder.
+LOGICAL = (
+    TRAINING.replace(
+        "        rows.extend((now, step, loss,",
+        "        for turn in range(rank * 8 // {size}, (rank + 1) * 8 // {size}):\n"
+        "            noisy = loss * random.uniform(0.9, 1.1) + 0.35 * (turn == 5)\n"
+        "            rows.extend((now, step, turn, noisy,",
+    )
+    .replace('("loss", "accuracy"', '("logical_rank", "loss", "accuracy"')
+    .replace(
+        "for rank in range({size}):",
+        'log.put(encode([Params(log.run, 0, {{"logical_ranks": 8}})]))\nfor rank in range({size}):',
+        1,
+    )
+    .replace("Output, Status, encode", "Output, Params, Status, encode")
+)
 STUCK = f"""{_HEAD}{_ROWS}
 waiting = {{{{"operation": "allreduce", "name": "late", "sequence": 401, "seconds": 12.0, "missing": [1]}}}}
 for rank in range({{size}}):

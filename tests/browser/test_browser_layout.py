@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import Locator, expect
 
 from browser.lab import Lab, NotebookPage
-from browser.simulated import BEGINNING, BROKEN, REPORT, STUCK, TRAINING
+from browser.simulated import BEGINNING, BROKEN, LOGICAL, REPORT, STUCK, TRAINING
 
 RANKS = (1, 2, 8, 128)
 WIDTHS = (1401, 1200, 800, 700)  # with an odd one, half a pixel is left for each chart
@@ -24,7 +24,14 @@ BESIDE = """cells => cells.filter(cell => cell.firstChild.getClientRects().lengt
     return cell.firstChild.getBoundingClientRect().right <= text.getBoundingClientRect().left + 0.5;
 })"""
 OVER = "cells => cells.filter(cell => cell.scrollWidth > cell.clientWidth + 1).map(cell => cell.innerText)"
-SCENES = {"running": TRAINING, "report": REPORT, "stuck": STUCK, "broken": BROKEN, "beginning": BEGINNING}
+SCENES = {
+    "running": TRAINING,
+    "report": REPORT,
+    "stuck": STUCK,
+    "broken": BROKEN,
+    "logical": LOGICAL,
+    "beginning": BEGINNING,
+}
 # By default one live panel and one report; all others, and the dark theme, are slow.
 DEFAULT = {("running", 8), ("report", 8)}
 
@@ -101,6 +108,11 @@ def fits(notebook: NotebookPage, shown: Locator, scene: str, size: int) -> None:
     assert ("slower in compute; the others wait 28%" in said) == (size > 1 and scene != "stuck")
     assert shown.locator(".ring-slow").count() == (size > 1)
     assert ("stuck for" in said) == (scene == "stuck")
+    assert ("8 logical ranks on 2" in said) == (scene == "logical")
+    if scene == "logical":
+        rows = shown.locator(".ring-table tbody tr td:first-child").all_inner_texts()
+        each = [f"■ logical {turn}" for turn in range(8)]
+        assert [one.strip() for one in rows] == ["0", *each[:4], "1 slow", *each[4:]]
     assert ("loss is NaN on rank 1 since step 151" in said) == (scene == "broken")
 
 
@@ -111,7 +123,7 @@ def fits(notebook: NotebookPage, shown: Locator, scene: str, size: int) -> None:
         pytest.param(scene, size, id=f"{scene}-{size}", marks=() if (scene, size) in DEFAULT else pytest.mark.slow)
         for scene in SCENES
         for size in RANKS
-        if size > 1 or scene not in ("stuck", "broken")
+        if (size > 1 or scene not in ("stuck", "broken")) and (size == 2 or scene != "logical")
     ],
 )
 def test_readable_at_any_size(

@@ -21,4 +21,4 @@ def kept_again(values: Mapping[str, Any]) -> dict[str, Any]:
 
     kept = kept_state.dump(values, put)
     assert kept.left_out == {}
-    return kept_state.load(0, 1, lambda rank: kept.content, get).values
+    return kept_state.load((0, 1), 1, lambda rank: kept.content, get).values

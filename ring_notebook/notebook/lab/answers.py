@@ -141,7 +141,8 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]], note: str = 
 class Value:
     """The newest value of a metric and its best one, means over the ranks; the first that was NaN or infinite.
 
-    ``best`` is null where the name does not say which way is better. ``broken``: "NaN" or "inf", or empty.
+    ``best`` is null where the name does not say which way is better. ``broken``: "NaN" or "inf", or empty;
+    ``broken_logical``: on logical ranks.
     """
 
     last: float
@@ -150,6 +151,7 @@ class Value:
     broken: str = ""
     broken_step: float | None = None
     broken_ranks: tuple[int, ...] = ()
+    broken_logical: bool = False
 
 
 @dataclass(frozen=True)
@@ -254,7 +256,8 @@ def _metric(name: str, value: Value) -> str:
     if value.best is not None and value.best_step is not None:
         text += f", best {number(value.best)} (step {value.best_step:,.0f})"
     if value.broken and value.broken_step is not None:
-        text += f", first {value.broken} at step {value.broken_step:,.0f} on {ranks(value.broken_ranks)}"
+        text += f", first {value.broken} at step {value.broken_step:,.0f} on "
+        text += "logical " * value.broken_logical + ranks(value.broken_ranks)
     return text
 
 

@@ -15,7 +15,7 @@ from ring_notebook.notebook.panel.charts.metric_names import direction
 from ring_notebook.notebook.panel.waits import stall_sentence, stuck
 from ring_notebook.notebook.record.run_view import RunView
 from ring_notebook.notebook.style import number
-from ring_notebook.text.words import first_names, ranks
+from ring_notebook.text.words import first_names
 
 CONDITIONS = (
     "end",
@@ -79,7 +79,7 @@ def _broken(view: RunView) -> str:
     if not found:
         return ""
     step, kind, name, by_rank = min(found, key=lambda one: one[0])
-    return f"{name} is {kind} on {ranks(by_rank)} at step {step:,.0f}"
+    return f"{name} is {kind} on {view.whose(name, by_rank)} at step {step:,.0f}"
 
 
 def _stuck(view: RunView) -> str:

@@ -131,7 +131,9 @@ def _value(view: RunView, name: str) -> Value:
     step, value = best if best is not None else (None, None)
     broken = view.broken.get(name, {})
     at, kind = min(broken.values(), default=(None, ""))
-    return Value(last, value, step, kind, at, tuple(sorted(broken))[:_MOST_VALUES])
+    return Value(
+        last, value, step, kind, at, tuple(sorted(broken))[:_MOST_VALUES], bool(broken) and name in view.in_turns
+    )
 
 
 def printed(view: RunView) -> list[str]:

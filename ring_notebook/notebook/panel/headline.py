@@ -90,9 +90,12 @@ def _asked_by(log: RunRecord) -> list[str]:
 
 
 def _on_ranks(log: RunRecord, view: RunView) -> str:
-    """How many ranks, and which of the cluster if the cell runs on some."""
+    """How many ranks, and logical ranks, and which of the cluster if the cell runs on some."""
     chosen = log.options.get("ranks")
+    logical = log.params.get("logical_ranks")
     count = plural(view.size, "rank")
+    if view.logical and isinstance(logical, int):
+        count = f"{plural(logical, 'logical rank')} on {view.size}"
     if isinstance(chosen, list) and chosen and all(isinstance(rank, int) for rank in chosen):
         return f"{count} ({ranks(chosen)} of the cluster)"
     return count
@@ -143,11 +146,11 @@ def _broken(view: RunView) -> list[str]:
     found = []
     for name, by_rank in list(view.broken.items())[:MOST_BROKEN]:
         first, kind = min(by_rank.values())
-        newest = [rank.last[name] for rank in view.ranks if rank.rank in by_rank and name in rank.last]
-        if all(map(math.isfinite, newest)):
-            found.append(f"{name} was {kind} on {ranks(by_rank)} at step {first:,.0f}, and has numbers again")
+        newest, who = view.newest.get(name, {}), view.whose(name, by_rank)
+        if all(math.isfinite(newest[rank]) for rank in by_rank):
+            found.append(f"{name} was {kind} on {who} at step {first:,.0f}, and has numbers again")
         else:
-            found.append(f"{name} is {kind} on {ranks(by_rank)} since step {first:,.0f}")
+            found.append(f"{name} is {kind} on {who} since step {first:,.0f}")
     return found
 
 

@@ -1,9 +1,9 @@
-"""The table of ranks, one row each: as cells, as HTML and as text."""
+"""The table of ranks, one row each, and of logical ranks: as cells, as HTML and as text."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from html import escape
@@ -11,7 +11,7 @@ from html import escape
 from ring_notebook.analysis.spent import SHARES, shares
 from ring_notebook.notebook.panel import machines
 from ring_notebook.notebook.panel.charts.chart import RATE
-from ring_notebook.notebook.record.run_view import RankView, RunView
+from ring_notebook.notebook.record.run_view import LOGICAL, RankView, RunView
 from ring_notebook.notebook.style import (
     PHASE_COLORS,
     PHASE_WORDS,
@@ -37,8 +37,9 @@ SAID = 0.15  # the smallest share of time with room for its number in the bar
 class Table:
     """Column titles, the cells of each rank (first its number and status), and the ranks that the others wait for.
 
-    ``bars`` show on a page where the time of each rank went; empty if no rank has reported it. ``aside``: columns that
-    a narrow page leaves out, because a chart shows them too.
+    Where a rank carries several logical ranks, their rows are below it, with what they have logged. ``bars`` show on a
+    page where the time of each rank went; empty if no rank has reported it. ``aside``: columns that a narrow page
+    leaves out, because a chart shows them too.
     """
 
     columns: tuple[str, ...]
@@ -63,8 +64,10 @@ def table(view: RunView, still: bool = False, loads: machines.Cells | None = Non
     late = frozenset(slow.ranks if slow else ())
     # Of very many ranks the page shows the first ones, so slow ranks come first.
     shown_ranks = sorted(view.ranks, key=lambda rank: rank.rank not in late) if view.size > TEXT_ROWS else view.ranks
-    rows = []
+    rows, bars = [], []
     died = view.died
+    whole_bar = {"compute": compute, **parts} if compute else parts
+    several = len(view.logical) > view.size
     of_machines = (loads or machines.Cells()).of(view)
     for rank in shown_ranks:
         cells = [str(rank.rank), status_of(rank, still, died), _step(rank)]
@@ -73,11 +76,17 @@ def table(view: RunView, still: bool = False, loads: machines.Cells | None = Non
         cells += [f"{by_rank[rank.rank]:.0%}" for by_rank in parts.values()]
         if silent:
             cells.append("" if rank.ended or rank.quiet < SILENT else duration(rank.quiet))
-        cells += [*_last(rank, metrics), *[""] * (more > 0), *of_machines[rank.rank]]
+        cells += [*_last(rank.last, metrics), *[""] * (more > 0), *of_machines[rank.rank]]
         rows.append(tuple(cells))
-    whole_bar = {"compute": compute, **parts} if compute else parts
-    bars = tuple(_bar(tuple((word, of[rank.rank]) for word, of in whole_bar.items())) for rank in shown_ranks)
-    return Table(tuple(columns), tuple(rows), late, bars if parts else (), aside)
+        bars.append(_bar(tuple((word, of[rank.rank]) for word, of in whole_bar.items())))
+        carried = [one for one, carrier in view.logical.items() if carrier == rank.rank] if several else []
+        for one in carried:
+            newest = {name: view.newest[name][one] for name in view.in_turns if one in view.newest[name]}
+            behind = ["" for _ in columns[len(columns) - len(titles) - (more > 0) :]]
+            before = ["" for _ in columns[1 : len(columns) - len(titles) - (more > 0) - len(metrics)]]
+            rows.append((f"{LOGICAL} {one}", *before, *_last(newest, metrics), *behind))
+            bars.append("")
+    return Table(tuple(columns), tuple(rows), late, tuple(bars) if parts else (), aside)
 
 
 def _step(rank: RankView) -> str:
@@ -85,8 +94,8 @@ def _step(rank: RankView) -> str:
     return f"≥{rank.step}" if rank.ended and rank.ended.status == "died" else str(rank.step)
 
 
-def _last(rank: RankView, names: Sequence[str]) -> list[str]:
-    return [number(rank.last[name]) if name in rank.last else "" for name in names]
+def _last(newest: Mapping[str, float], names: Sequence[str]) -> list[str]:
+    return [number(newest[name]) if name in newest else "" for name in names]
 
 
 # When the table is drawn again, a fifth of a second later, most rows and bars are the same: they are cached.
@@ -113,9 +122,14 @@ def status_of(rank: RankView, still: bool = False, died: bool = False) -> str:
 
 def html(content: Table) -> str:
     """The table for a page; a few ranks are marked with the color of their lines. Bars show the shares of time."""
-    columns, bars, colors = content.columns, content.bars, len(content.rows) <= MOST_COLORS
+    columns, bars, late = content.columns, content.bars, {str(one) for one in content.stragglers}
+    logical = sum(cells[0].startswith(LOGICAL) for cells in content.rows)
+    colors = (logical or len(content.rows)) <= MOST_COLORS
     rows = [
-        _row(columns, content.aside, cells, bars[index] if bars else "", int(cells[0]) in content.stragglers, colors)
+        _row(
+            *(columns, content.aside, cells, bars[index] if bars else None, cells[0] in late),
+            colors and cells[0].startswith(LOGICAL) == (logical > 0),
+        )
         for index, cells in enumerate(content.rows)
     ]
     body = f"{_head(columns, content.aside, bool(bars))}<tbody>{''.join(rows)}</tbody>"
@@ -124,17 +138,17 @@ def html(content: Table) -> str:
 
 @lru_cache(maxsize=1024)
 def _row(
-    columns: tuple[str, ...], aside: frozenset[str], cells: tuple[str, ...], bar: str, slow: bool, colors: bool
+    columns: tuple[str, ...], aside: frozenset[str], cells: tuple[str, ...], bar: str | None, slow: bool, color: bool
 ) -> str:
-    """The row of a rank for a page; ``colors`` marks it with the color of its line."""
-    rank = int(cells[0])
-    swatch = f"<span style='color:{rank_color(rank)}'>■</span> " if colors else ""
+    """The row of a rank for a page; ``color`` marks it with the color of its line."""
+    rank = cells[0]
+    swatch = f"<span style='color:{rank_color(int(rank.rpartition(' ')[2]))}'>■</span> " if color else ""
     mark = " <b class='ring-slow' title='the others wait for this rank'>slow</b>" if slow else ""
     place, kept = _layout(columns)
     made = [f"<td>{swatch}{rank}{mark}</td>"]
     made += [f"<td style='color:{STATUS_COLORS.get(cells[1], 'inherit')}'>{cells[1]}</td>"]
     made += [_cell(cells[column], _aside(columns[column], aside)) for column in kept[2:]]
-    if bar:
+    if bar is not None:
         made.insert(place, f"<td>{bar}</td>")
     return f"<tr>{''.join(made)}</tr>"
 

@@ -31,10 +31,12 @@ from ring_notebook.protocol.records import (
     Record,
     Status,
 )
+from ring_notebook.text.words import ranks
 
 SAMPLES = "samples"  # the metric that is shown as throughput
 EPOCH = "epoch"  # the metric whose changes are marked in the charts
 LOGICAL_RANK = "logical_rank"  # who has logged a row, where logical ranks take turns
+LOGICAL = "logical"  # the word before the number of a logical rank
 UNCHARTED = (SAMPLES, EPOCH, LOGICAL_RANK)
 _LOAD_POINTS = 120
 MOST_CHANGES = 500  # the newest; all of them are on disk
@@ -67,7 +69,8 @@ class RankView:
 
     ``quiet`` counts from its last metrics or output, ``idle`` from its last change of any kind (also of its progress,
     its line of the cell, its collective). ``samples_per_s`` is the current rate; after the rank's end, that of the
-    whole run. ``first`` is the step of its first row.
+    whole run. ``first`` is the step of its first row. ``last`` are the newest values; of logical ranks the means of
+    those that it carries.
     """
 
     rank: int
@@ -93,17 +96,19 @@ class RankView:
 class RunView:
     """A run at one moment: immutable, bounded, cheap to draw.
 
-    ``curves``: points over steps, by metric and rank. ``throughput``: samples/s over seconds since the start, by rank.
+    ``curves``: points over steps, by metric and rank; of a metric that logical ranks have logged in their turns by
+    logical rank. ``newest`` are the last values of these. ``logical`` holds the rank that carries each logical rank,
+    ``in_turns`` the metrics that they have logged. ``throughput``: samples/s over seconds since the start, by rank.
     ``output``: the newest lines that ranks printed, without ``dropped_lines`` older ones. ``displays``: the newest
     displays, without ``dropped`` older ones. ``media``: the newest image, figure, histogram or text logged under each
     name. ``cleared`` counts calls of clear_output.
     ``epochs`` are the steps at which the logged epoch changed, with its new value. ``broken`` holds the first value
     that is not finite of each metric and rank: its step, and "NaN" or "inf". ``loads`` holds what `records.Load` names
-    over seconds since the start, by rank. ``axes`` holds, by rank, "time" (seconds since the start) and "samples" (of
-    this rank until then, also in the run that this one continues) over steps. ``units`` are those that ranks have given
-    to metrics. ``knobs`` are those of the run by name, ``changes`` the newest that ranks have taken, each as the first
-    rank told it. ``parted`` has pairs of changes of one number that two ranks have taken at different points, which
-    must not be.
+    over seconds since the start, by rank. ``axes`` holds, by rank as in ``ranks``, "time" (seconds since the start)
+    and "samples" (of this rank until then, also in the run that this one continues) over steps. ``units`` are those
+    that ranks have given to metrics. ``knobs`` are those of the run by name, ``changes`` the newest that ranks have
+    taken, each as the first rank told it. ``parted`` has pairs of changes of one number that two ranks have taken at
+    different points, which must not be.
     """
 
     size: int
@@ -114,6 +119,9 @@ class RunView:
     ranks: tuple[RankView, ...]
     output: tuple[Printed, ...]
     failures: tuple[Failure, ...]
+    newest: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
+    logical: Mapping[int, int] = field(default_factory=dict)
+    in_turns: frozenset[str] = frozenset()
     displays: tuple[Displayed, ...] = ()
     media: tuple[Displayed, ...] = ()
     dropped: int = 0
@@ -138,6 +146,10 @@ class RunView:
     def charted(self) -> tuple[str, ...]:
         """The metrics that have a curve."""
         return tuple(name for name in self.names if name not in UNCHARTED)
+
+    def whose(self, name: str, of: Iterable[int]) -> str:
+        """The ranks ``of`` a curve, or the logical ranks, in words."""
+        return f"{LOGICAL if name in self.in_turns else ''} {ranks(of)}".strip()
 
     @property
     def slow(self) -> SlowRanks | SlowLink | None:
@@ -287,6 +299,9 @@ class RunState:
         self._seen_curves: Mapping[str, Mapping[int, Points]] | None = None
         self._seen_loads: Mapping[str, Mapping[int, Points]] | None = None
         self._broken: dict[str, dict[int, tuple[float, str]]] = {}
+        self._newest: dict[str, dict[int, float]] = {}
+        self._logical: dict[int, int] = {}
+        self._in_turns: set[str] = set()
         self._units: dict[str, str] = {}
         self._knobs: dict[str, KnobView] = {}
         self._changes: deque[Change] = deque(maxlen=MOST_CHANGES)
@@ -363,18 +378,50 @@ class RunState:
         amounts = columns[batch.names.index(SAMPLES)] if SAMPLES in batch.names else None
         rank.extend_axes(steps, (one - self.started for one in times), amounts)
         for name, values in zip(batch.names, columns, strict=True):
-            rank.last[name] = values[-1]
             self.names.setdefault(name)
-            if not math.isfinite(sum(values)):  # or too large a sum
-                self._find_broken(name, batch.rank, steps, values)
             if name == SAMPLES:
                 rank.rate.extend(times, values)
             elif name == EPOCH:
                 self._mark_epochs(steps, values)
-            else:
-                self._seen_curves = None
-                curve = self._curves.setdefault(name, {})
-                curve.setdefault(batch.rank, Series()).extend(steps, values)
+        if LOGICAL_RANK not in batch.names:
+            for name, values in zip(batch.names, columns, strict=True):
+                rank.last[name] = values[-1]
+                self._extend(name, self._first_of(batch.rank) if name in self._in_turns else batch.rank, steps, values)
+            return
+        turns = columns[batch.names.index(LOGICAL_RANK)]
+        for turn in dict.fromkeys(turns):
+            rows = [row for row, one in enumerate(turns) if one == turn]
+            self._logical[int(turn)] = batch.rank
+            for name, values in zip(batch.names, columns, strict=True):
+                self._begin_turns(name)
+                self._extend(name, int(turn), *(array("d", (one[row] for row in rows)) for one in (steps, values)))
+        own = [turn for turn, carrier in self._logical.items() if carrier == batch.rank]
+        for name in batch.names:
+            newest = [self._newest[name][turn] for turn in own if turn in self._newest[name]]
+            rank.last[name] = sum(newest) / len(newest)
+
+    def _extend(self, name: str, rank: int, steps: array[float], values: array[float]) -> None:
+        """Add points of a metric, of a rank or a logical rank."""
+        self._newest.setdefault(name, {})[rank] = values[-1]
+        if not math.isfinite(sum(values)):  # or too large a sum
+            self._find_broken(name, rank, steps, values)
+        if name not in UNCHARTED:
+            self._seen_curves = None
+            self._curves.setdefault(name, {}).setdefault(rank, Series()).extend(steps, values)
+
+    def _begin_turns(self, name: str) -> None:
+        """From now on the metric is one of logical ranks; what was logged outside of turns belongs to the first one."""
+        if name not in self._in_turns:
+            self._in_turns.add(name)
+            of_all: tuple[dict[str, dict[int, Any]], ...] = (self._curves, self._newest, self._broken)
+            for by_name in of_all:
+                if name in by_name:
+                    by_name[name] = {self._first_of(rank): one for rank, one in by_name[name].items()}
+
+    def _first_of(self, rank: int) -> int:
+        """The first logical rank of a rank."""
+        number = self.params.get("logical_ranks")
+        return rank * number // self.size if isinstance(number, int) else rank
 
     def _continue(self, rank: _Rank, earlier: Mapping[str, float]) -> None:
         """Begin where the run stands that this one continues."""
@@ -459,6 +506,9 @@ class RunState:
                 )
                 for number, rank in self._ranks.items()
             ),
+            newest={name: dict(sorted(by_rank.items())) for name, by_rank in self._newest.items()},
+            logical=dict(sorted(self._logical.items())),
+            in_turns=frozenset(self._in_turns),
             output=tuple(self._output),
             failures=tuple(self.failures),
             displays=displays,

@@ -19,11 +19,13 @@ def compared(before: RunRecord, now: RunRecord, called: tuple[str, str], is_part
     """Which metrics of two runs are equal, and for each other metric the first values that differ, as text.
 
     ``called`` names the two runs in it. Rows are compared by step and logical rank, without logical ranks by step and
-    rank. So the runs may have different numbers of ranks. Metrics that measure time differ in any two runs. The
-    gradients of logical ranks come first, because metrics follow from them. Where ``now`` has stopped, as ``is_part``
-    says, rows that it has not reached are left out.
+    rank; of two numbers of ranks that have logical ones, what these have not logged is compared for rank 0. Metrics
+    that measure time differ in any two runs. The gradients of logical ranks come first, because metrics follow from
+    them. Where ``now`` has stopped, as ``is_part`` says, rows that it has not reached are left out.
     """
-    one, other = _by_metric(before.metrics()), _by_metric(now.metrics())
+    rows = before.metrics(), now.metrics()
+    of_all = before.size == now.size or not all(LOGICAL_RANK in one.names for one in rows)
+    one, other = (_by_metric(each, of_all) for each in rows)
     if is_part:
         one = {
             name: {key: value for key, value in one[name].items() if key in other[name]} for name in other.keys() & one
@@ -52,11 +54,16 @@ def _same(one: float | None, other: float | None) -> bool:
     return repr(one) == repr(other)  # NaN is itself
 
 
-def _by_metric(rows: Iterable[MetricRow]) -> dict[str, _Numbers]:
-    """By name: each value by step and by rank, which is the logical one where there is one."""
+def _by_metric(rows: Iterable[MetricRow], of_all: bool) -> dict[str, _Numbers]:
+    """By name: each value by step and by rank, which is the logical one where there is one.
+
+    Without ``of_all`` only rank 0's rows of those that no logical rank has logged.
+    """
     found: dict[str, _Numbers] = {}
     for row in rows:
         rank = int(row.values.get(LOGICAL_RANK, row.rank))
+        if not of_all and row.rank and LOGICAL_RANK not in row.values:
+            continue
         for name, value in row.values.items():
             if name != LOGICAL_RANK:
                 found.setdefault(name, {})[row.step, rank] = value

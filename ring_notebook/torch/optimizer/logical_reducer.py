@@ -302,10 +302,11 @@ class LogicalReducer(GradientReducer):
         leaf = self.open()
         assert self._sum is not None
         layout = leaf.layout
-        made: list[list[Tensor]] = []  # sums with this leaf, which may change in another pass of the turn
+        made: list[list[Tensor]] = []  # the sum with this leaf, which may change in another pass of the turn
 
         def add(left: list[Tensor], right: list[Tensor]) -> list[Tensor]:
-            made.append(layout.flats())
+            if not made:  # else `right` is the sum so far
+                made.append(layout.flats())
             for one, other, out in zip(left, right, made[-1], strict=True):
                 torch.add(one, other, out=out)
             return made[-1]

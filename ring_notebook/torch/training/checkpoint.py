@@ -36,7 +36,7 @@ from ring_notebook.torch.training.background_save import BackgroundSave, Part, t
 from ring_notebook.torch.training.kept_tensors import InShards, has_adapters, of_adapters, put_back, take_out, taken_out
 from ring_notebook.torch.training.loaders import PreparedLoader, resumable_sampler, state_of_sampler
 from ring_notebook.torch.training.prepare import scale_rates, unwrapped
-from ring_notebook.torch.training.turn_state import continue_turns, draw_again, kept_turns
+from ring_notebook.torch.training.turn_state import continue_turns, kept_turns
 
 if TYPE_CHECKING:
     from ring_notebook.torch.training.shards import Shards
@@ -269,7 +269,7 @@ class TorchCheckpoint(Checkpoint):
             self._of_turns = []
         self._follow_random()
         for loader in self._in_pass():
-            loader.before_next_pass(self._follow_random_at_last if self._logical is None else draw_again)
+            loader.before_next_pass(self._follow_random_at_last if self._logical is None else self._logical.draw_again)
 
     def write(self, target: Path) -> None:
         """A file of `save`."""

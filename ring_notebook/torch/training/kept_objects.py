@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ from ring_notebook.torch.steps.optimizer_notes import (
 )
 from ring_notebook.torch.tensors import is_sharded
 from ring_notebook.torch.training.data import DistributedSampler
+from ring_notebook.torch.training.turn_state import for_snapshot, from_snapshot
 
 _PLAIN = (Tensor, nn.Parameter, nn.Buffer)
 
@@ -96,6 +97,14 @@ class TorchKeeper(Keeper):
     def seed(self, number: int) -> None:
         """As `torch.manual_seed`."""
         torch.manual_seed(number)
+
+    def of_logical_ranks(self) -> tuple[Any, Any] | None:
+        """Their random numbers, and buffers of models."""
+        return for_snapshot()
+
+    def restore_logical_ranks(self, objects: Any, own: Any, of_ranks: Sequence[Any], place: tuple[int, int]) -> None:
+        """See `from_snapshot`."""
+        from_snapshot(objects, own, of_ranks, place)
 
 
 def _bytes_of(storage: torch.UntypedStorage) -> memoryview:

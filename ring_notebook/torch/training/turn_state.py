@@ -6,7 +6,8 @@ import pickle
 import random
 import sys
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -17,8 +18,7 @@ from torch import Tensor, nn
 
 from ring_notebook.api.objects import broadcast_object, gather_objects
 from ring_notebook.api.process_sets import global_process_set
-from ring_notebook.core.logical_ranks import LogicalRanks, current, divided
-from ring_notebook.core.metrics import note_params
+from ring_notebook.core.logical_ranks import LogicalRanks, current, divided, in_use, use
 from ring_notebook.torch.devices import accelerator
 from ring_notebook.torch.steps.state_digest import is_shared
 from ring_notebook.torch.training.act_once import act_once
@@ -26,6 +26,7 @@ from ring_notebook.torch.training.agreed_numbers import sources
 from ring_notebook.torch.training.turns_loader import loaders_in_use
 
 _LOADERS = "loaders"
+_NUMBERS = -1  # among followers; models have numbers from 0
 _numbers: RandomNumbers | None = None
 _buffers: WeakKeyDictionary[nn.Module, Buffers] = WeakKeyDictionary()
 
@@ -38,22 +39,29 @@ def begin_turns(logical: LogicalRanks) -> None:
     numbers stay what they are.
     """
     global _numbers
-    torch.set_num_threads(1)
-    if not torch.are_deterministic_algorithms_enabled():
-        torch.use_deterministic_algorithms(True, warn_only=True)
-        # What finds reads of memory that nobody has written costs a write of it.
-        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    _set_kernels()
     act_once()
-    note_params(logical_ranks=logical.number)
     if logical.now is None:
         _numbers = RandomNumbers(logical)
         logical.follow("random numbers", _numbers)
 
 
+def _set_kernels() -> None:
+    torch.set_num_threads(1)
+    if not torch.are_deterministic_algorithms_enabled():
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        # What finds reads of memory that nobody has written costs a write of it.
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+
+
 def follow_buffers(logical: LogicalRanks, model: nn.Module) -> None:
     """Give each logical rank its own values of the buffers of ``model``."""
-    _buffers[model] = Buffers(logical, model)
-    logical.follow(f"buffers {id(model)}", _buffers[model])
+    _follow(model, Buffers(logical, model))
+
+
+def _follow(model: nn.Module, buffers: Buffers) -> None:
+    _buffers[model] = buffers
+    buffers.logical.follow(f"buffers {id(model)}", buffers)
 
 
 def kept_turns(logical: LogicalRanks, models: Iterable[nn.Module]) -> list[bytes]:
@@ -61,34 +69,93 @@ def kept_turns(logical: LogicalRanks, models: Iterable[nn.Module]) -> list[bytes
 
     For `continue_turns`, on any number of ranks.
     """
-    followers = _followers(models)
-    now = None if logical.now is None else logical.now.number
-    for one in followers:
-        one.leave(now)
-    return [cloudpickle.dumps([one.kept_of(turn) for one in followers]) for turn in (*range(logical.turns), None)]
+    return _kept(logical, _followers(models))
 
 
 def continue_turns(models: Iterable[nn.Module], kept: Sequence[bytes]) -> None:
     """Give the logical ranks of this rank, outside of turns, what `kept_turns` has kept of them."""
-    followers = _followers(models)
-    for one in followers:
+    _continue(_followers(models), kept)
+
+
+@dataclass
+class OfRank:
+    """What the logical ranks of ``rank`` of ``ranks``, ``number`` on all of them, have of their own: see `kept_turns`.
+
+    Of models by their number.
+    """
+
+    number: int
+    rank: int
+    ranks: int
+    kept: list[bytes]
+
+
+def for_snapshot() -> tuple[Any, OfRank] | None:
+    """What a snapshot keeps of logical ranks, for `from_snapshot`; None where there are none.
+
+    The first belongs to the variables of this rank, the second to all ranks.
+    """
+    logical = in_use()
+    if logical is None or _numbers is None or _numbers.logical is not logical:
+        return None
+    buffers = {model: one for model, one in _buffers.items() if one.logical is logical}
+    kept = _kept(logical, _by_number(_numbers, buffers.values()))
+    return (_numbers, buffers), OfRank(logical.number, logical.rank, logical.ranks, kept)
+
+
+def from_snapshot(objects: Any, own: OfRank, of_ranks: Sequence[OfRank | None], place: tuple[int, int]) -> None:
+    """Divide the logical ranks of a snapshot among the ranks here (``place``: this one, and their number).
+
+    Of as many ranks as then each has those it had. Where there are more ranks than logical ones, they are divided among
+    none, and are new ones as soon as `prepare` is called.
+    """
+    global _numbers
+    numbers, buffers = objects
+    logical: LogicalRanks = numbers.logical
+    place = (own.rank, own.ranks) if place[1] == len(of_ranks) else place
+    kept: dict[int, bytes] = {}
+    for one in of_ranks:
+        if one is not None and (one.number, one.ranks) == (own.number, own.ranks):
+            kept |= enumerate(one.kept[:-1], one.rank * one.number // one.ranks)
+    if logical.number < place[1] or len(kept) < logical.number:
+        return
+    _set_kernels()
+    logical.divide(place)
+    use(logical)
+    _numbers = numbers
+    logical.follow("random numbers", numbers)
+    for model, one in buffers.items():
+        one.begin()
+        _follow(model, one)
+    turns = [kept[logical.first + turn] for turn in range(logical.turns)]
+    _continue(_by_number(numbers, buffers.values()), [*turns, own.kept[-1]])
+
+
+def _by_number(numbers: RandomNumbers, buffers: Iterable[Buffers]) -> dict[int, RandomNumbers | Buffers]:
+    return {_NUMBERS: numbers, **{one.number: one for one in buffers}}
+
+
+def _kept(logical: LogicalRanks, followers: Mapping[int, RandomNumbers | Buffers]) -> list[bytes]:
+    now = None if logical.now is None else logical.now.number
+    for one in followers.values():
+        one.leave(now)
+    return [
+        cloudpickle.dumps({key: one.kept_of(turn) for key, one in followers.items()})
+        for turn in (*range(logical.turns), None)
+    ]
+
+
+def _continue(followers: Mapping[int, RandomNumbers | Buffers], kept: Sequence[bytes]) -> None:
+    for one in followers.values():
         one.forget()
     for turn, data in zip((*range(len(kept) - 1), None), kept, strict=True):
-        for one, state in zip(followers, cloudpickle.loads(data), strict=True):
-            one.keep(turn, state)
-    for one in followers:
+        for key, state in cloudpickle.loads(data).items():
+            if key in followers:
+                followers[key].keep(turn, state)
+    for one in followers.values():
         one.enter(None)
     assert _numbers is not None
     _numbers.begun_at = {turn: _numbers.kept_of(turn) for turn in range(len(kept) - 1)}
-
-
-def draw_again() -> None:
-    """In the first turn behind `continue_turns`: draw what comes next in the training that is continued.
-
-    A pass over a loader that begins anew, to go on in its middle, has drawn numbers for its workers.
-    """
-    if _numbers is not None:
-        _numbers.draw_again()
 
 
 class ElasticTurns:
@@ -123,7 +190,7 @@ class ElasticTurns:
         own = [self._kept[logical.first + turn] for turn in range(logical.turns)]
         continue_turns(_buffers, [*own, self._kept[None]])
         for loader, position in zip(loaders_in_use(), self._kept[_LOADERS], strict=False):
-            loader.continue_at(position, draw_again)
+            loader.continue_at(position)
 
     def state_dict(self) -> dict[Any, Any]:
         """What was kept."""
@@ -134,9 +201,13 @@ class ElasticTurns:
         self._kept = kept
 
 
-def _followers(models: Iterable[nn.Module]) -> list[RandomNumbers | Buffers]:
+def _followers(models: Iterable[nn.Module]) -> dict[int, RandomNumbers | Buffers]:
     assert _numbers is not None
-    return [_numbers, *(_buffers[model] for model in models if model in _buffers)]
+    return {_NUMBERS: _numbers, **dict(enumerate(_buffers[model] for model in models if model in _buffers))}
+
+
+def _gone() -> None:
+    """In the place of a reference to a module that is there no more."""
 
 
 class RandomNumbers:
@@ -153,10 +224,13 @@ class RandomNumbers:
             if name in known:
                 known[name][1](state)
         self._seeds = {name: pickle.dumps(_plain(state)) for name, state in at_rank_0.items()}
-        self._logical = logical
+        self.logical = logical
         self.begun_at: dict[int, dict[str, Any]] = {}
         """What turns have continued with."""
         self._kept: dict[int | None, dict[str, Any]] = {}
+
+    def __getstate__(self) -> dict[str, Any]:  # in a snapshot; what turns have is kept for any rank
+        return {**self.__dict__, "begun_at": {}, "_kept": {}}
 
     def leave(self, turn: int | None) -> None:
         """See `Follower`."""
@@ -171,9 +245,9 @@ class RandomNumbers:
         self._kept = {}
 
     def draw_again(self) -> None:
-        """See the function."""
-        if self._logical.now is not None:
-            self._set(self.begun_at.pop(self._logical.now.number, {}))
+        """See `Follower`."""
+        if self.logical.now is not None:
+            self._set(self.begun_at.pop(self.logical.now.number, {}))
 
     def _set(self, kept: dict[str, Any]) -> None:
         for name, (_, set_to) in _sources().items():
@@ -192,7 +266,7 @@ class RandomNumbers:
         self._kept[turn] = kept
 
     def _seed_of(self, name: str, turn: int) -> int:
-        text = self._seeds.get(name, b"") + f" {name} {self._logical.first + turn}".encode()
+        text = self._seeds.get(name, b"") + f" {name} {self.logical.first + turn}".encode()
         return int.from_bytes(blake2b(text, digest_size=4).digest(), "big")
 
 
@@ -228,15 +302,30 @@ class Buffers:
     """
 
     def __init__(self, logical: LogicalRanks, model: nn.Module) -> None:
-        self._places = [
+        self._places: list[tuple[Callable[[], nn.Module | None], str]] = [
             (weakref.ref(module), name) for module in model.modules() for name, _ in module.named_buffers(recurse=False)
         ]
         self._own = {number for number, (module, name) in enumerate(self._places) if not is_shared(name, module())}
+        self.logical = logical
+        self.number = logical.models
+        logical.models += 1
+        self.begin()
+
+    def begin(self) -> None:
+        """Take what the model has now as that of all logical ranks."""
         self._first = [self._value(number).detach().clone() for number in range(len(self._places))]
-        self._logical = logical
         self.forget()
         self._marks: list[tuple[Tensor, int]] = []
         self._mark()
+
+    def __getstate__(self) -> dict[str, Any]:  # in a snapshot; `begin` follows there
+        places = [(module(), name) for module, name in self._places]
+        return {"places": places, "own": self._own, "logical": self.logical, "number": self.number}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        places: list[tuple[nn.Module | None, str]] = state["places"]
+        self._places = [(_gone if module is None else weakref.ref(module), name) for module, name in places]
+        self._own, self.logical, self.number = state["own"], state["logical"], state["number"]
 
     def leave(self, turn: int | None) -> None:
         """See `Follower`."""
@@ -262,9 +351,12 @@ class Buffers:
                     setattr(module, self._places[number][1], value.clone())
         self._mark()
 
+    def draw_again(self) -> None:
+        """See `Follower`: buffers draw nothing."""
+
     def forget(self) -> None:
         """Drop what logical ranks had on this rank."""
-        self._kept: list[dict[int, Tensor]] = [{} for _ in range(self._logical.turns)]
+        self._kept: list[dict[int, Tensor]] = [{} for _ in range(self.logical.turns)]
 
     def kept_of(self, turn: int | None) -> dict[int, Tensor]:
         """The values by number, in memory of the host; for None those of logical ranks that have none of their own."""

@@ -41,7 +41,7 @@ def shard_by_turns(
             loader._logical = logical
             return loader
         made_again = shard_by_turns(loader._of, logical, kind=kind, number=number)
-        cast(TurnsLoader[T], made_again).load_state_dict(loader.state_dict(is_in_pass=False))
+        cast(TurnsLoader[T], made_again).load_state_dict(loader.position()["state"])
         return made_again
     shares = _shares(loader, logical, range(logical.turns), kind, number)
     for made in shares:
@@ -58,8 +58,8 @@ def shard_by_turns(
             )
     kind_of: Any = type(loader)
     whole: Any = object.__new__(_class_of(kind_of))
-    vars(whole).update(vars(shares[0]), _iterator=None, _shares=shares, _logical=logical)
-    vars(whole).update(_of=loader, _how=(kind, number), _state={})
+    vars(whole).update(vars(shares[0]), _iterator=None, _made=shares, _logical=logical)
+    vars(whole).update(_of=loader, _how=(kind, number), _kept=None, _pass=None)
     _in_use.append(weakref.ref(whole))
     return whole  # type: ignore[no-any-return]
 
@@ -83,39 +83,53 @@ def _shares(
 class TurnsLoader(PreparedLoader[T]):
     """What `shard_by_turns` returns; its length is that of the loop: the batches of all turns."""
 
-    _shares: list[Any]
+    _made: list[Any]
     _logical: LogicalRanks
     _of: Any
     _how: tuple[str | None, int]
-    _state: dict[str, Any]
-    """Of one that has been pickled, and has no shares before it is prepared again."""
+    _kept: dict[str, Any] | None
+    """The position of one that has been pickled; it has shares as soon as ranks use it."""
+    _pass: object
+    """Of its own for each pass that is in progress, or that the next one continues; else None."""
+
+    @property
+    def _shares(self) -> list[Any]:
+        self._logical.check()
+        if (kept := self._kept) is not None:
+            self._kept = None
+            self.divide()
+            self.continue_at(kept)
+        return self._made
 
     def __iter__(self) -> Any:
         return self._in_turns()
 
     def __len__(self) -> int:
-        self._logical.check()
         with self._logical.shares(0):
             return len(self._shares[0]) * self._logical.turns
 
     def _in_turns(self) -> Iterator[Any]:
-        logical = self._logical
-        logical.check()
+        logical, shares = self._logical, self._shares
         act_once()
         self._follow_first()
         passes: list[Any] = [None] * logical.turns
-        with logical.loop() as turns:
-            while True:
-                for turn, _ in enumerate(turns()):
-                    with logical.shares(turn):
-                        if passes[turn] is None:
-                            passes[turn] = iter(self._shares[turn])
-                        try:
-                            batch = next(passes[turn])
-                        except StopIteration:
-                            return
-                    gradient_log.before_batch()
-                    yield batch
+        own = self._pass = object()
+        try:
+            with logical.loop() as turns:
+                while True:
+                    for turn, _ in enumerate(turns()):
+                        with logical.shares(turn):
+                            if passes[turn] is None:
+                                passes[turn] = iter(shares[turn])
+                            try:
+                                batch = next(passes[turn])
+                            except StopIteration:
+                                return
+                        gradient_log.before_batch()
+                        yield batch
+        finally:
+            if self._pass is own:
+                self._pass = None
 
     def before_next_pass(self, call: Callable[[], object]) -> None:
         """As the base class, in the turn of each logical rank."""
@@ -135,8 +149,6 @@ class TurnsLoader(PreparedLoader[T]):
 
     def state_dict(self, *, is_in_pass: bool = True) -> dict[str, Any]:
         """As the base class, between two rounds; it holds for any number of ranks."""
-        if not self._shares:
-            return self._state
         with self._logical.shares(0):
             state: dict[str, Any] = self._shares[0].state_dict(is_in_pass=is_in_pass)
         return state
@@ -151,18 +163,24 @@ class TurnsLoader(PreparedLoader[T]):
         """Have as many shares as this rank has logical ranks now; a pass in progress is over."""
         turns = self._logical.turns
         with without_others():
-            self._shares += _shares(self._of, self._logical, range(len(self._shares), turns), *self._how)
-        del self._shares[turns:]
+            self._made += _shares(self._of, self._logical, range(len(self._made), turns), *self._how)
+        del self._made[turns:]
 
     def position(self) -> dict[str, Any]:
         """Where the loader stands, for `continue_at` on another number of ranks."""
-        return {"state": self.state_dict(), "is_in_pass": bool(self._shares[0]._preparation._batches)}
+        if self._kept is not None:
+            return self._kept
+        about = self._made[0]._preparation
+        is_in_pass = self._pass is not None and bool(about._batches or about._loaded)
+        with self._logical.shares(0):
+            return {"state": self._made[0].state_dict(is_in_pass=is_in_pass), "is_in_pass": is_in_pass}
 
-    def continue_at(self, position: dict[str, Any], draw_again: Callable[[], object]) -> None:
-        """Continue there; ``draw_again`` is called where the next pass goes on in the middle of another one."""
+    def continue_at(self, position: dict[str, Any]) -> None:
+        """Continue there; where it is in the middle of a pass, logical ranks draw again what comes next in it."""
         self.load_state_dict(position["state"])
+        self._pass = object() if position["is_in_pass"] else None
         if position["is_in_pass"]:
-            self.before_next_pass(draw_again)
+            self.before_next_pass(self._logical.draw_again)
 
     @property
     def about_continuation(self) -> str:
@@ -171,14 +189,16 @@ class TurnsLoader(PreparedLoader[T]):
             remark: str = self._shares[0].about_continuation
         return remark
 
-    def __reduce_ex__(self, protocol: Any) -> Any:  # with its order, for `prepare` on any number of ranks
-        return _undivided, (self._of, self._logical, self._how, self.state_dict(is_in_pass=False))
+    def __reduce_ex__(self, protocol: Any) -> Any:  # with its place, for any number of ranks
+        return _undivided, (self._of, self._logical, self._how, self.position())
 
 
-def _undivided(of: Any, logical: LogicalRanks, how: tuple[str | None, int], state: dict[str, Any]) -> Any:
+def _undivided(of: Any, logical: LogicalRanks, how: tuple[str | None, int], position: dict[str, Any]) -> Any:
     kind: Any = type(of)
     whole: Any = object.__new__(_class_of(kind))
-    vars(whole).update(vars(of), _iterator=None, _shares=[], _logical=logical, _of=of, _how=how, _state=state)
+    vars(whole).update(vars(of), _iterator=None, _made=[], _logical=logical)
+    vars(whole).update(_of=of, _how=how, _kept=position, _pass=None)
+    _in_use.append(weakref.ref(whole))
     return whole
 
 

@@ -27,19 +27,36 @@ model, optimizer, loader = ring.prepare(model, optimizer, loader)
 CELL += LOOP
 COMPARED = """
 def rows(run):
-    return sorted((row.values["logical_rank"], row.step, row.values["loss"]) for row in run.metrics)
+    rows = [(row.step, row.values) for row in run.metrics if "loss" in row.values]
+    return sorted((values["logical_rank"], step, values["loss"]) for step, values in rows)
 
-assert [row[:2] for row in rows(run_on_1)] == [(rank, step) for rank in range(4) for step in range(3)], rows(run_on_1)
+assert [row[:2] for row in rows(run_on_1)] == [(rank, step) for rank in range(4) for step in (0, 2, 4)], rows(run_on_1)
 assert rows(run_on_1) == rows(run_on_2), (rows(run_on_1), rows(run_on_2))
 """
 
 REPLAY = "print(get_ipython().run_line_magic('ring', f'runs replay {run_on_2.log.run} -n 1') or '')"
 
 
+LOGGED = """
+for ranks, run in (1, run_on_1), (2, run_on_2):
+    view = run.view
+    who = {name: list(by_rank) for name, by_rank in view.curves.items()}
+    assert who == {"loss": [0, 1, 2, 3], "twice": [0, 1, 2, 3], "tested": [*range(ranks)]}, who
+    steps = {name: list(view.curves[name][0].x) for name in who}
+    assert steps == {"loss": [0, 2, 4], "twice": [1, 3, 5], "tested": [6]}, steps
+"""
+
+
 def test_losses_are_the_same_on_one_rank_and_on_two(notebook: Notebook) -> None:
+    """Also in panels, where each logical rank has a curve, whatever else a turn or the loop logs."""
+    cell = CELL + "    ring.log(twice=2 * loss)\nring.log(tested=1.0)\n"
     for ranks in ("1", "2"):
-        notebook.text(CELL.replace("RANKS", ranks))
+        said = notebook.text(cell.replace("RANKS", ranks))
+        assert f"4 logical ranks on {ranks}" in said, said
+        rows = [line.split()[:2] for line in said.splitlines() if line.lstrip().startswith("logical")]
+        assert rows == [["logical", str(rank)] for rank in range(4)], said
     notebook.text(COMPARED)
+    notebook.text(LOGGED)
     said = notebook.text("%%ringtrain --logical 4\nring.log(loss=1.0)")
     assert "--logical 4 had no effect: the cell has not called ring.prepare" in said
 
@@ -103,23 +120,80 @@ def test_sizes_are_compared_at_equal_results(notebook: Notebook) -> None:
     )
 
 
-AGAIN = f"""%%ringtrain -n RANKS --out again_on_RANKS
-model, optimizer, loader = ring.prepare(model, optimizer, loader, logical=4)
+OF_ITS_OWN = CELL.replace(
+    """torch.nn.Linear(4, 8), torch.nn.Dropout(0.5)""",
+    """torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.Dropout(0.5)""",
+).replace("import torch", "import random, numpy, torch")
+NOISY = LOOP.replace("model(x)", "model(x + random.random() + numpy.random.rand() * torch.rand(()))")
+OF_ITS_OWN = OF_ITS_OWN.replace(LOOP, NOISY)
+AGAIN = f"""%%ringtrain -n RANKS --out NAME
 for _ in range(2):
-{indent(LOOP, "    ")}"""
+{indent(NOISY, "    ")}print(ring.logical_rank(), *(list(one.flatten().tolist() for one in model.buffers())))
+"""
+EQUAL = """
+def rows(run):
+    return sorted((row.values["logical_rank"], row.step, row.values["loss"]) for row in run.metrics)
+
+assert len(rows(there)) == LENGTH and len({row[2] for row in rows(there)}) == LENGTH, rows(there)
+assert rows(there) == rows(here), (rows(there), rows(here))
+"""
 
 
 @pytest.mark.slow  # restores
 def test_a_snapshot_goes_on_with_the_same_bits_on_another_number_of_ranks(notebook: Notebook) -> None:
-    notebook.text(CELL.replace("RANKS", "2"))
+    notebook.text(OF_ITS_OWN.replace("RANKS", "2"))
     assert "Not in it" not in notebook.text("%ring snapshots save logical")
-    notebook.text(AGAIN.replace("RANKS", "2"))
-    notebook.text("%ring snapshots restore logical -n 1")
-    assert "call prepare() again on the ranks of this run" in notebook.error("%%ringtrain\nnext(iter(loader))")[1]
-    notebook.text("%ring snapshots restore logical")
-    notebook.text(AGAIN.replace("RANKS", "1"))
-    notebook.text(COMPARED.replace("run_on", "again_on").replace("range(3)", "range(6)"))
+    notebook.text(AGAIN.replace("RANKS", "2").replace("NAME", "there"))
+    for ranks in ("2", "1", "3"):
+        notebook.text(f"%ring snapshots restore logical -n {ranks}")
+        notebook.text(AGAIN.replace("RANKS", ranks).replace("NAME", "here"))
+        notebook.text(EQUAL.replace("LENGTH", "24"))
     notebook.text("%ring snapshots restore logical -n 2")
+    again = "model, optimizer, loader = ring.prepare(model, optimizer, loader, logical=4)\n"
+    prepared = AGAIN.replace("for _", f"{again}for _", 1)
+    notebook.text(prepared.replace("RANKS", "2").replace("NAME", "there"))
+    notebook.text("%ring snapshots restore logical -n 1")
+    notebook.text(prepared.replace("RANKS", "1").replace("NAME", "here"))
+    notebook.text(EQUAL.replace("LENGTH", "24"))
+    notebook.text("%ring snapshots restore logical -n 2")
+
+
+OF_PASSES = f"""for epoch in range(BEGIN, 3):
+{indent(NOISY, "    ")}        while epoch == 1 and not pathlib.Path("go").exists():
+            time.sleep(0.01)
+"""
+MIDST = OF_ITS_OWN.replace(NOISY, OF_PASSES.replace("BEGIN", "0")).replace(
+    "import random", "import pathlib, time, random"
+)
+ASKS = """import pathlib, time, threading
+while len(there.metrics) < 14: time.sleep(0.01)
+get_ipython().run_line_magic("ring", "snapshots save mid")
+(teller,) = [one for one in threading.enumerate() if one.name == "ring-kept"]
+pathlib.Path("go").touch()
+there.wait(); teller.join()
+"""
+FROM_THERE = """
+def rows(run, first):
+    found = [row for row in run.metrics if row.step >= first]
+    return sorted((row.values["logical_rank"], row.step - first, row.values["loss"]) for row in found)
+
+assert len(rows(there, 4)) == 20, rows(there, 0)
+assert rows(there, 4) == rows(here, FIRST), (rows(there, 4), rows(here, FIRST))
+"""
+
+
+@pytest.mark.slow  # restores
+def test_a_snapshot_in_the_middle_of_a_pass_goes_on_and_branches(notebook: Notebook) -> None:
+    cell = MIDST.replace("RANKS", "2").replace("--out run_on_2", "--out there --name mid --background")
+    notebook.text(cell)
+    notebook.text(ASKS)
+    notebook.text("%ring snapshots branch mid --name fork --out here")
+    notebook.text(FROM_THERE.replace("FIRST", "4"))
+    for ranks in ("1", "2"):
+        notebook.text(f"%ring snapshots restore mid -n {ranks}")
+        notebook.text(f"%%ringtrain --out here\n{OF_PASSES.replace('BEGIN', '1')}")
+        notebook.text(FROM_THERE.replace("FIRST", "0"))
+    notebook.text("pathlib.Path('go').unlink()")
 
 
 CONTINUES = CELL.replace(

@@ -156,3 +156,17 @@ def test_a_kernel_that_is_not_deterministic(size: int) -> None:
         with pytest.warns(UserWarning, match="put_ does not have a deterministic implementation"):
             model(x.clone().put_(torch.tensor([0, 0]), torch.tensor([1.0, 2.0]))).sum().backward()
         break
+
+
+def test_memory_that_sums_take(size: int) -> None:
+    """Besides a node of each level, and the leaf: one sum of these and the averages, as large as all gradients."""
+    turns = 16
+    model, optimizer, loader = prepared(turns * size)
+    for _ in range(2):
+        for (x,) in loader:
+            optimizer.zero_grad()
+            model(x).sum().backward()
+            optimizer.step()
+    layout = optimizer._reducer._flat_layout
+    live = [optimizer._reducer._leaf.flats, *(value for _, _, value in optimizer._reducer._sum.nodes)]
+    assert len([*layout._spare, *live]) <= 4 + 1 + 2

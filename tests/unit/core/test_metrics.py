@@ -371,3 +371,60 @@ def test_a_script_shows_no_pictures() -> None:
     metrics.end()
     metrics.log(text="x")
     assert metrics.drain_shown("run", 0) == []
+
+
+def test_each_logical_rank_counts_its_own_steps() -> None:
+    """As on a rank of its own: several rows of a turn, rows and tracked batches between rounds, and a continuation."""
+
+    def trained(turns: int) -> list[tuple[float, ...]]:
+        for _ in range(2):
+            for _ in range(2):
+                for turn in range(turns):
+                    metrics.note_turn((turn, turn))
+                    metrics.log(loss=1.0)
+                    metrics.log(norm=2.0)
+            metrics.note_turn(None)
+            metrics.log(tested=3.0)
+        return [(row[1], *row[2:]) for batch in metrics.drain("run", 0) for row in batch.rows()]
+
+    metrics.begin()
+    alone = trained(1)
+    assert [row[0] for row in alone] == [*range(10)]
+    position = metrics.position()
+    metrics.begin()
+    metrics.forget_turns()
+    together = trained(3)
+    for turn in range(3):
+        assert [row for row in together if len(row) == 2 or row[1] == turn] == [
+            (row[0], turn, *row[2:]) if len(row) > 2 else row for row in alone
+        ]
+    assert metrics.position() == position
+    metrics.begin()
+    metrics.continue_at(position)
+    again = trained(2)
+    assert [row[0] for row in again if len(row) == 2 or row[1] == 1] == [*range(10, 20)]
+
+
+def test_each_logical_rank_counts_its_own_tracked_batches() -> None:
+    def turns(rounds: int) -> Iterator[int]:
+        for _ in range(rounds):
+            for turn in range(2):
+                metrics.note_turn((turn, turn))
+                yield turn
+        metrics.note_turn(None)
+
+    metrics.forget_turns()
+    for _ in range(2):
+        for _ in metrics.track(turns(2)):
+            metrics.log(loss=1.0)
+        for _ in metrics.track(range(3)):
+            metrics.log(tested=0.0)
+    found: dict[tuple[str, float], list[float]] = {}
+    for batch in metrics.drain("run", 0):
+        for _, step, *values in batch.rows():
+            found.setdefault((batch.names[-1], values[0]), []).append(step)
+    assert found == {
+        ("loss", 0.0): [0, 1, 5, 6],
+        ("loss", 1.0): [0, 1, 5, 6],
+        ("tested", 0.0): [2, 3, 4, 7, 8, 9],
+    }

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ring_notebook.notebook.panel.charts.curves import Curves, Line, many, mean, mean_line, per_rank
+from ring_notebook.notebook.panel.charts.curves import RANK, Curves, Line, many, mean, mean_line, per_rank
 from ring_notebook.notebook.panel.charts.metric_names import (
     Section,
     direction,
@@ -21,11 +21,11 @@ from ring_notebook.notebook.panel.charts.metric_names import (
     unit,
 )
 from ring_notebook.notebook.record.choices import AXES, STEP, TIME, Look
-from ring_notebook.notebook.record.run_view import EPOCH, SAMPLES, UNCHARTED, RunView
+from ring_notebook.notebook.record.run_view import EPOCH, LOGICAL, SAMPLES, UNCHARTED, RunView
 from ring_notebook.notebook.record.series import Points
 from ring_notebook.notebook.style import VALIDATION, number, rank_color, shown, whole
 from ring_notebook.protocol.records import RESUME
-from ring_notebook.text.words import ranks, shortened
+from ring_notebook.text.words import shortened
 
 RATE = "samples/s"  # a chart of every run with samples
 _OTHER_VALIDATION = 4  # the color of a second validation in a chart, as that of a rank
@@ -172,13 +172,17 @@ def axes(view: RunView) -> tuple[str, ...]:
     return tuple(name for name in AXES if name == STEP or name in there)
 
 
-def over(view: RunView, axis: str, points: Mapping[int, Points]) -> dict[int, Points]:
-    """The points of ranks over another axis than their steps: seconds, samples of all ranks, or epochs."""
-    return {rank: Points(_placed(view, axis, rank, line.x), line.y) for rank, line in points.items()}
+def over(view: RunView, axis: str, name: str) -> dict[int, Points]:
+    """The points of a metric over another axis than their steps: seconds, samples of all ranks, or epochs."""
+    carriers = view.logical if name in view.in_turns else {}
+    return {
+        rank: Points(_placed(view, axis, carriers.get(rank, rank), line.x), line.y)
+        for rank, line in view.curves[name].items()
+    }
 
 
 def _placed(view: RunView, axis: str, rank: int, steps: Any) -> Any:
-    """Where steps of a rank are on an axis."""
+    """Where steps of a rank, not a logical one, are on an axis."""
     if axis == STEP or not len(steps):
         return steps
     if axis == EPOCH:
@@ -186,34 +190,37 @@ def _placed(view: RunView, axis: str, rank: int, steps: Any) -> Any:
         last = at[-1] - at[-2]  # the epoch in progress is taken to be as long as the one before
         at, values = [*at, at[-1] + last], [*values, 2 * values[-1] - values[-2]]
         return np.interp(steps, at, values)
+    if axis == SAMPLES and view.logical:  # ranks may carry different numbers of them
+        lines = [by_rank[axis] for by_rank in view.axes.values() if axis in by_rank]
+        return sum(np.interp(steps, one.x, one.y) for one in lines)
     known = view.axes.get(rank, {}).get(axis) or next(one[axis] for one in view.axes.values() if axis in one)
     times = len(view.throughput) if axis == SAMPLES else 1
     return times * np.interp(steps, known.x, known.y)
 
 
 def _metric(view: RunView, name: str, look: Look, axis: str) -> Chart:
-    curves = per_rank(over(view, axis, view.curves[name]), look.smooth, look.ranks)
+    curves = per_rank(over(view, axis, name), look.smooth, look.ranks, LOGICAL if name in view.in_turns else RANK)
     beside = [one for one in view.charted if trained(one, view.curves) == name]
     extra = [
-        mean_line(one, over(view, axis, view.curves[one]), color, sparse=True)
+        mean_line(one, over(view, axis, one), color, sparse=True)
         for one, color in zip(beside, _validation_colors(len(beside)), strict=True)
     ]
     judged = extra[0] if extra else _judged(curves)
     curves = replace(curves, lines=(*curves.lines, *extra))
     best = _best(judged, direction(name)) if judged is not None else None
-    values, firsts = unit(name, view.units), view.broken.get(name, {})
+    values = unit(name, view.units)
     newest = _newest(view, name)
     if judged is not None and best is not None and not (extra or look.smooth):
         best = _or_newest(view, name, judged, best)
     return Chart(
         name,
-        _note(name, curves, judged, best, newest, values),
+        _note(name, curves, judged, best, _no_numbers(view, name, newest), newest, values),
         "seconds" if axis == TIME else axis,
         curves,
         log=look.log and _positive(curves),
         best=best,
         epochs=_epochs(view, axis),
-        broken=_broken({rank: (_at(view, axis, rank, step), kind) for rank, (step, kind) in firsts.items()}),
+        broken=_broken(view, name, axis),
         changes=_apart(sorted(_changes(view, axis) + _parting(view, name, axis), key=lambda mark: mark.x), curves),
         values="" if values == name else values,
     )
@@ -232,8 +239,8 @@ def results(view: RunView, name: str) -> tuple[float, tuple[float, float] | None
     return math.fsum(newest) / len(newest) if newest else math.nan, best
 
 
-def _newest(view: RunView, name: str) -> dict[int, float]:
-    return {rank.rank: rank.last[name] for rank in view.ranks if name in rank.last}
+def _newest(view: RunView, name: str) -> Mapping[int, float]:
+    return view.newest.get(name, {})
 
 
 def _or_newest(view: RunView, name: str, judged: Line, best: tuple[float, float]) -> tuple[float, float]:
@@ -259,7 +266,7 @@ def compared(views: Mapping[str, RunView], names: Sequence[str], look: Look) -> 
     made = []
     for name in names:
         found = [
-            (f"{label} {one}".strip() if one != name else label, one, over(view, axis, view.curves[one]))
+            (f"{label} {one}".strip() if one != name else label, one, over(view, axis, one))
             for label, view in views.items()
             for one in parts(name, view.curves)
         ]
@@ -337,24 +344,26 @@ def parting(lines: Sequence[Points], syncs: Any) -> float | None:
     return float(max(bounds[found[0]], lines[0].x[0]))  # the first round has no sync before it
 
 
-def _broken(firsts: Mapping[int, tuple[float, str]]) -> tuple[Mark, ...]:
+def _broken(view: RunView, name: str, axis: str) -> tuple[Mark, ...]:
     """A mark for each step at which ranks began to lack a number; the first has the label for all of them.
 
     Labels of their own would lie over each other, because one rank without a number soon leaves the others without one.
     """
+    firsts = view.broken.get(name, {})
     kinds: dict[str, list[int]] = {}
     for rank, (_, kind) in sorted(firsts.items()):
         kinds.setdefault(kind, []).append(rank)
-    label = "; ".join(f"{kind}, {ranks(who)}" for kind, who in kinds.items())
-    steps = sorted({step for step, _ in firsts.values()})[:MOST_BROKEN]
-    return tuple(Mark(step, "" if index else label) for index, step in enumerate(steps))
+    label = "; ".join(f"{kind}, {view.whose(name, who)}" for kind, who in kinds.items())
+    carriers = view.logical if name in view.in_turns else {}
+    places = sorted({_at(view, axis, carriers.get(rank, rank), step) for rank, (step, _) in firsts.items()})
+    return tuple(Mark(place, "" if index else label) for index, place in enumerate(places[:MOST_BROKEN]))
 
 
-def _no_numbers(newest: Mapping[int, float]) -> str:
+def _no_numbers(view: RunView, name: str, newest: Mapping[int, float]) -> str:
     """Which ranks have no number now; empty if all have one."""
     without = [rank for rank, value in newest.items() if not math.isfinite(value)]
     kind = "NaN" if any(map(math.isnan, newest.values())) else "inf"
-    return f"{kind} on {ranks(without)}" if without else ""
+    return f"{kind} on {view.whose(name, without)}" if without else ""
 
 
 def _judged(curves: Curves) -> Line | None:
@@ -374,6 +383,7 @@ def _note(
     curves: Curves,
     judged: Line | None,
     best: tuple[float, float] | None,
+    no_numbers: str,
     newest: Mapping[int, float],
     values: str,
 ) -> str:
@@ -381,7 +391,6 @@ def _note(
         return ""
     main = _judged(Curves(tuple(line for line in curves.lines if not line.sparse), curves.band)) or judged
     # No trend beside ranks without numbers: it would praise what was before.
-    no_numbers = _no_numbers(newest)
     # The mean of what the table of ranks shows. The last point of a long curve is the mean of many steps.
     said = [no_numbers or _with_unit(math.fsum(newest.values()) / len(newest), values)]
     said += [trend(main)] if direction(name) and not no_numbers else []

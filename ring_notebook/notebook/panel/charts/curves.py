@@ -9,11 +9,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ring_notebook.notebook.record.run_view import LOGICAL
 from ring_notebook.notebook.record.series import Points
 from ring_notebook.notebook.style import MEAN, rank_color
 
 MOST_LINES = 2  # ranks that are all drawn; of more ranks the mean is drawn, and each one on demand
 GRID = 256  # points of a chart whose ranks logged at different steps
+RANK = "rank"
+WORDS = (RANK, LOGICAL)
 BAND = "range"  # its label
 DIFFERS = 4.0  # times the typical distance of a rank from the others
 _NEAR = 0.75  # the share of the steps that a rank has made which keeps up with the others
@@ -72,16 +75,19 @@ class Curves:
         return max((len(line.x) for line in self.lines), default=0)
 
 
-def per_rank(points: Mapping[int, Points], smooth: float = 0.0, chosen: Collection[int] = ()) -> Curves:
+def per_rank(
+    points: Mapping[int, Points], smooth: float = 0.0, chosen: Collection[int] = (), word: str = RANK
+) -> Curves:
     """A line per rank. Of more than two ranks: their mean, a band from lowest to highest, and ranks that differ.
 
-    ``chosen`` ranks are always drawn. With ``smooth`` (see `smoothed`) every line is an average, over its own values.
+    ``word``, before the number of a rank in labels, is one of `WORDS`. ``chosen`` ranks are always drawn. With
+    ``smooth`` (see `smoothed`) every line is an average, over its own values.
     """
     points = {rank: line for rank, line in points.items() if len(line.x)}
     if len(points) <= MOST_LINES:
         return Curves(
             tuple(
-                _line(f"rank {rank}", rank_color(rank), _array(line.x), _array(line.y), smooth)
+                _line(f"{word} {rank}", rank_color(rank), _array(line.x), _array(line.y), smooth)
                 for rank, line in points.items()
             )
         )
@@ -92,7 +98,7 @@ def per_rank(points: Mapping[int, Points], smooth: float = 0.0, chosen: Collecti
     raw = rows if smooth else [None] * len(rows)
     lines = [Line(f"mean of {len(ranks)}", MEAN, x, mean(even), raw=mean(rows) if smooth else None)]
     lines += [
-        Line(f"rank {rank}", rank_color(rank), x, row, rank in apart, raw=own)
+        Line(f"{word} {rank}", rank_color(rank), x, row, rank in apart, raw=own)
         for rank, row, own in zip(ranks, even, raw, strict=True)
     ]
     return Curves(tuple(lines), Band(x, np.fmin.reduce(even), np.fmax.reduce(even)))

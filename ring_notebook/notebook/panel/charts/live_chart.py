@@ -11,7 +11,7 @@ from ipecharts import EChartsRawWidget
 
 from ring_notebook.notebook.panel.charts.axes import Scale, margin, scales
 from ring_notebook.notebook.panel.charts.chart import Chart
-from ring_notebook.notebook.panel.charts.curves import BAND, Band, Floats, Line
+from ring_notebook.notebook.panel.charts.curves import BAND, WORDS, Band, Floats, Line
 from ring_notebook.notebook.panel.charts.svg_chart import BOTTOM, HEIGHT, NEAR, RAW, TOP
 from ring_notebook.notebook.style import CHANGED, GREY, RED
 
@@ -47,8 +47,7 @@ class LiveChart:
         return sum(_POINT * len(one.get("data", ())) + _STYLE for one in option["series"])
 
     def _clicked(self, event: dict[str, Any]) -> None:
-        name = str(event.get("name", ""))
-        if (rank := name.removeprefix("rank ")).isdecimal():
+        if (rank := _number(str(event.get("name", "")))).isdecimal():
             self._on_click(int(rank))
 
     def _option(self, chart: Chart) -> dict[str, Any]:
@@ -179,7 +178,13 @@ def _place(chart: Chart) -> str:
 
 def _name(line: Line) -> str:
     """The label of a line; only the number for a rank that is drawn on a click, because there may be many."""
-    return line.label if line.shown else line.label.removeprefix("rank ")
+    return line.label if line.shown else _number(line.label)
+
+
+def _number(label: str) -> str:
+    """The number of a rank in the label of its line; any other label itself."""
+    word, _, number = label.partition(" ")
+    return number if word in WORDS and number.isdecimal() else label
 
 
 def _line(line: Line) -> dict[str, Any]:
