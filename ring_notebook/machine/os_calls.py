@@ -199,6 +199,7 @@ def user_at(client: tuple[str, int], server: tuple[str, int]) -> int | None:
 
     The kernel lists it in /proc/net/tcp and tcp6, with the user of each end. It is another host's, or one of another
     network namespace, if it is not there. Ends that have been closed belong to user 0 there, and are not counted.
+    Raises OSError for a host that is no address.
     """
     wanted = [_address(*client), _address(*server)]
     for table in ("tcp", "tcp6"):

@@ -7,7 +7,7 @@ import functools
 import os
 import re
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from threading import Event
 from typing import Any
 from urllib.parse import quote, unquote
@@ -22,7 +22,7 @@ from ring_notebook.notebook.session.session import Session
 
 Ask = Callable[[str, str, dict[str, Any], Progress], dict[str, Any]]
 """Who calls, which tool, with which arguments; what is told of its progress. Returns as `ToolCalls.call`."""
-Report = Callable[..., Awaitable[None]]
+Report = Callable[..., Coroutine[Any, Any, None]]
 """Takes progress, total and a message, as the protocol's report_progress."""
 _DESTROYS = ("stop", "stop_cluster", "branch", "run")  # methods
 _MOST_THREADS = 40  # calls at a time: waits hold one each

@@ -123,7 +123,7 @@ def as_agent(script: Callable[[Agent], Awaitable[None]], *options: str, folder: 
 
 def claimed(agent: str) -> int:
     """The calls that the documentation says an agent makes."""
-    return next(int(calls) for name, calls in table("agents.md", "| Agent | Calls |") if name.startswith(agent))
+    return next(int(calls) for name, calls, _ in table("agents.md", "| Agent | Calls |") if name.startswith(agent))
 
 
 @pytest.mark.slow
@@ -159,6 +159,8 @@ def test_an_agent_finds_the_slow_rank_and_its_cause(fault: str, tmp_path: Path) 
     """One of ten faults of `benchmarks/slow_ranks.py`, in a cluster of its own because some outlast the cell."""
     if fault in ("memory", "throttled") and not (os.access("/sys/fs/cgroup", os.W_OK) and os.geteuid() == 0):
         pytest.skip(f"{fault}: needs root and control groups that can be written")
+    if fault in ("disk", "queued", "throttled") and os.getloadavg()[0] > (os.cpu_count() or 1):
+        pytest.skip(f"{fault}: other programs hold up all ranks alike; needs a machine that is free")
     seed, place = [*FAULTS].index(fault), rf".*slow_ranks\.py, line \d+, in {FAULTS[fault]}"
 
     async def slow_rank(agent: Agent) -> None:
