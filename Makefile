@@ -8,6 +8,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 LIBRARIES := .libraries
 ENGINES := .engines
+JUPYTER := .jupyter_servers
 NVIDIA := .nvidia
 TENSORFLOW := .tensorflow
 JAX := .jax
@@ -25,7 +26,7 @@ packages = $$($(1)/venv/bin/python $(purelib))
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo lab workshop test test-all test-install test-jax test-libraries test-loops test-engines test-nvidia test-places test-slurm test-tensorflow test-versions bench lint sanitize sanitize-build screenshot docs outputs wheel test-wheel test-deps clean nightly
+.PHONY: help demo lab workshop test test-all test-install test-jax test-jupyter test-libraries test-loops test-engines test-nvidia test-places test-slurm test-tensorflow test-versions bench lint sanitize sanitize-build screenshot docs outputs wheel test-wheel test-deps clean nightly
 
 help:
 	@echo 'make demo        train the quickstart on 2 engines, without a browser'
@@ -38,6 +39,7 @@ help:
 	@echo 'make test-libraries  run other libraries and the tests of PyTorch on it, from an environment of their own'
 	@echo 'make test-engines  run on the real Ray, Dask and Spark, from an environment of their own (1.5 GB; Spark needs Java)'
 	@echo 'make test-jax    run JAX on ranks, from an environment without PyTorch'
+	@echo 'make test-jupyter  offer the tools for agents in a Jupyter server, beside those of other packages, from an environment of their own'
 	@echo 'make test-tensorflow  run TensorFlow and Keras on ranks, from an environment of their own (1.6 GB)'
 	@echo 'make test-nvidia compare what the core declares of CUDA and NCCL with headers of NVIDIA, and open NCCLs (1.1 GB)'
 	@echo 'make test-places start ranks and notebooks where calls are missing: other Pythons, sandboxes, gVisor, bare systems (root, debootstrap, runsc)'
@@ -86,6 +88,9 @@ test-loops: $(VENV)/installed
 
 test-engines: $(ENGINES)/installed
 	PYTHONPATH=$(call packages,$(ENGINES)) $(BIN)/pytest tests/engines $(ARGS)
+
+test-jupyter: $(JUPYTER)/installed
+	PYTHONPATH=$(call packages,$(JUPYTER)) $(BIN)/pytest tests/jupyter_servers $(ARGS)
 
 test-jax: $(JAX)/installed
 	$(JAX)/venv/bin/python -m pytest tests/jax -m "slow or not slow" $(ARGS)
@@ -147,7 +152,7 @@ test-deps:
 	    --no-install-recommends openssh-server && { systemctl disable ssh 2>/dev/null || true; }; }
 
 clean:
-	rm -rf $(VENV) $(LIBRARIES) $(ENGINES) $(NVIDIA) $(TENSORFLOW) $(JAX) $(VERSIONS) .install .bare .places build dist .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(LIBRARIES) $(ENGINES) $(JUPYTER) $(NVIDIA) $(TENSORFLOW) $(JAX) $(VERSIONS) .install .bare .places build dist .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Without build isolation the build tools are those that constraints.txt pins, and what was compiled is kept.
@@ -164,7 +169,7 @@ $(VENV)/documented: docs/requirements.txt constraints.txt $(VENV)/installed
 	@touch $@
 
 # Libraries that tests alone need, beside the environment and not in it: what they bring would decide its versions.
-$(LIBRARIES)/installed $(ENGINES)/installed $(TENSORFLOW)/installed: .%/installed: tests/%/requirements.txt $(VENV)/installed
+$(LIBRARIES)/installed $(ENGINES)/installed $(JUPYTER)/installed $(TENSORFLOW)/installed: .%/installed: tests/%/requirements.txt $(VENV)/installed
 	$(BIN)/python -m venv .$*/venv
 	echo "import site; site.addsitedir('$$($(BIN)/python $(purelib))')" > $(call packages,.$*)/outer.pth
 	.$*/venv/bin/pip install -q -c constraints.txt -r tests/$*/requirements.txt

@@ -36,6 +36,7 @@ _LEAST_NAMESPACE = 0xEFFFFFF0  # inode number of the first one of Linux, made wh
 _PERIOD = 0.02  # seconds after which the substitute of pidfd_open looks again
 _LEAST_ROOM = 16 << 20  # bytes that a folder has to have free for what takes the place of memory without a name
 _CREDENTIALS = struct.Struct("3i")
+_ESTABLISHED = "01"  # in /proc/net/tcp
 
 
 def exit_descriptor(pid: int) -> int:
@@ -191,6 +192,31 @@ def peer_of(channel: socket.socket) -> tuple[int, int, int]:
     data = channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, user, group = _CREDENTIALS.unpack(data)
     return pid, user, group
+
+
+def user_at(client: tuple[str, int], server: tuple[str, int]) -> int | None:
+    """The user whose process has opened a TCP connection on this host, by the addresses of its ends; None if unknown.
+
+    The kernel lists it in /proc/net/tcp and tcp6, with the user of each end. It is another host's, or one of another
+    network namespace, if it is not there. Ends that have been closed belong to user 0 there, and are not counted.
+    Raises OSError for a host that is no address.
+    """
+    wanted = [_address(*client), _address(*server)]
+    for table in ("tcp", "tcp6"):
+        with contextlib.suppress(OSError):
+            for line in Path(f"/proc/self/net/{table}").read_text().splitlines()[1:]:
+                _, here, there, state, _, _, _, user, *_ = line.split()
+                if [here, there] == wanted and state == _ESTABLISHED:
+                    return int(user)
+    return None
+
+
+def _address(host: str, port: int) -> str:
+    """An address as /proc/net/tcp writes it: 32 bits at a time in the order of this machine."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    data = socket.inet_pton(family, host.partition("%")[0])
+    words = struct.unpack(f"={len(data) // 4}I", data)
+    return "".join(f"{word:08X}" for word in words) + f":{port:04X}"
 
 
 NO_PROC = "no /proc is mounted: ranks of a host open each other's memory there; `mount -t proc proc /proc`"

@@ -14,6 +14,7 @@ import pytest
 PACKAGE = Path(__file__).parents[2] / "ring_notebook"
 # Folders and modules that need what an extra of their name brings.
 EXTRAS = ("dask", "jax", "keras", "ray", "spark", "tensorflow", "torch")
+EXTRA_OF = {"notebook/lab/jupyter_tools.py": "mcp-jupyter"}
 # What a run is handed over to; a line says what to install where one is not there.
 HANDED_OVER = {"mlflow", "pandas", "pillow", "tensorboard", "wandb"}
 MODULES = packages_distributions()
@@ -21,7 +22,7 @@ MODULES = packages_distributions()
 
 def declared(extra: str = "") -> set[str]:
     """The distributions that plain pip brings, or those that an extra adds."""
-    named = [re.fullmatch(r"([\w-]+).*?(?:extra == \"(\w+)\")?", one) for one in requires("ring-notebook") or ()]
+    named = [re.fullmatch(r"([\w-]+).*?(?:extra == \"([\w-]+)\")?", one) for one in requires("ring-notebook") or ()]
     return {match[1] for match in named if match and (match[2] or "") == extra}
 
 
@@ -59,11 +60,12 @@ def missing(files: Iterator[Path], at_once: bool, allowed: set[str]) -> dict[str
 
 def extra_of(path: Path) -> str:
     """The extra that a file needs to be imported; empty for most."""
-    room = path.relative_to(PACKAGE).with_suffix("").parts[0]
-    return room if room in EXTRAS else ""
+    own = path.relative_to(PACKAGE)
+    room = own.with_suffix("").parts[0]
+    return EXTRA_OF.get(str(own), room if room in EXTRAS else "")
 
 
-@pytest.mark.parametrize("extra", ["", *EXTRAS])
+@pytest.mark.parametrize("extra", ["", *EXTRAS, *EXTRA_OF.values()])
 def test_what_is_imported_at_once_comes_with_plain_pip_or_an_extra(extra: str) -> None:
     files = [path for path in PACKAGE.rglob("*.py") if extra_of(path) == extra]
     assert files
@@ -75,7 +77,7 @@ def test_what_is_imported_at_once_comes_with_plain_pip_or_an_extra(extra: str) -
 @pytest.mark.slow
 def test_what_is_imported_later_comes_with_an_extra() -> None:
     allowed = declared() | HANDED_OVER
-    for extra in (*EXTRAS, "mcp", "mpi", "yaml"):
+    for extra in (*EXTRAS, *EXTRA_OF.values(), "mcp", "mpi", "yaml"):
         allowed |= declared(extra)
     assert missing(PACKAGE.rglob("*.py"), False, allowed) == {}
 

@@ -145,8 +145,8 @@ class Handle:
         deadline, told = monotonic() + timeout, monotonic()
         while True:
             done, log = self.done, self.log
-            if log is not None and (why := awaited.holds(log.view())):
-                return self._waited(True, why)
+            if log is not None and (why := awaited.holds(view := log.view())):
+                return Waited(True, clean(why), run_facts.verdict(log, view, self.ended_by))
             if done:
                 by = f", ended by {self.ended_by}" if self.ended_by else ""
                 return self._waited(awaited.text == "end", f"the run has ended: {self.status}{by}")
@@ -176,7 +176,7 @@ class Handle:
         """
         log = self.log
         if log is not None:
-            return run_facts.verdict(log, self.ended_by)
+            return run_facts.verdict(log, log.view(), self.ended_by)
         queued, error = self._queued, self._queued.error if self._queued is not None else None
         return RunVerdict(
             run="",

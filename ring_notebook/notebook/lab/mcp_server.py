@@ -7,7 +7,7 @@ import functools
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from threading import Event
 from typing import Any
 from urllib.parse import quote, unquote
@@ -17,11 +17,14 @@ from ring_notebook.notebook.lab.answers import NOTICE, clean, schema
 from ring_notebook.notebook.lab.handle import Progress
 from ring_notebook.notebook.lab.lab import Lab
 from ring_notebook.notebook.lab.tool_server import ask
-from ring_notebook.notebook.lab.tools import PERMISSIONS, TOOLS, Bounds, ToolCalls
+from ring_notebook.notebook.lab.tools import PERMISSIONS, TOOLS, Bounds, Tool, ToolCalls
 from ring_notebook.notebook.session.session import Session
 
 Ask = Callable[[str, str, dict[str, Any], Progress], dict[str, Any]]
 """Who calls, which tool, with which arguments; what is told of its progress. Returns as `ToolCalls.call`."""
+Report = Callable[..., Coroutine[Any, Any, None]]
+"""Takes progress, total and a message, as the protocol's report_progress."""
+_DESTROYS = ("stop", "stop_cluster", "branch", "run")  # methods
 _MOST_THREADS = 40  # calls at a time: waits hold one each
 _RUN = re.compile(r"ring://runs/([^/]+)(?:/([^/]+)\.svg)?")
 _INSTRUCTIONS = (
@@ -69,32 +72,38 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def serve(answer: Ask) -> None:
-    """Serve the tools on standard input and output, until that ends; ``answer`` answers their calls."""
+def described(tool: Tool) -> dict[str, Any]:
+    """What clients are told of a tool beside its name and arguments, by fields of the protocol's classes."""
+    hints = {"read_only_hint": tool.needs == "read", "destructive_hint": tool.method.__name__ in _DESTROYS}
+    return {
+        "description": f"{tool.about} Needs the permission {tool.needs!r}.",
+        "output_schema": schema(tool.answer),
+        "annotations": hints,
+    }
+
+
+def asking(answer: Ask) -> Callable[[Any, Report, str, dict[str, Any]], Awaitable[dict[str, Any]]]:
+    """A function that has a tool called for the client of a session; a call that is cancelled ends its wait.
+
+    Its parameters: the session, what reports progress to that client, the name of the tool, the arguments.
+    """
     import anyio
     from anyio import from_thread, to_thread
-    from mcp import types
-    from mcp.server.lowlevel import Server
-    from mcp.server.stdio import stdio_server
 
     limiter = anyio.CapacityLimiter(_MOST_THREADS)
 
-    async def asked(context: Any, tool: str, given: dict[str, Any]) -> dict[str, Any]:
-        """The answer of a tool; a call that is cancelled ends its wait."""
+    async def asked(session: Any, report: Report, tool: str, given: dict[str, Any]) -> dict[str, Any]:
         left = Event()
         told = 0
 
         def progress(text: str, share: float | None) -> bool:
             nonlocal told
             told += 1
-            report = functools.partial(
-                context.session.report_progress, *((share, 1.0) if share else (told, None)), text
-            )
             if not left.is_set():
-                from_thread.run(report)
+                from_thread.run(functools.partial(report, *((share, 1.0) if share else (told, None)), text))
             return not left.is_set()
 
-        who = context.session.client_params.client_info if context.session.client_params else None
+        who = session.client_params.client_info if session.client_params else None
         name = f"{who.name} {who.version}" if who is not None else "an agent"
         try:
             call = functools.partial(answer, name, tool, given, progress)
@@ -104,22 +113,24 @@ def serve(answer: Ask) -> None:
         finally:
             left.set()
 
+    return asked
+
+
+def serve(answer: Ask) -> None:
+    """Serve the tools on standard input and output, until that ends; ``answer`` answers their calls."""
+    import anyio
+    from mcp import types
+    from mcp.server.lowlevel import Server
+    from mcp.server.stdio import stdio_server
+
+    ask_for = asking(answer)
+
+    async def asked(context: Any, tool: str, given: dict[str, Any]) -> dict[str, Any]:
+        return await ask_for(context.session, context.session.report_progress, tool, given)
+
     async def list_tools(_: Any, __: Any) -> types.ListToolsResult:
-        return types.ListToolsResult(
-            tools=[
-                types.Tool(
-                    name=name,
-                    description=f"{one.about} Needs the permission {one.needs!r}.",
-                    input_schema=one.input_schema,
-                    output_schema=schema(one.answer),
-                    annotations=types.ToolAnnotations(
-                        read_only_hint=one.needs == "read",
-                        destructive_hint=name in ("stop", "stop_cluster", "branch", "run_cell"),
-                    ),
-                )
-                for name, one in TOOLS.items()
-            ]
-        )
+        found = [types.Tool(name=name, input_schema=one.input_schema, **described(one)) for name, one in TOOLS.items()]
+        return types.ListToolsResult(tools=found)
 
     async def call_tool(context: Any, params: types.CallToolRequestParams) -> types.CallToolResult:
         found = await asked(context, params.name, params.arguments or {})

@@ -35,9 +35,8 @@ _MOST_OUTPUT = 5
 _MOST_POINTS = 1000
 
 
-def verdict(log: RunRecord, ended_by: str = "") -> RunVerdict:
-    """The verdict on a run at this moment; ``ended_by`` says who or what has stopped it."""
-    view = log.view()
+def verdict(log: RunRecord, view: RunView, ended_by: str = "") -> RunVerdict:
+    """The verdict on a run at the moment of ``view``; ``ended_by`` says who or what has stopped it."""
     stalled = stuck(view) if log.status == "running" else ()
     head = headline(log, view, stalled)
     failures = view.failures if log.status == "failed" or log.status == "running" else ()

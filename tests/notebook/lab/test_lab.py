@@ -15,8 +15,11 @@ from notebook.kernel import Notebook
 from ring_notebook import Lab
 from ring_notebook.errors import ClusterError, RingError
 from ring_notebook.notebook.cluster.cluster import Cluster
+from ring_notebook.notebook.lab import handle
 from ring_notebook.notebook.lab.answers import MOST_LINES, Answer, schema
+from ring_notebook.notebook.lab.conditions import Condition
 from ring_notebook.notebook.lab.handle import PERSON
+from ring_notebook.notebook.record.run_view import RunView
 from ring_notebook.notebook.session.session import Session
 
 ROOT = Path(__file__).parents[3]
@@ -148,6 +151,22 @@ def test_conditions_end_a_wait_and_not_the_run(lab: Lab) -> None:
         assert not run.done
         assert run.stop(30)
         assert run.ended_by == "Lab"
+
+
+def test_a_verdict_is_of_the_moment_at_which_its_condition_held(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank that is slow at one moment may not be so at the next, as statuses of ranks come in."""
+    seen: list[int] = []
+
+    def holds(view: RunView) -> str:
+        seen.append(min(rank.step for rank in view.ranks))
+        time.sleep(1.0)
+        return "it held"
+
+    monkeypatch.setattr(handle, "condition", lambda text: Condition(text, holds))
+    run = lab.run(LOGGING.replace("LOSS", "1.0"))
+    assert run.wait(timeout=60).verdict.step == seen[0]
+    assert run.verdict().step > seen[0]
+    run.stop(30)
 
 
 def test_limits_of_samples_and_seconds(lab: Lab) -> None:

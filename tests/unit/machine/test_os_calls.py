@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -146,3 +147,17 @@ domain = _core.Domain.create(0, 1, 1 << 28)
 print(len(memoryview(domain.allocate(1 << 20))))
 """
     assert refused("pidfd_open,memfd_create,fallocate", code) == str(1 << 20)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_the_user_of_a_connection_is_known_while_it_is_open(host: str) -> None:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.create_server((host, 0), family=family) as server:
+        there = server.getsockname()[:2]
+        with socket.create_connection(there) as client:
+            here = client.getsockname()[:2]
+            assert os_calls.user_at(here, there) == os.geteuid()
+            assert os_calls.user_at(here, (host, there[1] + 1)) is None
+        assert os_calls.user_at(here, there) is None
+    with pytest.raises(OSError, match="illegal IP"):
+        os_calls.user_at(("nowhere", 1), there)
