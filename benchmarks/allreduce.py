@@ -2,8 +2,7 @@
 
     ringrun -np 2 python benchmarks/allreduce.py [--sizes 4,1048576] [--seconds 1.0] [--json FILE]
 
-``ordinary`` is a tensor as torch makes it. In ranks that ringrun starts, a large one moves to ring memory by itself.
-``staged`` is a part of a tensor, which stays where it is.
+``ring memory`` is a tensor of `ring.empty`, ``ordinary`` one as torch makes it.
 
 Every candidate is called in turn, over and over, so that all of them see the same noise; the median is printed. Times
 are of the slowest rank. ``algbw`` is bytes over time, ``busbw`` is nccl-tests' algbw·2(p-1)/p. The limit is what memory
@@ -56,11 +55,10 @@ def horovod(tensor: torch.Tensor) -> Call:
 def candidates(count: int) -> dict[str, Call]:
     """What is measured, by name, each on a tensor of its own."""
     in_ring = ring.empty(count, dtype=torch.float32).fill_(0)
-    plain, part = torch.zeros(count), torch.zeros(count + 16)[16:]
+    plain = torch.zeros(count)
     calls: dict[str, Call] = {
         "ring memory": lambda: ring.allreduce_(in_ring, op=ring.Sum),
         "ordinary": lambda: ring.allreduce_(plain, op=ring.Sum),
-        "staged": lambda: ring.allreduce_(part, op=ring.Sum),
         "mpi": mpi(torch.zeros(count)),
         "gloo": gloo(torch.zeros(count)),
     }

@@ -7,7 +7,7 @@ All variants train in one run and take turns step by step, one thread per rank, 
 figure is the median of a step's time on the slowest rank; in parentheses what it costs beyond ranks that train alone.
 With ``--logical`` a step has the batches of so many logical ranks: with ``prepare(logical=...)``, with as many batches
 accumulated, on ranks that train alone, and with the marks of gradients that a notebook's record has ("marked").
-With RING_ALLOCATOR=system all of them have the C library's allocator. Under the table stand the page faults of a step
+With RING_ALLOCATOR=system malloc keeps no freed memory on any of them. Under the table stand the page faults of a step
 on rank 0, and the most memory that a rank took.
 """
 

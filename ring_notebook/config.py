@@ -21,8 +21,8 @@ class Config:
     """Settings of this process. `config` reads them from the environment once."""
 
     allocator: Literal["ring", "system"] = "ring"
-    """RING_ALLOCATOR: what allocates large tensors in ranks that `ringrun`, `run` and notebooks start. ``ring`` keeps
-    freed memory for later tensors, and moves tensors that are reduced to ring memory; ``system`` is the C library."""
+    """RING_ALLOCATOR: what malloc does with freed memory in ranks that `ringrun`, `run` and notebooks start. ``ring``
+    keeps it for later tensors until the run ends, unless you have set malloc yourself; ``system`` changes nothing."""
 
     algorithm: Literal["auto", "push", "ring"] = "auto"
     """RING_ALGORITHM: how ranks of one host reduce. ``auto`` (or ``push``): in memory that they share. ``ring``, for

@@ -5,6 +5,7 @@
 
 #include "register.hpp"
 #include "ring/group/membership.hpp"
+#include "ring/memory/freed_memory.hpp"
 #include "ring/memory/memory.hpp"
 #include "ring/memory/memory_left.hpp"
 #include "ring/memory/staging.hpp"
@@ -35,18 +36,6 @@ void register_memory(py::module_& module) {
         .def_property_readonly("allocated", &Domain::allocated)
         .def("trim", &Domain::trim)
         .def("drop_dead", &Domain::drop_dead, "Give the ring memory of ranks that have died back to the machine.")
-        .def("stop_serving_tensors", &Domain::stop_serving_tensors,
-             "Release the preloaded allocator for another domain; promoted tensors become ordinary memory.")
-        .def("serve_tensors", &Domain::serve_tensors,
-             "Let the preloaded allocator serve large tensors of this process; False where there is none.")
-        .def(
-            "tensors",
-            [](const Domain& self) {
-                const ring::PreloadCounts counts = self.preload_counts();
-                return py::dict(py::arg("used") = counts.used, py::arg("cached") = counts.cached,
-                                py::arg("promoted") = counts.promoted, py::arg("reserved") = counts.reserved);
-            },
-            "Bytes in blocks of the preloaded allocator; see preload_table.hpp.")
         .def("dead", &Domain::dead, py::arg("local_rank"))
         .def_property_readonly("cores", &Domain::cores, "Processors that the ranks of the host may run on together.")
         .def(
@@ -78,6 +67,10 @@ void register_memory(py::module_& module) {
         .def("past_cache", &ring::Staging::past_cache, py::arg("bytes"))
         .def("took", &ring::Staging::took, py::arg("past_cache"), py::arg("bytes"), py::arg("ns"));
 
+    module.def("keep_freed_memory", &ring::keep_freed_memory,
+               "Have malloc keep freed memory for later requests; False where it cannot. See freed_memory.hpp.");
+    module.def("return_freed_memory", &ring::return_freed_memory, py::call_guard<py::gil_scoped_release>(),
+               "Give all freed memory of malloc back to the kernel.");
     module.def("memory_left", &ring::memory_left,
                "Bytes that the machine and the limits of this process's control groups have left.");
     module.def("control_group_left", &ring::control_group_left, py::arg("root"), py::arg("group"),

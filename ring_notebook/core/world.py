@@ -25,7 +25,6 @@ from ring_notebook.core.native import core, devices, operation_log, options
 from ring_notebook.core.place import Place, Topology, find_place, form_again
 from ring_notebook.errors import CollectiveAborted, NotInitializedError, RingError
 from ring_notebook.rank.exit_watch import at_exit, watch_exits
-from ring_notebook.rank.preload import unload_from_children
 from ring_notebook.rank.rank_status import exit_code_of, report_status
 from ring_notebook.rank.rendezvous import FormationError, Rendezvous, is_offered
 from ring_notebook.text.error_text import cause_text
@@ -68,6 +67,8 @@ class _State:
     """The part of `communicated` in which this rank waited for others."""
     posted: int = 0
     """Bytes of the tensors in operations of earlier epochs of the run."""
+    keeps: bool = False
+    """Whether malloc keeps what this rank frees until the epoch ends."""
     doubts: int = 0
     """Number of epochs that ended by an abort and of changes of the ranks, as of the last exchange between ranks."""
 
@@ -96,23 +97,34 @@ def form(generation: int, members: Sequence[int], size: int = 0) -> None:
 def _settle(place: Place) -> Place:
     left = _state.place
     if left is None:
-        unload_from_children()
         _state.process = os.getpid()
+        _state.keeps = _may_keep_memory() and core.keep_freed_memory()
         atexit.register(_leave_mpi_to_parent)
         at_exit(_leave_job)  # before MPI ends
     else:
         close()
         _state.doubts += 1
         _leave_run(left, _NO_RUN)  # ranks of the old place may wait for this one
-        left.domain.stop_serving_tensors()
         left.domain.drop_dead()
-        left.domain.trim()
+        _give_memory_back(left)
         left.leave()
     _state.place, _state.epoch = place, 0
-    if config().allocator == "ring":
-        place.domain.serve_tensors()
     report_status("initialized")
     return place
+
+
+def _may_keep_memory() -> bool:
+    """Whether a launcher of ours has started this rank, and nobody has set what malloc does with freed memory."""
+    if any(name.startswith("MALLOC_") for name in os.environ) or "glibc.malloc" in os.getenv("GLIBC_TUNABLES", ""):
+        return False
+    return bool(config().status_file) and config().allocator == "ring"
+
+
+def _give_memory_back(place: Place) -> None:
+    """Give freed memory back to the machine: ring memory, and what malloc has kept for the epoch."""
+    place.domain.trim()
+    if _state.keeps:
+        core.return_freed_memory()
 
 
 def has_mpi() -> bool:
@@ -387,7 +399,7 @@ def close() -> None:
             spent, waited = world.communicator.seconds_spent()
             _state.communicated, _state.waited = _state.communicated + spent, _state.waited + waited
             _state.posted += world.communicator.bytes_posted()
-            prepare_host().domain.trim()
+            _give_memory_back(prepare_host())
 
 
 def close_run() -> None:

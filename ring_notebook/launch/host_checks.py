@@ -10,7 +10,7 @@ import resource
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
@@ -29,7 +29,6 @@ from ring_notebook.machine.gpus import gpus
 from ring_notebook.machine.hardware import cores
 from ring_notebook.machine.os_calls import resource_limits, substitutes
 from ring_notebook.machine.own_python import code_command, module_command
-from ring_notebook.rank.preload import ineligible, preloaded
 from ring_notebook.rank.rank_threads import threads_set
 
 _GIB = 1 << 30
@@ -60,10 +59,7 @@ def diagnose(slots: int = 0) -> list[Check]:
     found = check_system()
     if starts_no_rank(found):
         return found
-    for look in _LOOKS:
-        if look not in _NEED_CORE or not starts_no_rank(found):
-            found.append(_guarded(look))
-    return [*found, _guarded(partial(_cores, slots), "cores")]
+    return [*found, *map(_guarded, _LOOKS), _guarded(partial(_cores, slots), "cores")]
 
 
 def starts_no_rank(checks: Sequence[Check]) -> bool:
@@ -139,12 +135,9 @@ def against_limit(name: str, who: str, rate: float, limit: float, what: str, adv
     return Check(name, "ok", found) if share >= _FAIR_SHARE else Check(name, "warn", found, advice)
 
 
-def _ask(code: str, timeout: float = 60, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+def _ask(code: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
     """The answer of a fresh Python: what it imports may be broken and stays out of this process."""
-    variables = {**os.environ, **(env or {})}
-    return subprocess.run(
-        code_command(code), capture_output=True, text=True, timeout=timeout, check=False, env=variables
-    )
+    return subprocess.run(code_command(code), capture_output=True, text=True, timeout=timeout, check=False)
 
 
 def _last_line(done: subprocess.CompletedProcess[str]) -> str:
@@ -299,22 +292,4 @@ def _notebook() -> Check:
     return Check("notebook", "ok", f"{found}, widgets and charts installed")
 
 
-def _allocator() -> Check:
-    if why := ineligible():
-        return Check(
-            "allocator", "ok" if settings.config().allocator == "system" else "warn", f"the C library's, because {why}"
-        )
-    code = "from ring_notebook import _core; print(_core.Domain.create(0, 1, 1 << 28).serve_tensors())"
-    done = _ask(code, env=preloaded())
-    if done.returncode or done.stdout.split() != ["True"]:
-        return Check(
-            "allocator",
-            "warn",
-            "the C library's, because this system preloads no other one" if not done.returncode else _last_line(done),
-            "ranks work as before, ordinary tensors take longer to reduce; RING_ALLOCATOR=system silences this",
-        )
-    return Check("allocator", "ok", "ring: large tensors of ranks lie in ring memory when they are reduced")
-
-
-_LOOKS = (_python, _settings, _core, _allocator, _mpi, _memory, _files, _torch, _gpus, _notebook)
-_NEED_CORE = (_allocator,)
+_LOOKS = (_python, _settings, _core, _mpi, _memory, _files, _torch, _gpus, _notebook)

@@ -1,1 +1,1 @@
-"""What a rank and what starts it share: its environment, its status, its rendezvous and its allocator."""
+"""What a rank and what starts it share: its environment, its status and its rendezvous."""

@@ -144,7 +144,7 @@ def job(program: str, *arguments: str, ranks: int = 2, **variables: str) -> subp
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ALLOCATORS)
-def test_another_allocator_preloaded_beside_ours(name: str) -> None:
+def test_another_allocator_in_place_of_malloc(name: str) -> None:
     library = ctypes.util.find_library(ALLOCATORS[name])
     if library is None:
         pytest.skip(f"NOT TESTED with {name}: lib{ALLOCATORS[name]} is not installed")

@@ -17,7 +17,6 @@ import pytest
 from harness.leftovers import TOKEN
 from ring_notebook.launch.supervisor.fork_server import start_server
 from ring_notebook.launch.supervisor.forked_rank import ADDRESS
-from ring_notebook.rank.preload import preloaded
 
 __all__ = ["ForkServer", "serve_in_background"]
 
@@ -48,7 +47,7 @@ class ForkServer:
         """In the block, supervisors that this process starts fork their ranks from it."""
         if self._process is None:
             environment = {name: value for name, value in os.environ.items() if name != TOKEN}
-            self._process = start_server(str(self._address), _MODULES, environment | preloaded(environment))
+            self._process = start_server(str(self._address), _MODULES, environment)
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv(ADDRESS, str(self._address))
             yield
@@ -67,6 +66,6 @@ def serve_in_background(address: str) -> None:
         os.read(ready, 1)
         return
     os.setsid()
-    start_server(address, _MODULES, os.environ | preloaded(os.environ))
+    start_server(address, _MODULES, os.environ)
     os.write(written, b"1")
     signal.pause()

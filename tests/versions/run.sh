@@ -9,7 +9,7 @@ oldest=$1
 newest=$2
 shift 2
 tests=(tests/unit/torch tests/ranks/collectives tests/ranks/optimizer tests/ranks/process_group tests/ranks/training
-    tests/ranks/allocator tests/notebook/run/test_torch_distributed.py tests/notebook/run/test_failures.py
+    tests/notebook/run/test_torch_distributed.py tests/notebook/run/test_failures.py
     tests/notebook/cluster/test_heal.py)
 results=()
 failed=0

@@ -1,4 +1,4 @@
-// Where the tensors of an operation lie: which of them move to ring memory, and the offsets in their headers.
+// Where the tensors of an operation lie: the offsets in their headers.
 #include <cstring>
 #include <vector>
 
@@ -22,25 +22,12 @@ std::uint64_t placed_bytes(const Header& header, bool one_host) {
 
 }  // namespace
 
-// Promotes inputs and outputs that other ranks would access in place.
-void Communicator::promote_tensors(const Request& request) const {
-    const bool reads = request.kind == OpKind::Allreduce || request.kind == OpKind::ReduceScatter ||
-                       request.kind == OpKind::Allgather || request.kind == OpKind::Alltoall;
-    if (!reads || size() == 1) return;
-    for (const Piece& piece : request.pieces) {
-        const std::size_t bytes = piece.count * item_size(request.dtype);
-        domain()->promote(piece.input, bytes);
-        if (request.kind == OpKind::Allreduce && piece.output != piece.input) domain()->promote(piece.output, bytes);
-    }
-}
-
 // Writes to the header where the tensors lie. Only when the operation begins: before that, an earlier one in the queue
 // may still write to them.
 void Communicator::place_tensors(Work& work) const {
     const Request& request = work.request;
     Header& header = work.header;
     if (!in_host_memory(request.device)) return;
-    promote_tensors(request);
     if (request.pieces.size() == 1) {
         const Piece& piece = request.pieces.front();
         const std::size_t bytes = piece.count * item_size(request.dtype);

@@ -1,6 +1,5 @@
 #include "ring/memory/memory.hpp"
 
-#include <dlfcn.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <sched.h>
@@ -213,7 +212,6 @@ int Domain::cores() const {
 }
 
 Domain::~Domain() {
-    stop_serving_tensors();
     for (int pidfd : pidfds_)
         if (pidfd >= 0) close(pidfd);
 }
@@ -224,8 +222,7 @@ RankSlot& Domain::slot(int rank) const {
 
 std::uint64_t Domain::offset_of(const void* address, std::size_t bytes) const {
     const auto* first = static_cast<const std::byte*>(address);
-    if (first < mapping_->base || first + bytes > mapping_->base + mapping_->length)
-        return preload_ != nullptr ? preload_->offset_of(address, bytes) : kNowhere;
+    if (first < mapping_->base || first + bytes > mapping_->base + mapping_->length) return kNowhere;
     return static_cast<std::uint64_t>(first - mapping_->base);
 }
 
@@ -236,36 +233,8 @@ std::uint64_t Domain::allocate(std::size_t bytes) {
     return arena_.allocate(bytes);
 }
 
-bool Domain::serve_tensors() {
-    const auto* table = static_cast<const PreloadTable*>(dlsym(RTLD_DEFAULT, kPreloadSymbol));
-    if (table == nullptr || !table->activate()) return false;
-    const PromotionSource source{
-        fd(), this, [](void* owner, std::uint64_t offset) { static_cast<Domain*>(owner)->release(offset); },
-        memory_left};
-    if (!table->attach(&source)) return false;
-    preload_ = table;
-    return true;
-}
-
-void Domain::stop_serving_tensors() noexcept {
-    if (preload_ != nullptr && owned()) preload_->detach(this);
-    preload_ = nullptr;
-}
-
-void Domain::promote(const void* address, std::size_t bytes) noexcept {
-    if (preload_ == nullptr || bytes < kLeastBlock || !owned()) return;
-    const std::size_t size = preload_->claim(address, bytes);
-    if (size == 0) return;
-    try {
-        const std::uint64_t offset = allocate(size);
-        if (!preload_->promote(address, offset, at(offset))) release(offset);
-    } catch (const std::exception&) {  // memory is short: the collective takes the ordinary path
-    }
-}
-
 void Domain::trim() noexcept {
     if (!owned()) return;
-    if (preload_ != nullptr) preload_->trim();
     arena_.trim();
 }
 

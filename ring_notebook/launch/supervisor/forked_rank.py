@@ -26,7 +26,10 @@ from ring_notebook.machine.os_calls import namespace, peer_of, resource_limits
 ADDRESS = "RING_FORK_SERVER"
 """Environment: the socket of a server that forks the ranks of jobs, of this user; a path, or @ and a name."""
 
-_READ_AT_START = ("PYTHON", "LD_", "LC_", "LANG", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "MALLOC_", "TORCH_")
+_READ_AT_START = (
+    *("PYTHON", "LD_", "LC_", "LANG", "MALLOC_", "GLIBC_"),
+    *("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "TORCH_"),
+)
 """How the names of variables begin that the interpreter, the loader and libraries read when they start."""
 UNBUFFERED = "PYTHONUNBUFFERED"  # what it does can be done later
 _NAMESPACES = ("mnt", "net", "pid", "user", "uts")

@@ -26,7 +26,6 @@ from ring_notebook.machine.gpus import gpus, gpus_of_script
 from ring_notebook.machine.hardware import oom_kills
 from ring_notebook.machine.os_calls import exit_descriptor, resource_limits, set_resource_limits
 from ring_notebook.rank.named_interrupt import interrupt
-from ring_notebook.rank.preload import preloaded
 from ring_notebook.rank.rank_status import RankStatus, StatusFile
 from ring_notebook.rank.rank_threads import thread_variables
 from ring_notebook.rank.rank_variables import rank_variables
@@ -306,7 +305,6 @@ class LocalRanks(HostRanks):
         added |= gpus_of_script(local_rank, self._gpus) | thread_variables(len(self.ranks), own)
         return {
             **with_variables_of_job(own, added),
-            **preloaded(own),
             **(self._status_files[rank].variables if rank in self._status_files else {}),
             **({"RING_MIN_NP": str(job.min_np)} if job.min_np else {}),
         }

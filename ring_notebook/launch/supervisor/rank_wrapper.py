@@ -30,7 +30,6 @@ from ring_notebook.launch.supervisor.start_and_signal import (
 from ring_notebook.machine.gpus import gpus, gpus_of_script
 from ring_notebook.machine.hardware import oom_kills
 from ring_notebook.machine.os_calls import exit_descriptor, set_resource_limits
-from ring_notebook.rank.preload import preloaded
 from ring_notebook.rank.rank_status import StatusFile, rank_of_process
 from ring_notebook.rank.rank_threads import launched_thread_variables
 from ring_notebook.rank.rank_variables import variables_of_rank
@@ -91,7 +90,7 @@ def main() -> None:
         # mpiexec signals whole process groups; in a group of its own the program gets each signal once, from us.
         child = start_rank(
             sys.argv[1:],
-            with_variables_of_job(os.environ, added) | preloaded() | status_file.variables,
+            with_variables_of_job(os.environ, added) | status_file.variables,
             None,
             [int(manager)] if manager.isdigit() else [],
             close_fds=manager.isdigit(),

@@ -25,7 +25,6 @@ from ring_notebook.launch.supervisor.forked_rank import ADDRESS, answers, fixed
 from ring_notebook.launch.supervisor.outer_job import without_outer_job
 from ring_notebook.machine.gpus import gpus
 from ring_notebook.machine.hardware import cores
-from ring_notebook.rank.preload import preloaded
 from ring_notebook.rank.rank_threads import thread_variables
 
 _OF_AN_ENGINE = (
@@ -59,7 +58,7 @@ class EngineForks:
     def _live(self) -> None:
         """Start it and wait until it ends: the Linux kernel ends it with the thread that has started it."""
         environment = without_outer_job(os.environ)
-        environment |= thread_variables(max(2, cores()), environment) | preloaded(environment)
+        environment |= thread_variables(max(2, cores()), environment)
         try:
             if self._unwanted():
                 return
@@ -130,4 +129,4 @@ def _surroundings() -> object:
     ours = {name: value for name, value in environment.items() if name.startswith("RING_")}
     folders = [*site.getsitepackages(), site.getusersitepackages()]  # pip adds to them what it installs
     changed = [os.stat(folder).st_mtime_ns for folder in folders if os.path.isdir(folder)]
-    return fixed(environment | preloaded(environment)), ours, os.getcwd(), changed
+    return fixed(environment), ours, os.getcwd(), changed

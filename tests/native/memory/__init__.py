@@ -1,1 +1,1 @@
-"""Ring memory and the allocator."""
+"""Ring memory, and what malloc keeps."""

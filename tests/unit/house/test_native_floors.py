@@ -14,7 +14,6 @@ BELOW_COLLECTIVES = {"group", "transport", "kernels", "device", "memory", "base"
 MAY_INCLUDE = {
     "base": set(),
     "memory": {"base"},
-    "preload": {"memory"},  # of which the headers that need the C library only
     "group": {"memory", "base"},
     "transport": {"memory", "base"},
     "kernels": {"memory", "base"},

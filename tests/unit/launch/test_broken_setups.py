@@ -118,7 +118,7 @@ def test_a_core_that_is_not_compiled_is_the_only_line_about_it(compiler: bool, c
     if compiler:
         (tmp_path / "c++").write_text("#!/bin/sh\n")
         (tmp_path / "c++").chmod(0o755)
-    looks = "setattr(host_checks, '_LOOKS', (host_checks._core, host_checks._allocator)) or host_checks.diagnose()"
+    looks = "setattr(host_checks, '_LOOKS', (host_checks._core, host_checks._memory)) or host_checks.diagnose()"
     checks = elsewhere(looks, folder=tmp_path, PATH=str(tmp_path), **without_core(tmp_path))
     failed = [check for check in checks if check.status != "ok"]
     assert [check.name for check in failed] == ["core"]

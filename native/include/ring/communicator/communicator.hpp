@@ -192,7 +192,6 @@ class Communicator {
     // The state machine. Only one thread at a time is in it: the inline caller or the progress thread.
     void begin(Work& work);
     void place_tensors(Work& work) const;
-    void promote_tensors(const Request& request) const;
     void place_list(Work& work) const;
     void check_posted(const std::vector<Header>& headers) const;
     void move_to_ring(Work& work);

@@ -18,7 +18,6 @@
 #include "ring/base/shared_atomic.hpp"
 #include "ring/base/wait.hpp"
 #include "ring/memory/arena.hpp"
-#include "ring/memory/preload_table.hpp"
 #include "ring/memory/sizes.hpp"
 
 namespace ring {
@@ -86,7 +85,7 @@ class Domain {
     bool contains(std::uint64_t offset, std::uint64_t bytes) const {
         return offset <= mapping_->length && bytes <= mapping_->length - offset;
     }
-    // Offset of `bytes` at `address` when all of it is ring memory, or lies in a promoted block; else kNowhere.
+    // Offset of `bytes` at `address` when all of it is ring memory; else kNowhere.
     std::uint64_t offset_of(const void* address, std::size_t bytes) const;
 
     // The object at the offset; the pointer keeps the mapping alive, but not the domain.
@@ -105,20 +104,8 @@ class Domain {
     // allocation of this rank checks the condition.
     void keep(std::uint64_t offset, const std::shared_ptr<Arena::Condition>& until) noexcept {
         arena_.keep(offset, until);
-        if (preload_ != nullptr) preload_->retire(offset);
     }
 
-    // Lets the preloaded allocator place large tensors of this process in this ring memory. False where no allocator is
-    // preloaded, another domain has it, or address space is short.
-    bool serve_tensors();
-    // Releases the allocator for another domain. Promoted tensors stay where they are; collectives treat them as
-    // ordinary memory.
-    void stop_serving_tensors() noexcept;
-    // Counts a collective on an ordinary tensor. When a move pays, the tensor lies in ring memory on return, at the
-    // same address. No other thread may write to it meanwhile.
-    void promote(const void* address, std::size_t bytes) noexcept;
-    // Counts of the preloaded allocator; all 0 where this domain has none.
-    PreloadCounts preload_counts() const { return preload_ != nullptr ? preload_->counts() : PreloadCounts{}; }
     // Calls `use` while the owner of the block at that offset, which may be any rank, sees that this rank is about to
     // use it. Exceptions of `use` propagate.
     template <class Use>
@@ -134,7 +121,7 @@ class Domain {
         const Entering entering(slot(local_rank_), block);
         use();
     }
-    // Returns the pages of free blocks, which are kept up to kReserve, and of free tensors to the machine.
+    // Returns the pages of free blocks, which are kept up to kReserve, to the machine.
     void trim() noexcept;
     // Returns all pages of dead ranks to the machine. Those ranks must not be in a group that this rank still uses.
     void drop_dead() noexcept;
@@ -171,7 +158,6 @@ class Domain {
     Owner owner_;
     std::uint64_t token_;
     Arena arena_;
-    const PreloadTable* preload_ = nullptr;
 
     std::mutex entering_;
     std::mutex watching_;  // guards the descriptors on which this process sees other processes end

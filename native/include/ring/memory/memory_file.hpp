@@ -1,6 +1,5 @@
-// Memory without a name, and its pages, where a kernel or a sandbox refuses the calls for them. The C library suffices
-// for this file: the allocator that is preloaded includes it too. `ring_notebook/machine/os_calls.py` has what Python
-// substitutes.
+// Memory without a name, and its pages, where a kernel or a sandbox refuses the calls for them.
+// `ring_notebook/machine/os_calls.py` has what Python substitutes.
 #pragma once
 
 #include <errno.h>

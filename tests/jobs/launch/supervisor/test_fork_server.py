@@ -19,7 +19,6 @@ from harness.waiting import SLEEPS, until
 from ring_notebook.launch.supervisor.fork_server import later, start_server
 from ring_notebook.launch.supervisor.forked_rank import ADDRESS, ForkedRank
 from ring_notebook.launch.supervisor.start_and_signal import start_rank
-from ring_notebook.rank.preload import preloaded
 
 LOOKS = r"""
 import atexit, os, resource, signal, sys, threading
@@ -91,7 +90,7 @@ def test_hosts_do_not_give_each_other_up_while_a_server_imports(
     (tmp_path / "slow_import.py").write_text(SLOW)
     (tmp_path / "ssh").write_text(REMOTE_SHELL)
     (tmp_path / "ssh").chmod(0o755)
-    process = start_server(str(tmp_path / "socket"), ["slow_import"], os.environ | preloaded())
+    process = start_server(str(tmp_path / "socket"), ["slow_import"], os.environ)
     monkeypatch.setenv(ADDRESS, str(tmp_path / "socket"))
     try:
         program = [sys.executable, "-c", "import sys; print('slow_import' in sys.modules)"]
@@ -188,6 +187,7 @@ def test_a_signal_is_told(server: object, signum: signal.Signals) -> None:
     [
         (["-c", "pass"], {"OMP_NUM_THREADS": "7"}),
         (["-c", "pass"], {"LD_PRELOAD": "/lib/x86_64-linux-gnu/libdl.so.2"}),
+        (["-c", "pass"], {"GLIBC_TUNABLES": "glibc.malloc.arena_max=1"}),
         (["-c", "pass"], {"PYTHONPATH": "/elsewhere"}),
         (["-I", "-c", "pass"], {}),
         (["-"], {}),
@@ -205,9 +205,7 @@ def test_libraries_compute_with_the_threads_of_the_rank(fork_server: ForkServer)
     """Which they have read already, in the server."""
     look = "import numpy, threadpoolctl, torch; print(torch.get_num_threads(), *(one['num_threads'] for one in "
     with fork_server.used():
-        kind, code, output, errors = run(
-            "-c", f"{look}threadpoolctl.threadpool_info()))", OMP_NUM_THREADS="3", **preloaded()
-        )
+        kind, code, output, errors = run("-c", f"{look}threadpoolctl.threadpool_info()))", OMP_NUM_THREADS="3")
     assert (kind, code, errors) == (ForkedRank, 0, "")
     assert len(output.split()) >= 3
     assert {*output.split()} == {"3"}

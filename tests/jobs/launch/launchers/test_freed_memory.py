@@ -1,0 +1,55 @@
+"""Which ranks keep the memory that they free: those that we start, unless the user has chosen something else."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = """
+import ctypes, resource
+import ring_notebook.api.basics as ring
+c = ctypes.CDLL(None)
+c.malloc.restype, c.malloc.argtypes, c.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
+c.memset.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
+def faults(size):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    block = c.malloc(size)
+    c.memset(block, 1, size)
+    c.free(block)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+ring.init()
+print("new pages" if min(faults(64 << 20) for _ in range(4)) > 4096 else "kept pages")
+"""
+LAUNCH = ["-m", "ring_notebook.launch.cli", "--no-prefix", "-np", "2"]
+
+
+@pytest.mark.parametrize(
+    ("launch", "variables", "expected"),
+    [
+        pytest.param(LAUNCH, {}, ["kept pages"] * 2, id="ringrun"),
+        pytest.param([*LAUNCH, "bash", "-c"], {}, ["kept pages"] * 2, id="behind a shell"),
+        pytest.param([], {}, ["new pages"], id="no launcher"),
+        pytest.param(LAUNCH, {"RING_ALLOCATOR": "system"}, ["new pages"] * 2, id="system"),
+        pytest.param(LAUNCH, {"MALLOC_MMAP_THRESHOLD_": "131072"}, ["new pages"] * 2, id="variables"),
+        pytest.param(LAUNCH, {"GLIBC_TUNABLES": "glibc.malloc.mmap_max=1000"}, ["new pages"] * 2, id="tunables"),
+    ],
+)
+def test_ranks_have(tmp_path: Path, launch: list[str], variables: dict[str, str], expected: list[str]) -> None:
+    script = tmp_path / "use.py"
+    script.write_text(SCRIPT)
+    program = [sys.executable, str(script)]
+    done = subprocess.run(
+        [sys.executable, *launch, " ".join(program)]
+        if "bash" in launch
+        else [*([sys.executable, *launch] if launch else []), *program],
+        env=os.environ | variables,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.returncode, done.stdout.splitlines()) == (0, expected), done.stderr
