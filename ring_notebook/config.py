@@ -1,7 +1,7 @@
 """Every RING_* variable: typed, documented, checked and read once.
 
 Nothing else reads the environment for settings. The native core gets ``isa`` when it is loaded, and ``wire``, ``spin``,
-``inline``, ``segment``, ``staging``, ``stall_warning`` and ``fusion_threshold`` with each epoch
+``inline``, ``segment``, ``staging``, ``stall_warning`` and ``fusion_threshold`` with each generation
 (`ring_notebook.core.native`).
 """
 

@@ -8,7 +8,7 @@ class RingError(RuntimeError):
 
 
 class HorovodInternalError(RingError):
-    """A collective failed, and a new epoch may succeed (Horovod: ``HorovodInternalError``).
+    """A collective failed, and a new generation may succeed (Horovod: ``HorovodInternalError``).
 
     ``elastic.run`` catches it, restores the last commit and resumes.
     """
@@ -22,12 +22,12 @@ class CollectiveMismatch(CollectiveError):
     """Ranks called different collectives, or one collective with different shapes, dtypes, roots or operations.
 
     Raised on every rank of the group; the message has a table of who called what. The group stays usable, unless the
-    ranks waited for one another in different calls: that ends the epoch.
+    ranks waited for one another in different calls: that ends the generation.
     """
 
 
 class CollectiveAborted(CollectiveError):
-    """Another rank raised, was interrupted, left or died; the epoch of this communicator has ended."""
+    """Another rank raised, was interrupted, left or died; the generation of this communicator has ended."""
 
 
 class CollectiveTimeout(CollectiveError):

@@ -200,7 +200,7 @@ void register_operation_log(py::module_& module) {
                 py::list all;
                 for (const ring::LoggedOperation& one : ring::OperationLog::parse(log))
                     all.append(py::make_tuple(one.kind, python_text(one.name), one.what, one.bytes, one.group, one.size,
-                                              one.epoch, one.sequence, one.called, one.arrived, one.ended,
+                                              one.generation, one.sequence, one.called, one.arrived, one.ended,
                                               ring::to_string(one.state), python_text(one.line)));
                 return all;
             },
@@ -208,11 +208,12 @@ void register_operation_log(py::module_& module) {
         .def(
             "note",
             [](ring::OperationLog& self, const std::string& text, const std::string& file, const std::string& function,
-               std::uint64_t line, std::uint32_t size, std::uint32_t epoch) {
+               std::uint64_t line, std::uint32_t size, std::uint32_t generation) {
                 const std::uint32_t site = line == 0 ? 0 : self.add_site(file, function, line);
-                self.note(text, {0, size, epoch}, site);
+                self.note(text, {0, size, generation}, site);
             },
-            py::arg("text"), py::arg("file"), py::arg("function"), py::arg("line"), py::arg("size"), py::arg("epoch"));
+            py::arg("text"), py::arg("file"), py::arg("function"), py::arg("line"), py::arg("size"),
+            py::arg("generation"));
 }
 
 void register_communicator(py::module_& module) {
@@ -252,11 +253,11 @@ void register_communicator(py::module_& module) {
         .def("last_joined", [](const WorkHandle& self) { return self.result().last_joined; });
 
     py::class_<Communicator, std::shared_ptr<Communicator>>(module, "Communicator",
-                                                            "The collectives of one group in one epoch.")
+                                                            "The collectives of one group in one generation.")
         .def_static(
             "open",
             [](std::shared_ptr<Domain> domain, std::vector<int> ranks, std::vector<int> local, int index,
-               std::uint64_t epoch, std::shared_ptr<ring::Link> link, std::vector<int> host_of,
+               std::uint64_t generation, std::shared_ptr<ring::Link> link, std::vector<int> host_of,
                std::vector<int> addresses, double timeout, std::uint64_t run, std::int64_t doubts,
                const ring::Options& options, std::shared_ptr<ring::Devices> devices,
                std::shared_ptr<ring::OperationLog> log) {
@@ -267,7 +268,7 @@ void register_communicator(py::module_& module) {
                                           std::move(addresses),
                                           std::move(link),
                                           index,
-                                          epoch,
+                                          generation,
                                           run,
                                           doubts,
                                           options,
@@ -276,11 +277,11 @@ void register_communicator(py::module_& module) {
                 const py::gil_scoped_release nogil;
                 return released_unlocked(Communicator::open(std::move(setup), timeout, signal_check()));
             },
-            py::arg("domain"), py::arg("ranks"), py::arg("local"), py::arg("index"), py::arg("epoch"),
+            py::arg("domain"), py::arg("ranks"), py::arg("local"), py::arg("index"), py::arg("generation"),
             py::arg("link") = nullptr, py::arg("host_of") = std::vector<int>{},
             py::arg("addresses") = std::vector<int>{}, py::arg("timeout") = 0.0, py::arg("run") = 0,
             py::arg("doubts") = 0, py::arg("options") = ring::Options{}, py::arg("devices") = nullptr,
-            py::arg("log") = nullptr, "Open an epoch; every member calls it with the same numbers.")
+            py::arg("log") = nullptr, "Open a generation; every member calls it with the same numbers.")
         .def_property_readonly("size", &Communicator::size)
         .def_property_readonly("index", &Communicator::index)
         .def_property_readonly("ranks", &Communicator::ranks)

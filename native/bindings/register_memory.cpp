@@ -44,16 +44,17 @@ void register_memory(py::module_& module) {
                 if (!self.owned()) return;  // a forked process is no rank of it
                 self.slot(self.local_rank()).left_run.store(run, std::memory_order_seq_cst);
             },
-            py::arg("run"), "Tell ranks that open an epoch of this run from now on that this rank will not join it.")
+            py::arg("run"),
+            "Tell ranks that open a generation of this run from now on that this rank will not join it.")
         .def(
-            "agree_on_epoch",
+            "agree_on_generation",
             [](Domain& self, std::vector<int> candidates, std::uint64_t last, std::uint64_t run, double timeout) {
-                const ring::EpochCall call{std::move(candidates), last, run};
+                const ring::GenerationCall call{std::move(candidates), last, run};
                 const py::gil_scoped_release nogil;
-                return ring::agree_on_epoch(self, call, timeout, signal_check());
+                return ring::agree_on_generation(self, call, timeout, signal_check());
             },
             py::arg("candidates"), py::arg("last"), py::arg("run"), py::arg("timeout"),
-            "The number of the next epoch of these local ranks; see membership.hpp.")
+            "The number of the next generation of these local ranks; see membership.hpp.")
         .def(
             "allocate",
             [](std::shared_ptr<Domain> self, std::size_t bytes) {

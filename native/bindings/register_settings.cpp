@@ -33,7 +33,7 @@ constexpr std::pair<const char*, ring::StagingWay> kStaging[] = {
 
 void register_settings(py::module_& module) {
     const ring::Options defaults;
-    py::class_<ring::Options>(module, "Options", "How the core works in an epoch; see ring_notebook/config.py.")
+    py::class_<ring::Options>(module, "Options", "How the core works in a generation; see ring_notebook/config.py.")
         .def(py::init([](const std::string& wire, const std::string& staging, std::size_t inline_bytes,
                          std::size_t segment_bytes, double spin, double stall_warning, double standstill,
                          std::uint64_t fusion_threshold) {

@@ -1,7 +1,7 @@
 // Ranks as threads do random operations on random groups while some abort, leave, are interrupted or disagree; every
 // result is checked. Made for the sanitizers, which see all ranks of one process over one mapping.
 //
-//   ring_tests [epochs] [ranks] [hosts] [seed] [--past-cache] [--devices] [--tcp]
+//   ring_tests [generations] [ranks] [hosts] [seed] [--past-cache] [--devices] [--tcp]
 //   ring_tests --faults
 //   ring_tests --fuzz [seconds] [seed]
 //
@@ -79,7 +79,7 @@ int main(int count, char** values) {
     if (count > 1 && std::strcmp(values[1], "--fuzz") == 0)
         return fuzz(argument(count, values, 2, 10), argument(count, values, 3, 1));
     if (count > 1 && std::strcmp(values[1], "--faults") == 0) return faults();
-    const int epochs = argument(count, values, 1, 50);
+    const int generations = argument(count, values, 1, 50);
     const int ranks = argument(count, values, 2, 4);
     const int hosts = argument(count, values, 3, 1);
     const int seed = argument(count, values, 4, 1);
@@ -112,18 +112,19 @@ int main(int count, char** values) {
                        options, device.get()},
                       static_cast<std::uint64_t>(seed));
             std::uint64_t last = 0;
-            for (int epoch = 1; epoch <= epochs && failures == 0; ++epoch) {
-                begun = std::max(begun.load(), epoch);
+            for (int generation = 1; generation <= generations && failures == 0; ++generation) {
+                begun = std::max(begun.load(), generation);
                 try {
-                    // On one host the ranks agree on the number of the epoch, each starting from its own.
-                    last = hosts > 1 ? static_cast<std::uint64_t>(epoch)
-                                     : agree_on_epoch(*domain, {everyone, last + static_cast<std::uint64_t>(index)},
-                                                      kAgreement, nullptr);
-                    rank.run(make_plan(static_cast<std::uint64_t>(seed), static_cast<std::uint64_t>(epoch), ranks),
+                    // On one host the ranks agree on the number of the generation, each starting from its own.
+                    last = hosts > 1
+                               ? static_cast<std::uint64_t>(generation)
+                               : agree_on_generation(*domain, {everyone, last + static_cast<std::uint64_t>(index)},
+                                                     kAgreement, nullptr);
+                    rank.run(make_plan(static_cast<std::uint64_t>(seed), static_cast<std::uint64_t>(generation), ranks),
                              last);
                 } catch (const std::exception& error) {
                     ++failures;
-                    std::fprintf(stderr, "rank %d, epoch %d: %s\n", index, epoch, error.what());
+                    std::fprintf(stderr, "rank %d, generation %d: %s\n", index, generation, error.what());
                 }
             }
             operations += rank.operations();
@@ -137,7 +138,7 @@ int main(int count, char** values) {
             last = begun;
             since = std::chrono::steady_clock::now();
         } else if (std::chrono::steady_clock::now() - since > kStuck) {
-            std::fprintf(stderr, "epoch %d does not end (seed %d)\n", last, seed);
+            std::fprintf(stderr, "generation %d does not end (seed %d)\n", last, seed);
             std::abort();  // leaves a core with the stacks of all ranks
         }
     }
@@ -149,7 +150,7 @@ int main(int count, char** values) {
         left += domain->allocated();
     }
     if (made.reserved != kNowhere) domains.front()->release(made.reserved);
-    std::printf("%d ranks, %d hosts, %d epochs, %zu operations, %zu failures\n", ranks, hosts, epochs,
+    std::printf("%d ranks, %d hosts, %d generations, %zu operations, %zu failures\n", ranks, hosts, generations,
                 operations.load(), static_cast<std::size_t>(failures.load()));
     if (hosts == 1 && left != 0) std::fprintf(stderr, "%zu bytes of ring memory were not given back\n", left);
     return failures != 0 || (hosts == 1 && left != 0) ? 1 : 0;

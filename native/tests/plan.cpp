@@ -5,8 +5,8 @@
 
 namespace ring::test {
 
-Plan make_plan(std::uint64_t seed, std::uint64_t epoch, int ranks) {
-    std::seed_seq sequence{seed, epoch};
+Plan make_plan(std::uint64_t seed, std::uint64_t generation, int ranks) {
+    std::seed_seq sequence{seed, generation};
     std::mt19937_64 random(sequence);
     const auto below = [&](std::uint64_t n) { return random() % n; };
 

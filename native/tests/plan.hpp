@@ -1,4 +1,4 @@
-// The actions of all ranks in one epoch: drawn from a seed, so that every rank has the same plan.
+// The actions of all ranks in one generation: drawn from a seed, so that every rank has the same plan.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@ struct Action {
     bool named;  // queued ones: in another order on each rank
 };
 
-// How an epoch ends before the end of its plan.
+// How a generation ends before the end of its plan.
 struct Trouble {
     enum class Kind { None, Abort, Interrupt, Leave, Mismatch };
     Kind kind = Kind::None;
@@ -32,7 +32,7 @@ struct Plan {
     Trouble trouble;
 };
 
-Plan make_plan(std::uint64_t seed, std::uint64_t epoch, int ranks);
+Plan make_plan(std::uint64_t seed, std::uint64_t generation, int ranks);
 
 // Element `i` of the input of `rank` to action `action`. Sums over a few ranks are exact in float32.
 inline float value(int rank, std::size_t action, std::uint64_t i) {

@@ -63,12 +63,12 @@ Rank::Rank(Seat seat, std::uint64_t seed)
 
 Rank::~Rank() = default;
 
-void Rank::run(const Plan& plan, std::uint64_t epoch) {
+void Rank::run(const Plan& plan, std::uint64_t generation) {
     Communicator::Setup setup;
     setup.domain = seat_.domain;
     setup.ranks = plan.groups.front();
     setup.index = seat_.rank;
-    setup.epoch = epoch;
+    setup.generation = generation;
     setup.options = seat_.options;
     if (seat_.device != nullptr) setup.devices = seat_.device->devices();
     for (int rank : setup.ranks)

@@ -23,9 +23,9 @@ class Rank {
    public:
     Rank(Seat seat, std::uint64_t seed);
     ~Rank();
-    // Opens the epoch, carries the plan out until its end or its trouble, and leaves. Throws std::logic_error for a
-    // wrong result, and for an error that the plan does not explain.
-    void run(const Plan& plan, std::uint64_t epoch);
+    // Opens the generation, carries the plan out until its end or its trouble, and leaves. Throws std::logic_error for
+    // a wrong result, and for an error that the plan does not explain.
+    void run(const Plan& plan, std::uint64_t generation);
     std::size_t operations() const { return operations_; }
 
    private:

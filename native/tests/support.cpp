@@ -74,7 +74,7 @@ Links make_links(const std::vector<std::shared_ptr<Domain>>& domains) {
     return made;
 }
 
-std::shared_ptr<Communicator> Place::open(std::uint64_t epoch, const Interruption& check) const {
+std::shared_ptr<Communicator> Place::open(std::uint64_t generation, const Interruption& check) const {
     Communicator::Setup setup;
     setup.domain = domain;
     for (int other = 0; other < size; ++other) {
@@ -84,7 +84,7 @@ std::shared_ptr<Communicator> Place::open(std::uint64_t epoch, const Interruptio
     if (link) setup.host_of = setup.addresses = setup.ranks;
     setup.link = link;
     setup.index = rank;
-    setup.epoch = epoch;
+    setup.generation = generation;
     setup.options = options;
     return Communicator::open(std::move(setup), kTimeout, check);
 }

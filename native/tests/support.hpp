@@ -37,7 +37,7 @@ struct Place {
 
     Options options = {};
 
-    std::shared_ptr<Communicator> open(std::uint64_t epoch = 1, const Interruption& check = nullptr) const;
+    std::shared_ptr<Communicator> open(std::uint64_t generation = 1, const Interruption& check = nullptr) const;
 };
 
 // Whether hosts are connected by TCP, as several machines are, or through ring memory.

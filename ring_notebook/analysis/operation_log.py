@@ -29,7 +29,7 @@ MOST_BYTES = 1 << 20
 """More than a log has."""
 _MOST_RANKS = 1 << 16
 """More than a group has: a log may be damaged."""
-_MEMBERS = ("epoch of ", "group of ")
+_MEMBERS = ("generation of ", "group of ")
 """How the notes begin that list the members of a group, as far as they have room."""
 
 
@@ -37,10 +37,10 @@ _MEMBERS = ("epoch of ", "group of ")
 class Operation:
     """One operation as one rank has called it. Times are nanoseconds of the wall clock, 0 for what has not happened.
 
-    ``group`` is one number on all members, 0 for all ranks of ``epoch``; ``sequence`` counts the operations of a group
-    that match by order, and is 0 for those that match by name. ``state`` is "note" for what a rank says of itself, with
-    the text in ``name``. ``line`` is where it was called, where that is known: operations that need no wait are not
-    looked up.
+    ``group`` is one number on all members, 0 for all ranks of ``generation``; ``sequence`` counts the operations of a
+    group that match by order, and is 0 for those that match by name. ``state`` is "note" for what a rank says of
+    itself, with the text in ``name``. ``line`` is where it was called, where that is known: operations that need no
+    wait are not looked up.
     """
 
     rank: int
@@ -51,7 +51,7 @@ class Operation:
     nbytes: int
     group: int
     size: int
-    epoch: int
+    generation: int
     sequence: int
     called: int
     arrived: int
@@ -144,7 +144,7 @@ def complete(events: Sequence[dict[str, Any]], ends: Mapping[int, str] | None = 
     now = max(max(one.called, one.arrived, one.ended) for one in operations)
     for one in operations:
         if one.arrived and one.sequence:
-            key = one.epoch, one.group, one.sequence
+            key = one.generation, one.group, one.sequence
             last[key] = max(last.get(key, one), one, key=attrgetter("arrived"))
     groups = {number: index for index, number in enumerate(sorted({one.group for one in operations}))}
     made = []
@@ -155,7 +155,7 @@ def complete(events: Sequence[dict[str, Any]], ends: Mapping[int, str] | None = 
             made.append({**event, "name": one.name, "cat": "note", "ph": "i", "s": "t", "ts": one.called / 1000})
             continue
         begin, end = one.arrived or one.called, one.ended or now
-        latest = last.get((one.epoch, one.group, one.sequence), one)
+        latest = last.get((one.generation, one.group, one.sequence), one)
         met = min(max(begin, latest.arrived), end) if one.state == "done" else end
         times = {"ts": begin / 1000, "dur": (met - begin) / 1000}
         waited_for = latest.rank
@@ -186,16 +186,16 @@ class Parting:
 
 def parting(operations: Sequence[Operation], ends: Mapping[int, str] | None = None) -> Parting | None:
     """Where the ranks part, if they do. ``ends``: how the processes of ranks have ended, "was killed by SIGKILL"."""
-    newest = max((one.epoch for one in operations), default=0)
+    newest = max((one.generation for one in operations), default=0)
     groups: dict[tuple[int, int], list[Operation]] = defaultdict(list)
     for one in operations:
-        if one.epoch == newest or one.state == "failed":
-            groups[one.epoch, one.group].append(one)
+        if one.generation == newest or one.state == "failed":
+            groups[one.generation, one.group].append(one)
     found = [
         candidate
         for key in groups
         for candidate in _candidates(
-            [one for one in operations if (one.epoch, one.group) == key], operations, dict(ends or {})
+            [one for one in operations if (one.generation, one.group) == key], operations, dict(ends or {})
         )
     ]
     return min(found, key=attrgetter("when"), default=None)
@@ -231,7 +231,7 @@ def _candidates(group: Sequence[Operation], all_of_them: Sequence[Operation], en
             break
     if cut and not found:
         found.append(_describe_cut(cut, members, all_of_them, ends))
-    if not found:  # what matches by name ends with the epoch, so it says less
+    if not found:  # what matches by name ends with the generation, so it says less
         for calls in named.values():
             open_calls = {rank: one for rank, one in calls.items() if one.state != "done"}
             if open_calls:

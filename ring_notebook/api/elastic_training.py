@@ -50,7 +50,7 @@ class State:
         raise NotImplementedError
 
     def reset(self) -> None:
-        """Adapt to the ranks of a new epoch."""
+        """Adapt to the ranks of a new generation."""
 
     def commit(self) -> None:
         """`save`, to disk too where there is a folder for commits, and `check_host_updates`. All ranks must call it."""
@@ -94,7 +94,7 @@ def run(func: Callable[..., R]) -> Callable[..., R]:
     """Decorator for ``func(state, ...)``: run it to its end, starting again from the last commit when ranks fail.
 
     It starts with ``state.sync()``. After HorovodInternalError (a collective failed: aborted, timed out, another rank
-    left or died) the state goes back to its last commit; after HostsUpdatedInterrupt it stays. Then a new epoch is
+    left or died) the state goes back to its last commit; after HostsUpdatedInterrupt it stays. Then a new generation is
     opened with the ranks that are there, process sets are registered again, ``state.on_reset()`` is called, and
     ``func`` starts again. A failure that occurs twice without a commit or a death in between is raised, since it
     would occur again. All other exceptions are raised at once.

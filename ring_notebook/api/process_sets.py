@@ -112,7 +112,7 @@ class ProcessSet:
 
 
 class _GlobalProcessSet(ProcessSet):
-    """All ranks of the current world: registered while an epoch is open."""
+    """All ranks of the current world: registered while a generation is open."""
 
     process_set_id = 0
 
@@ -213,10 +213,10 @@ def registered_sets() -> dict[ProcessSet, list[int]]:
 
 
 def register_again(sets: Mapping[ProcessSet, Sequence[int]]) -> None:
-    """Register sets of an earlier epoch in this one; all ranks must call this with the same sets.
+    """Register sets of an earlier generation in this one; all ranks must call this with the same sets.
 
-    Each keeps its members that are in this epoch, under their new numbers. Sets that have become equal stay separate;
-    a set without members is empty.
+    Each keeps its members that are in this generation, under their new numbers. Sets that have become equal stay
+    separate; a set without members is empty.
     """
     _registered()
     ranks = world.current().ranks

@@ -353,12 +353,12 @@ class Communicator:
         return self.group(firsts) if firsts else self
 
     def abort(self, reason: str) -> None:
-        """End the epoch: every pending and later operation of every rank raises CollectiveAborted with ``reason``."""
+        """End the generation: pending and later operations of every rank raise CollectiveAborted with ``reason``."""
         self._native.abort(reason)
 
     @property
     def aborted(self) -> bool:
-        """Whether the epoch has ended by an abort."""
+        """Whether the generation has ended by an abort."""
         return self._native.aborted
 
     def close(self) -> None:
@@ -416,11 +416,11 @@ class Communicator:
         return dict(zip(fields, self._native.named_counts(), strict=True))
 
     def seconds_spent(self) -> tuple[float, float]:
-        """Seconds of this rank's callers in operations of the epoch, and the part spent waiting for other ranks."""
+        """Seconds of this rank's callers in operations of the generation, and the part spent waiting for others."""
         return self._native.seconds_spent(), self._native.seconds_waited()
 
     def bytes_posted(self) -> int:
-        """Bytes of the tensors in this rank's operations of the epoch, in all groups."""
+        """Bytes of the tensors in this rank's operations of the generation, in all groups."""
         return self._native.bytes_posted()
 
     def counts(self) -> dict[str, Any]:
@@ -432,7 +432,7 @@ class Communicator:
         return dict(zip(("operations", "gates", "sent"), self._native.counts(), strict=True))
 
     def record(self, capacity: int = 1 << 16) -> None:
-        """Begin to record the events of operations of the epoch; the newest ``capacity`` events are kept.
+        """Begin to record the events of operations of the generation; the newest ``capacity`` events are kept.
 
         Does nothing while a recording is under way. Raises ValueError for a capacity of 0.
         """
@@ -443,7 +443,7 @@ class Communicator:
 
         Each is (begin, end, phase, operation, name, sequence, bytes, group, last): nanoseconds of the monotonic clock;
         the phases are "queued", "negotiating" (until all ranks had started the name), "packing", "waiting", "moving"
-        (which includes reducing) and "sending"; ``group`` numbers the groups of the epoch, 0 being all ranks, with
+        (which includes reducing) and "sending"; ``group`` numbers the groups of the generation, 0 being all ranks, with
         65536 added for their operations by name; ``last`` is the global rank that arrived last, -1 where the rank did
         not wait.
         """

@@ -10,7 +10,7 @@ from ring_notebook.machine.gpus import gpus
 
 
 class EnergyOfRank:
-    """Chosen when the epoch is open. ``lacks`` says why a counter that this rank should read is not measured."""
+    """Chosen when the generation is open. ``lacks`` says why a counter that this rank should read is not measured."""
 
     def __init__(self, powercap: Path = POWERCAP) -> None:
         """``powercap`` is laid out as /sys/class/powercap is."""
@@ -18,7 +18,7 @@ class EnergyOfRank:
         self._counters: dict[str, Packages | Gpu] | None = None
 
     def joules(self) -> dict[str, float]:
-        """Joules by name since the first call in an epoch, of what is measured."""
+        """Joules by name since the first call in a generation, of what is measured."""
         if self._counters is None:
             if not world.is_initialized():
                 return {}

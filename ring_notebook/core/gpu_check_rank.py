@@ -135,7 +135,7 @@ def main() -> None:
         "results", rank, lambda: _compare(communicator, memory)
     ):
         _step("death", rank, lambda: _die(communicator, memory))
-        os._exit(0)  # the other rank is dead, so the epoch cannot be closed
+        os._exit(0)  # the other rank is dead, so the generation cannot be closed
 
 
 def _step(name: str, rank: int, step: Callable[[], str]) -> bool:

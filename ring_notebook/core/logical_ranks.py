@@ -44,7 +44,7 @@ class Follower(Protocol):
 
 
 class LogicalRanks:
-    """``number`` logical ranks, divided among the ranks of the present epoch.
+    """``number`` logical ranks, divided among the ranks of the present generation.
 
     Raises ValueError where there are more ranks.
     """
@@ -68,10 +68,10 @@ class LogicalRanks:
         return _undivided, (self.number, self.models)
 
     def divide(self, place: tuple[int, int] | None = None) -> None:
-        """Divide them among the ranks of the present epoch; no round is in progress any more.
+        """Divide them among the ranks of the present generation; no round is in progress any more.
 
-        ``place`` is this rank, and of how many, where there is no epoch. What logical ranks have of their own does not
-        move with them. Raises as the class.
+        ``place`` is this rank, and of how many, where there is no generation. What logical ranks have of their own does
+        not move with them. Raises as the class.
         """
         rank, ranks = place or (world.current().rank, world.current().size)
         if self.number < ranks:
@@ -246,14 +246,14 @@ def use(logical: LogicalRanks) -> None:
 
 
 def divided() -> LogicalRanks | None:
-    """Those in use on other ranks, if there are any, divided among the ranks of this epoch. Raises as the class."""
+    """Those in use on other ranks, if any, divided among the ranks of this generation. Raises as the class."""
     if _current is not None:
         _current.divide()
     return _current
 
 
 def current() -> LogicalRanks | None:
-    """The logical ranks in use on the ranks of this epoch."""
+    """The logical ranks in use on the ranks of this generation."""
     known = _current
     if known is None or not world.is_initialized():
         return None

@@ -1,4 +1,4 @@
-"""Which ranks `init` is for, and the number of their next epoch."""
+"""Which ranks `init` is for, and the number of their next generation."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 RanksOrComm: TypeAlias = "Sequence[int] | Comm"
 """Some ranks of a job: their numbers, or a communicator of mpi4py."""
 
-_AGREEMENT = struct.Struct("!qq")  # which attempt of a rank, and a number of an epoch
+_AGREEMENT = struct.Struct("!qq")  # which attempt of a rank, and a number of a generation
 _PAUSE = 0.0005  # seconds between looks at the link
 _attempts = count()
 
@@ -53,11 +53,11 @@ def _check(ranks: list[int], size: int, own: int) -> None:
 
 
 def agree(place: Place, ranks: list[int], last: int, run: int) -> int:
-    """The number of the epoch that ``ranks`` of the job open now.
+    """The number of the generation that ``ranks`` of the job open now.
 
-    All of them must call this; ``last`` is the newest epoch that this rank has tried. Ranks that were in other subsets
-    have tried others. Raises CollectiveAborted when one of them has died, or left ``run``. Interruptible, but not where
-    MPI connects the hosts.
+    All of them must call this; ``last`` is the newest generation that this rank has tried. Ranks that were in other
+    subsets have tried others. Raises CollectiveAborted when one of them has died, or left ``run``. Interruptible, but
+    not where MPI connects the hosts.
     """
     if len(ranks) == 1:
         return last + 1
@@ -68,7 +68,7 @@ def agree(place: Place, ranks: list[int], last: int, run: int) -> int:
         if isinstance(place.link, core.TcpLink):
             return _agree_over_tcp(place.link, ranks, place.topology.rank, last)
         return _agree_through_mpi(ranks, last)
-    return domain.agree_on_epoch(sorted(mates.index(rank) for rank in ranks), last, run, config().timeout)
+    return domain.agree_on_generation(sorted(mates.index(rank) for rank in ranks), last, run, config().timeout)
 
 
 def _agree_over_tcp(link: _core.TcpLink, ranks: list[int], own: int, last: int) -> int:
@@ -83,7 +83,7 @@ def _agree_over_tcp(link: _core.TcpLink, ranks: list[int], own: int, last: int) 
     def pause(missing: Sequence[int]) -> None:
         if monotonic() > deadline:
             names = ", ".join(f"rank {rank}" for rank in missing)
-            raise CollectiveTimeout(f"rank {own} waited {limit:.1f} s for {names} to join the next epoch")
+            raise CollectiveTimeout(f"rank {own} waited {limit:.1f} s for {names} to join the next generation")
         sleep(_PAUSE)
 
     leader, others = ranks[0], ranks[1:]

@@ -73,7 +73,7 @@ def _select_instructions() -> None:
 
 
 def options(*, warns: bool = True) -> core.Options:
-    """The settings of an epoch. Selects the instructions of ``RING_ISA``, or warns where the processor lacks them.
+    """The settings of a generation. Selects the instructions of ``RING_ISA``, or warns where the processor lacks them.
 
     With ``warns``, operations that wait for long are reported on standard error.
     """
@@ -92,7 +92,7 @@ def options(*, warns: bool = True) -> core.Options:
 
 @lru_cache(maxsize=1)
 def operation_log() -> core.OperationLog:
-    """Where this process keeps its last operations, in all its epochs."""
+    """Where this process keeps its last operations, in all its generations."""
     return core.OperationLog(config().operations_file)
 
 

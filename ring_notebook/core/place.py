@@ -178,26 +178,26 @@ def find_place() -> Place:
 
 def _join(rendezvous: Rendezvous) -> Place:
     """The place of a process that the ranks of an elastic job take in when they assemble next."""
-    epoch = 0
+    generation = 0
     while True:
-        found = rendezvous.assemble([], epoch, 0.0)
-        epoch = found.epoch
-        rendezvous.begin(found.generation, found.members, found.size)
+        found = rendezvous.assemble([], generation, 0.0)
+        generation = found.generation
+        rendezvous.begin(found.formation, found.members, found.size)
         with suppress(FormationError):
             return _form(rendezvous)
 
 
-def form_again(place: Place | None, generation: int, members: Sequence[int], size: int = 0) -> Place:
+def form_again(place: Place | None, formation: int, members: Sequence[int], size: int = 0) -> Place:
     """The place of this rank among ``members`` of its job, in new ring memory; ``place`` is the one that it has now.
 
-    All members call this with the same ``generation``, greater than that of any call before. The job has ``size`` ranks
+    All members call this with the same ``formation``, greater than that of any call before. The job has ``size`` ranks
     then, or as many as before. Raises RingError where no supervisor of ours has started this rank, and as `find_place`
     does.
     """
     rendezvous = place.rendezvous if place else Rendezvous.take()
     if rendezvous is None:
         raise RingError("this rank cannot join other ranks: no supervisor of ours has started it")
-    rendezvous.begin(generation, members, size)
+    rendezvous.begin(formation, members, size)
     with nullcontext() if place else _closed_on_failure(rendezvous):
         return _form(rendezvous)
 

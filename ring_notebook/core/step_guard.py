@@ -27,8 +27,8 @@ _main = threading.main_thread()
 class StepGuard:
     """Delays interrupts (SIGINT) while ``held``.
 
-    From the first step of an epoch to its end it wraps the present handler, Python's own or an engine's. Python handles
-    signals on its main thread only, so steps of other threads need no guard.
+    From the first step of a generation to its end it wraps the present handler, Python's own or an engine's. Python
+    handles signals on its main thread only, so steps of other threads need no guard.
     """
 
     def __init__(self) -> None:

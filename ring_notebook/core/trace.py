@@ -36,7 +36,7 @@ _COUNTS = 1 << 11  # readings of what a rank has counted of itself; of more, eve
 
 _path: Path | None = None
 _file: GrowingTrace | None = None  # this rank's own
-_kept: list[dict[str, Any]] | None = None  # events of epochs that have ended, while `record` is in effect
+_kept: list[dict[str, Any]] | None = None  # events of generations that have ended, while `record` is in effect
 _training = 0  # when the recorded training began, on the monotonic clock
 _counts: list[tuple[int, Mapping[str, float]]] = []  # since then, for `_kept`
 
@@ -49,8 +49,8 @@ def active() -> bool:
 def start(path: str) -> None:
     """Start a recording for ``path``; a recording under way ends.
 
-    Until `stop`, ``path`` is rank 0's own file, for a look while the job runs. Raises NotInitializedError when no epoch
-    is open, and FileNotFoundError when the folder of ``path`` is missing.
+    Until `stop`, ``path`` is rank 0's own file, for a look while the job runs. Raises NotInitializedError when no
+    generation is open, and FileNotFoundError when the folder of ``path`` is missing.
     """
     global _path, _file
     if not Path(path).parent.is_dir():
@@ -86,7 +86,7 @@ def start(path: str) -> None:
 
 
 def stop() -> None:
-    """End the recording; all ranks of the epoch call it. Rank 0 writes the trace of all ranks to its path."""
+    """End the recording; all ranks of the generation call it. Rank 0 writes the trace of all ranks to its path."""
     path = _path
     events = finish()
     if path is None:
@@ -116,7 +116,7 @@ def finish() -> Sequence[dict[str, Any]]:
 
 
 def record() -> None:
-    """Begin to record in memory, for `take`. Raises NotInitializedError when no epoch is open."""
+    """Begin to record in memory, for `take`. Raises NotInitializedError when no generation is open."""
     global _kept, _training, _counts
     world.current().communicator.record(_CAPACITY)
     world.at_close(_keep)
@@ -139,14 +139,14 @@ def count(values: Mapping[str, float]) -> None:
 
 
 def take() -> list[dict[str, Any]]:
-    """The events of this rank since `record`, in the epoch that was open then and has been closed since."""
+    """The events of this rank since `record`, in the generation that was open then and has been closed since."""
     global _kept
     events, _kept = _kept or [], None
     return events
 
 
-def last_operations(members: Sequence[int], epoch: int) -> list[dict[str, Any]]:
-    """The last operations of this rank since ``epoch``, for `operation_log.complete`.
+def last_operations(members: Sequence[int], generation: int) -> list[dict[str, Any]]:
+    """The last operations of this rank since ``generation``, for `operation_log.complete`.
 
     ``members`` are the ranks of the run, by their ranks in the job. The first living rank of a host adds those of ranks
     there that have died.
@@ -160,7 +160,7 @@ def last_operations(members: Sequence[int], epoch: int) -> list[dict[str, Any]]:
         path = place.logs[rank] if place.logs else native.operation_log().path
         number = members.index(rank)
         calls = operation_log.parse(operation_log.read_log(path), number)
-        found += [one for one in calls if one.epoch >= epoch & 0xFFFFFFFF]
+        found += [one for one in calls if one.generation >= generation & 0xFFFFFFFF]
         if rank in dead and calls:
             found.append(operation_log.died(calls[-1]))
     return operation_log.as_events(found)
@@ -168,8 +168,8 @@ def last_operations(members: Sequence[int], epoch: int) -> list[dict[str, Any]]:
 
 def tell_operations(run: str) -> list[dict[str, Any]]:
     """`last_operations` of ``run``, if this rank executes it now; for a kernel that asks beside the cell."""
-    members, epoch = world.run_members(run)
-    return last_operations(members, epoch) if members else []
+    members, generation = world.run_members(run)
+    return last_operations(members, generation) if members else []
 
 
 def _keep() -> None:
@@ -210,7 +210,7 @@ def _clock_offset() -> int:
 
 
 def _transport(current: world.World) -> str:
-    """What moves tensors on GPUs in this epoch; empty before the first."""
+    """What moves tensors on GPUs in this generation; empty before the first."""
     return TRANSPORTS.get(current.communicator.device_transport()[0], "")
 
 

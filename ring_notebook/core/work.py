@@ -55,7 +55,7 @@ class Work:
         That of tensors on a device has been launched when this returns: what comes next on ``stream`` (that of the
         tensors, or another one given here) waits for it, and the host does not.
         Interruptible; releases the GIL. ``timeout`` is in seconds and raises CollectiveTimeout (which aborts the
-        epoch: a timed-out operation cannot be taken back).
+        generation: a timed-out operation cannot be taken back).
         """
         if self._stream is None:
             try:
@@ -147,7 +147,7 @@ class HeldWorks:
         self.most = max(_FEW, 2 * len(self.works))
 
     def end(self, native: _core.Communicator, why: str) -> None:
-        """Return when nothing touches the memory any more. Aborts the epoch of ``native`` over what is not launched."""
+        """Return when nothing touches the memory. Aborts the generation of ``native`` over what is not launched."""
         pending = [work for work in self.works if not work.done()]
         if any(not work.launched() for work in pending):
             native.abort(f"{why} with operations under way")

@@ -1,7 +1,7 @@
 """init, shutdown and the default communicator: the one place in Python that holds rank-wide state.
 
-An *epoch* is one generation of the default communicator. A script opens epochs with `init`; an engine opens one per
-run with `open_run`. An abort ends the epoch, never the process: the next epoch starts clean.
+A *generation* is one formation of the default communicator. A script opens generations with `init`; an engine opens one
+per run with `open_run`. An abort ends the generation, never the process: the next generation starts clean.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from ring_notebook.text.error_text import cause_text
 
 @dataclass(frozen=True, slots=True)
 class World(Topology):
-    """The ranks of the open epoch, their hosts, and their communicator."""
+    """The ranks of the open generation, their hosts, and their communicator."""
 
     communicator: Communicator
     ranks: tuple[int, ...]
-    """The rank in the job of each rank of the epoch."""
+    """The rank in the job of each rank of the generation."""
     run: str | None = None
 
 
@@ -55,22 +55,22 @@ class _State:
     world: World | None = None
     narrowed: list[World] = field(default_factory=list)
     """Parts of the world, each a part of the one before, whose ranks work without the others."""
-    epoch: int = 0
+    generation: int = 0
     at_close: list[Callable[[], object]] = field(default_factory=list)
     run: tuple[str, list[int]] | None = None
     """Id and ranks (in the job) of the run that this process is in."""
     run_number: int = _NO_RUN
-    """The first epoch of the run, unique to the run."""
+    """The first generation of the run, unique to the run."""
     communicated: float = 0.0
-    """Seconds in collectives, in earlier epochs of the run."""
+    """Seconds in collectives, in earlier generations of the run."""
     waited: float = 0.0
     """The part of `communicated` in which this rank waited for others."""
     posted: int = 0
-    """Bytes of the tensors in operations of earlier epochs of the run."""
+    """Bytes of the tensors in operations of earlier generations of the run."""
     keeps: bool = False
-    """Whether malloc keeps what this rank frees until the epoch ends."""
+    """Whether malloc keeps what this rank frees until the generation ends."""
     doubts: int = 0
-    """Number of epochs that ended by an abort and of changes of the ranks, as of the last exchange between ranks."""
+    """Number of aborted generations and of changes of the ranks, as of the last exchange between ranks."""
 
 
 _state = _State()
@@ -81,15 +81,15 @@ def prepare_host() -> Place:
     return _state.place or _settle(find_place())
 
 
-def form(generation: int, members: Sequence[int], size: int = 0) -> None:
-    """Form ``members`` of the job anew. All of them call this with the same ``generation``, greater than any before.
+def form(formation: int, members: Sequence[int], size: int = 0) -> None:
+    """Form ``members`` of the job anew. All of them call this with the same ``formation``, greater than any before.
 
     The job has ``size`` ranks then, or as many as before. They use new ring memory; tensors in the old one stay valid.
     Ranks keep their numbers; ranks that are not members count as absent. Needs our supervisor. Raises RingError when a
     member dies meanwhile.
     """
     try:
-        _settle(form_again(_state.place, generation, members, size))
+        _settle(form_again(_state.place, formation, members, size))
     except FormationError as error:
         raise RingError(str(error)) from None
 
@@ -108,7 +108,7 @@ def _settle(place: Place) -> Place:
         left.domain.drop_dead()
         _give_memory_back(left)
         left.leave()
-    _state.place, _state.epoch = place, 0
+    _state.place, _state.generation = place, 0
     report_status("initialized")
     return place
 
@@ -121,7 +121,7 @@ def _may_keep_memory() -> bool:
 
 
 def _give_memory_back(place: Place) -> None:
-    """Give freed memory back to the machine: ring memory, and what malloc has kept for the epoch."""
+    """Give freed memory back to the machine: ring memory, and what malloc has kept for the generation."""
     place.domain.trim()
     if _state.keeps:
         core.return_freed_memory()
@@ -149,12 +149,12 @@ def _is_spawned_by_rank() -> bool:
 
 
 def init(comm: RanksOrComm | None = None) -> None:
-    """Open an epoch over all ranks of the run, or outside of runs of the job; or over ``comm`` (Horovod: ``init``).
+    """Open a generation over all ranks of the run, or outside of runs of the job; or over ``comm`` (Horovod: ``init``).
 
     ``comm`` is None, a list of ranks of the run or job, or an mpi4py communicator; this process must be in it. Does
-    nothing when an epoch is open that has not been aborted. An elastic job leaves out dead ranks and numbers the others
-    again. Raises ValueError for ranks that do not exist or do not include this one, RingError when fewer than
-    ``RING_MIN_NP`` are alive, and CollectiveAborted when a rank of the new epoch has died or left.
+    nothing when a generation is open that has not been aborted. An elastic job leaves out dead ranks and numbers the
+    others again. Raises ValueError for ranks that do not exist or do not include this one, RingError when fewer than
+    ``RING_MIN_NP`` are alive, and CollectiveAborted when a rank of the new generation has died or left.
     """
     if _state.world is not None and not _state.world.communicator.aborted:
         return
@@ -181,30 +181,30 @@ def init(comm: RanksOrComm | None = None) -> None:
         _open_with_the_living(place, place.rendezvous, ranks)
         return
     if ranks == everyone and place.link is not None:
-        _state.epoch += 1  # across hosts, all ranks of a job or run must call `init` equally often
+        _state.generation += 1  # across hosts, all ranks of a job or run must call `init` equally often
     else:
-        _state.epoch = agree(place, ranks, _state.epoch, _state.run_number)
-    _open(place, ranks, _state.epoch, run)
+        _state.generation = agree(place, ranks, _state.generation, _state.run_number)
+    _open(place, ranks, _state.generation, run)
 
 
 def _open_with_the_living(place: Place, rendezvous: Rendezvous, ranks: list[int]) -> None:
-    """Open an epoch over the living ranks, which the supervisor knows on every host; repeat if one dies meanwhile.
+    """Open a generation over the living ranks, which the supervisor knows on every host; repeat if one dies meanwhile.
 
     Processes that wait to be taken in are; all form with them before.
     """
     while True:
-        epoch, ranks, generation, size = rendezvous.assemble(ranks, _state.epoch, config().timeout)
-        _state.epoch = epoch
+        generation, ranks, formation, size = rendezvous.assemble(ranks, _state.generation, config().timeout)
+        _state.generation = generation
         if len(ranks) < config().min_np:
             raise RingError(
                 f"{len(ranks)} of {place.topology.size} ranks are left, fewer than the {config().min_np} of "
                 "RING_MIN_NP (ringrun --min-np)"
             )
-        with suppress(FormationError, CollectiveAborted):  # one of them died before it joined the epoch
-            if generation > rendezvous.generation:
-                place = _settle(form_again(place, generation, ranks, size))
-                _state.epoch = epoch
-            _open(place, ranks, epoch, None)
+        with suppress(FormationError, CollectiveAborted):  # one of them died before it joined the generation
+            if formation > rendezvous.formation:
+                place = _settle(form_again(place, formation, ranks, size))
+                _state.generation = generation
+            _open(place, ranks, generation, None)
             return
 
 
@@ -229,10 +229,10 @@ def is_updated() -> bool:
     return bool(rendezvous and rendezvous.is_updated())
 
 
-def open_run(run: str, epoch: int, ranks: Sequence[int]) -> World:
-    """Open epoch ``epoch`` over these ranks of the job for a run; all of them call it with the same arguments.
+def open_run(run: str, generation: int, ranks: Sequence[int]) -> World:
+    """Open ``generation`` over these ranks of the job for a run; all of them call this with the same arguments.
 
-    In the run they are numbered from 0, in this order. ``epoch`` grows from run to run, by more than the number of
+    In the run they are numbered from 0, in this order. ``generation`` grows from run to run, by more than the number of
     `init` calls in a run. Until `close_run`, later `init` calls cover only this run's ranks. A rank that waits here for
     another one can be interrupted.
     """
@@ -240,12 +240,12 @@ def open_run(run: str, epoch: int, ranks: Sequence[int]) -> World:
     _state.communicated, _state.waited, _state.posted = 0.0, 0.0, 0
     _state.run = (run, list(ranks))
     place = prepare_host()
-    _state.epoch = max(_state.epoch, epoch)
-    _state.run_number = epoch
-    return _open(place, list(ranks), epoch, run)
+    _state.generation = max(_state.generation, generation)
+    _state.run_number = generation
+    return _open(place, list(ranks), generation, run)
 
 
-def _open(place: Place, ranks: list[int], epoch: int, run: str | None) -> World:
+def _open(place: Place, ranks: list[int], generation: int, run: str | None) -> World:
     topology = place.topology.part(ranks)
     domains = [place.domains[rank] for rank in ranks]
     own = place.domains[place.topology.rank]
@@ -256,7 +256,7 @@ def _open(place: Place, ranks: list[int], epoch: int, run: str | None) -> World:
         ranks=list(range(len(ranks))),
         local=[place.mates.index(rank) for rank, domain in zip(ranks, domains, strict=True) if domain == own],
         index=topology.rank,
-        epoch=epoch,
+        generation=generation,
         link=place.link if spans else None,
         host_of=[order.setdefault(domain, len(order)) for domain in domains] if spans else [],
         addresses=ranks if spans else [],
@@ -273,43 +273,43 @@ def _open(place: Place, ranks: list[int], epoch: int, run: str | None) -> World:
 
 
 def doubts() -> int:
-    """How often the ranks' states may have diverged: the number of aborted epochs and changes of the ranks.
+    """How often the ranks' states may have diverged: the number of aborted generations and changes of the ranks.
 
-    Equal on all ranks of the epoch; a new process takes over the number of the others.
+    Equal on all ranks of the generation; a new process takes over the number of the others.
     """
     return _state.doubts
 
 
 def at_close(callback: Callable[[], object]) -> None:
-    """Register ``callback``, to be called whenever this rank is about to leave an epoch."""
+    """Register ``callback``, to be called whenever this rank is about to leave a generation."""
     if callback not in _state.at_close:
         _state.at_close.append(callback)
 
 
 def is_initialized() -> bool:
-    """Whether an epoch is open."""
+    """Whether a generation is open."""
     return _state.world is not None
 
 
 def current() -> World:
-    """The open epoch, or the part of it that `narrow` has made. Raises NotInitializedError when there is none."""
+    """The open generation, or the part of it that `narrow` has made. Raises NotInitializedError when there is none."""
     if _state.world is None:
         raise NotInitializedError("Ring Notebook has not been initialized; call init() first.")
     return _state.narrowed[-1] if _state.narrowed else _state.world
 
 
 def spans(communicator: Communicator) -> bool:
-    """Whether ``communicator`` has all ranks of the open epoch, also in a part of it that `narrow` has made."""
+    """Whether ``communicator`` has all ranks of the open generation, also in a part of it that `narrow` has made."""
     return _state.world is not None and communicator.size == _state.world.size
 
 
 def is_alone() -> bool:
-    """Whether the open epoch has one rank."""
+    """Whether the open generation has one rank."""
     return _state.world is not None and _state.world.size == 1
 
 
 def is_open(world: World | None) -> bool:
-    """Whether ``world`` is the open epoch or a part of it."""
+    """Whether ``world`` is the open generation or a part of it."""
     return world is not None and (world is _state.world or any(world is part for part in _state.narrowed))
 
 
@@ -328,7 +328,7 @@ def narrow(ranks: Sequence[int]) -> bool:
 
 
 def run_members(run: str) -> tuple[list[int], int]:
-    """The ranks (in the job) of ``run`` and its first epoch; none while this process is not in it."""
+    """The ranks (in the job) of ``run`` and its first generation; none while this process is not in it."""
     return (_state.run[1], _state.run_number) if _state.run and _state.run[0] == run else ([], 0)
 
 
@@ -338,18 +338,18 @@ def widen() -> None:
 
 
 def abort(reason: str) -> None:
-    """Abort the epoch: on all its ranks, pending and later operations raise CollectiveAborted with ``reason``."""
+    """Abort the generation: on all its ranks, pending and later operations raise CollectiveAborted with ``reason``."""
     if _state.world is not None:
         _state.world.communicator.abort(reason)
 
 
 def is_aborted() -> bool:
-    """Whether a rank has aborted the open epoch."""
+    """Whether a rank has aborted the open generation."""
     return _state.world is not None and _state.world.communicator.aborted
 
 
 def fail(error: BaseException) -> None:
-    """Abort the epoch because this rank failed with ``error``; the message names its rank in the run or job.
+    """Abort the generation because this rank failed with ``error``; the message names its rank in the run or job.
 
     Does nothing where another rank has aborted it.
     """
@@ -372,16 +372,16 @@ def _note(what: str, tb: TracebackType | None = None) -> None:
         if not frame.f_code.co_filename.startswith(_PACKAGE):
             file, function, line = frame.f_code.co_filename, frame.f_code.co_name, number
     assert _state.world is not None
-    operation_log().note(what, file, function, line, len(_state.world.ranks), _state.epoch & 0xFFFFFFFF)
+    operation_log().note(what, file, function, line, len(_state.world.ranks), _state.generation & 0xFFFFFFFF)
 
 
 def close() -> None:
-    """Leave the epoch, if one is open. Ranks that still wait for this rank raise CollectiveAborted.
+    """Leave the generation, if one is open. Ranks that still wait for this rank raise CollectiveAborted.
 
     This rank raises it too if an operation failed on its device after its call had returned, and no later call has
     raised.
     """
-    if _is_fork():  # the epoch belongs to the parent
+    if _is_fork():  # the generation belongs to the parent
         _state.world = None
         _state.narrowed.clear()
         return
@@ -403,7 +403,7 @@ def close() -> None:
 
 
 def close_run() -> None:
-    """Leave the run that `open_run` began, and its epoch. Ranks that later call `init` in it see that this one left."""
+    """Leave the run that `open_run` began, and its generation. Ranks that call `init` in it later see that it left."""
     number, _state.run, _state.run_number = _state.run_number, None, _NO_RUN
     if number != _NO_RUN:
         _leave_run(prepare_host(), number)
@@ -416,7 +416,7 @@ def _leave_run(place: Place, number: int) -> None:
 
 def _leave_job() -> None:
     report_status("exiting")  # first, so that the errors that it causes on other ranks come later
-    # Leave at once: other exit handlers of this process may run for long, while ranks wait for it to begin an epoch.
+    # At once: other exit handlers of this process may run for long, while ranks wait for it to begin a generation.
     place = prepare_host()
     _leave_run(place, _NO_RUN)
     try:
@@ -470,12 +470,12 @@ def posted() -> int:
 
 
 def calls() -> int:
-    """The number of operations of all ranks that this rank has begun in the epoch; 0 when no epoch is open."""
+    """The number of operations of all ranks that this rank has begun in the generation; 0 when none is open."""
     world = _state.world
     return 0 if world is None else world.communicator.counts()["operations"]
 
 
 def snapshot() -> list[dict[str, Any]]:
-    """The present activity of every rank of the epoch; empty when none is open. Any thread may call it at any time."""
+    """The present activity of every rank of the generation; empty when none is open. Any thread may call it."""
     world = _state.world
     return [] if world is None else world.communicator.snapshot()

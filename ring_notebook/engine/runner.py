@@ -198,7 +198,7 @@ class _Execution:
         if self.machine is not None:
             self.machine.threads = namespace.threads()
         self.state = ProcessState()
-        opened = world.open_run(self.run, self.request.epoch, self.request.engines)
+        opened = world.open_run(self.run, self.request.generation, self.request.engines)
         here = (opened.rank, opened.size, opened.local_rank, opened.local_size)
         os.environ.update(rank_variables(*here, master()))
         if self.request.options.timeline:
@@ -223,16 +223,16 @@ class _Execution:
             debuggers.stop()
 
     def _leave(self, error: BaseException | None) -> BaseException | None:
-        """Leave the epoch; if this rank failed, abort it for all. Returns the exception that ended this rank, if any.
+        """Leave the generation; if this rank failed, abort it for all. Returns what ended this rank, if anything did.
 
         A device may fail after the last line of the cell.
         """
         self.transport = _transport() or self.transport
         own = next((entry for entry in world.snapshot() if entry["rank"] == self.rank), None)
         if own is not None:
-            self.calls = max(0, own["sequence"] - 1)  # without the barrier that opened the epoch
+            self.calls = max(0, own["sequence"] - 1)  # without the barrier that opened the generation
         if error is not None and not _is_exit(error):
-            # Groups of other backends end after the epoch: a connection error there means that another rank failed
+            # Groups of other backends end after the generation: a connection error there means that another rank failed
             # first.
             self.aborted = world.is_aborted() and namespace.tells_of_lost_rank(error)
             world.fail(error)
@@ -268,7 +268,7 @@ class _Execution:
         try:
             events = trace.take()
             if not events and self.error is not None and not _is_exit(self.error) and len(self.request.engines) > 1:
-                events = trace.last_operations(self.request.engines, self.request.epoch)
+                events = trace.last_operations(self.request.engines, self.request.generation)
             return [Trace(self.run, self.rank, json.dumps(events).encode())] if events else []
         except Exception as error:  # usually a lack of memory
             self._say(f"Left out of the record: the timeline of rank {self.rank} ({type(error).__name__}: {error})")
@@ -370,7 +370,7 @@ class _Execution:
 
 
 def _calls() -> int:
-    """The number of collectives that this rank has called in the run, without the barrier that opened its epoch."""
+    """The number of collectives that this rank has called in the run, without the barrier that opened it."""
     return max(0, world.calls() - 1)
 
 

@@ -96,9 +96,9 @@ def memory() -> int:
     return resident(os.getpid())
 
 
-def form(generation: int, members: list[int], size: int) -> None:
-    """Form the living engines of a cluster of ``size``; all call it with the same, greater ``generation``."""
-    world.form(generation, members, size)
+def form(formation: int, members: list[int], size: int) -> None:
+    """Form the living engines of a cluster of ``size``; all call it with the same, greater ``formation``."""
+    world.form(formation, members, size)
     mpi_access.withdraw_unless_whole()
 
 

@@ -76,16 +76,16 @@ class CellOptions:
 
 @dataclass(frozen=True, slots=True)
 class CellRequest:
-    """The cell of ``run``, to be executed in a new ``epoch`` over ``engines``, which are its ranks in this order."""
+    """The cell of ``run``, to be executed in a new ``generation`` over ``engines``, its ranks in this order."""
 
     run: str
-    epoch: int
+    generation: int
     engines: list[int]
     source: str
     options: CellOptions
     only: Sequence[int] = ()
-    """If there are any, these engines execute the cell, and the others leave the epoch at once: rank and size are those
-    of all, and a collective raises."""
+    """If there are any, these engines execute the cell, and the others leave the generation at once: rank and size are
+    those of all, and a collective raises."""
     lost: Sequence[int] = ()
     """The engines of the cluster that have died."""
     checkpoints: str = ""

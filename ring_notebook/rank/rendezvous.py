@@ -68,14 +68,14 @@ class FormationError(RingError):
 
 
 class Assembled(NamedTuple):
-    """What ranks of an elastic job that have assembled open: an epoch, of these members.
+    """What ranks of an elastic job that have assembled open: a generation, of these members.
 
-    Where processes have joined them, all form before, in ``generation`` of a job of ``size`` ranks; 0 where none has.
+    Where processes have joined them, all form before, in ``formation`` of a job of ``size`` ranks; 0 where none has.
     """
 
-    epoch: int
-    members: list[int]
     generation: int
+    members: list[int]
+    formation: int
     size: int
 
 
@@ -101,7 +101,7 @@ class Rendezvous:
         self._channel = channel
         self._where = where  # the address of the server; empty where our supervisor serves
         self._server: RendezvousServer | None = None  # where this process serves
-        self.generation = 0
+        self.formation = 0
         """Of the formation that this rank has begun last."""
         self._step = 0
         self._unread = b""
@@ -171,12 +171,12 @@ class Rendezvous:
         """The address of this host on the way to the server; empty where nothing says it."""
         return str(self._channel.getsockname()[0]) if self._channel.family != socket.AF_UNIX else ""
 
-    def begin(self, generation: int, members: Sequence[int], size: int = 0) -> None:
-        """Gather among ``members`` from now on, all of which begin with the same, greater ``generation``.
+    def begin(self, formation: int, members: Sequence[int], size: int = 0) -> None:
+        """Gather among ``members`` from now on, all of which begin with the same, greater ``formation``.
 
         The job has ``size`` ranks then, or as many as before.
         """
-        self.generation, self._step, self.members = generation, 0, tuple(members)
+        self.formation, self._step, self.members = formation, 0, tuple(members)
         if size not in (0, self.size):
             self.size, self.has_mpi = size, False  # MPI keeps the ranks that it began with
 
@@ -187,7 +187,7 @@ class Rendezvous:
         instead. May be interrupted.
         """
         members = list(self.members) if len(self.members) < self.size else None
-        request = {"generation": self.generation, "step": self._step, "members": members, "last": last, "value": value}
+        request = {"formation": self.formation, "step": self._step, "members": members, "last": last, "value": value}
         answer = self._ask(GATHER, request)
         values, key = answer.get("values"), answer.get("key")
         if not isinstance(values, list) or len(values) != self.size or not isinstance(key, str):
@@ -197,22 +197,22 @@ class Rendezvous:
         self.elastic = answer.get("elastic") is True
         return values
 
-    def assemble(self, ranks: Sequence[int], epoch: int, limit: float) -> Assembled:
-        """The next epoch of an elastic job: its members are the living ones of ``ranks``, and processes that join.
+    def assemble(self, ranks: Sequence[int], generation: int, limit: float) -> Assembled:
+        """The next generation of an elastic job: its members are the living ones of ``ranks``, and processes that join.
 
-        Each of them calls this with the newest ``epoch`` that it has tried to open; one that joins names no ``ranks``.
-        Raises CollectiveTimeout when some have not called within ``limit`` seconds (0: waits for any time), and
-        RingError when the supervisor has exited. May be interrupted.
+        Each of them calls this with the newest ``generation`` that it has tried to open; one that joins names no
+        ``ranks``. Raises CollectiveTimeout when some have not called within ``limit`` seconds (0: waits for any time),
+        and RingError when the supervisor has exited. May be interrupted.
         """
         self._limit, self._deadline = limit, time.monotonic() + limit if limit else math.inf
         try:
-            found = self._ask(ASSEMBLE, {"ranks": list(ranks), "epoch": epoch})
+            found = self._ask(ASSEMBLE, {"ranks": list(ranks), "generation": generation})
         finally:
             self._deadline = math.inf
         if "missing" in found:
             names = ", ".join(f"rank {one}" for one in found["missing"])
             raise CollectiveTimeout(
-                f"rank {self.rank} waited {limit:g} s for {names} to join the next epoch (RING_TIMEOUT)"
+                f"rank {self.rank} waited {limit:g} s for {names} to join the next generation (RING_TIMEOUT)"
             )
         self._updated = False  # who waited then has been taken in
         number, members = int(found["next"]), list(found["members"])
@@ -255,7 +255,7 @@ class Rendezvous:
                 if "updated" in found:
                     self._updated = True
                     continue
-                echoed = {name: found[name] for name in ("generation", "step", "epoch") if name in found}
+                echoed = {name: found[name] for name in ("formation", "step", "generation") if name in found}
                 if echoed.items() <= request.items():  # else it is to a request that was interrupted
                     answer = found
         except (OSError, RecursionError, ValueError):

@@ -32,9 +32,9 @@ Replies = dict[int, dict[str, Any]]
 class Gathering:
     """What ranks 0 to ``size`` - 1 of a job have given; ``elastic`` says whether the job is an elastic one.
 
-    Ranks form once in each generation. A request of a newer generation ends what others still wait for. The living
-    ranks of an elastic job assemble for each epoch. New processes join them there: then all form again, in the next
-    generation.
+    Each formation has a number, in which ranks form once. A request of a newer formation ends what others still wait
+    for. The living ranks of an elastic job assemble for each generation. New processes join them there: then all form
+    again, in the next formation.
     """
 
     def __init__(self, size: int, elastic: bool = False) -> None:
@@ -43,11 +43,12 @@ class Gathering:
         self.least = 0
         """With how many ranks an elastic job continues; others wait until so many have joined them."""
         self._gone: dict[int, str] = {}
-        self._joining: dict[int, int] = {}  # processes that wait to be taken in: after which epoch
+        self._joining: dict[int, int] = {}  # processes that wait to be taken in: after which generation
         self._formed = set(range(size))  # members of the newest formation that live
-        self._next = 0  # the newest generation that an elastic job is to form
-        self._since: dict[int, int] = {}  # the generation that has taken a rank in
-        self._assembling: dict[int, tuple[frozenset[int], int]] = {}  # who waits: for which ranks, after which epoch
+        self._next = 0  # the newest formation that an elastic job is to form
+        self._since: dict[int, int] = {}  # the formation that has taken a rank in
+        # Who waits: for which ranks, after which generation.
+        self._assembling: dict[int, tuple[frozenset[int], int]] = {}
         self._assembled: dict[int, dict[str, Any]] = {}  # what each rank was answered last
         self.left_out: set[int] = set()
         """The ranks that others have continued without."""
@@ -58,28 +59,28 @@ class Gathering:
         self._leaving: set[int] = set()
         self._begin(0)
 
-    def _begin(self, generation: int) -> None:
-        self._generation = generation
+    def _begin(self, formation: int) -> None:
+        self._formation = formation
         self._key = secrets.token_hex(_KEY_BYTES)
         self._values: dict[int, Any] = {}
         self._awaited: tuple[int, tuple[int, ...], bool] | None = None  # step and members of those who wait, and `last`
         self.has_formed = False
         self.error = ""
-        """Why the ranks of this generation have not formed, and will not."""
+        """Why the ranks of this formation have not formed, and will not."""
 
     def take(self, rank: int, request: object) -> Replies:
         """Rank ``rank`` gives a value. Raises ValueError for what is no request."""
-        generation, step, members, last, value = self._read(rank, request)
+        formation, step, members, last, value = self._read(rank, request)
         replies: Replies = {}
-        if generation > self._generation:
-            replies = self.refuse(f"the ranks begin formation {generation}")
-            self._begin(generation)
-        elif generation < self._generation or self.has_formed:
-            why = f"formation {generation} is over; the ranks have formed without this one"
-            return {rank: {"error": why, "generation": generation, "step": step}}
+        if formation > self._formation:
+            replies = self.refuse(f"the ranks begin formation {formation}")
+            self._begin(formation)
+        elif formation < self._formation or self.has_formed:
+            why = f"formation {formation} is over; the ranks have formed without this one"
+            return {rank: {"error": why, "formation": formation, "step": step}}
         if self._awaited not in (None, (step, members, last)):
             return self.refuse(why := f"rank {rank} has begun again while others waited for it") | {
-                rank: {"error": why, "generation": generation, "step": step}
+                rank: {"error": why, "formation": formation, "step": step}
             }
         self._awaited = step, members, last
         self._values[rank] = value
@@ -99,42 +100,42 @@ class Gathering:
     def _read(self, rank: int, request: object) -> tuple[int, int, tuple[int, ...], bool, Any]:
         if not isinstance(request, dict):
             raise ValueError(f"rank {rank}: expected a request, got {request!r:.100}")
-        generation, step = request.get("generation"), request.get("step")
+        formation, step = request.get("formation"), request.get("step")
         members = request.get("members") or list(range(self._size))
-        if not (isinstance(generation, int) and isinstance(step, int) and isinstance(members, list)):
-            raise ValueError(f"rank {rank}: expected generation, step and members, got {request!r:.100}")
+        if not (isinstance(formation, int) and isinstance(step, int) and isinstance(members, list)):
+            raise ValueError(f"rank {rank}: expected formation, step and members, got {request!r:.100}")
         ranks = range(self._size)
         if rank not in members or len(members) != len([one for one in ranks if one in members]):
             raise ValueError(f"rank {rank}: expected it among ranks below {self._size}, got {members!r:.100}")
-        return generation, step, tuple(members), bool(request.get("last")), request.get("value")
+        return formation, step, tuple(members), bool(request.get("last")), request.get("value")
 
     def assemble(self, rank: int, request: object) -> Replies:
-        """Rank ``rank`` is to open an epoch after ``epoch`` with those of ``ranks`` that live, once all of them ask.
+        """Rank ``rank`` is to open one after ``generation`` with those of ``ranks`` that live, once all of them ask.
 
-        All get the same number of the ``next`` epoch and the same ``members``. A rank that was interrupted asks again.
-        A process that joins asks with no ``ranks``. The others learn that it waits, and when they assemble it gets the
-        same answer. ``forms`` then says in which generation all form first, and how many ranks the job has; those that
-        have joined are the last of the ``members``. Raises ValueError for a request of another form.
+        All get the same number of the ``next`` generation and the same ``members``. A rank that was interrupted asks
+        again. A process that joins asks with no ``ranks``. The others learn that it waits, and when they assemble it
+        gets the same answer. ``forms`` then says in which formation all form first, and how many ranks the job has;
+        those that have joined are the last of the ``members``. Raises ValueError for a request of another form.
         """
         if not isinstance(request, dict):
             raise ValueError(f"rank {rank}: expected a request, got {request!r:.100}")
-        ranks, epoch = request.get("ranks"), request.get("epoch")
+        ranks, generation = request.get("ranks"), request.get("generation")
         known = range(self._size)
         joins = ranks == [] and rank not in self._formed
         if not (
-            isinstance(epoch, int)
+            isinstance(generation, int)
             and isinstance(ranks, list)
             and (joins or rank in ranks)
             and all(r in known for r in ranks)
         ):
-            raise ValueError(f"rank {rank}: expected it among ranks, and an epoch, got {request!r:.100}")
-        if (answer := self._assembled.get(rank)) and answer["next"] > epoch:  # the others have counted on it
-            return {rank: answer | {"epoch": epoch}}
+            raise ValueError(f"rank {rank}: expected it among ranks, and a generation, got {request!r:.100}")
+        if (answer := self._assembled.get(rank)) and answer["next"] > generation:  # the others have counted on it
+            return {rank: answer | {"generation": generation}}
         if joins:
             self._gone[rank] = _NOT_JOINED.format(rank)
-            self._joining[rank] = epoch
+            self._joining[rank] = generation
             return self._update() | self._count_all()
-        self._assembling[rank] = frozenset(ranks), epoch
+        self._assembling[rank] = frozenset(ranks), generation
         return self._count(rank)
 
     def _count_all(self) -> Replies:
@@ -148,7 +149,7 @@ class Gathering:
     def _count(self, rank: int) -> Replies:
         """Once all living ranks that ``rank`` waits for assemble: answer these, and the processes that join them."""
         members = self._assembling[rank][0].difference(self._gone)
-        # A rank that has not seen the epoch before open still counts on those that were to be in it.
+        # A rank that has not seen the generation before open still counts on those that were to be in it.
         waiting = {one: call for one, call in self._assembling.items() if call[0].difference(self._gone) == members}
         if not waiting.keys() >= members:
             return {}
@@ -164,18 +165,18 @@ class Gathering:
             self.dismissed |= members - stay
             members = stay
             waiting = {one: call for one, call in waiting.items() if one in stay}
-            waiting |= {one: (members, epoch) for one, epoch in self._joining.items()}
-        number = 1 + max(epoch for _, epoch in waiting.values())
+            waiting |= {one: (members, generation) for one, generation in self._joining.items()}
+        number = 1 + max(generation for _, generation in waiting.values())
         taken, forms = members | waiting.keys(), dict[str, list[int]]()
         if not taken <= self._formed:
-            self._next = max(self._next, self._generation) + 1
+            self._next = max(self._next, self._formation) + 1
             self._since |= dict.fromkeys(self._joining, self._next)
             forms = {"forms": [self._next, self._size]}
         order = sorted(taken, key=lambda one: (self._since.get(one, 0), one))
         self.left_out -= taken
-        for one, (ranks, epoch) in waiting.items():
+        for one, (ranks, generation) in waiting.items():
             self.left_out |= ranks - taken
-            self._assembled[one] = {"epoch": epoch, "next": number, "members": order, **forms}
+            self._assembled[one] = {"generation": generation, "next": number, "members": order, **forms}
             self._assembling.pop(one, None)
             if self._joining.pop(one, None) is not None:
                 del self._gone[one]
@@ -194,9 +195,9 @@ class Gathering:
         """Rank ``rank`` stops waiting for others to assemble; the answer says which are missing."""
         if rank not in self._assembling:
             return {}
-        ranks, epoch = self._assembling.pop(rank)
+        ranks, generation = self._assembling.pop(rank)
         missing = sorted(ranks - {rank} - self._gone.keys() - self._assembling.keys())
-        return {rank: {"epoch": epoch, "missing": missing}}
+        return {rank: {"generation": generation, "missing": missing}}
 
     def exited(self, rank: int, how: str) -> Replies:
         """Rank ``rank`` has exited; returns what to send to those that wait for it."""
@@ -204,7 +205,7 @@ class Gathering:
         self._formed.discard(rank)
         self._assembling.pop(rank, None)
         self._joining.pop(rank, None)
-        first = self._generation == 0 or not self._elastic  # else those that live form again without it
+        first = self._formation == 0 or not self._elastic  # else those that live form again without it
         if not self.has_formed and first:
             self.error = self.error or self._gone[rank]
         refused = self._awaited and rank in self._awaited[1] and not self.has_formed
@@ -215,7 +216,7 @@ class Gathering:
         """Another process is rank ``rank`` now, one of an elastic job once it has joined the others."""
         if not self._elastic:
             self._gone.pop(rank, None)
-        elif self.has_formed or self._generation:
+        elif self.has_formed or self._formation:
             self._gone[rank] = _NOT_JOINED.format(rank)
         self._assembled.pop(rank, None)
         self.left_out.discard(rank)
@@ -238,7 +239,7 @@ class Gathering:
 
     def _echo(self) -> dict[str, Any]:
         """Which request an answer is to: a rank that was interrupted has asked another one since."""
-        return {"generation": self._generation, "step": self._awaited[0] if self._awaited else None}
+        return {"formation": self._formation, "step": self._awaited[0] if self._awaited else None}
 
 
 @dataclass(slots=True, eq=False)

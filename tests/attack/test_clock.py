@@ -158,7 +158,7 @@ def test_run_raises_what_came_first_and_not_what_the_clock_says(clock: dict[str,
 @pytest.mark.slow
 @pytest.mark.parametrize("shift", [DAY, -DAY], ids=["on", "back"])
 def test_a_cell_that_is_stopped_and_the_next_one(shift: int, clock: dict[str, str], tmp_path: Path) -> None:
-    """One rank is stopped before it joins an epoch. The run has its seconds, gives no notice; the next one is well."""
+    """One rank is stopped before it joins a generation. The run has its seconds and no notice; the next one is well."""
     done = subprocess.run(
         [sys.executable, "-c", CELLS, str(shift)],
         env={**clock, "RING_RUNS_DIR": str(tmp_path / "runs")},

@@ -114,8 +114,8 @@ def test_the_living_train_on(n: int, victims: str, how: str) -> None:
         *(pytest.param(*case, marks=pytest.mark.slow) for case in (("sync", "0"), ("sync", "2"), ("roll call", "2"))),
     ],
 )
-def test_a_death_while_the_living_open_an_epoch(when: str, victim: str) -> None:
-    """Rank 1 dies in a step and another one on the way to the next epoch, leading it or not."""
+def test_a_death_while_the_living_open_a_generation(when: str, victim: str) -> None:
+    """Rank 1 dies in a step and another one on the way to the next generation, leading it or not."""
     check(train(4, victim, when, "SIGKILL"), 4, {1, int(victim)})
 
 

@@ -111,7 +111,7 @@ def train(state):
 
 state = State(model, optimizer, sampler=sampler, batch=0, seen=[])
 state.register_reset_callbacks([on_reset])
-call_roll, open_epoch = Rendezvous.assemble, world._open
+call_roll, open_generation = Rendezvous.assemble, world._open
 
 
 def assemble(*arguments):
@@ -123,7 +123,7 @@ def assemble(*arguments):
 def opened(*arguments):
     if starts:
         perhaps("open")
-    return open_epoch(*arguments)
+    return open_generation(*arguments)
 
 
 Rendezvous.assemble, world._open = assemble, opened

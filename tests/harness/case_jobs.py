@@ -62,7 +62,7 @@ def _job(path: Path, size: int, variables: tuple[tuple[str, str], ...]) -> tuple
 
 
 def run_cases(path: Path, report: Path) -> None:
-    """As a rank: run the cases of ``path``, each in an epoch of its own; rank 0 reports those that failed on any."""
+    """As a rank: run the cases of ``path``, each in a generation of its own; rank 0 reports those that failed."""
     from ring_notebook.api.basics import init, rank, shutdown
     from ring_notebook.api.objects import allgather_object
 

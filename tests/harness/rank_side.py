@@ -1,6 +1,6 @@
 """The pytest plugin inside a rank: reports the start and end of each test, and keeps ranks at the same test.
 
-A failure on one rank ends the epoch: the others would wait for that rank in a collective.
+A failure on one rank ends the generation: the others would wait for that rank in a collective.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class RankSide:
     def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
         report: pytest.TestReport = yield
         if report.failed:
-            self._end_epoch(f"test {item.name} failed on rank {RANK}: {call.excinfo and call.excinfo.exconly()}")
+            self._end_generation(f"test {item.name} failed on rank {RANK}: {call.excinfo and call.excinfo.exconly()}")
         if _ORDER[report.outcome] > _ORDER[self._outcome["outcome"]]:
             self._outcome["outcome"] = report.outcome
             if isinstance(report.longrepr, tuple):  # skipped: file, line, reason
@@ -62,7 +62,7 @@ class RankSide:
         print(json.dumps(line), file=self._report, flush=True)
 
     @staticmethod
-    def _end_epoch(reason: str) -> None:
+    def _end_generation(reason: str) -> None:
         world = sys.modules.get("ring_notebook.core.world")
         if world is not None and world.is_initialized():
             world.abort(reason)

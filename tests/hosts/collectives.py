@@ -1,4 +1,4 @@
-"""Every collective against its definition, and the ways an epoch ends; run by all ranks of a job over several hosts."""
+"""Every collective against its definition, and the ways a generation ends; run by all ranks over several hosts."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ def check_mismatch() -> None:
 
 
 def check_end(end: Callable[[], None], words: str, operation: Callable[[], object]) -> None:
-    """The last rank ends the epoch while all others wait in ``operation``; then all open the next one."""
+    """The last rank ends the generation while all others wait in ``operation``; then all open the next one."""
     if ring.rank() == ring.size() - 1:
         time.sleep(0.2)
         end()

@@ -41,7 +41,7 @@ def is_slow(params: dict[str, Any]) -> bool:
 
 @contextmanager
 def tensors_on_devices() -> Iterator[None]:
-    """Within, `Tensor.of` makes tensors on the device of its rank, and `Seat.open` epochs that move them."""
+    """Within, `Tensor.of` makes tensors on the device of its rank, and `Seat.open` generations that move them."""
     NCCL(), CUDA()  # compiled before ranks are forked
     known: dict[tuple[int, int], FakeDevice] = {}
 

@@ -30,7 +30,7 @@ ARENA = 256 << 20
 
 @dataclass
 class Seat:
-    """What the body of a rank gets: its place in the ring memory, and a way to open epochs."""
+    """What the body of a rank gets: its place in the ring memory, and a way to open generations."""
 
     domain: Any
     rank: int
@@ -54,13 +54,13 @@ class Seat:
 
     def open(
         self,
-        epoch: int = 1,
+        generation: int = 1,
         ranks: Sequence[int] | None = None,
         timeout: float = LIMIT / 2,
         devices: Any = None,
         **settings: Any,
     ) -> Communicator:
-        """Open an epoch over all ranks, or over those of ``ranks``; each of them must call it.
+        """Open a generation over all ranks, or over those of ``ranks``; each of them must call it.
 
         ``settings`` are fields of the native ``Options``; without them those of the environment hold. ``devices`` is a
         native ``Devices``.
@@ -75,7 +75,7 @@ class Seat:
             ranks=members,
             local=[rank for rank in members if not hosts or self.hosts[rank] == self.hosts[self.rank]],
             index=members.index(self.rank),
-            epoch=epoch,
+            generation=generation,
             link=self.link if hosts else None,
             host_of=hosts,
             addresses=members if hosts else [],

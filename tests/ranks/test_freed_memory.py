@@ -41,13 +41,13 @@ def taken() -> int:
 def test_steps_of_a_training_find_the_pages_of_the_steps_before(hvd: ModuleType) -> None:
     model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH))
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01))
-    for step in range(9):
-        if step == 4:
+    for step in range(18):
+        if step == 8:
             before = faults()
         optimizer.zero_grad()
         model(torch.ones(16, WIDTH)).sum().backward()
         optimizer.step()
-    assert faults() - before < PAGES  # each step frees and takes twice as many
+    assert faults() - before < 4 * PAGES  # ten steps take at least as many each where nothing is kept
 
 
 def test_the_end_of_an_epoch_gives_free_memory_back(hvd: ModuleType) -> None:

@@ -90,18 +90,18 @@ def test_init_over_some_ranks(hvd: ModuleType, size: int, rank: int) -> None:
 
 def test_init_within_a_run_is_for_the_ranks_of_the_run(hvd: ModuleType, size: int, rank: int) -> None:
     """As in a cell on fewer ranks than there are engines."""
-    epoch = hvd.broadcast_object(time.time_ns() // 1_000_000)  # as the kernel numbers them
+    generation = hvd.broadcast_object(time.time_ns() // 1_000_000)  # as the kernel numbers them
     hvd.shutdown()
     fewer = max(1, size - 1)
     if rank < fewer:
-        world.open_run("run", epoch, range(fewer))
+        world.open_run("run", generation, range(fewer))
         for _ in range(3):
             assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == fewer
             assert world.current().run == "run"
             hvd.shutdown()
             hvd.init()
         world.close_run()
-    world.open_run("next", epoch + 1000, range(size))
+    world.open_run("next", generation + 1000, range(size))
     assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == size
     world.close_run()
     hvd.init()
@@ -109,11 +109,11 @@ def test_init_within_a_run_is_for_the_ranks_of_the_run(hvd: ModuleType, size: in
 
 def test_a_run_on_some_ranks_counts_them_from_zero(hvd: ModuleType, size: int, rank: int) -> None:
     """In any order, and `init` within it goes by the numbers of the run."""
-    epoch = hvd.broadcast_object(time.time_ns() // 1_000_000)
+    generation = hvd.broadcast_object(time.time_ns() // 1_000_000)
     hvd.shutdown()
     some = list(range(size - 1, -1, -2))  # every second rank, from the last
     if rank in some:
-        world.open_run("run", epoch, some)
+        world.open_run("run", generation, some)
         assert (hvd.rank(), hvd.size()) == (some.index(rank), len(some))
         assert hvd.allgather(torch.tensor([rank])).tolist() == some
         hvd.shutdown()
@@ -123,7 +123,7 @@ def test_a_run_on_some_ranks_counts_them_from_zero(hvd: ModuleType, size: int, r
         with pytest.raises(ValueError, match=f"between 0 and {len(some) - 1}"):
             hvd.init([len(some)])
         world.close_run()
-    world.open_run("next", epoch + 1000, range(size))
+    world.open_run("next", generation + 1000, range(size))
     assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == size
     world.close_run()
     hvd.init()

@@ -23,20 +23,20 @@ std::exception_ptr dropped(const std::string& who, const Work& work) {
 }  // namespace
 
 Communicator::Communicator(std::vector<int> ranks, int index, std::shared_ptr<HostGroup> group,
-                           std::shared_ptr<Fabric> fabric, Epoch epoch)
+                           std::shared_ptr<Fabric> fabric, Generation generation)
     : index_(index),
       group_(std::move(group)),
       fabric_(std::move(fabric)),
       topology_{std::move(ranks), fabric_ ? fabric_->hosts() : 1},
-      epoch_(std::move(epoch)),
-      number_(epoch_.recorder->next_group()),
-      log_group_(epoch_.recorder->log_group(topology_.ranks, epoch_.number, group_ == epoch_.group)),
-      post_(std::make_unique<PostOffice>(PostOffice::Place{group_, fabric_, epoch_.fabric, topology_.ranks, index_,
-                                                           epoch_.recorder, epoch_.standstill, number_})),
+      generation_(std::move(generation)),
+      number_(generation_.recorder->next_group()),
+      log_group_(generation_.recorder->log_group(topology_.ranks, generation_.number, group_ == generation_.group)),
+      post_(std::make_unique<PostOffice>(PostOffice::Place{group_, fabric_, generation_.fabric, topology_.ranks, index_,
+                                                           generation_.recorder, generation_.standstill, number_})),
       named_(std::make_unique<NamedLane>(*this)),
-      device_(epoch_.devices ? std::make_unique<DeviceSide>(*this, epoch_.devices) : nullptr) {
+      device_(generation_.devices ? std::make_unique<DeviceSide>(*this, generation_.devices) : nullptr) {
     if (fabric_) group_->tickets().decide_between_hosts();
-    epoch_.progress->add(this);
+    generation_.progress->add(this);
 }
 
 Communicator::Communicator(const Communicator& owner, std::shared_ptr<HostGroup> group, std::shared_ptr<Fabric> fabric)
@@ -45,15 +45,15 @@ Communicator::Communicator(const Communicator& owner, std::shared_ptr<HostGroup>
       fabric_(std::move(fabric)),
       // Without the agreement on devices: another thread may be writing it in an operation of the owner.
       topology_{owner.topology_.ranks, owner.topology_.hosts, Topology::Devices::None},
-      epoch_(owner.epoch_),
+      generation_(owner.generation_),
       number_(kLaneNumber + owner.number_),
-      device_(epoch_.devices ? std::make_unique<DeviceSide>(*this, epoch_.devices) : nullptr) {
+      device_(generation_.devices ? std::make_unique<DeviceSide>(*this, generation_.devices) : nullptr) {
     if (fabric_) group_->tickets().decide_between_hosts();
 }
 
 Communicator::~Communicator() {
     if (!domain()->owned()) return;  // a forked process: its copy of the progress thread does not exist
-    epoch_.progress->remove(this);
+    generation_.progress->remove(this);
     post_.reset();
     const std::deque<std::shared_ptr<Work>>& queued = queue_.entries();
     if (!queued.empty() || (named_ && !named_->is_quiet())) {
@@ -78,7 +78,8 @@ Communicator::~Communicator() {
     }
     device_.reset();
     leave();
-    if (epoch_.devices && group_->aborted()) epoch_.progress->exclusively([&] { epoch_.devices->abandon(); });
+    if (generation_.devices && group_->aborted())
+        generation_.progress->exclusively([&] { generation_.devices->abandon(); });
 }
 
 void Communicator::leave() noexcept {
@@ -90,11 +91,11 @@ void Communicator::leave() noexcept {
         if (is_last) fabric_->notices().announce_departure(sequence_);
         if (is_last && named_) named_->announce_departure();
     }
-    if (is_first && group_ == epoch_.group) epoch_.progress->leave_groups();
+    if (is_first && group_ == generation_.group) generation_.progress->leave_groups();
 }
 
-// Leaves the group when its epoch is left, so that other hosts learn of it; an operation under way ends first.
-void Communicator::leave_with_epoch() noexcept {
+// Leaves the group when its generation is left, so that other hosts learn of it; an operation under way ends first.
+void Communicator::leave_with_generation() noexcept {
     if (queue_.is_idle([&] { return !named_ || named_->is_quiet(); })) leave();
 }
 
@@ -113,8 +114,8 @@ std::uint64_t Communicator::commit(std::string name, std::uint64_t newest, doubl
     request.site = site;
     std::shared_ptr<Work> work = make_work(std::move(request), timeout);
     if (fabric_) work->patience = kCommitPatience;
-    const Spending spending(*epoch_.recorder);
-    // The messages of this host may let another host commit. So an interrupt ends the epoch and then waits for the
+    const Spending spending(*generation_.recorder);
+    // The messages of this host may let another host commit. So an interrupt ends the generation and then waits for the
     // outcome.
     std::exception_ptr interrupt;
     const Interruption patient = [&] {
@@ -154,12 +155,12 @@ void Communicator::run(const std::shared_ptr<Work>& work, const Interruption& ch
     };
     // NCCL needs one thread that launches; a joined rank may have to launch too.
     const bool queues = work->device || (device_ && joining);
-    if (queue_.enter(work, queues, check_turn, [&] { epoch_.progress->begin(); })) {
+    if (queue_.enter(work, queues, check_turn, [&] { generation_.progress->begin(); })) {
         carry_out(*work, check);
         end_turn();
-        if (fabric_ && epoch_.group->left()) leave_with_epoch();
+        if (fabric_ && generation_.group->left()) leave_with_generation();
     } else {
-        epoch_.progress->nudge();
+        generation_.progress->nudge();
         wait_launched(*work, 0, check);
     }
     if (joining) joining->end(*work);
@@ -178,7 +179,7 @@ void Communicator::carry_out(Work& work, const Interruption& check) {
                     return served == Served::Moved || served == Served::Done || work.machine.polling != polling;
                 },
                 [&] {
-                    epoch_.standstill->program_waits();
+                    generation_.standstill->program_waits();
                     check_waiting(work, check);
                 },
                 polling ? kPoll : kSleep);
@@ -190,12 +191,12 @@ void Communicator::carry_out(Work& work, const Interruption& check) {
 
 // Operations that this rank has posted by name end before it joins: joined ranks add nothing to them.
 void Communicator::wait_for_names(const Request& request, const Interruption& check) {
-    epoch_.progress->begin();
-    epoch_.progress->nudge();
+    generation_.progress->begin();
+    generation_.progress->nudge();
     const auto ended = [&] { return !named_->has_own(); };
     try {
         wait_until(idle_, group_->spin(), ended, [&] {
-            epoch_.standstill->program_waits();
+            generation_.standstill->program_waits();
             if (check) check();
         });
     } catch (...) {
@@ -208,9 +209,9 @@ void Communicator::wait_for_names(const Request& request, const Interruption& ch
 std::shared_ptr<Work> Communicator::enqueue(Request request, double timeout, std::shared_ptr<const Work> first) {
     std::shared_ptr<Work> work = make_work(std::move(request), timeout);
     work->first = std::move(first);
-    epoch_.progress->begin();
+    generation_.progress->begin();
     queue_.enter(work, true, [&](bool) { check_open(work->request); }, [] {});
-    epoch_.progress->nudge();
+    generation_.progress->nudge();
     return work;
 }
 
@@ -219,12 +220,12 @@ std::shared_ptr<Work> Communicator::start(Request request, double timeout, std::
         return enqueue(std::move(request), timeout, std::move(first));
     std::shared_ptr<Work> work = make_work(std::move(request), timeout);
     work->first = std::move(first);
-    epoch_.progress->begin();
+    generation_.progress->begin();
     queue_.exclusively([&] {
         check_open(work->request);
         named_->post(work);
     });
-    epoch_.progress->nudge();
+    generation_.progress->nudge();
     return work;
 }
 
@@ -239,7 +240,7 @@ Communicator::Served Communicator::serve_queue() {
     queue_.end_turn(served == Served::Done);
     if (served == Served::Done) {
         idle_.ring();
-        if (fabric_ && epoch_.group->left()) leave_with_epoch();
+        if (fabric_ && generation_.group->left()) leave_with_generation();
     }
     return served;
 }
@@ -275,7 +276,7 @@ void Communicator::wait_until_ready(Work& work, bool (Work::*ready)() const, dou
     if (!domain()->owned() && !work.done())
         throw InvalidArgument(who() + ": a forked process cannot wait for an operation of its parent");
     if (look(work, group_->spin().yield ? kFewLooks : kManyLooks)) return;
-    epoch_.progress->end_watch();
+    generation_.progress->end_watch();
     const std::int64_t deadline = deadline_after(timeout);
     const auto settle = [&] {
         // The operation sees the abort at its next step and releases the tensors; only then may the caller continue.
@@ -285,7 +286,7 @@ void Communicator::wait_until_ready(Work& work, bool (Work::*ready)() const, dou
         wait_until(
             work.bell(), group_->spin(), [&] { return (work.*ready)(); },
             [&] {
-                epoch_.standstill->program_waits();
+                generation_.standstill->program_waits();
                 if (check) check();
                 if (is_past(deadline))
                     throw Timeout(who() + ": " + to_string(work.request.kind) + " '" + work.request.name +
@@ -308,7 +309,7 @@ std::pair<std::string, std::string> Communicator::device_transport() const {
 }
 
 void Communicator::check_open(const Request& request) const {
-    if (closed() || epoch_.group->left()) throw invalid(request, "this communicator is closed");
+    if (closed() || generation_.group->left()) throw invalid(request, "this communicator is closed");
 }
 
 Communicator::Counts Communicator::counts() const {
@@ -321,12 +322,13 @@ void Communicator::close(const Interruption& check) {
     if (!domain()->owned()) return;
     const bool within = queue_.close();
     named_->begin_close();
-    epoch_.progress->nudge();
-    const bool ends_epoch = epoch_.devices && group_ == epoch_.group;
+    generation_.progress->nudge();
+    const bool ends_generation = generation_.devices && group_ == generation_.group;
     const auto idle = [&] {
         return queue_.is_idle([&] {
             return named_->is_quiet() && (!device_ || device_->is_quiet()) &&
-                   (!ends_epoch || epoch_.devices->under_way() == 0);  // also those of groups that are never closed
+                   (!ends_generation ||
+                    generation_.devices->under_way() == 0);  // also those of groups that are never closed
         });
     };
     if (within) {
@@ -334,7 +336,7 @@ void Communicator::close(const Interruption& check) {
     } else {
         try {
             wait_until(idle_, group_->spin(), idle, [&] {
-                epoch_.standstill->program_waits();
+                generation_.standstill->program_waits();
                 if (check) check();
             });
         } catch (...) {
@@ -346,8 +348,8 @@ void Communicator::close(const Interruption& check) {
     }
     if (post_) post_->close(nullptr);
     leave();
-    if (!epoch_.devices) return;
-    if (const std::exception_ptr unknown = epoch_.devices->late_failure()->take()) std::rethrow_exception(unknown);
+    if (!generation_.devices) return;
+    if (const std::exception_ptr unknown = generation_.devices->late_failure()->take()) std::rethrow_exception(unknown);
 }
 
 void Communicator::check_member(OpKind kind, int member) const {
@@ -363,25 +365,25 @@ void Communicator::check_member(OpKind kind, int member) const {
 std::shared_ptr<Message> Communicator::send(int to, int tag, const void* data, std::uint64_t count, DType dtype,
                                             double timeout, bool attended) {
     check_member(OpKind::Send, to);
-    if (!attended || post_->polls()) epoch_.progress->begin();
+    if (!attended || post_->polls()) generation_.progress->begin();
     auto message = post_->send(to, tag, data, count, dtype, timeout, attended);
-    if (post_->unattended()) epoch_.progress->nudge();
+    if (post_->unattended()) generation_.progress->nudge();
     return message;
 }
 
 std::shared_ptr<Message> Communicator::receive(int from, int tag, void* data, std::uint64_t count, DType dtype,
                                                double timeout, bool attended) {
     check_member(OpKind::Receive, from);
-    if (!attended || post_->polls()) epoch_.progress->begin();
+    if (!attended || post_->polls()) generation_.progress->begin();
     auto message = post_->receive(from, tag, data, count, dtype, timeout, attended);
-    if (post_->unattended()) epoch_.progress->nudge();
+    if (post_->unattended()) generation_.progress->nudge();
     return message;
 }
 
 void Communicator::wait(Message& message, double timeout, const Interruption& check) {
     try {
         post_->wait(message, timeout, [&] {
-            epoch_.standstill->program_waits();
+            generation_.standstill->program_waits();
             read_notices();
             if (check) check();
         });
@@ -393,8 +395,8 @@ void Communicator::wait(Message& message, double timeout, const Interruption& ch
 
 // Reads notices of aborts and departures on other hosts.
 void Communicator::read_notices() {
-    if (epoch_.fabric) epoch_.fabric->notices().read(*epoch_.group);
-    if (fabric_ && fabric_ != epoch_.fabric) fabric_->notices().read(*group_);
+    if (generation_.fabric) generation_.fabric->notices().read(*generation_.group);
+    if (fabric_ && fabric_ != generation_.fabric) fabric_->notices().read(*group_);
 }
 
 Communicator::Served Communicator::serve_messages() {

@@ -1,4 +1,4 @@
-// Creation of communicators: epochs, and groups within them.
+// Creation of communicators: generations, and groups within them.
 #include <algorithm>
 #include <atomic>
 #include <utility>
@@ -13,15 +13,15 @@ namespace ring {
 
 namespace {
 
-// On destruction tells the ranks that wait for this rank in an epoch that it will not join, unless it has joined.
+// On destruction tells the ranks that wait for this rank in a generation that it will not join, unless it has joined.
 class Opening {
    public:
-    Opening(RankSlot& own, std::uint64_t epoch) : own_(own), epoch_(epoch) {}
+    Opening(RankSlot& own, std::uint64_t generation) : own_(own), generation_(generation) {}
     ~Opening() {
         if (joined_) return;
-        own_.given_up.store(std::max(own_.given_up.load(), epoch_), std::memory_order_seq_cst);
+        own_.given_up.store(std::max(own_.given_up.load(), generation_), std::memory_order_seq_cst);
         if (fabric_)
-            fabric_->notices().announce_abort("a rank of another host was stopped before it joined this epoch");
+            fabric_->notices().announce_abort("a rank of another host was stopped before it joined this generation");
     }
     Opening(const Opening&) = delete;
     Opening& operator=(const Opening&) = delete;
@@ -30,7 +30,7 @@ class Opening {
 
    private:
     RankSlot& own_;
-    std::uint64_t epoch_;
+    std::uint64_t generation_;
     std::shared_ptr<Fabric> fabric_;
     bool joined_ = false;
 };
@@ -47,15 +47,15 @@ std::size_t Communicator::room_for_hosts(const Fabric& fabric) { return extra_by
 
 std::shared_ptr<Communicator> Communicator::open(Setup setup, double timeout, const Interruption& check) {
     Domain& domain = *setup.domain;
-    Opening opening(domain.slot(domain.local_rank()), setup.epoch);
+    Opening opening(domain.slot(domain.local_rank()), setup.generation);
     const std::string who = "rank " + std::to_string(setup.ranks[static_cast<std::size_t>(setup.index)]);
     std::shared_ptr<Fabric> fabric;
-    HostGroup::Members members{setup.local, {}, 0, setup.epoch, setup.run, setup.options};
+    HostGroup::Members members{setup.local, {}, 0, setup.generation, setup.run, setup.options};
     const bool spans_hosts = setup.link && *std::max_element(setup.host_of.begin(), setup.host_of.end()) > 0;
     if (spans_hosts) {
-        fabric = std::make_shared<Fabric>(setup.link, setup.host_of, setup.addresses, setup.index,
-                                          Fabric::epoch_identity(*setup.link, setup.epoch, setup.ranks.size()),
-                                          setup.options);
+        fabric = std::make_shared<Fabric>(
+            setup.link, setup.host_of, setup.addresses, setup.index,
+            Fabric::generation_identity(*setup.link, setup.generation, setup.ranks.size()), setup.options);
         for (int member : fabric->members(fabric->host()))
             members.ranks.push_back(setup.ranks[static_cast<std::size_t>(member)]);
         members.index = fabric->local_index(setup.index);
@@ -73,40 +73,44 @@ std::shared_ptr<Communicator> Communicator::open(Setup setup, double timeout, co
             reservation = std::make_unique<BlockReservation>(
                 setup.domain, setup.local, room_of(setup.options, domain, fabric.get(), setup.ranks.size()));
         } catch (...) {
-            HostGroup::publish(domain, setup.local, kNowhere, setup.epoch);
+            HostGroup::publish(domain, setup.local, kNowhere, setup.generation);
             throw;
         }
-        HostGroup::publish(domain, setup.local, reservation->offset(), setup.epoch);
+        HostGroup::publish(domain, setup.local, reservation->offset(), setup.generation);
     } else {
         const std::int64_t deadline = deadline_after(timeout);
         wait_until(
             domain.slot(domain.local_rank()).bell, SpinPolicy{},
-            [&] { return slot.epoch.load(std::memory_order_seq_cst) >= setup.epoch; },
+            [&] { return slot.generation.load(std::memory_order_seq_cst) >= setup.generation; },
             [&] {
                 if (check) check();
                 if (domain.dead(leader))
-                    throw Aborted(who + " waits for " + first + " to open the epoch, but " + first + " has died");
+                    throw Aborted(who + " waits for " + first + " to open the generation, but " + first + " has died");
                 if (domain.has_left_run(leader, setup.run))
-                    throw Aborted(first + " finished its cell and will not open the epoch that " + who + " waits for");
+                    throw Aborted(first + " finished its cell and will not open the generation that " + who +
+                                  " waits for");
                 if (is_past(deadline))
-                    throw Timeout(who + " waited " + seconds_text(timeout) + " for " + first + " to open the epoch");
+                    throw Timeout(who + " waited " + seconds_text(timeout) + " for " + first +
+                                  " to open the generation");
             });
     }
-    const std::uint64_t block = slot.epoch_block.load(std::memory_order_seq_cst);
-    if (slot.epoch.load(std::memory_order_seq_cst) != setup.epoch || block == kClosed)
-        throw Aborted(who + " is too late for an epoch that " + first + " has already left");
-    if (block == kNowhere) throw Aborted(who + " failed to join the epoch: " + first + " has no memory for the group");
-    Epoch epoch;
-    epoch.group = std::make_shared<HostGroup>(setup.domain, block, std::move(members), std::move(reservation));
-    epoch.fabric = fabric;
-    epoch.recorder = std::make_shared<Recorder>(std::move(setup.log));
-    epoch.standstill = std::make_shared<StandstillWatch>(epoch.group, fabric, epoch.recorder, setup.options.standstill);
-    epoch.number = setup.epoch;
-    epoch.progress = std::make_shared<Progress>(epoch.group->bell(), epoch.group->spin());
-    if (setup.devices) epoch.devices = std::make_shared<DeviceStream>(std::move(setup.devices));
-    auto group = epoch.group;
-    std::shared_ptr<Communicator> self(
-        new Communicator(std::move(setup.ranks), setup.index, std::move(group), std::move(fabric), std::move(epoch)));
+    const std::uint64_t block = slot.generation_block.load(std::memory_order_seq_cst);
+    if (slot.generation.load(std::memory_order_seq_cst) != setup.generation || block == kClosed)
+        throw Aborted(who + " is too late for a generation that " + first + " has already left");
+    if (block == kNowhere)
+        throw Aborted(who + " failed to join the generation: " + first + " has no memory for the group");
+    Generation generation;
+    generation.group = std::make_shared<HostGroup>(setup.domain, block, std::move(members), std::move(reservation));
+    generation.fabric = fabric;
+    generation.recorder = std::make_shared<Recorder>(std::move(setup.log));
+    generation.standstill =
+        std::make_shared<StandstillWatch>(generation.group, fabric, generation.recorder, setup.options.standstill);
+    generation.number = setup.generation;
+    generation.progress = std::make_shared<Progress>(generation.group->bell(), generation.group->spin());
+    if (setup.devices) generation.devices = std::make_shared<DeviceStream>(std::move(setup.devices));
+    auto group = generation.group;
+    std::shared_ptr<Communicator> self(new Communicator(std::move(setup.ranks), setup.index, std::move(group),
+                                                        std::move(fabric), std::move(generation)));
     Request meet;
     meet.kind = OpKind::Allreduce;
     meet.dtype = DType::Int64;
@@ -181,7 +185,7 @@ std::shared_ptr<Communicator> MemberGroup::enter(const std::vector<MemberCard>& 
     const std::uint64_t block = cards[static_cast<std::size_t>(first - members_.begin())].block;
     if (block == kNowhere) throw Aborted("the first member of the group on this host has no memory for it");
     auto group = std::make_shared<HostGroup>(parent_->domain(), block, parent_->members_here(members_),
-                                             std::move(reservation_), parent_->epoch_.group);
+                                             std::move(reservation_), parent_->generation_.group);
     std::shared_ptr<Fabric> fabric;
     if (number_) {
         std::vector<int> numbers;
@@ -190,7 +194,7 @@ std::shared_ptr<Communicator> MemberGroup::enter(const std::vector<MemberCard>& 
     }
     const auto own = std::find(members_.begin(), members_.end(), parent_->index()) - members_.begin();
     return std::shared_ptr<Communicator>(new Communicator(parent_->ranks_of(members_), static_cast<int>(own),
-                                                          std::move(group), std::move(fabric), parent_->epoch_));
+                                                          std::move(group), std::move(fabric), parent_->generation_));
 }
 
 }  // namespace ring

@@ -15,7 +15,7 @@ namespace ring {
 namespace {
 
 // Of what every rank is told, by the next operation at the latest; an interrupt is for one rank.
-bool is_of_epoch(const std::exception_ptr& error) {
+bool is_of_generation(const std::exception_ptr& error) {
     try {
         std::rethrow_exception(error);
     } catch (const Aborted&) {
@@ -67,19 +67,19 @@ std::string Communicator::awaited_text(const Work& work, const char* how) const 
     for (std::size_t i = 0; i < std::min(ranks().size(), kListed); ++i)
         group += (i == 0 ? " in the group of ranks " : ", ") + std::to_string(ranks()[i]);
     if (ranks().size() > kListed) group = " in a group of " + std::to_string(size());
-    return describe_fully(work.header) + (group_ == epoch_.group ? "" : group) + how;
+    return describe_fully(work.header) + (group_ == generation_.group ? "" : group) + how;
 }
 
 // Operations of the named lane wait for calls in `NamedLane::check`; those here all ranks have called.
 void Communicator::report_wait(Work& work) const {
     const bool lacks_calls = work.machine.stage == Work::Stage::Posted && !work.machine.algorithm;
     if (lacks_calls && named_ != nullptr) {
-        work.machine.watched = epoch_.standstill;
-        epoch_.standstill->awaits(&work, StandstillWatch::key_by_order(log_group_, work.header.sequence),
-                                  static_cast<std::uint32_t>(size()), awaited_text(work, kByOrder));
+        work.machine.watched = generation_.standstill;
+        generation_.standstill->awaits(&work, StandstillWatch::key_by_order(log_group_, work.header.sequence),
+                                       static_cast<std::uint32_t>(size()), awaited_text(work, kByOrder));
     } else if (!lacks_calls || work.origin != Work::Origin::Caller) {
-        work.machine.watched = epoch_.standstill;
-        epoch_.standstill->moves(&work);
+        work.machine.watched = generation_.standstill;
+        generation_.standstill->moves(&work);
     }
 }
 
@@ -101,14 +101,14 @@ void Communicator::warn_of_stall(Work& work, std::int64_t now) const {
          (work.machine.polling ? "another host has not answered" : group_->missing(work.machine.gate)));
 }
 
-// The error of an operation that ends with the epoch.
+// The error of an operation that ends with the generation.
 std::exception_ptr Communicator::stopped(const Work& work, const char* reason) const {
     if (group_->aborted_by_mismatch() && (work.started() || work.machine.since != 0))
         return std::make_exception_ptr(Mismatch(who() + ": " + title(work.header) + ": " + reason));
     return std::make_exception_ptr(Aborted(locate(work) + " stopped because " + reason));
 }
 
-// Aborts the epoch unless it is aborted already, and adds this rank's operation to `error`. False where the group
+// Aborts the generation unless it is aborted already, and adds this rank's operation to `error`. False where the group
 // continues.
 bool Communicator::explain(const Work& work, std::exception_ptr& error) {
     try {
@@ -170,11 +170,11 @@ void Communicator::fail(Work& work, std::exception_ptr error) noexcept {
         keep_tensors_until_quiet(work);
     }
     group_->set_state(RankState::Idle);
-    if (has_completed && (work.header.kind == OpKind::Commit || is_of_epoch(error))) {
+    if (has_completed && (work.header.kind == OpKind::Commit || is_of_generation(error))) {
         work.finish(nullptr);
     } else if (!device_ || !device_->fail(work.shared_from_this(), error))
         work.finish(std::move(error));
-    if (ended && epoch_.fabric) epoch_.fabric->notices().send_due();  // there may be memory now
+    if (ended && generation_.fabric) generation_.fabric->notices().send_due();  // there may be memory now
 }
 
 // After this the tensors of a failed operation belong to the caller again: no rank touches them. If a rank is stopped
@@ -194,17 +194,17 @@ void Communicator::keep_tensors_until_quiet(const Work& work) noexcept {
 }
 
 void Communicator::announce_abort() noexcept {
-    if (epoch_.fabric && group_->aborted() && group_->claim_announcement())
-        epoch_.fabric->notices().announce_abort(group_->abort_reason(), group_->aborted_by_mismatch());
+    if (generation_.fabric && group_->aborted() && group_->claim_announcement())
+        generation_.fabric->notices().announce_abort(group_->abort_reason(), group_->aborted_by_mismatch());
 }
 
 void Communicator::abort(std::string_view reason) noexcept {
-    if (!domain()->owned()) return;  // the epoch belongs to the parent process, which still uses it
-    if (epoch_.devices) epoch_.devices->late_failure()->tell();
+    if (!domain()->owned()) return;  // the generation belongs to the parent process, which still uses it
+    if (generation_.devices) generation_.devices->late_failure()->tell();
     group_->abort(reason);
     announce_abort();
     group_->bell().ring();
-    epoch_.progress->nudge();
+    generation_.progress->nudge();
 }
 
 }  // namespace ring

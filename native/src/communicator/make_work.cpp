@@ -86,7 +86,7 @@ std::shared_ptr<Work> Communicator::make_work(Request request, double timeout) c
     validate(request);
     std::shared_ptr<Work> work = prepare(std::move(request), timeout);
     if (device_ && work->request.device == Device::Cuda) device_->prepare(*work);
-    epoch_.recorder->call(work->times, work->header, log_group_, work->request.site);
+    generation_.recorder->call(work->times, work->header, log_group_, work->request.site);
     return work;
 }
 
@@ -94,8 +94,8 @@ std::shared_ptr<Work> Communicator::prepare(Request request, double timeout) con
     if (targets_touch_inputs(request, index())) request.targets.clear();
     auto work = std::make_shared<Work>();
     work->deadline = deadline_after(timeout);
-    epoch_.recorder->begin_phase(work->times);
-    if (epoch_.devices) work->late = epoch_.devices->late_failure();
+    generation_.recorder->begin_phase(work->times);
+    if (generation_.devices) work->late = generation_.devices->late_failure();
     Header& header = work->header;
     header.kind = request.kind;
     header.dtype = request.dtype;

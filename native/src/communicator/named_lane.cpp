@@ -156,7 +156,7 @@ bool NamedLane::open(bool called) {
     const std::uint64_t block = group.lane();
     if (block == kNowhere || block == kClaimed) return false;
     auto lane = std::make_shared<HostGroup>(owner_.domain(), block, std::move(members), std::move(reservation),
-                                            owner_.epoch_.group, &group);
+                                            owner_.generation_.group, &group);
     const std::lock_guard<std::mutex> lock(mutex_);
     inner_.reset(new Communicator(owner_, std::move(lane), fabric_));
     return true;
@@ -257,7 +257,7 @@ void NamedLane::carry_out(const std::vector<const Ready*>& ready) {
     push(std::move(next));
 }
 
-// Ends the epoch, unless an abort has, and the waiting operations.
+// Ends the generation, unless an abort has, and the waiting operations.
 void NamedLane::fail(std::exception_ptr error) noexcept {
     try {
         std::rethrow_exception(error);
@@ -271,8 +271,8 @@ void NamedLane::fail(std::exception_ptr error) noexcept {
     fail_waiting();
 }
 
-// Fails all operations that have not begun when the epoch has ended: no rank touches their tensors. Those under way
-// fail by themselves. Memory may be short.
+// Fails all operations that have not begun when the generation has ended: no rank touches their tensors. Those under
+// way fail by themselves. Memory may be short.
 void NamedLane::fail_waiting() noexcept {
     for (;;) {
         std::shared_ptr<Work> work;
@@ -308,7 +308,7 @@ void NamedLane::check() {
     const std::int64_t now = monotonic_ns();
     if (now < next_check_) return;
     next_check_ = now + kCheckEvery;
-    if (owner_.epoch_.fabric) owner_.epoch_.fabric->notices().read(*owner_.epoch_.group);
+    if (owner_.generation_.fabric) owner_.generation_.fabric->notices().read(*owner_.generation_.group);
     if (fabric_) fabric_->notices().read(*owner_.group_);
     if (owner_.group_->aborted()) throw Aborted(owner_.group_->abort_reason());
     if (in_round() || (under_way_.empty() && has_own())) check_members(in_round());
@@ -324,8 +324,8 @@ void NamedLane::report_waits() const {
     for (const auto& [key, work] : own_) {
         if (work->started() || work->first || left == 0) continue;
         --left;
-        work->machine.watched = owner_.epoch_.standstill;
-        owner_.epoch_.standstill->awaits(
+        work->machine.watched = owner_.generation_.standstill;
+        owner_.generation_.standstill->awaits(
             work.get(), StandstillWatch::key_by_name(owner_.log_group_, key.hash, key.joins),
             static_cast<std::uint32_t>(owner_.size()), owner_.awaited_text(*work, kByName));
     }

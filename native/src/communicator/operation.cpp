@@ -46,7 +46,7 @@ void Communicator::begin(Work& work) {
     for (const Work::Guest& guest : work.machine.guests) std::memcpy(guest.copy, guest.from, guest.bytes);
     note(work, Phase::Packing);
     group_->post(header);
-    epoch_.recorder->add_posted(header.count * item_size(header.dtype));
+    generation_.recorder->add_posted(header.count * item_size(header.dtype));
     group_->set_state(RankState::Waiting);
     work.times.arrive(header);
     work.machine.gate = group_->gates() + 1;  // also where `arrive` throws
@@ -171,7 +171,7 @@ Communicator::Served Communicator::complete(Work& work) {
     if (fabric_ && !work.machine.agreement->all_small()) {
         // A host that gave up first sends a notice, and then possibly wrong data. So notices that are on their way are
         // read before the result counts.
-        work.machine.polling = !epoch_.fabric->notices().read(*epoch_.group);
+        work.machine.polling = !generation_.fabric->notices().read(*generation_.group);
         if (group_->stops()) throw Aborted(group_->abort_reason());
         if (work.machine.polling) return Served::Polling;
     }
@@ -191,11 +191,11 @@ Communicator::Served Communicator::complete(Work& work) {
 void Communicator::note(Work& work, Phase phase) {
     const int last = phase == Phase::Waiting ? group_->last_to_come() : -1;
     if (!fabric_ && work.times.last < 0) work.times.last = last;  // another host may have come later
-    epoch_.recorder->end_phase(work.times, phase, work.header, number_, last);
+    generation_.recorder->end_phase(work.times, phase, work.header, number_, last);
 }
 
 void Communicator::note_caller(const Work& work, std::int64_t begin) const {
-    epoch_.recorder->end_call(work.times, begin, work.header, number_);
+    generation_.recorder->end_call(work.times, begin, work.header, number_);
 }
 
 void Communicator::end(Work& work) {

@@ -44,7 +44,7 @@ void Progress::remove(Communicator* communicator) {
 
 void Progress::leave_groups() noexcept {
     const std::lock_guard<std::mutex> lock(mutex_);
-    for (Communicator* communicator : communicators_) communicator->leave_with_epoch();
+    for (Communicator* communicator : communicators_) communicator->leave_with_generation();
 }
 
 void Progress::nudge() noexcept {

@@ -55,17 +55,17 @@ void Communicator::end_turn(bool drops_front, bool front_has_arrived) {
     const std::size_t left = queue_.end_turn(drops_front);
     idle_.ring();
     if (left == 1 && front_has_arrived) {
-        epoch_.progress->watch();
+        generation_.progress->watch();
     } else if (left > 0) {
-        epoch_.progress->nudge();
+        generation_.progress->nudge();
     }
 }
 
 // Posts it and arrives, in this thread's turn. False, and nothing is done, for what takes the ordinary way.
 bool Communicator::post_small(const SmallAllreduce& call, Arrival& arrival) {
     if (fabric_ || size() > kMostRanks || call.count * item_size(call.dtype) > group_->inline_bytes() ||
-        call.dims > kMaxDims || call.op == ReduceOp::Adasum || epoch_.recorder->on() || !domain()->owned() ||
-        group_->aborted() || epoch_.group->left() || !queue_.try_turn())
+        call.dims > kMaxDims || call.op == ReduceOp::Adasum || generation_.recorder->on() || !domain()->owned() ||
+        group_->aborted() || generation_.group->left() || !queue_.try_turn())
         return false;
     arrival.begin = monotonic_ns();
     arrival.header = header_of(call, ++sequence_);
@@ -75,10 +75,10 @@ bool Communicator::post_small(const SmallAllreduce& call, Arrival& arrival) {
         if (bytes > 0) std::memcpy(slot, call.pieces[i].input, bytes);
         slot += bytes;
     }
-    if (OperationLog* log = epoch_.recorder->log().get())
+    if (OperationLog* log = generation_.recorder->log().get())
         arrival.record = log->begin(arrival.header, log_group_, arrival.begin, arrival.begin, 0);
     group_->post(arrival.header);
-    epoch_.recorder->add_posted(call.count * item_size(call.dtype));
+    generation_.recorder->add_posted(call.count * item_size(call.dtype));
     group_->set_state(RankState::Waiting, arrival.begin);
     arrival.gate = group_->arrive();
     return true;
@@ -104,7 +104,7 @@ bool Communicator::complete_small(const SmallAllreduce& call, Arrival& arrival) 
     }
     arrival.end = monotonic_ns();
     group_->set_state(RankState::Idle, arrival.end);
-    if (arrival.record != 0) epoch_.recorder->log()->end(arrival.record, arrival.end, true);
+    if (arrival.record != 0) generation_.recorder->log()->end(arrival.record, arrival.end, true);
     return true;
 }
 
@@ -121,27 +121,27 @@ bool Communicator::allreduce_small(const SmallAllreduce& call, double timeout, c
         }
     }
     if (done) {
-        epoch_.recorder->spend(arrival.end - arrival.begin);
+        generation_.recorder->spend(arrival.end - arrival.begin);
         end_turn();
         return true;
     }
     if (const std::uint32_t site = before_wait(); arrival.record != 0)
-        epoch_.recorder->log()->set_site(arrival.record, site);
+        generation_.recorder->log()->set_site(arrival.record, site);
     const std::shared_ptr<Work> work = arrived_work(call, arrival, timeout, false);
     carry_out(*work, check);
     end_turn();
-    epoch_.recorder->spend(monotonic_ns() - arrival.begin);
+    generation_.recorder->spend(monotonic_ns() - arrival.begin);
     note_caller(*work, arrival.begin);
     work->get();
     return true;
 }
 
 bool Communicator::start_small(const SmallAllreduce& call, double timeout, std::shared_ptr<Work>& work) {
-    epoch_.progress->begin();
+    generation_.progress->begin();
     Arrival arrival;
     if (!post_small(call, arrival)) return false;
     const bool done = complete_small(call, arrival);
-    if (done) epoch_.recorder->spend(arrival.end - arrival.begin);
+    if (done) generation_.recorder->spend(arrival.end - arrival.begin);
     if (!done) work = arrived_work(call, arrival, timeout, true);
     end_turn(false, !done);
     return true;
@@ -152,13 +152,13 @@ std::shared_ptr<Work> Communicator::arrived_work(const SmallAllreduce& call, Arr
                                                  bool queued) {
     try {
         auto work = std::make_shared<Work>();
-        if (epoch_.devices) work->late = epoch_.devices->late_failure();
+        if (generation_.devices) work->late = generation_.devices->late_failure();
         work->request = call.request(arrival.header.shape);
         work->header = arrival.header;
         work->deadline = deadline_after(timeout);
         work->machine.gate = arrival.gate;
         work->times.blocked = arrival.begin;
-        if (arrival.record != 0) work->times.log = epoch_.recorder->log();
+        if (arrival.record != 0) work->times.log = generation_.recorder->log();
         work->times.record = arrival.record;
         work->machine.stage = Work::Stage::Posted;
         if (queued) queue_.push_front(work);
@@ -179,7 +179,7 @@ bool Communicator::complete_started(Work& work) {
     const Request& request = work.request;
     const bool is_small = work.header.kind == OpKind::Allreduce && work.header.op != ReduceOp::Adasum &&
                           size() <= kMostRanks && !work.machine.algorithm && !work.machine.bounce &&
-                          !epoch_.recorder->on();
+                          !generation_.recorder->on();
     if (!is_small) return false;
     SmallAllreduce call;
     call.dtype = request.dtype;

@@ -69,7 +69,7 @@ DeviceContext::DeviceContext(std::shared_ptr<const Driver> driver, int index)
     : driver_(std::move(driver)), index_(index) {
     driver_->check(driver_->cuDeviceGet(&device_, index), "cuDeviceGet");
     driver_->check(driver_->cuDeviceGetUuid_v2(&uuid_, device_), "cuDeviceGetUuid");
-    // Never released: torch holds it too, and kernels of an epoch may outlive the epoch.
+    // Never released: torch holds it too, and kernels of a generation may outlive the generation.
     driver_->check(driver_->cuDevicePrimaryCtxRetain(&context_, device_), "cuDevicePrimaryCtxRetain");
 }
 

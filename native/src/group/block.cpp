@@ -75,10 +75,10 @@ BlockReservation::BlockReservation(std::shared_ptr<Domain> domain, const std::ve
 
 BlockReservation::~BlockReservation() {
     if (!domain_->owned()) return;
-    // Where an epoch has been published with this block, those that are late find that it is closed.
+    // Where a generation has been published with this block, those that are late find that it is closed.
     std::uint64_t published = offset_;
     domain_->slot(domain_->local_rank())
-        .epoch_block.compare_exchange_strong(published, kClosed, std::memory_order_seq_cst);
+        .generation_block.compare_exchange_strong(published, kClosed, std::memory_order_seq_cst);
     unused_->close();
     domain_->keep(offset_, unused_);
     domain_->release(offset_);

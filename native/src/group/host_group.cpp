@@ -16,7 +16,7 @@ constexpr std::int64_t kQuiet = 5'000'000'000;  // ns
 bool crowded(const Domain& domain) { return domain.local_size() > domain.cores(); }
 
 SpinPolicy spin_policy(const Options& options, Domain& domain) {
-    domain.publish_cores();  // they may have changed since the last epoch
+    domain.publish_cores();  // they may have changed since the last generation
     SpinPolicy policy;
     if (crowded(domain)) {
         policy.yield = true;
@@ -41,36 +41,36 @@ std::size_t segment_bytes(const Options& options, const Domain& domain) {
     return crowded(domain) ? kSegmentBytesCrowded : kSegmentBytes;
 }
 
-void HostGroup::publish(Domain& domain, const std::vector<int>& local, std::uint64_t block, std::uint64_t epoch) {
+void HostGroup::publish(Domain& domain, const std::vector<int>& local, std::uint64_t block, std::uint64_t generation) {
     RankSlot& slot = domain.slot(domain.local_rank());
-    slot.epoch.store(0, std::memory_order_seq_cst);  // nobody takes this block for that of the epoch before
-    slot.epoch_block.store(block, std::memory_order_seq_cst);
-    slot.epoch.store(epoch, std::memory_order_seq_cst);
+    slot.generation.store(0, std::memory_order_seq_cst);  // nobody takes this block for that of the generation before
+    slot.generation_block.store(block, std::memory_order_seq_cst);
+    slot.generation.store(generation, std::memory_order_seq_cst);
     for (int member : local) domain.slot(member).bell.ring();
 }
 
 HostGroup::HostGroup(std::shared_ptr<Domain> domain, std::uint64_t block, Members members,
-                     std::unique_ptr<BlockReservation> reservation, std::shared_ptr<HostGroup> epoch,
+                     std::unique_ptr<BlockReservation> reservation, std::shared_ptr<HostGroup> generation,
                      const HostGroup* lane_of)
     : domain_(std::move(domain)),
       members_(std::move(members)),
-      epoch_(std::move(epoch)),
+      generation_(std::move(generation)),
       reservation_(std::move(reservation)),
-      reference_(
-          std::make_shared<BlockReference>(*domain_, block, members_.local, members_.index,
-                                           [this, block, lane_of] {
-                                               if (lane_of != nullptr) return lane_of->lane() == block;
-                                               // Members of a group come to its block within an operation of the epoch,
-                                               // and to none once that has ended.
-                                               if (epoch_) return !epoch_->aborted();
-                                               const RankSlot& leader = domain_->slot(members_.local.front());
-                                               return leader.epoch_block.load(std::memory_order_seq_cst) == block &&
-                                                      leader.epoch.load(std::memory_order_seq_cst) == members_.epoch;
-                                           })),
+      reference_(std::make_shared<BlockReference>(
+          *domain_, block, members_.local, members_.index,
+          [this, block, lane_of] {
+              if (lane_of != nullptr) return lane_of->lane() == block;
+              // Members of a group come to its block within an operation of the generation,
+              // and to none once that has ended.
+              if (generation_) return !generation_->aborted();
+              const RankSlot& leader = domain_->slot(members_.local.front());
+              return leader.generation_block.load(std::memory_order_seq_cst) == block &&
+                     leader.generation.load(std::memory_order_seq_cst) == members_.generation;
+          })),
       block_(&reference_->block()),
       room_(block_->room),
-      epoch_block_(epoch_ ? epoch_->block_ : block_),
-      tickets_(*block_, *epoch_block_),
+      generation_block_(generation_ ? generation_->block_ : block_),
+      tickets_(*block_, *generation_block_),
       layout_(size(), room()),
       spin_(spin_policy(options(), *domain_)),
       staging_(options().staging) {}
@@ -171,13 +171,14 @@ bool HostGroup::is_out_of_patience() const noexcept {
 void HostGroup::check_alive(std::uint64_t gate, bool look_for_dead) {
     bool is_missing = false;
     if (stops()) throw Aborted(abort_reason());
-    departures_seen_ = epoch_block_->departures.load(std::memory_order_seq_cst);
+    departures_seen_ = generation_block_->departures.load(std::memory_order_seq_cst);
     for (int i = 0; i < size() && !released(gate); ++i) {
         if (i == index()) continue;
         const int local = members_.local[static_cast<std::size_t>(i)];
         const RankSlot& slot = domain_->slot(local);
-        const bool was_stopped = members_.epoch != 0 && slot.given_up.load(std::memory_order_seq_cst) >= members_.epoch;
-        const bool has_finished = members_.epoch != 0 && domain_->has_left_run(local, members_.run);
+        const bool was_stopped =
+            members_.generation != 0 && slot.given_up.load(std::memory_order_seq_cst) >= members_.generation;
+        const bool has_finished = members_.generation != 0 && domain_->has_left_run(local, members_.run);
         const bool left = has_left(local);
         // After those: it may have arrived just before.
         const bool arrived = mailbox(i).arrivals.load(std::memory_order_seq_cst) >= gate;
@@ -189,9 +190,9 @@ void HostGroup::check_alive(std::uint64_t gate, bool look_for_dead) {
         if (!arrived && left) {
             blame(" has left (its cell or script ended) while others wait for it");
         } else if (!arrived && was_stopped) {
-            blame(" was stopped before it joined this epoch");
+            blame(" was stopped before it joined this generation");
         } else if (!arrived && has_finished) {
-            blame(" finished its cell and will not join this epoch");
+            blame(" finished its cell and will not join this generation");
         } else if (look_for_dead && domain_->dead(local)) {
             // Also when it has arrived: it may have died before it could release the gate.
             blame(" (process " + std::to_string(slot.pid) + ") has died");
@@ -212,13 +213,13 @@ void HostGroup::check_members() {
 
 void HostGroup::abort(std::string_view reason, bool is_mismatch) noexcept {
     std::uint32_t expected = 0;
-    if (epoch_block_->aborted.compare_exchange_strong(expected, 1, std::memory_order_seq_cst)) {
-        reason.copy(epoch_block_->reason, kReasonBytes - 1);  // the block was zeroed
-        epoch_block_->by_mismatch.store(is_mismatch ? 1 : 0, std::memory_order_seq_cst);
-        epoch_block_->aborted.store(2, std::memory_order_seq_cst);
+    if (generation_block_->aborted.compare_exchange_strong(expected, 1, std::memory_order_seq_cst)) {
+        reason.copy(generation_block_->reason, kReasonBytes - 1);  // the block was zeroed
+        generation_block_->by_mismatch.store(is_mismatch ? 1 : 0, std::memory_order_seq_cst);
+        generation_block_->aborted.store(2, std::memory_order_seq_cst);
     }
-    if (epoch_) {
-        epoch_->wake_all();
+    if (generation_) {
+        generation_->wake_all();
     } else {
         wake_all();
     }
@@ -231,9 +232,10 @@ void HostGroup::abort_by_other_host(std::string_view reason, bool is_mismatch) n
 
 const char* HostGroup::abort_reason() const noexcept {
     // The writer is a few instructions away from 2, unless it died there.
-    for (int i = 0; i < 1000 && epoch_block_->aborted.load(std::memory_order_acquire) == 1; ++i) cpu_yield();
-    if (epoch_block_->aborted.load(std::memory_order_acquire) != 2) return "another rank aborted and gave no reason";
-    return epoch_block_->reason;
+    for (int i = 0; i < 1000 && generation_block_->aborted.load(std::memory_order_acquire) == 1; ++i) cpu_yield();
+    if (generation_block_->aborted.load(std::memory_order_acquire) != 2)
+        return "another rank aborted and gave no reason";
+    return generation_block_->reason;
 }
 
 HostGroup::Moving::Moving(HostGroup& group, SharedAtomic<std::uint32_t> Mailbox::* mark)
@@ -267,7 +269,7 @@ bool HostGroup::leave() noexcept {
     own.state.store(RankState::Left, std::memory_order_relaxed);
     own.left.store(1, std::memory_order_seq_cst);
     const bool last = block_->left.fetch_add(1, std::memory_order_acq_rel) + 1 == size();
-    epoch_block_->departures.fetch_add(1, std::memory_order_seq_cst);
+    generation_block_->departures.fetch_add(1, std::memory_order_seq_cst);
     wake_all();
     return last;
 }
@@ -275,7 +277,7 @@ bool HostGroup::leave() noexcept {
 bool HostGroup::has_left(int local) const {
     const auto member = std::find(members_.local.begin(), members_.local.end(), local) - members_.local.begin();
     return mailbox(static_cast<int>(member)).left.load(std::memory_order_seq_cst) != 0 ||
-           (epoch_ && epoch_->has_left(local));
+           (generation_ && generation_->has_left(local));
 }
 
 bool HostGroup::all_stand_still(StandingRanks& ranks, std::int64_t since) const {

@@ -10,7 +10,7 @@ namespace {
 
 class Candidate {
    public:
-    Candidate(Domain& domain, const EpochCall& call)
+    Candidate(Domain& domain, const GenerationCall& call)
         : domain_(domain), call_(call), own_(domain.slot(me())), last_(call.last) {
         // Counted on in an earlier call that this rank was interrupted in: the others may wait for it there.
         const std::uint64_t missed = own_.invited.load(std::memory_order_seq_cst);
@@ -32,9 +32,9 @@ class Candidate {
             decide();
         }
         // In this order: the leader writes it the other way round.
-        const std::uint64_t epoch = domain_.slot(leader()).decided.load(std::memory_order_seq_cst);
-        if (epoch <= last_ || own_.invited.load(std::memory_order_seq_cst) != epoch) return false;
-        answer_ = epoch;
+        const std::uint64_t generation = domain_.slot(leader()).decided.load(std::memory_order_seq_cst);
+        if (generation <= last_ || own_.invited.load(std::memory_order_seq_cst) != generation) return false;
+        answer_ = generation;
         return true;
     }
     std::uint64_t answer() const { return answer_; }
@@ -57,7 +57,7 @@ class Candidate {
    private:
     int me() const { return domain_.local_rank(); }
     static std::string name(int rank) { return "rank " + std::to_string(rank); }
-    std::string waited() const { return " while " + name(me()) + " waits for it to join the next epoch"; }
+    std::string waited() const { return " while " + name(me()) + " waits for it to join the next generation"; }
     bool is_here(int rank) const { return domain_.slot(rank).wants.load(std::memory_order_seq_cst) != 0; }
 
     int leader() const { return call_.candidates.front(); }
@@ -67,15 +67,15 @@ class Candidate {
     }
 
     void decide() {
-        std::uint64_t epoch = 0;
+        std::uint64_t generation = 0;
         for (int rank : call_.candidates) {
             const RankSlot& slot = domain_.slot(rank);
-            epoch = std::max(
-                {epoch, slot.wants.load(std::memory_order_seq_cst), slot.invited.load(std::memory_order_seq_cst) + 1});
+            generation = std::max({generation, slot.wants.load(std::memory_order_seq_cst),
+                                   slot.invited.load(std::memory_order_seq_cst) + 1});
         }
         own_.decided.store(0, std::memory_order_seq_cst);  // nobody takes half of this decision for the one before
-        for (int rank : call_.candidates) domain_.slot(rank).invited.store(epoch, std::memory_order_seq_cst);
-        own_.decided.store(epoch, std::memory_order_seq_cst);
+        for (int rank : call_.candidates) domain_.slot(rank).invited.store(generation, std::memory_order_seq_cst);
+        own_.decided.store(generation, std::memory_order_seq_cst);
         ring_bells();
     }
 
@@ -84,15 +84,16 @@ class Candidate {
     }
 
     Domain& domain_;
-    const EpochCall& call_;
+    const GenerationCall& call_;
     RankSlot& own_;
-    std::uint64_t last_;  // newest epoch that does not do
+    std::uint64_t last_;  // newest generation that does not do
     std::uint64_t answer_ = 0;
 };
 
 }  // namespace
 
-std::uint64_t agree_on_epoch(Domain& domain, const EpochCall& call, double timeout, const Interruption& check) {
+std::uint64_t agree_on_generation(Domain& domain, const GenerationCall& call, double timeout,
+                                  const Interruption& check) {
     Candidate own(domain, call);
     const std::int64_t deadline = deadline_after(timeout);
     wait_until(
@@ -102,7 +103,7 @@ std::uint64_t agree_on_epoch(Domain& domain, const EpochCall& call, double timeo
             own.check();
             if (is_past(deadline))
                 throw Timeout("rank " + std::to_string(domain.local_rank()) + " waited " + seconds_text(timeout) +
-                              " for " + own.missing() + " to join the next epoch");
+                              " for " + own.missing() + " to join the next generation");
         });
     return own.answer();
 }

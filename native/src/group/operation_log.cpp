@@ -77,7 +77,7 @@ LoggedOperation logged(const LogRecord& record, std::int64_t ahead) {
     }
     one.group = record.group.load();
     one.size = record.size.load();
-    one.epoch = record.epoch.load();
+    one.generation = record.generation.load();
     one.sequence = header.sequence;
     const auto when = [&](std::int64_t time) { return time == 0 ? 0 : on_wall_clock(time, ahead); };
     one.called = when(record.called.load());

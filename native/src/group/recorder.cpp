@@ -38,8 +38,8 @@ void Recorder::end_call(const OperationTimes& times, std::int64_t begin, const H
     record(Phase::HeldUp, from, times.released, header, group, times.last);
 }
 
-LogGroup Recorder::log_group(const std::vector<int>& ranks, std::uint64_t epoch, bool whole) {
-    LogGroup group{0, static_cast<std::uint32_t>(ranks.size()), static_cast<std::uint32_t>(epoch)};
+LogGroup Recorder::log_group(const std::vector<int>& ranks, std::uint64_t generation, bool whole) {
+    LogGroup group{0, static_cast<std::uint32_t>(ranks.size()), static_cast<std::uint32_t>(generation)};
     if (!whole) {
         const std::uint64_t hash = hash_of(ranks);
         const std::lock_guard<std::mutex> lock(mutex_);
@@ -49,7 +49,7 @@ LogGroup Recorder::log_group(const std::vector<int>& ranks, std::uint64_t epoch,
     std::string members;
     for (int rank : ranks) members += (members.empty() ? "" : " ") + std::to_string(rank);
     // Also of a rank that then calls nothing in it.
-    log_->note((whole ? "epoch of " : "group of ") + members, group, 0);
+    log_->note((whole ? "generation of " : "group of ") + members, group, 0);
     return group;
 }
 

@@ -12,13 +12,13 @@ constexpr std::uint64_t taken(std::uint64_t number) { return number << 1 | 1; }
 }  // namespace
 
 void Tickets::take() {
-    block_.ticket.store(between_hosts_ ? kNone : taken(epoch_.tickets.fetch_add(1, std::memory_order_seq_cst) + 1),
+    block_.ticket.store(between_hosts_ ? kNone : taken(generation_.tickets.fetch_add(1, std::memory_order_seq_cst) + 1),
                         std::memory_order_seq_cst);
 }
 
 std::uint64_t Tickets::propose() {
     block_.ticket.store(kProposing, std::memory_order_seq_cst);
-    const std::uint64_t number = epoch_.tickets.fetch_add(1, std::memory_order_seq_cst) + 1;
+    const std::uint64_t number = generation_.tickets.fetch_add(1, std::memory_order_seq_cst) + 1;
     block_.ticket.store(proposed(number), std::memory_order_seq_cst);
     return number;
 }
@@ -43,8 +43,8 @@ Ticket Tickets::look(std::uint64_t gate) const {
 }
 
 void Tickets::pass(std::uint64_t number) {
-    std::uint64_t last = epoch_.tickets.load(std::memory_order_seq_cst);
-    while (last < number && !epoch_.tickets.compare_exchange_weak(last, number, std::memory_order_seq_cst)) {
+    std::uint64_t last = generation_.tickets.load(std::memory_order_seq_cst);
+    while (last < number && !generation_.tickets.compare_exchange_weak(last, number, std::memory_order_seq_cst)) {
     }
 }
 

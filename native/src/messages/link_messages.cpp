@@ -127,7 +127,7 @@ void LinkMessages::handle(const Incoming& come) {
     MessageHead head;
     if (come.bytes < sizeof head) return;
     std::memcpy(&head, come.memory.get(), sizeof head);
-    if (head.id != fabric_->id()) return;  // of an epoch that ended long ago
+    if (head.id != fabric_->id()) return;  // of a generation that ended long ago
     check(head, come);
     if (head.kind == MessageHead::Kind::Small || head.kind == MessageHead::Kind::Large) {
         come_.push_back({head, come.memory});

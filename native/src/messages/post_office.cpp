@@ -384,7 +384,7 @@ bool PostOffice::is_gone(int member) const {
     const int here = local(member);
     if (here >= 0) return group_->has_left(group_->local_rank(here)) || group_->domain().dead(group_->local_rank(here));
     const int address = place_.fabric->address(member);
-    return place_.fabric->notices().has_left(address) || place_.epoch_fabric->notices().has_left(address);
+    return place_.fabric->notices().has_left(address) || place_.generation_fabric->notices().has_left(address);
 }
 
 std::string PostOffice::rank_of(int member) const {

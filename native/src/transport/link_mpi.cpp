@@ -87,7 +87,8 @@ class MpiLink : public Link {
         auto node = pending_.extract(transfer);
         Pending& pending = node.mapped();
         if (pending.is_send) {
-            // Not every MPI can cancel a send. No rank receives this one, because its tag belongs to an ended epoch.
+            // Not every MPI can cancel a send. No rank receives this one, because its tag belongs to an ended
+            // generation.
             request_free_(&pending.request);
         } else {
             // Open MPI cannot cancel a receive that is matched with a large message: it ends when the sender enters MPI

@@ -11,19 +11,20 @@ namespace {
 const Room kRoom{2, 64, 64, 0};
 const std::vector<int> kLocal{0, 1};
 
-HostGroup::Members member(int index, std::uint64_t epoch) { return {kLocal, kLocal, index, epoch, 0}; }
+HostGroup::Members member(int index, std::uint64_t generation) { return {kLocal, kLocal, index, generation, 0}; }
 
 std::size_t allocated(const std::shared_ptr<Domain>& domain) {
     domain->release(domain->allocate(1));  // frees blocks that no rank uses any more
     return domain->allocated();
 }
 
-// A rank that is late for an epoch gets an error, and does not touch the next epoch, whose block is at the same offset.
-void late_for_an_epoch() {
+// A rank that is late for a generation gets an error, and does not touch the next generation, whose block is at the
+// same offset.
+void late_for_a_generation() {
     const auto first = Domain::create(0, 2, kArena);
     const auto second = first->share(1);
-    const auto enter = [&](std::uint64_t block, std::uint64_t epoch) {
-        HostGroup(second, block, member(1, epoch), nullptr);
+    const auto enter = [&](std::uint64_t block, std::uint64_t generation) {
+        HostGroup(second, block, member(1, generation), nullptr);
     };
     auto reservation = std::make_unique<BlockReservation>(first, kLocal, kRoom);
     const std::uint64_t block = reservation->offset();
@@ -35,7 +36,7 @@ void late_for_an_epoch() {
     reservation = std::make_unique<BlockReservation>(first, kLocal, kRoom);
     expect(reservation->offset() == block, "the next block lies elsewhere");
     HostGroup::publish(*first, kLocal, block, 8);
-    expect(fails<Aborted>([&] { enter(block, 7); }), "an epoch let a rank of another one in");
+    expect(fails<Aborted>([&] { enter(block, 7); }), "a generation let a rank of another one in");
     enter(block, 8);
 }
 
@@ -90,7 +91,7 @@ void slots_are_aligned() {
 
 void check_blocks() {
     slots_are_aligned();
-    late_for_an_epoch();
+    late_for_a_generation();
     late_for_a_block_that_is_a_tensor();
     freed_while_a_rank_enters();
 }

@@ -56,9 +56,9 @@ void closed_beside_an_operation(bool queued) {
 
 // Operations that other threads begin meanwhile either complete, or raise that the communicator is closed.
 void closed_under_a_stream_of_operations() {
-    for (std::uint64_t epoch = 1; epoch <= 20; ++epoch)
+    for (std::uint64_t generation = 1; generation <= 20; ++generation)
         as_ranks("closed under a stream of operations", 1, false, [&](Place place) {
-            const auto ring = place.open(epoch);
+            const auto ring = place.open(generation);
             std::atomic<int> completed{0};
             std::thread other([&] {
                 while (!fails<InvalidArgument>([&] { carry_out(*ring, {}, completed % 2 == 0); })) ++completed;
@@ -87,7 +87,7 @@ void used_from_within_an_operation() {
         });
 }
 
-// A rank that closes its epoch, but not a group of it, has left the group too, and other hosts learn of it.
+// A rank that closes its generation, but not a group of it, has left the group too, and other hosts learn of it.
 void closed_without_its_group(bool busy) {
     std::atomic<bool> told{false};
     as_ranks("closed without its group", 2, true, [&](Place place) {
@@ -104,7 +104,7 @@ void closed_without_its_group(bool busy) {
             }
             told = true;
             expect(said.find("rank 1 has left") != std::string::npos,
-                   "a rank waits for a host that has closed its epoch: " + said);
+                   "a rank waits for a host that has closed its generation: " + said);
             return;
         }
         std::shared_ptr<Work> begun;

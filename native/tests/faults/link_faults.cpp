@@ -44,8 +44,8 @@ class Cut : public Link {
     std::atomic<bool> cut_{false};
 };
 
-// A failed link ends the operation that needs it, the epoch, and all later operations, although no notice can reach the
-// other hosts.
+// A failed link ends the operation that needs it, the generation, and all later operations, although no notice can
+// reach the other hosts.
 void a_link_is_cut(bool queued) {
     as_ranks("a link is cut", 2, true, [&](Place place) {
         const auto link = std::make_shared<Cut>(place.link);

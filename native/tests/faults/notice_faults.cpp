@@ -138,7 +138,7 @@ void settings_differ_between_hosts() {
             said = error.what();
         }
         expect(said.find("RING_INLINE allows") != std::string::npos,
-               "hosts with different settings opened an epoch, or failed with: " + said);
+               "hosts with different settings opened a generation, or failed with: " + said);
     });
 }
 
@@ -161,7 +161,7 @@ void forked_while_a_notice_is_sent() {
     };
     const auto link = std::make_shared<Stuck>();
     auto fabric = std::make_unique<Fabric>(link, std::vector<int>{0, 1}, std::vector<int>{0, 1}, 0,
-                                           Fabric::epoch_identity(*link, 1, 2), Options{});
+                                           Fabric::generation_identity(*link, 1, 2), Options{});
     std::thread other([&] { fabric->notices().announce_abort("for a test"); });
     wait_for([&] { return link->sends.load(); }, "a notice is sent");
     const pid_t child = fork();

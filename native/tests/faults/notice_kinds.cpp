@@ -76,18 +76,18 @@ struct Reader {
             if (notices.has_left(address)) return true;
         return notices.has_left(kStranger);
     }
-    // Expects that the epoch works, and no rank has gone.
+    // Expects that the generation works, and no rank has gone.
     void expect_untouched(const char* after) {
         expect(!anybody_has_left() && departed(1'000'000).empty() && !group->aborted(),
                std::string("something happened after ") + after);
     }
 };
 
-void an_abort_ends_the_epoch_for_its_reason() {
+void an_abort_ends_the_generation_for_its_reason() {
     Reader reader;
     reader.link->put(5, kId, kAbort, "rank 1 raised ValueError");
     reader.read();
-    expect(reader.group->aborted(), "an abort of another host did not end the epoch");
+    expect(reader.group->aborted(), "an abort of another host did not end the generation");
     expect(std::string(reader.group->abort_reason()) == "rank 1 raised ValueError", "an abort lost its reason");
     expect(!reader.anybody_has_left() && reader.departed(1'000'000).empty(), "an abort was taken for a departure");
 }
@@ -97,7 +97,7 @@ void a_reason_of_all_bytes() {
     Reader reader;
     reader.link->put(5, kId, kAbort, std::string(2 * kReasonBytes, 'r'));
     reader.read();
-    expect(reader.group->aborted(), "an abort with a long reason did not end the epoch");
+    expect(reader.group->aborted(), "an abort with a long reason did not end the generation");
     expect(std::strlen(reader.group->abort_reason()) < kReasonBytes, "a reason is longer than its memory");
 }
 
@@ -110,11 +110,12 @@ void one_rank_leaves() {
     expect(notices.departed(1'000'000).empty() && !reader.group->aborted(), "one rank took its host with it");
 }
 
-void a_mismatch_ends_the_epoch_as_one() {
+void a_mismatch_ends_the_generation_as_one() {
     Reader reader;
     reader.link->put(5, kId, Notices::kMismatch, "rank 1 called allgather");
     reader.read();
-    expect(reader.group->aborted() && reader.group->aborted_by_mismatch(), "a mismatch did not end the epoch as one");
+    expect(reader.group->aborted() && reader.group->aborted_by_mismatch(),
+           "a mismatch did not end the generation as one");
     expect(!reader.anybody_has_left() && reader.departed(1'000'000).empty(), "a mismatch was taken for a departure");
 }
 
@@ -152,9 +153,9 @@ void what_means_nothing_changes_nothing() {
 }  // namespace
 
 void check_notice_kinds() {
-    an_abort_ends_the_epoch_for_its_reason();
+    an_abort_ends_the_generation_for_its_reason();
     a_reason_of_all_bytes();
-    a_mismatch_ends_the_epoch_as_one();
+    a_mismatch_ends_the_generation_as_one();
     one_rank_leaves();
     a_host_that_stands_still_has_not_gone();
     a_host_departs_after_its_last_operation();

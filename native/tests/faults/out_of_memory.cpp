@@ -28,12 +28,12 @@ void at_every_allocation(Try&& attempt) {
 }
 
 void an_operation_fails(bool as_hosts, bool aborted) {
-    std::uint64_t epoch = 0;
+    std::uint64_t generation = 0;
     at_every_allocation([&](long after) {
         std::atomic<bool> failed{false}, over{false};
-        ++epoch;
+        ++generation;
         as_ranks("an operation fails without memory", 2, as_hosts, [&](const Place& place) {
-            const auto ring = place.open(epoch);
+            const auto ring = place.open(generation);
             if (place.rank == 1) {
                 wait_for([&] { return over.load(); }, "the other rank has failed");
                 const auto barriers = [&] {  // what it had begun may complete here
@@ -94,9 +94,9 @@ void a_tensor_is_kept() {
 // The memory reserved for a group is released when its member gives it up, or cannot make it.
 void a_group_is_not_made() {
     as_ranks("a group is not made without memory", 1, false, [](const Place& place) {
-        std::uint64_t epoch = 0;
+        std::uint64_t generation = 0;
         at_every_allocation([&](long after) {
-            const auto ring = place.open(++epoch);  // its progress thread has not started yet
+            const auto ring = place.open(++generation);  // its progress thread has not started yet
             const auto allocated = [&] {
                 place.domain->release(place.domain->allocate(1));
                 return place.domain->allocated();
@@ -116,19 +116,19 @@ void a_group_is_not_made() {
 // When a communicator is dropped with an operation under way, the waiting ranks learn of it: those of its host at once,
 // those of other hosts when there is memory for a message.
 void a_communicator_is_dropped(bool as_hosts) {
-    std::uint64_t epoch = 0;
+    std::uint64_t generation = 0;
     at_every_allocation([&](long after) {
         std::atomic<bool> failed{false};
-        ++epoch;
+        ++generation;
         as_ranks("a communicator is dropped without memory", 2, as_hosts, [&](const Place& place) {
             if (place.rank == 1) {
                 const auto barriers = [&] {  // what it had begun may complete here
-                    for (const auto ring = place.open(epoch);;) carry_out(*ring, {}, false);
+                    for (const auto ring = place.open(generation);;) carry_out(*ring, {}, false);
                 };
                 expect(fails<Aborted>(barriers), "a rank does not learn that another one has dropped a communicator");
                 return;
             }
-            auto ring = place.open(epoch);
+            auto ring = place.open(generation);
             const auto barrier = ring->start({}, kTimeout);
             const auto later = ring->start({}, kTimeout);
             {
@@ -143,12 +143,12 @@ void a_communicator_is_dropped(bool as_hosts) {
 }
 
 void a_host_leaves() {
-    std::uint64_t epoch = 0;
+    std::uint64_t generation = 0;
     at_every_allocation([&](long after) {
         std::atomic<bool> failed{false};
-        ++epoch;
+        ++generation;
         as_ranks("a host leaves without memory", 2, true, [&](const Place& place) {
-            const auto ring = place.open(epoch);
+            const auto ring = place.open(generation);
             if (place.rank == 1) {
                 expect(fails<Aborted>([&] { carry_out(*ring, {}, false); }),
                        "a rank does not learn that another host has left");

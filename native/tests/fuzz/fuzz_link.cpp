@@ -106,14 +106,14 @@ void talk(Communicator& ring, int rank, Dice dice, std::deque<std::vector<float>
 
 void fuzz_link(Dice& dice, double seconds) {
     const auto elapsed = stopwatch();
-    std::uint64_t epoch = 0;
+    std::uint64_t generation = 0;
     do {
         constexpr int channels[] = {Fabric::kAgreement, Fabric::kNotice, Fabric::kMessage};
         const int channel = channels[dice() % std::size(channels)];
         const bool is_damaged = dice() % 8 != 0;
         const bool aborts = channel == Fabric::kNotice || dice() % 8 == 0;
         const auto plan = dice(), seed = dice();
-        ++epoch;
+        ++generation;
         as_ranks("a link that damages messages", kHosts, true, [&](Place place) {
             const auto link = std::make_shared<Damaging>(place.link, channel, seed + static_cast<unsigned>(place.rank));
             place.link = link;

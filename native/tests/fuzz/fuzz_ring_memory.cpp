@@ -140,12 +140,12 @@ Request some_request(Dice& dice, std::vector<std::byte>& memory, Domain& domain,
     return request;
 }
 
-void honest(const Place& place, Dice dice, std::uint64_t epoch) {
+void honest(const Place& place, Dice dice, std::uint64_t generation) {
     // They outlive the communicator, because a message that has timed out may still move.
     std::deque<std::vector<std::byte>> memories;
     std::deque<std::optional<Region>> regions;
     std::deque<std::vector<float>> letters;
-    const auto ring = place.open(epoch);
+    const auto ring = place.open(generation);
     for (int i = 0; i < 3; ++i) {
         std::vector<std::byte>& memory = memories.emplace_back();
         std::optional<Region>& region = regions.emplace_back();
@@ -164,13 +164,13 @@ void honest(const Place& place, Dice dice, std::uint64_t epoch) {
 }
 
 // Arrives at every gate, with headers like those of the other rank, some of them damaged.
-void hostile(const Place& place, Dice dice, std::uint64_t epoch, const std::atomic<bool>& over) {
+void hostile(const Place& place, Dice dice, std::uint64_t generation, const std::atomic<bool>& over) {
     Domain& domain = *place.domain;
     const RankSlot& leader = domain.slot(0);
-    while (leader.epoch.load(std::memory_order_seq_cst) != epoch && !over) std::this_thread::yield();
+    while (leader.generation.load(std::memory_order_seq_cst) != generation && !over) std::this_thread::yield();
     if (over) return;
-    HostGroup group(place.domain, leader.epoch_block.load(std::memory_order_seq_cst), {{0, 1}, {0, 1}, 1, epoch, 0, {}},
-                    nullptr);
+    HostGroup group(place.domain, leader.generation_block.load(std::memory_order_seq_cst),
+                    {{0, 1}, {0, 1}, 1, generation, 0, {}}, nullptr);
     std::uint64_t gate = 0, sequence = 0;
     for (std::vector<Letter*> letters; !over;) {
         const bool is_called = group.is_called();
@@ -192,7 +192,7 @@ void hostile(const Place& place, Dice dice, std::uint64_t epoch, const std::atom
             Header header = newest;
             std::int64_t* const splits = group.splits(1, sequence);
             splits[0] = splits[1] = static_cast<std::int64_t>(header.count / 2);
-            // The first header is intact, so that the epoch begins.
+            // The first header is intact, so that the generation begins.
             if (sequence > 1 && dice() % 2 == 0) damage_field(dice, header);
             if (sequence > 1 && dice() % 8 == 0) splits[dice() % 2] = static_cast<std::int64_t>(dice());
             group.post(header);

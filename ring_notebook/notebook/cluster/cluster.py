@@ -92,7 +92,7 @@ class Cluster:
         self.directory = Path()  # of its files; its runs call the cluster after it
         self._workspace = Workspace(Path.cwd())
         self._met = True  # all living engines use the same ring memory
-        self._generation = 0  # of their formation
+        self._formation = 0  # its number
 
     @property
     def living(self) -> list[int]:
@@ -210,7 +210,7 @@ class Cluster:
                 cluster._engines.all = [Engine(**engine) for engine in about["engines"]]
                 if cluster._processes.lost is not None:
                     cluster._processes.lost.watch(cluster._engines.all)
-                cluster._met, cluster._generation = about["met"], about["generation"]
+                cluster._met, cluster._formation = about["met"], about["formation"]
                 cluster._engines.wait_for(cluster.living, _ATTACH_TIMEOUT)
                 cluster._follow_runs(cluster._engines)
                 if not cluster.foreign:  # it is this kernel's from now on
@@ -346,7 +346,7 @@ class Cluster:
         self._begin_formation(engines, processes)
         remove(engines, lost, processes.request, n, self.n)
         self._take_size(n)
-        meet(engines, engines.living(), self._generation, n)
+        meet(engines, engines.living(), self._formation, n)
         self._met = True
         self._describe(engines, processes)
         return dropped
@@ -364,7 +364,7 @@ class Cluster:
         self, engines: Engines, processes: Processes, lost: LostRanks, ranks: Sequence[int], n: int
     ) -> None:
         self._begin_formation(engines, processes)
-        heal(engines, lost, processes.request, ranks, n, self.directory, self._keep, self._generation)
+        heal(engines, lost, processes.request, ranks, n, self.directory, self._keep, self._formation)
         if n != self.n:
             self._take_size(n)
         self._met = True
@@ -430,7 +430,7 @@ class Cluster:
         require_living(engines, ranks)
         if not self._met and self._processes is not None:  # since a heal that failed
             self._begin_formation(engines, self._processes)
-            meet(engines, self.living, self._generation, self.n)
+            meet(engines, self.living, self._formation, self.n)
             self._met = True
         engines.hear(ranks)
         sent = send(
@@ -593,14 +593,14 @@ class Cluster:
         engines.all = prepare_engines(engines, self.n, self.directory, self._keep, replaceable, trouble=trouble)
         if processes.lost is not None:
             processes.lost.watch(engines.all)
-            self._generation = 1
-            meet(engines, range(self.n), self._generation, self.n)
+            self._formation = 1
+            meet(engines, range(self.n), self._formation, self.n)
         self._met = True
         self._describe(engines, processes)
 
     def _begin_formation(self, engines: Engines, processes: Processes) -> None:
         self._met = False
-        self._generation += 1
+        self._formation += 1
         self._describe(engines, processes)  # the next heal begins a newer one
 
     def _describe(self, engines: Engines, processes: Processes) -> None:
@@ -613,7 +613,7 @@ class Cluster:
                 "why": self.why,
                 "keep": self._keep,
                 "met": self._met,
-                "generation": self._generation,
+                "formation": self._formation,
                 "controller": processes.controller,
                 "engines": [asdict(engine) for engine in engines.all],
             },

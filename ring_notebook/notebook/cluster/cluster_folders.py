@@ -115,7 +115,7 @@ def read(directory: Path) -> dict[str, Any]:
         "why": str,
         "keep": bool,
         "met": bool,
-        "generation": int,
+        "formation": int,
         "controller": int,
         "kernel": int,
         "began": int,

@@ -35,9 +35,9 @@ def heal(
     n: int,
     directory: Path,
     keep: bool,
-    generation: int,
+    formation: int,
 ) -> None:
-    """Start the engines of ``ranks``, which are among ``n``, and have all `meet` in ``generation``.
+    """Start the engines of ``ranks``, which are among ``n``, and have all `meet` in ``formation``.
 
     They take the place of engines that have died, or are ended, or come after all that there are. ``request`` asks the
     supervisor. Whatever fails, or interrupts it: ``ranks`` have died then as before, and another call may start them;
@@ -55,7 +55,7 @@ def heal(
         for engine in prepare_engines(engines, n, directory, keep, True, ranks, ended):
             engines.all[engine.rank : engine.rank + 1] = [replace(engine, replaced=time())]
             lost.watch([engine])
-        meet(engines, engines.living(), generation, n)
+        meet(engines, engines.living(), formation, n)
     except BaseException:
         for rank in ranks:
             end(lost, request, rank, "was ended and not started again", deaths.get(rank))
@@ -138,9 +138,9 @@ def prepare_engines(
     ]
 
 
-def meet(engines: Engines, ranks: Sequence[int], generation: int, n: int) -> None:
+def meet(engines: Engines, ranks: Sequence[int], formation: int, n: int) -> None:
     """Have these engines, all of ``n`` that live, form again, in new ring memory. Their variables stay.
 
-    ``generation`` is greater than that of any call before, whatever became of it.
+    ``formation`` is greater than that of any call before, whatever became of it.
     """
-    engines.call(f"{_SETUP}:form", generation, list(ranks), n, ranks=ranks, timeout=_TIMEOUT)
+    engines.call(f"{_SETUP}:form", formation, list(ranks), n, ranks=ranks, timeout=_TIMEOUT)

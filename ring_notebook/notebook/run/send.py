@@ -67,11 +67,11 @@ def send(
             **({"batch": dict(batch)} if batch else {}),
         },
     )
-    # From a clock that nobody sets, so that epochs also increase to the next kernel of this host that attaches.
-    epoch = time.monotonic_ns() // 1_000_000
+    # From a clock that nobody sets, so that generations also increase to the next kernel of this host that attaches.
+    generation = time.monotonic_ns() // 1_000_000
     request = CellRequest(
         run,
-        epoch,
+        generation,
         list(ranks),
         source,
         CellOptions.of(log.options),

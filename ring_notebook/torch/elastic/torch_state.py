@@ -59,7 +59,7 @@ class ElasticSampler(Sampler[int]):
         return {"epoch": self.epoch, "processed_num": self.processed_num}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Resume where `state_dict` was taken, with the ranks of the present epoch."""
+        """Resume where `state_dict` was taken, with the ranks of the present generation."""
         self.epoch = state_dict["epoch"]
         self.processed_num = state_dict["processed_num"]
         self.reset()

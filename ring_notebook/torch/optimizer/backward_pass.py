@@ -36,7 +36,7 @@ class Reducer(Protocol):
     """Ascending in the order in which they were made in this process."""
     nested: bool
     """Whether one pass ran within another, so that nothing can be reduced before its end."""
-    epoch: weakref.ref[Communicator] | None
+    generation: weakref.ref[Communicator] | None
     """What reduced last, or is about to; None on a rank outside of the set."""
 
     def slot_text(self) -> str:
@@ -145,7 +145,7 @@ def note(reducer: Reducer, parameter: Tensor) -> bool:
             parameter.grad = gradient
         found = _passes[task] = _Pass(task)
         _at_end_of_backward(_End(found))
-    found.reached[reducer] = reducer.epoch
+    found.reached[reducer] = reducer.generation
     return len(_passes) > 1
 
 
@@ -161,7 +161,9 @@ def end_broken() -> None:
         return
     broken = dict(_broken)
     _broken.clear()
-    reduce_together([one for one, epoch in broken.items() if epoch and _is_in(one, epoch())], broken=True)
+    reduce_together(
+        [one for one, generation in broken.items() if generation and _is_in(one, generation())], broken=True
+    )
 
 
 def _is_in(reducer: Reducer, communicator: Communicator | None) -> bool:

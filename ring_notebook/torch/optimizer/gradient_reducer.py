@@ -107,7 +107,7 @@ class GradientReducer:
         self._sparse_as_dense = sparse_as_dense
         self._owner: weakref.ref[Owner] | None = None
         self._layout: _Layout | None = None
-        self.epoch: weakref.ref[Communicator] | None = None
+        self.generation: weakref.ref[Communicator] | None = None
         self._has_entered = False
         self._doubts = world.doubts()
         self._touched: dict[Tensor, None] = {}  # reached since they were last reduced
@@ -178,7 +178,7 @@ class GradientReducer:
         That are gradients that the program has set itself, and all of them where no pass has reached any on this rank.
         """
         backward_pass.end_broken()
-        self._enter_epoch()
+        self._enter_generation()
         for _, parameter in self._trainable():
             if parameter.grad is not None and parameter not in self._settled:
                 self._touch(parameter)
@@ -196,7 +196,7 @@ class GradientReducer:
     def forget(self) -> None:
         """Forget what has been noted of gradients: they are dropped, or zero."""
         backward_pass.end_broken()
-        self._enter_epoch()
+        self._enter_generation()
         self._forget()
 
     def drop_micro_batches(self) -> None:
@@ -221,14 +221,14 @@ class GradientReducer:
             for bucket in self._layout.buckets:
                 bucket.reset()
 
-    def _enter_epoch(self) -> None:
-        """In another epoch than before agree anew; after an abort the gradients of ranks may be of different passes."""
+    def _enter_generation(self) -> None:
+        """In another generation agree anew; after an abort the gradients of ranks may be of different passes."""
         process_set = self.how.process_set
         communicator = process_set.communicator if process_set.included() else None
-        if (self.epoch() if self.epoch else None) is communicator and self._has_entered:
+        if (self.generation() if self.generation else None) is communicator and self._has_entered:
             return
         self._has_entered = True
-        self.epoch = None if communicator is None else weakref.ref(communicator)
+        self.generation = None if communicator is None else weakref.ref(communicator)
         self._layout = None
         self.end_step()
         if world.doubts() > self._doubts:
@@ -286,7 +286,7 @@ class GradientReducer:
         if not process_set.included() or process_set.size() == 1:
             self._scale_alone()
         else:
-            self._enter_epoch()
+            self._enter_generation()
             trainable = self._trainable()
             if self._layout is not None and not self._holds(self._layout):
                 self._layout = None
@@ -446,7 +446,7 @@ class GradientReducer:
     def _on_gradient(self, parameter: Tensor) -> None:
         if not world.is_initialized():
             return
-        self._enter_epoch()
+        self._enter_generation()
         if backward_pass.ENDS_ARE_SEEN and backward_pass.note(self, parameter):
             self.nested = True
         self._touch(parameter)

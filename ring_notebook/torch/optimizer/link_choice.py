@@ -110,7 +110,7 @@ def _seconds(way: str, process_set: ProcessSet, elements: int) -> float:
 
 
 class LinkChoice:
-    """What `Compression.auto` has chosen in the present epoch, by the names of a bucket's parameters."""
+    """What `Compression.auto` has chosen in the present generation, by the names of a bucket's parameters."""
 
     def __init__(self) -> None:
         self._ways: dict[tuple[str, ...], str] = {}

@@ -228,7 +228,7 @@ class LocalOptimizer(Wrapper):
 
     # --- rounds ---
     def _begin(self) -> Outer:
-        """The outer state, with all trained parameters; in a new epoch the ranks agree on it first."""
+        """The outer state, with all trained parameters; in a new generation the ranks agree on it first."""
         outer: Outer = self._wrapped.__dict__.setdefault(OUTER, Outer())
         trained = self._trained()
         if outer.position == 0 or not self._fragments:
@@ -238,7 +238,7 @@ class LocalOptimizer(Wrapper):
                 self._fragments = tuple(tuple(trained[index] for index in part) for part in plan)
                 self._gradient_bytes = sum(one.numel() * one.element_size() for one in trained)
         communicator = (self._process_set if self._process_set.included() else global_process_set).communicator
-        if self._epoch is not None and self._epoch() is communicator and self._joins == joins():
+        if self._generation is not None and self._generation() is communicator and self._joins == joins():
             return outer
         self._label = self._free_label(communicator)
         if not self._is_alone():
@@ -249,12 +249,12 @@ class LocalOptimizer(Wrapper):
             if isinstance(self._compression, Int8Compression):
                 self._groups = ByteGroups.of(communicator)
             self._level(outer)
-        self._epoch, self._joins = weakref.ref(communicator), joins()
+        self._generation, self._joins = weakref.ref(communicator), joins()
         return outer
 
     def _free_label(self, communicator: Communicator) -> str:
-        """A name for metrics that no other optimizer has taken in this epoch; cells may keep those of earlier ones."""
-        others = (one for one in _all if one is not self and one._epoch is not None and one._epoch() is communicator)
+        """A name for metrics that no other optimizer has taken in this generation; cells keep those of earlier ones."""
+        others = (one for one in _all if one is not self and one._generation and one._generation() is communicator)
         taken = {one._label for one in others}
         numbered = (f"sync {number}" for number in range(2, len(taken) + 2))
         return next(label for label in ("sync", *numbered) if label not in taken)
@@ -404,7 +404,7 @@ class LocalOptimizer(Wrapper):
         """As torch's own; without an outer state in it the present weights become the common ones at the next step."""
         super().load_state_dict(state_dict)
         self._flight, self._fragments, self._seen = None, (), 0
-        self._epoch = None  # all ranks compare what they have loaded
+        self._generation = None  # all ranks compare what they have loaded
         given = state_dict.get("outer")
         if given is None:
             self._wrapped.__dict__.pop(OUTER, None)
@@ -436,11 +436,12 @@ _all: weakref.WeakSet[LocalOptimizer] = weakref.WeakSet()
 
 
 def _tell_unsynced() -> None:
-    """Say at the end of an epoch that the weights of its ranks differ."""
+    """Say at the end of a generation that the weights of its ranks differ."""
     if world.is_aborted() or world.current().rank != 0:
         return
     for one in list(_all):
-        is_here = one._epoch is not None and one._epoch() is world.current().communicator and not one._is_alone()
+        generation = one._generation() if one._generation else None
+        is_here = generation is world.current().communicator and not one._is_alone()
         if one._superseded or not is_here or one.is_synced:
             continue
         sys.stderr.write(

@@ -41,7 +41,7 @@ class LogicalOptimizer(ReducingOptimizer):
         Raises RuntimeError outside of turns, for a closure, and for another step in the same turn.
         """
         self._check_newest()
-        self._follow_epoch()
+        self._follow_generation()
         if closure_of(args, kwargs) is not None:
             self._refuse("step(closure)", "the gradients of all logical ranks are there in the last turn only")
         if self._reducer.open("optimizer.step()").is_closed:

@@ -236,7 +236,7 @@ class LogicalReducer(GradientReducer):
     def settle(self) -> bool:
         """As the base class: reduce in the last turn if no pass has; those of this rank may have reached nothing."""
         backward_pass.end_broken()
-        self._enter_epoch()
+        self._enter_generation()
         leaf = self.open("optimizer.step()")
         if self._reached:  # where the end of a pass is not seen
             self.end_pass()
@@ -253,7 +253,7 @@ class LogicalReducer(GradientReducer):
         Behind a reduction that is all, unless another pass makes gradients before the step.
         """
         backward_pass.end_broken()
-        self._enter_epoch()
+        self._enter_generation()
         now, leaf = self.logical.now, self._leaf
         if leaf is None or now is None or leaf.turn != now or leaf.is_closed:
             return
@@ -409,7 +409,7 @@ class LogicalReducer(GradientReducer):
     def _on_gradient(self, parameter: Tensor) -> None:
         if not world.is_initialized():
             return
-        self._enter_epoch()
+        self._enter_generation()
         leaf = self.open()
         if backward_pass.ENDS_ARE_SEEN and backward_pass.note(self, parameter):
             self.nested = True

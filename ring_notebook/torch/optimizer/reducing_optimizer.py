@@ -67,7 +67,7 @@ class ReducingOptimizer(Wrapper):
         `backward` has done that, so this is for gradients that the program has set itself, and does nothing else.
         """
         self._check_newest()
-        self._follow_epoch()
+        self._follow_generation()
         was_late = self._reducer.settle()
         self._synchronized = not was_late
         for one in self.rest:
@@ -83,8 +83,8 @@ class ReducingOptimizer(Wrapper):
     def _shared(self) -> Shared:
         return Shared(self._wrapped, self._parameter_names, self._reducer.how.process_set)
 
-    def _follow_epoch(self) -> None:
-        """Drop a step that was under way when an epoch was aborted: the ranks may have begun different parts of it."""
+    def _follow_generation(self) -> None:
+        """Drop a step that was under way when a generation was aborted: ranks may have begun different parts of it."""
         doubts = world.doubts()
         if doubts > self._doubts:
             self._synchronized = self._skipping = False
@@ -112,7 +112,7 @@ class ReducingOptimizer(Wrapper):
         optimizer that searches with it then decides the same on every rank.
         """
         self._check_newest()
-        self._follow_epoch()
+        self._follow_generation()
         closure = closure_of(args, kwargs)
         if self.is_between_steps() and closure is None:
             self._seen += 1
@@ -155,7 +155,7 @@ class ReducingOptimizer(Wrapper):
     def begin_other_step(self) -> None:
         """As before `step`, for a step in a method of another name, or by another optimizer of the parameters."""
         self._check_newest()
-        self._follow_epoch()
+        self._follow_generation()
         self._reducer.settle()
         self._compare()
 
@@ -178,7 +178,7 @@ class ReducingOptimizer(Wrapper):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As the wrapped optimizer's; between accumulated micro-batches it does nothing."""
-        self._follow_epoch()
+        self._follow_generation()
         if self._seen:
             return  # gradients of micro-batches add up
         if world.is_initialized():

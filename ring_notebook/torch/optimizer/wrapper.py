@@ -52,7 +52,7 @@ class Wrapper(torch.optim.Optimizer):
     """Makes it; it stands above this module."""
     _superseded = False
     _passes = 1
-    _epoch: weakref.ref[Communicator] | None = None  # of the last step
+    _generation: weakref.ref[Communicator] | None = None  # of the last step
     _joins = 0  # number of joins at that time
     _micro_batches = 1  # calls of `step` that make one step
     _seen = 0  # micro-batches since the last step
@@ -229,16 +229,16 @@ class Wrapper(torch.optim.Optimizer):
         self.__dict__.update(given)
 
     def _mend(self, process_set: ProcessSet, shared: Callable[[], Shared]) -> bool:
-        """At the first steps of an epoch, make the ranks equal again; whether their states had diverged.
+        """At the first steps of a generation, make the ranks equal again; whether their states had diverged.
 
         If so, drops the gradients, which are older than that: the caller skips a step that does not make new ones.
         """
         if not process_set.included() or process_set.size() == 1:
             return False
         communicator = process_set.communicator
-        if self._epoch is None or self._epoch() is not communicator or self._joins != joins():
+        if self._generation is None or self._generation() is not communicator or self._joins != joins():
             # Ranks that had joined may have missed the first step.
-            self._epoch, self._joins = weakref.ref(communicator), joins()
+            self._generation, self._joins = weakref.ref(communicator), joins()
             begin(self._wrapped, process_set)
         if not may_have_parted(self._wrapped) or not mend(shared()):
             return False

@@ -69,11 +69,11 @@ def tells_of_lost_rank(error: BaseException) -> bool:
     return isinstance(error, dist.DistBackendError) or (isinstance(error, RuntimeError) and _GLOO in str(error))
 
 
-def end_groups_of_failed_epoch() -> None:
-    """Called when this rank leaves an epoch: where a rank has failed, end the groups of other backends.
+def end_groups_of_failed_generation() -> None:
+    """Called when this rank leaves a generation: where a rank has failed, end the groups of other backends.
 
     Their ranks may be out of step, or wait for one another: where this rank's connections close, they raise. Groups of
-    ours have ended with the epoch, and restart with the next.
+    ours have ended with the generation, and restart with the next.
     """
     if world.is_aborted() and foreign_groups():
         _destroy()

@@ -39,7 +39,7 @@ from ring_notebook.core.buffers import Buffer, DType
 from ring_notebook.core.communicator import ANY, Communicator, Message, receive, send
 from ring_notebook.core.work import Work
 from ring_notebook.errors import CollectiveError, CollectiveMismatch
-from ring_notebook.torch.process_group.default_group import end_groups_of_failed_epoch, tells_of_lost_rank
+from ring_notebook.torch.process_group.default_group import end_groups_of_failed_generation, tells_of_lost_rank
 from ring_notebook.torch.process_group.members import communicator_of, shorter_limit
 from ring_notebook.torch.process_group.ring_process_group import RingProcessGroup, uncompiled
 from ring_notebook.torch.process_group.ring_work import BaseWork, in_backward
@@ -246,10 +246,10 @@ def _own_words() -> Iterator[None]:
 
 
 class Gate:
-    """The gate of one group of another backend: a communicator of the core over its members, new in each epoch."""
+    """The gate of one group of another backend: a communicator of the core over its members, new in each generation."""
 
     def __init__(self, ranks: Sequence[int], store: c10d.Store, timeout: timedelta, name: str) -> None:
-        """``ranks`` are those of the members in the open epoch; ``name`` ends the names of its operations."""
+        """``ranks`` are those of the members in the open generation; ``name`` ends the names of its operations."""
         self._ranks = tuple(ranks)
         self._everyone = world.current().size
         self.name = name
@@ -263,7 +263,7 @@ class Gate:
         self._collectives: deque[Pending] = deque()
 
     def communicator(self) -> Communicator | None:
-        """The communicator of the members in the open epoch; None where the epoch has other ranks than the group."""
+        """The communicator of the members in the open generation; None where that has other ranks than the group."""
         if not world.is_initialized():
             return None
         current = world.current()
@@ -526,7 +526,8 @@ _library: Any = None
 def install() -> None:
     """From now on all operations of other backends pass the gate. Does nothing the second time, or with RING_GATE=off.
 
-    Groups that are made later bind their gates when they are made, all others at their first collective of an epoch.
+    Groups that are made later bind their gates when they are made, all others at their first collective of a
+    generation.
     """
     global _library
     if _library is not None or config().gate == "off":
@@ -535,7 +536,7 @@ def install() -> None:
     if before_devices is None or keys_behind is None or not arguments_of(torch.ops.c10d.barrier.default)[0]:
         return
     below, key = keys_behind(before_devices), before_devices.name
-    world.at_close(end_groups_of_failed_epoch)
+    world.at_close(end_groups_of_failed_generation)
     _library = torch.library.Library("c10d", "IMPL")  # type: ignore[no-untyped-call]
     # The original is called by `redispatch`, which lets other threads run: one of Gloo's may wait for the interpreter
     # and hold what the call waits for.

@@ -13,20 +13,20 @@ from ring_notebook.core.communicator import Communicator
 _Card = tuple[int, int, int]
 
 
-def communicator_of(epoch: Communicator, ranks: Sequence[int], store: c10d.Store, name: str) -> Communicator:
-    """A communicator over ``ranks`` of ``epoch``, called by these alone; ``name`` is new in ``store``."""
-    if len(ranks) == epoch.size:
-        group = epoch.group(ranks)
+def communicator_of(generation: Communicator, ranks: Sequence[int], store: c10d.Store, name: str) -> Communicator:
+    """A communicator over ``ranks`` of ``generation``, called by these alone; ``name`` is new in ``store``."""
+    if len(ranks) == generation.size:
+        group = generation.group(ranks)
         assert group is not None
         return group
-    own = list(ranks).index(epoch.rank)
+    own = list(ranks).index(generation.rank)
 
     def exchange(card: _Card) -> list[_Card]:
         store.set(f"{name} of {own}", " ".join(map(str, card)))
         return [_parse(store.get(f"{name} of {member}")) for member in range(len(ranks))]
 
-    group = epoch.group_of_members(ranks, exchange)
-    store.delete_key(f"{name} of {own}")  # nobody may take it for that of another epoch
+    group = generation.group_of_members(ranks, exchange)
+    store.delete_key(f"{name} of {own}")  # nobody may take it for that of another generation
     return group
 
 

@@ -97,13 +97,13 @@ class RingProcessGroup(c10d.ProcessGroup):
     another rank failed, left or died, CollectiveTimeout after the group's ``timeout``, and KeyboardInterrupt when this
     process is interrupted while it waits.
 
-    torch.distributed keeps a group, and a wrapped model keeps its group, for longer than a run; the core's epochs end
-    with the run. So the group makes a communicator of its own when it is first used in an epoch, as long as the ranks
-    stay; all members come there together, because what they call is collective.
+    torch.distributed keeps a group, and a wrapped model keeps its group, for longer than a run; the core's generations
+    end with the run. So the group makes a communicator of its own when it is first used in a generation, as long as the
+    ranks stay; all members come there together, because what they call is collective.
     """
 
     def __init__(self, ranks: Sequence[int], store: c10d.Store, timeout: timedelta, name: str) -> None:
-        """``ranks`` are those of the members in the epoch, this process's among them."""
+        """``ranks`` are those of the members in the generation, this process's among them."""
         current = world.current()
         self._index = list(ranks).index(current.rank)
         super().__init__(self._index, len(ranks))  # type: ignore[call-arg]  # C++ has this one too
@@ -122,9 +122,9 @@ class RingProcessGroup(c10d.ProcessGroup):
 
     @property
     def communicator(self) -> Communicator:
-        """The core's communicator of this group in the open epoch.
+        """The core's communicator of this group in the open generation.
 
-        Raises NotInitializedError when none is open, and RingError when the epoch has other ranks than the group.
+        Raises NotInitializedError when none is open, and RingError when the generation has other ranks than the group.
         """
         communicator = self._communicator
         if communicator is None or self._world is not world.current():
@@ -234,7 +234,7 @@ class RingProcessGroup(c10d.ProcessGroup):
             communicator.close()
 
     def abort(self) -> None:
-        """End the epoch: pending and later operations of all its ranks raise CollectiveAborted."""
+        """End the generation: pending and later operations of all its ranks raise CollectiveAborted."""
         if self._communicator is not None:
             rank = self._communicator.ranks[self._communicator.rank]
             self._communicator.abort(f"rank {rank} aborted its process group")
@@ -646,8 +646,8 @@ def _memory(tensor: Tensor) -> Operand:
 def create(opts: Any, options: Any) -> RingProcessGroup:
     """torch.distributed's maker of a group; its members alone call it.
 
-    For the default group it opens an epoch where none is open, or the open one has been aborted. Raises RingError when
-    the ranks of torch.distributed are not those of this job or run.
+    For the default group it opens a generation where none is open, or the open one has been aborted. Raises RingError
+    when the ranks of torch.distributed are not those of this job or run.
     """
     guard_steps()
     is_default = not opts.global_ranks_in_group

@@ -39,7 +39,7 @@ _in_use: RunStore | None = None
 
 
 class RunStore(c10d.Store):
-    """A store whose waits end with the epoch: by an interrupt, a rank that failed or left, and after the timeout.
+    """A store whose waits end with the generation: by an interrupt, a rank that failed or left, and after the timeout.
 
     C++ calls it too: Gloo finds its ranks through it. ``inner`` is what holds the keys.
     """
@@ -97,16 +97,16 @@ class RunStore(c10d.Store):
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
         """Return when all ``keys`` are set.
 
-        Raises CollectiveTimeout after ``timeout``, CollectiveAborted when a rank of the epoch failed or left, or the
-        epoch ended, and KeyboardInterrupt.
+        Raises CollectiveTimeout after ``timeout``, CollectiveAborted when a rank of the generation failed or left, or
+        the generation ended, and KeyboardInterrupt.
         """
         limit = self._timeout if timeout is None else timeout
         begin = time.monotonic()
-        epoch, look, pause = world.current() if world.is_initialized() else None, begin, _SHORTEST
+        generation, look, pause = world.current() if world.is_initialized() else None, begin, _SHORTEST
         while not self.check(keys):
             if time.monotonic() - look > _BETWEEN_LOOKS:
                 look = time.monotonic()
-                _check_epoch(epoch, f"{', '.join(keys)} in torch.distributed's store")
+                _check_generation(generation, f"{', '.join(keys)} in torch.distributed's store")
             if time.monotonic() - begin > limit.total_seconds():
                 raise CollectiveTimeout(
                     f"rank {_rank()}: waited {limit.total_seconds():g} s for {', '.join(keys)} of another rank in "
@@ -116,19 +116,19 @@ class RunStore(c10d.Store):
             pause = min(_LONGEST, 2 * pause)
 
 
-def _check_epoch(epoch: world.World | None, waits_for: str) -> None:
-    """Raise CollectiveAborted where a rank of ``epoch``, in which a wait began, failed or left, or it has ended.
+def _check_generation(generation: world.World | None, waits_for: str) -> None:
+    """Raise CollectiveAborted where a rank of ``generation``, in which a wait began, failed or left, or it has ended.
 
     ``waits_for`` completes "rank 0 waits for".
     """
-    if epoch is None or not world.is_open(epoch):
+    if generation is None or not world.is_open(generation):
         raise CollectiveAborted(f"the run ended while this process waited for {waits_for}")
-    communicator = epoch.communicator
+    communicator = generation.communicator
     if not communicator.aborted:
         gone = [entry["rank"] for entry in communicator.snapshot() if entry["state"] == "left"]
         if gone:
             communicator.abort(
-                f"rank {gone[0]} has left (its cell or script ended) while rank {epoch.rank} waits for {waits_for}"
+                f"rank {gone[0]} has left (its cell or script ended) while rank {generation.rank} waits for {waits_for}"
             )
     if communicator.aborted:
         communicator.barrier()  # raises with the reason
@@ -148,7 +148,7 @@ def _rank() -> int:
 
 
 def run_store(timeout: timedelta) -> RunStore:
-    """A new store for all ranks of the open epoch, every one of which calls this.
+    """A new store for all ranks of the open generation, every one of which calls this.
 
     On one host it is a file in memory that has no name: nobody else can open it, and nothing is left when the ranks
     have ended. Between hosts rank 0 serves it to processes that know a key, which only the ranks get.
@@ -159,7 +159,8 @@ def run_store(timeout: timedelta) -> RunStore:
 
 
 def keys_of_ranks() -> Any:
-    """A new store for all ranks of the open epoch, every one of which calls this; it may be used after the epoch.
+    """A new store for all ranks of the open generation, every one of which calls this; it may be used after the
+    generation.
 
     It has ``set``, ``get`` and ``check`` of `RunStore`, for any thread, and nothing in it waits.
     """

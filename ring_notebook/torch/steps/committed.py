@@ -84,7 +84,7 @@ class Undo:
 
     At the end of the step, before its other hooks, ranks call ``commit``, which raises where they do not commit. An
     interrupt may come before a step that has failed is undone: what is left is restored when this rank leaves the
-    epoch, and hooks stay with the optimizer.
+    generation, and hooks stay with the optimizer.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, commit: Callable[[Undo], object]) -> None:

@@ -57,9 +57,9 @@ _owners_of: Callable[[Iterable[Tensor]], Sequence[Any]] = lambda _: ()  # noqa: 
 
 @dataclass(slots=True, eq=False)
 class _Training:
-    """What one optimizer trains in an epoch, and how."""
+    """What one optimizer trains in a generation, and how."""
 
-    epoch: weakref.ref[Communicator]
+    generation: weakref.ref[Communicator]
     group: Any = None
     """The process group of backend "ring", or the process set, that reduces its gradients, or None."""
     owner: Owner | None = None
@@ -158,7 +158,7 @@ def _guarded(closure: Callable[[], Any], undo: Undo, step: FrameType) -> Callabl
 
 
 def _mend(optimizer: torch.optim.Optimizer, training: _Training) -> None:
-    """Compare the ranks after an aborted epoch. The gradients of the first step may be older than that."""
+    """Compare the ranks after an aborted generation. The gradients of the first step may be older than that."""
     if world.doubts() == 0 or training.group.size() != world.current().size:
         training.is_compared = True
         return
@@ -186,14 +186,14 @@ def _mend(optimizer: torch.optim.Optimizer, training: _Training) -> None:
 def _training_of(optimizer: torch.optim.Optimizer) -> _Training | None:
     """The training of ``optimizer`` on a group of backend "ring", or None.
 
-    Searched for at the first step of an epoch.
+    Searched for at the first step of a generation.
     """
     if not world.is_initialized():
         return None
-    epoch = world.current().communicator
+    generation = world.current().communicator
     known: _Training | None = optimizer.__dict__.get(_TRAINING)
-    if known is None or known.epoch() is not epoch:
-        known = optimizer.__dict__[_TRAINING] = _find(optimizer, weakref.ref(epoch))
+    if known is None or known.generation() is not generation:
+        known = optimizer.__dict__[_TRAINING] = _find(optimizer, weakref.ref(generation))
     if known.owner is not None and known.owner.is_stepping:
         return None
     if known.group is None or known.group.size() == 1:
@@ -203,13 +203,13 @@ def _training_of(optimizer: torch.optim.Optimizer) -> _Training | None:
     return None if joins else known
 
 
-def _find(optimizer: torch.optim.Optimizer, epoch: weakref.ref[Communicator]) -> _Training:
+def _find(optimizer: torch.optim.Optimizer, generation: weakref.ref[Communicator]) -> _Training:
     parameters = {id(parameter): parameter for group in optimizer.param_groups for parameter in group["params"]}
     for parameter in parameters.values():
         mesh = getattr(parameter, "device_mesh", None)  # of FSDP2
         if mesh is not None:
-            return _Training(epoch, _ring(mesh.get_group()) if mesh.ndim == 1 else _whole(mesh.size()))
-    found = _Training(epoch)
+            return _Training(generation, _ring(mesh.get_group()) if mesh.ndim == 1 else _whole(mesh.size()))
+    found = _Training(generation)
     for owner in _owners_of(parameters.values()):
         process_set = owner.process_set_of_steps
         if process_set is not None and process_set.included():

@@ -1,9 +1,9 @@
 """Compares ranks whose states may have diverged, at an optimizer's first steps after that, and makes them equal again.
 
-After an epoch that ended without an abort there is nothing to compare. After an abort each optimizer is compared once:
-its parameters, state and options, and the tensors of `known`, as one sum over all ranks. To cost about a hundredth
-of a step, each of 16 steps compares one share of the large tensors. A step that only some ranks have made changes all
-shares, so the first comparison finds it. Ranks that differ continue from a rank with the most steps.
+After a generation that ended without an abort there is nothing to compare. After an abort each optimizer is compared
+once: its parameters, state and options, and the tensors of `known`, as one sum over all ranks. To cost about a
+hundredth of a step, each of 16 steps compares one share of the large tensors. A step that only some ranks have made
+changes all shares, so the first comparison finds it. Ranks that differ continue from a rank with the most steps.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def trust(optimizer: torch.optim.Optimizer) -> None:
 
 
 def begin(optimizer: torch.optim.Optimizer, process_set: ProcessSet) -> None:
-    """Agree on the shares to compare; all ranks of the set call this at an optimizer's first step of an epoch."""
+    """Agree on the shares to compare; all ranks of the set call this at an optimizer's first step of a generation."""
     doubts = world.doubts()
     if doubts == 0:
         return

@@ -35,12 +35,12 @@ T = TypeVar("T")
 
 
 class SameStep:
-    """The steps of one optimizer in an epoch, and a sample of its weights."""
+    """The steps of one optimizer in a generation, and a sample of its weights."""
 
     def __init__(self) -> None:
         self.compares = False
         """Whether all ranks have equal weights before each step, as `prepare` makes them."""
-        self._epoch: weakref.ref[Communicator] | None = None
+        self._generation: weakref.ref[Communicator] | None = None
         self._made = self._joins = 0
         self._bytes: dict[Tensor, tuple[int, memoryview]] = {}
 
@@ -62,9 +62,9 @@ class SameStep:
 
     def _name(self, process_set: ProcessSet, named: Callable[[], Named], scale: float | None) -> str:
         communicator = process_set.communicator if process_set.included() else None
-        is_known = self._epoch is not None and self._epoch() is communicator and self._joins == joins()
+        is_known = self._generation is not None and self._generation() is communicator and self._joins == joins()
         if communicator is None or not is_known:  # ranks that had joined have made fewer steps
-            self._epoch = None if communicator is None else weakref.ref(communicator)
+            self._generation = None if communicator is None else weakref.ref(communicator)
             self._made, self._joins = 0, joins()
             self._bytes.clear()
         text = f"{COMMIT} {self._made + 1}"

@@ -51,8 +51,8 @@ class BackgroundSave:
     ) -> None:
         self._number, self._store, self._part = number, store, part
         self._finish, self._failed = finish, failed
-        self._epoch = world.current()
-        self._rank, self._size = self._epoch.rank, self._epoch.size
+        self._generation = world.current()
+        self._rank, self._size = self._generation.rank, self._generation.size
         self._has_written = Event()
         self._growth, self._is_told = _Growth(part.taken()), False
         self.failure = ""
@@ -146,7 +146,7 @@ class BackgroundSave:
             if not lacking:
                 break
             limit = config().checkpoint_timeout
-            if self._epoch.communicator.aborted:
+            if self._generation.communicator.aborted:
                 limit = min(limit, _AFTER_ABORT)
             if not growth.goes_on((len(lacking), *map(self._beat_of, lacking)), limit):
                 named = ", ".join(map(str, lacking))

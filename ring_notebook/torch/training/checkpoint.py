@@ -160,7 +160,7 @@ class TorchCheckpoint(Checkpoint):
         self._save: BackgroundSave | None = None
         self._saves = 0
         self._store: Any = None
-        self._epoch: world.World | None = None  # that of the store
+        self._generation: world.World | None = None  # that of the store
         self._random: tuple[bytes, int | None] | None = None
         self._of_turns: list[bytes] = []
 
@@ -173,7 +173,7 @@ class TorchCheckpoint(Checkpoint):
         return self._own_shards
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_own_shards": None, "_save": None, "_store": None, "_epoch": None}
+        return {**self.__dict__, "_own_shards": None, "_save": None, "_store": None, "_generation": None}
 
     def begin_epoch(self) -> None:
         """Loaders of `prepare` have the order of this epoch."""
@@ -385,8 +385,8 @@ class TorchCheckpoint(Checkpoint):
 
     def _write_later(self, begun: str, finish: Callable[[list[Any]], None], failed: Callable[[str], str]) -> None:
         current = world.current()
-        if self._epoch is not current:
-            self._store, self._epoch, self._saves = keys_of_ranks(), current, 0
+        if self._generation is not current:
+            self._store, self._generation, self._saves = keys_of_ranks(), current, 0
         self._saves += 1
         lacks = ""
         if self._save is not None and self._save.is_in_part():  # rank 0 has given it up; it still needs its copies

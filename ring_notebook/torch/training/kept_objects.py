@@ -178,8 +178,8 @@ def _set_optimizer(optimizer: torch.optim.Optimizer, kept: dict[str, Any]) -> No
 
 
 # Also ``step``, which a schedule has patched to see that it is called.
-_OF_EPOCH = (
-    *("step", "_epoch", "_wrapped", "_parameter_names"),
+_OF_GENERATION = (
+    *("step", "_generation", "_wrapped", "_parameter_names"),
     *("_flight", "_groups", "same_step", "rest"),
 )
 
@@ -187,7 +187,7 @@ _OF_EPOCH = (
 def _reduced_wrapper(wrapper: Wrapper) -> Any:
     own = wrapper.__dict__.items()
     # What ``_ring_`` names is noted with the wrapped optimizer.
-    kept = {name: value for name, value in own if name not in _OF_EPOCH and not name.startswith("_ring_")}
+    kept = {name: value for name, value in own if name not in _OF_GENERATION and not name.startswith("_ring_")}
     mixin = next(one for one in type(wrapper).__mro__[1:] if issubclass(one, Wrapper))
     made_with = mixin, original_of(wrapper), wrapper._parameter_names
     return _wrapper, made_with, kept, None, None, _set_wrapper

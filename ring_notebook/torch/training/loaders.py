@@ -170,7 +170,7 @@ class _Preparation:
         return share._numbers if isinstance(share, ShardedIterable) and (size() > 1 or share._is_continued) else None
 
     def begin(self, loader: DataLoader[Any]) -> None:
-        """Begin a pass, on the ranks of this epoch."""
+        """Begin a pass, on the ranks of this generation."""
         if self._place != (rank(), size()):
             self._place = rank(), size()
             self._follow_ranks(loader)

@@ -180,7 +180,7 @@ class ElasticTurns:
         self._kept[_LOADERS] = [one.position() for one in loaders_in_use()]
 
     def divide(self) -> None:
-        """Divide the logical ranks among the ranks of this epoch, and give these what was kept, if anything was."""
+        """Divide the logical ranks among the ranks of this generation, and give these what was kept."""
         if (logical := divided()) is None or _numbers is None:
             return
         for loader in loaders_in_use():

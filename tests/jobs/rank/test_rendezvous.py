@@ -133,8 +133,8 @@ def test_a_supervisor_that_does_not_answer(answer: bytes, why: str) -> None:
 def test_an_answer_to_a_gathering_that_was_interrupted() -> None:
     ours, theirs = socket.socketpair()
     rendezvous = Rendezvous(theirs, 0, 2)
-    late = b'cmd=ring_gathered value={"error": "late", "generation": 0, "step": 0}\n'
-    ours.sendall(late + late.replace(b'"generation": 0', b'"generation": 1').replace(b"late", b"in time"))
+    late = b'cmd=ring_gathered value={"error": "late", "formation": 0, "step": 0}\n'
+    ours.sendall(late + late.replace(b'"formation": 0', b'"formation": 1').replace(b"late", b"in time"))
     rendezvous.begin(1, [0, 1])
     with pytest.raises(RingError, match="in time"):
         rendezvous.gather(1)
@@ -146,10 +146,10 @@ def test_who_waits_to_join_is_told_in_one_piece_with_an_answer() -> None:
     ours, theirs = socket.socketpair()
     rendezvous = Rendezvous(theirs, 0, 2)
     rendezvous.elastic = True
-    answer = b'cmd=ring_gathered value={"epoch": 3, "next": 4, "members": [0, 1]}\n'
+    answer = b'cmd=ring_gathered value={"generation": 3, "next": 4, "members": [0, 1]}\n'
     news = b'cmd=ring_gathered value={"updated": true}\n'
     ours.sendall(news + answer + news)  # who waited before the answer has been taken in by it
-    assert rendezvous.assemble([0, 1], 3, 0.0).epoch == 4
+    assert rendezvous.assemble([0, 1], 3, 0.0).generation == 4
     assert rendezvous.is_updated()
     ours.sendall(answer + news[:10])
     rendezvous.assemble([0, 1], 3, 0.0)

@@ -113,7 +113,7 @@ def test_who_was_waited_for() -> None:
 
 
 def test_groups_have_tracks_of_their_own() -> None:
-    """Every group of the epoch records, under a number that its members agree on."""
+    """Every group of the generation records, under a number that its members agree on."""
 
     def body(seat: Seat) -> set[int]:
         ring = seat.open()

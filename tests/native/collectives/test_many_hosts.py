@@ -141,7 +141,7 @@ def test_all_of_thirteen_hosts_get_the_table_of_a_mismatch() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [3, 30_000, 1_000_000], ids=["eager", "doubling", "ring"])
 def test_an_abort_reaches_all_of_thirteen_hosts(count: int) -> None:
-    """One rank does not come; all others end with its reason, and form a new epoch."""
+    """One rank does not come; all others end with its reason, and form a new generation."""
 
     def body(seat: Seat) -> None:
         ring = seat.open()

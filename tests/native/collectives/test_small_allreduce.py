@@ -156,14 +156,14 @@ def test_what_is_queued_before_it_comes_first() -> None:
     as_threads(2, body)
 
 
-def test_it_ends_with_the_epoch() -> None:
+def test_it_ends_with_the_generation() -> None:
     """An abort, a rank that leaves, a deadline: each reaches a rank that waits, and one that calls later."""
 
     def body(seat: Seat) -> None:
-        for epoch, (error, said) in enumerate(
+        for generation, (error, said) in enumerate(
             [(CollectiveAborted, "the reason"), (CollectiveAborted, "has left"), (CollectiveTimeout, "timed out")], 1
         ):
-            ring = seat.open(epoch)
+            ring = seat.open(generation)
             if seat.rank == 0:
                 ring.limit_time(0.1 if error is CollectiveTimeout else 30.0)
                 with pytest.raises(error, match=said):
@@ -279,10 +279,10 @@ def test_the_others_see_when_it_has_completed() -> None:
     as_threads(2, body)
 
 
-def test_one_that_is_started_ends_with_the_epoch() -> None:
+def test_one_that_is_started_ends_with_the_generation() -> None:
     def body(seat: Seat) -> None:
-        for epoch, waits in enumerate([True, False], 1):
-            ring = seat.open(epoch)
+        for generation, waits in enumerate([True, False], 1):
+            ring = seat.open(generation)
             if seat.rank == 0:
                 work = start(ring, torch.ones(2))
                 while not waits and not ring.aborted:

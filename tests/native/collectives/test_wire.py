@@ -122,7 +122,7 @@ def test_a_joined_rank_adds_nothing() -> None:
 
 
 def test_more_than_a_message_can_hold() -> None:
-    """Small payloads travel in one message, whose size has a limit: said when the epoch begins, on every rank."""
+    """Small payloads travel in one message, whose size has a limit: said when the generation begins, on every rank."""
 
     def body(seat: Seat) -> None:
         with pytest.raises(ValueError, match=r"would take 64 MiB, and at most 64 are possible: lower RING_INLINE"):

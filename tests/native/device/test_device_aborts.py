@@ -74,7 +74,7 @@ def test_a_copy_to_host_memory_behind_a_kernel_that_never_ends() -> None:
 
 @pytest.mark.parametrize("launched", [False, True], ids=["before it is launched", "while its kernel runs"])
 def test_a_signal_interrupts_an_operation(launched: bool) -> None:
-    """As a notebook's stop button does: KeyboardInterrupt here, a named abort there, and the next epoch works."""
+    """As a notebook's stop button does: KeyboardInterrupt here, a named abort there, and the next generation works."""
 
     def body(seat: Seat) -> None:
         own, device = devices(), FakeDevice(seat.rank)

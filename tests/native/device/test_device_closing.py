@@ -1,4 +1,4 @@
-"""A failure on a device that nobody has waited for: leaving the epoch raises it once, unless a call has raised."""
+"""A failure on a device that nobody has waited for: leaving the generation raises it once, unless a call has raised."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ring_notebook.errors import CollectiveAborted, CollectiveMismatch
 
 
 def failed(seat: Seat, ring: Communicator, device: FakeDevice) -> None:
-    """An operation that NCCL ends with an error after both ranks have gone on; the epoch has ended with it."""
+    """An operation that NCCL ends with an error after both ranks have gone on; the generation has ended with it."""
     tensor, launched = ones(device), threading.Event()
     device.hold(until=launched.is_set)
     with knobs(nccl_error_at=1):
@@ -45,7 +45,7 @@ def test_an_operation_that_nobody_waits_for() -> None:
 
 
 def test_an_operation_of_another_group() -> None:
-    """Nobody closes that group: leaving the epoch waits for it."""
+    """Nobody closes that group: leaving the generation waits for it."""
 
     def body(seat: Seat) -> None:
         ring, device = seat.open(devices=devices()), FakeDevice(seat.rank)

@@ -21,7 +21,7 @@ from ring_notebook.errors import CollectiveAborted, CollectiveError, CollectiveM
 
 
 def opened(seat: Seat, **settings: Any) -> tuple[Communicator, FakeDevice]:
-    """An epoch in which NCCL has connected, on all ranks; nothing is under way."""
+    """A generation in which NCCL has connected, on all ranks; nothing is under way."""
     ring, device = seat.open(devices=devices(**settings)), FakeDevice(seat.rank)
     tensor = ones(device)
     ring.allreduce([tensor.buffer], [tensor.buffer]).wait_done()
@@ -101,7 +101,7 @@ def test_an_interrupt_while_others_have_yet_to_come() -> None:
 
 
 def stuck(seat: Seat, **settings: Any) -> tuple[Communicator, FakeDevice, Any, Tensor]:
-    """An operation that this rank's kernel waits in: that of rank 0 comes when the epoch has ended."""
+    """An operation that this rank's kernel waits in: that of rank 0 comes when the generation has ended."""
     ring, device = opened(seat, **settings)
     tensor = ones(device)
     if seat.rank == 0:
@@ -282,11 +282,11 @@ def test_tensors_live_until_their_kernel_has_ended() -> None:
     as_threads(2, body)
 
 
-def test_the_next_epoch_works_after_an_abort() -> None:
+def test_the_next_generation_works_after_an_abort() -> None:
     def body(seat: Seat) -> None:
         own, device = devices(), FakeDevice(seat.rank)
-        for epoch in (1, 2, 3):
-            ring = seat.open(epoch, devices=own)
+        for generation in (1, 2, 3):
+            ring = seat.open(generation, devices=own)
             tensor = ones(device)
             ring.allreduce([tensor.buffer], [tensor.buffer])
             assert np.all(device.read(tensor) == seat.size)

@@ -109,18 +109,18 @@ class Rank:
         self.under_way.clear()
 
 
-def live(seat: Seat, operations: int, epochs: int, seed: int, death: bool = False) -> int:
-    """Several epochs; every second one is aborted at some operation by some rank. At the end some rank may die."""
+def live(seat: Seat, operations: int, generations: int, seed: int, death: bool = False) -> int:
+    """Several generations; every second one is aborted at some operation by some rank. At the end some rank may die."""
     own, done = devices(), 0
-    for epoch in range(1, epochs + 1):
-        plan = random.Random(f"{seed} {epoch}")
-        last = epoch == epochs
-        ends_at = plan.randrange(operations) if (epoch % 2 == 0 or (death and last)) else None
+    for generation in range(1, generations + 1):
+        plan = random.Random(f"{seed} {generation}")
+        last = generation == generations
+        ends_at = plan.randrange(operations) if (generation % 2 == 0 or (death and last)) else None
         by = plan.randrange(seat.size)
-        ring = seat.open(epoch, devices=own)
+        ring = seat.open(generation, devices=own)
         rank = None
         try:
-            rank = Rank(seat, ring, (seed, epoch))
+            rank = Rank(seat, ring, (seed, generation))
             for number in range(operations):
                 if number == ends_at and by == seat.rank:
                     if death and last:
@@ -152,11 +152,11 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("operations", "epochs"), [(60, 4), pytest.param(800, 20, marks=[pytest.mark.slow, pytest.mark.timeout(600)])]
+    ("operations", "generations"), [(60, 4), pytest.param(800, 20, marks=[pytest.mark.slow, pytest.mark.timeout(600)])]
 )
-def test_random_operations(operations: int, epochs: int) -> None:
-    done = as_processes(SIZE, lambda seat: live(seat, operations, epochs, seed=7))
-    if epochs == 20:
+def test_random_operations(operations: int, generations: int) -> None:
+    done = as_processes(SIZE, lambda seat: live(seat, operations, generations, seed=7))
+    if generations == 20:
         assert sum(done) > 10_000
 
 

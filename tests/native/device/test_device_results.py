@@ -244,22 +244,22 @@ def test_a_second_device_of_a_rank_is_refused() -> None:
     as_threads(1, body)
 
 
-def test_epochs_follow_one_another() -> None:
+def test_generations_follow_one_another() -> None:
     def body(seat: Seat) -> None:
         own, device = devices(), FakeDevice(seat.rank)
         before = connections()
-        for epoch in range(1, 7):
-            ring = seat.open(epoch, devices=own)
+        for generation in range(1, 7):
+            ring = seat.open(generation, devices=own)
             ways = [(ring, ""), (ring, "by name"), (ring.group([0, 1]), "")]
             for group, name in ways:
                 assert group is not None
                 tensor = device.tensor(np.ones(3), DType.FLOAT32)
                 group.allreduce([tensor.buffer], [tensor.buffer], name=name, blocking=False).wait()
                 assert np.all(device.read(tensor) == 2)
-            # NCCL has connected in the first epoch, and in the one behind an abort.
-            assert connections() - before == (3 if epoch < 5 else 6)
+            # NCCL has connected in the first generation, and in the one behind an abort.
+            assert connections() - before == (3 if generation < 5 else 6)
             seat.meet()
-            if epoch == 4:
+            if generation == 4:
                 ring.abort("the test ends it")
             with suppress(CollectiveAborted):
                 ring.close()
@@ -275,12 +275,12 @@ def test_a_rank_that_has_kept_no_connection() -> None:
     def body(seat: Seat, without: int) -> None:
         own, device = devices(), FakeDevice(seat.rank)
         before = connections()
-        for epoch in (1, 2):
-            ring = seat.open(epoch, devices=own)
+        for generation in (1, 2):
+            ring = seat.open(generation, devices=own)
             tensor = device.tensor(np.ones(3), DType.FLOAT32)
             ring.allreduce([tensor.buffer], [tensor.buffer])
             assert np.all(device.read(tensor) == 2)
-            assert connections() - before == epoch
+            assert connections() - before == generation
             ring.close()
             seat.opened.clear()
             del ring

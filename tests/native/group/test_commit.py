@@ -87,9 +87,9 @@ class Schedule:
     """Microseconds before each commit, by rank."""
     aborter: int
     after: int
-    """Commits that this rank has made when it starts the thread that ends the epoch; all of them in some schedules."""
+    """Commits that this rank has made when it starts the thread that ends the generation; all in some schedules."""
     pause: int
-    """Microseconds from there until that thread ends the epoch, whatever the rank does then."""
+    """Microseconds from there until that thread ends the generation, whatever the rank does then."""
 
     @classmethod
     def draw(cls, seed: int, size: int, of: Sequence[str]) -> Schedule:
@@ -119,10 +119,10 @@ def idle(microseconds: int) -> None:
 def test_random_schedules_never_part_the_ranks(
     launch: Callable[[int, Body], object], calls: Sequence[str], count: int
 ) -> None:
-    """In each an abort strikes at some moment of a few calls, or while others are still opening the epoch."""
+    """In each an abort strikes at some moment of a few calls, or while others are still opening the generation."""
     size = 3
     schedules = [Schedule.draw(seed, size, calls) for seed in range(count)]
-    made = [[-1] * count for _ in range(size)]  # what opens the epoch is one too
+    made = [[-1] * count for _ in range(size)]  # what opens the generation is one too
 
     def end(ring: Communicator, pause: int) -> None:
         idle(pause)
@@ -206,7 +206,7 @@ def test_a_rank_that_dies_while_others_commit() -> None:
 
 
 def test_between_hosts_an_abort_behind_a_commit_ends_it_on_none() -> None:
-    """A rank that has made its step ends the epoch at once, while the message to the other host is on its way."""
+    """A rank that has made its step ends the generation at once, while the message to the other host is on its way."""
 
     def body(seat: Seat) -> int:
         made = 0

@@ -70,7 +70,7 @@ def until_it_fails(call: Callable[[], object]) -> CollectiveAborted:
 @pytest.mark.parametrize("blocking", [True, False])
 @pytest.mark.parametrize("call", ASYNCHRONOUS)
 def test_killed_while_data_moves(call: str, blocking: bool) -> None:
-    """SIGKILL at some moment of an endless stream of collectives; the survivors open an epoch of their own."""
+    """SIGKILL at some moment of an endless stream of collectives; the survivors open a generation of their own."""
 
     def body(seat: Seat) -> list[float]:
         ring = seat.open(1)
@@ -125,8 +125,8 @@ def test_a_death_is_seen_without_process_descriptors() -> None:
     assert end == Dead(signal.SIGKILL)
 
 
-def test_killed_before_the_epoch() -> None:
-    """Ranks that wait for a dead rank to open or to join an epoch learn that it has died."""
+def test_killed_before_the_generation() -> None:
+    """Ranks that wait for a dead rank to open or to join a generation learn that it has died."""
 
     def body(seat: Seat) -> None:
         seat.open(1).barrier()

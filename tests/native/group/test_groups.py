@@ -1,4 +1,4 @@
-"""Groups, several epochs at once, and asynchronous operations: order, overlap and join."""
+"""Groups, several generations at once, and asynchronous operations: order, overlap and join."""
 
 from __future__ import annotations
 
@@ -152,8 +152,8 @@ def test_groups_in_another_order_on_each_rank(launcher: str, size: int) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
-def test_several_epochs_in_one_process(size: int) -> None:
-    """Communicators of different epochs live side by side; the end of one leaves the other alone."""
+def test_several_generations_in_one_process(size: int) -> None:
+    """Communicators of different generations live side by side; the end of one leaves the other alone."""
 
     def body(seat: Seat) -> None:
         first, second = seat.open(1), seat.open(2)

@@ -53,26 +53,26 @@ def tensors_of_all_kinds(ring: Communicator) -> None:
         call(ring, False).wait()
 
 
-def reopen(seat: Seat, epoch: int) -> None:
-    """An epoch with a group and every collective, left in good order."""
-    ring = seat.open(epoch)
+def reopen(seat: Seat, generation: int) -> None:
+    """A generation with a group and every collective, left in good order."""
+    ring = seat.open(generation)
     group = ring.group([1, 0])
     assert group is not None
-    if epoch % 20 == 0:
+    if generation % 20 == 0:
         tensors_of_all_kinds(ring)
     group.barrier(blocking=False).wait()
 
 
-def abort(seat: Seat, epoch: int) -> None:
-    """An epoch that is aborted while the others open it, have operations under way or make a group."""
+def abort(seat: Seat, generation: int) -> None:
+    """A generation that is aborted while the others open it, have operations under way or make a group."""
 
     def meet() -> None:
-        ring = seat.open(epoch)
+        ring = seat.open(generation)
         if seat.rank == 0:
             ring.abort("on purpose")
-        if epoch % 3 == 0:
+        if generation % 3 == 0:
             ring.group([0, 1])
-        elif epoch % 3 == 1:
+        elif generation % 3 == 1:
             ASYNCHRONOUS["allreduce staged"](ring, False).wait()
         while True:
             ring.barrier()
@@ -81,9 +81,9 @@ def abort(seat: Seat, epoch: int) -> None:
         meet()
 
 
-def disagree(seat: Seat, epoch: int) -> None:
+def disagree(seat: Seat, generation: int) -> None:
     """Groups and tensors that do not match."""
-    ring = seat.open(epoch)
+    ring = seat.open(generation)
     with pytest.raises(CollectiveMismatch):
         ring.group([0, 1] if seat.rank else [1, 0])
     tensor = Tensor.of(ring, np.ones(5 + seat.rank), DType.FLOAT32, ring=True)
@@ -91,9 +91,9 @@ def disagree(seat: Seat, epoch: int) -> None:
         ring.allreduce([tensor.buffer], [tensor.buffer])
 
 
-def forget(seat: Seat, epoch: int) -> None:
+def forget(seat: Seat, generation: int) -> None:
     """Handles that nobody waits for, results that nobody looks at."""
-    ring = seat.open(epoch)
+    ring = seat.open(generation)
     for _ in range(5):
         ASYNCHRONOUS["allgather"](ring, False)
         ASYNCHRONOUS["allreduce in ring memory"](ring, False)
@@ -102,15 +102,15 @@ def forget(seat: Seat, epoch: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("turn", "turns"), [(reopen, 200), (abort, 60), (disagree, 60), (forget, 30)])
-def test_epochs_leave_nothing_behind(turn: Callable[[Seat, int], None], turns: int) -> None:
-    """However an epoch ends, the process is afterwards what it was before."""
+def test_generations_leave_nothing_behind(turn: Callable[[Seat, int], None], turns: int) -> None:
+    """However a generation ends, the process is afterwards what it was before."""
 
     def body(seat: Seat) -> list[dict[str, int]]:
         measured = []
-        for epoch in range(1, WARM + turns + 1):
-            turn(seat, epoch)
+        for generation in range(1, WARM + turns + 1):
+            turn(seat, generation)
             seat.leave(None)
-            if epoch in (WARM, WARM + turns):
+            if generation in (WARM, WARM + turns):
                 measured.append(usage(seat))
         return measured
 
@@ -121,7 +121,7 @@ def test_epochs_leave_nothing_behind(turn: Callable[[Seat, int], None], turns: i
 
 
 def test_groups_leave_nothing_behind() -> None:
-    """Groups made and closed within one epoch."""
+    """Groups made and closed within one generation."""
 
     def body(seat: Seat) -> list[int]:
         ring = seat.open()

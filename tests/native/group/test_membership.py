@@ -1,4 +1,4 @@
-"""The ranks of one host agree on the number of the next epoch."""
+"""The ranks of one host agree on the number of the next generation."""
 
 from __future__ import annotations
 
@@ -14,15 +14,18 @@ from ring_notebook.errors import CollectiveAborted, CollectiveTimeout
 
 
 def call(seat: Seat, last: int, *, timeout: float = LIMIT / 2) -> int:
-    return seat.domain.agree_on_epoch(list(range(seat.size)), last, 0, timeout)
+    return seat.domain.agree_on_generation(list(range(seat.size)), last, 0, timeout)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 def test_all_come(size: int) -> None:
-    """The epoch is newer than what any of them has tried, however different that is."""
+    """The generation is newer than what any of them has tried, however different that is."""
 
     def body(seat: Seat) -> list[tuple[int, list[float]]]:
-        return [(epoch := call(seat, 10 * seat.rank + repeat), goes_on(seat.open(epoch)))[:2] for repeat in (0, 50)]
+        return [
+            (generation := call(seat, 10 * seat.rank + repeat), goes_on(seat.open(generation)))[:2]
+            for repeat in (0, 50)
+        ]
 
     sums = [size * (size + 1) / 2] * 2
     newest = 10 * (size - 1)
@@ -35,7 +38,7 @@ def test_a_death_is_told() -> None:
         seat.meet()
         if seat.rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
-        words = rf"rank 1 has died while rank {seat.rank} waits for it to join the next epoch"
+        words = rf"rank 1 has died while rank {seat.rank} waits for it to join the next generation"
         with pytest.raises(CollectiveAborted, match=words):
             call(seat, 1)
 
@@ -45,7 +48,7 @@ def test_a_death_is_told() -> None:
 def test_a_rank_that_does_not_come_is_named() -> None:
     def body(seat: Seat) -> None:
         if seat.rank == 0:
-            words = r"rank 0 waited 0\.3 s for rank 1 to join the next epoch"
+            words = r"rank 0 waited 0\.3 s for rank 1 to join the next generation"
             with pytest.raises(CollectiveTimeout, match=words):
                 call(seat, 0, timeout=0.3)
 
@@ -58,7 +61,7 @@ def test_a_rank_that_has_left_the_run_is_told() -> None:
             seat.domain.leave_run(7)
         else:
             with pytest.raises(CollectiveAborted, match="rank 0 finished its cell"):
-                seat.domain.agree_on_epoch([0, 1], 0, 7, LIMIT)
+                seat.domain.agree_on_generation([0, 1], 0, 7, LIMIT)
 
     as_threads(2, body)
 

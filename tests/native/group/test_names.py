@@ -172,8 +172,8 @@ def test_fused_as_far_as_the_threshold_goes(launcher: str) -> None:
 
     def body(seat: Seat) -> list[dict[str, int]]:
         found = []
-        for epoch, threshold in ((1, 1 << 20), (2, 12 if seat.rank else 1 << 20)):
-            ring = seat.open(epoch, fusion_threshold=threshold)
+        for generation, threshold in ((1, 1 << 20), (2, 12 if seat.rank else 1 << 20)):
+            ring = seat.open(generation, fusion_threshold=threshold)
             first = start(ring, "first", 1.0) if ring.rank else None
             ring.barrier()
             started = [start(ring, f"{n}", float(n)) for n in range(20)]

@@ -74,7 +74,7 @@ def test_a_rank_that_leaves(place: tuple[int, ...], in_group: bool, known: bool)
 
 @pytest.mark.parametrize("place", [(), (0, 1, 1)])
 def test_closing_with_names_that_nobody_else_starts(place: tuple[int, ...]) -> None:
-    """Ranks that close while each waits for a name of its own end the epoch instead of waiting for one another."""
+    """Ranks that close while each waits for a name of its own end the generation instead of waiting for one another."""
 
     def body(seat: Seat) -> None:
         ring = seat.open(1)
@@ -151,7 +151,7 @@ def test_deadline(place: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_dropped_while_under_way() -> None:
-    """A communicator that is dropped while a name waits ends the epoch instead of leaving others waiting."""
+    """A communicator that is dropped while a name waits ends the generation instead of leaving others waiting."""
 
     def body(seat: Seat) -> None:
         ring = seat.open(1)

@@ -70,7 +70,7 @@ def when_all_wait(ring: Communicator, ranks: set[int]) -> None:
 @pytest.mark.parametrize("aborter", [0, 2])
 @pytest.mark.parametrize(("call", "blocking"), WAITS)
 def test_abort_while_others_wait(call: str, blocking: bool, aborter: int) -> None:
-    """The reason reaches all that wait and all that come later; the next epoch starts clean."""
+    """The reason reaches all that wait and all that come later; the next generation starts clean."""
 
     def body(seat: Seat) -> None:
         ring = seat.open(1)
@@ -96,7 +96,7 @@ def test_abort_while_others_wait(call: str, blocking: bool, aborter: int) -> Non
 
 @pytest.mark.parametrize("blocking", [True, False])
 def test_abort_reaches_a_group(blocking: bool) -> None:
-    """A rank outside a group ends what waits inside it: groups belong to their epoch."""
+    """A rank outside a group ends what waits inside it: groups belong to their generation."""
 
     waits = threading.Event()
 
@@ -120,7 +120,7 @@ def test_abort_reaches_a_group(blocking: bool) -> None:
 @pytest.mark.parametrize("in_group", [True, False])
 @pytest.mark.parametrize("call", CALLS)
 def test_a_rank_that_leaves(call: str, in_group: bool) -> None:
-    """All that wait for it learn that it has left, in a group of the epoch that it left too."""
+    """All that wait for it learn that it has left, in a group of the generation that it left too."""
 
     def body(seat: Seat) -> None:
         ring = seat.open(1)
@@ -142,8 +142,8 @@ def test_a_rank_that_leaves_in_good_order() -> None:
     """Who closes after the last operation disturbs nobody who has yet to come out of it."""
 
     def body(seat: Seat) -> None:
-        for epoch in range(1, 100):
-            ring = seat.open(epoch)
+        for generation in range(1, 100):
+            ring = seat.open(generation)
             tensor = Tensor.of(ring, np.ones(20_000), DType.FLOAT32)
             ring.allreduce([tensor.buffer], [tensor.buffer])
             ring.close()
@@ -153,7 +153,7 @@ def test_a_rank_that_leaves_in_good_order() -> None:
 
 
 def test_dropped_while_under_way() -> None:
-    """A communicator that is dropped with operations under way ends the epoch instead of leaving others waiting."""
+    """A communicator that is dropped with operations under way ends the generation; others are not left waiting."""
 
     def body(seat: Seat) -> None:
         ring = seat.open(1)
@@ -242,23 +242,23 @@ def test_a_deadline_that_never_comes(seconds: float, monkeypatch: pytest.MonkeyP
         config.cache_clear()
 
 
-def test_an_epoch_that_does_not_begin() -> None:
-    """A rank that waits for others to open an epoch gives up at the deadline, and can open the next with them."""
+def test_a_generation_that_does_not_begin() -> None:
+    """A rank that waits for others to open a generation gives up at the deadline, and can open the next with them."""
 
     def body(seat: Seat) -> None:
         if seat.rank == 0:
             ends(lambda: seat.open(5, timeout=0.2), CollectiveTimeout, "rank 1 has not called it")
         works(seat.open(6))
         if seat.rank == 1:
-            ends(lambda: seat.open(5, timeout=0.2), CollectiveAborted, "an epoch that rank 0 has already left")
+            ends(lambda: seat.open(5, timeout=0.2), CollectiveAborted, "a generation that rank 0 has already left")
             ends(lambda: seat.open(7, timeout=0.2), CollectiveTimeout, "rank 1 waited 0.2 s for rank 0")
 
     as_threads(2, body)
 
 
 @pytest.mark.parametrize("launcher", ["threads", "processes"])
-def test_a_rank_that_gives_up_before_the_epoch(launcher: str) -> None:
-    """One that is stopped while it opens an epoch will never come; those who wait for it there learn that."""
+def test_a_rank_that_gives_up_before_the_generation(launcher: str) -> None:
+    """One that is stopped while it opens a generation will never come; those who wait for it there learn that."""
 
     def body(seat: Seat) -> None:
         works(seat.open(1))
@@ -268,7 +268,7 @@ def test_a_rank_that_gives_up_before_the_epoch(launcher: str) -> None:
                 lambda: seat.open(2, ranks=[2, 1, 0], timeout=0.2), CollectiveTimeout, "rank 1 waited 0.2 s for rank 2"
             )
         else:
-            ends(lambda: seat.open(2), CollectiveAborted, "stopped before it joined this epoch")
+            ends(lambda: seat.open(2), CollectiveAborted, "stopped before it joined this generation")
         works(seat.open(3))
 
     LAUNCHERS[launcher](3, body)
@@ -307,7 +307,7 @@ def test_no_thread_for_queued_operations() -> None:
         from ring_notebook.core.native import core
 
         domain = core.Domain.create(0, 1, 1 << 20)
-        ring = core.Communicator.open(domain=domain, ranks=[0], local=[0], index=0, epoch=1)
+        ring = core.Communicator.open(domain=domain, ranks=[0], local=[0], index=0, generation=1)
         ring.barrier("", True, 0.0)
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         limits = resource.getrlimit(resource.RLIMIT_AS)

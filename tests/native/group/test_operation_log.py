@@ -89,7 +89,7 @@ def test_a_record_has_all_of_an_operation() -> None:
         begin, one = [one for one in operations if one.rank == rank and one.state != "note"]
         assert begin.title == "allreduce 'begin'"
         assert one.full == "allreduce 'w' sum float32 [300, 1000]"
-        assert (one.nbytes, one.group, one.size, one.epoch, one.sequence) == (1_200_000, 0, 2, 1, 2)
+        assert (one.nbytes, one.group, one.size, one.generation, one.sequence) == (1_200_000, 0, 2, 1, 2)
         assert one.state == "done"
         assert before - 60e9 < one.called <= one.arrived <= one.ended < before
         assert one.line == f"test_operation_log.py:{line} in first"
@@ -119,7 +119,7 @@ def shape(seat: Seat) -> None:
 
 
 def batches(seat: Seat) -> None:
-    """Rank 0 has one batch less, and goes on to the sum at the end of the epoch."""
+    """Rank 0 has one batch less, and goes on to the sum at the end of the generation."""
     ring = seat.open()
     for _ in range(2 if seat.rank == 0 else 3):
         total(ring, "gradient")

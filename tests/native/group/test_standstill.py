@@ -58,11 +58,11 @@ PAIRS = [pair for pair in itertools.combinations(LANES, 2) if pair != ("receive"
 @pytest.mark.slow
 @pytest.mark.parametrize("launch", [as_threads, as_hosts])
 def test_every_pair_of_lanes(launch: Callable[..., object]) -> None:
-    """Both are named on all ranks, each soon; the next epoch starts clean."""
+    """Both are named on all ranks, each soon; the next generation starts clean."""
 
     def body(seat: Seat) -> None:
-        for epoch, (first, second) in enumerate(PAIRS, 1):
-            ring = seat.open(2 * epoch, standstill=SOON)
+        for generation, (first, second) in enumerate(PAIRS, 1):
+            ring = seat.open(2 * generation, standstill=SOON)
             groups = [ring.group([0, 1, 2]), ring.group([2, 1, 0])]
             rings = [ring, *(group for group in groups if group is not None)]
             assert total(ring) == 3
@@ -75,7 +75,7 @@ def test_every_pair_of_lanes(launch: Callable[..., object]) -> None:
             assert ("by name (asynchronously" in str(caught.value)) == (ways == {"by order", "by name"})
             with pytest.raises(CollectiveAborted):
                 ring.barrier()
-            assert total(seat.open(2 * epoch + 1)) == 3
+            assert total(seat.open(2 * generation + 1)) == 3
             seat.leave(None)
             rings.clear()
 

@@ -91,9 +91,9 @@ def test_cores_are_those_of_all_ranks_together() -> None:
 
     def body(seat: Seat) -> list[int]:
         found = []
-        for epoch, apart in ((1, True), (2, False)):
+        for generation, apart in ((1, True), (2, False)):
             os.sched_setaffinity(0, {own[seat.rank if apart else 0]})
-            ring = seat.open(epoch)  # all have come
+            ring = seat.open(generation)  # all have come
             found.append(seat.domain.cores)
             ring.barrier()
         return found

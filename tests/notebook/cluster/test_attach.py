@@ -213,7 +213,7 @@ class Notebooks:
                 "why": "",
                 "keep": keep,
                 "met": True,
-                "generation": 0,
+                "formation": 0,
                 "controller": self._open.pid,
                 "engines": [],
             },

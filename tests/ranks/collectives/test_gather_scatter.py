@@ -12,7 +12,7 @@ from ring_notebook.errors import CollectiveMismatch
 
 
 @pytest.fixture(autouse=True)
-def epoch() -> Iterator[None]:
+def generation() -> Iterator[None]:
     hvd.init()
     yield
     hvd.shutdown()

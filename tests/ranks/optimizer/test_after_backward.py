@@ -24,7 +24,7 @@ pytestmark = pytest.mark.sizes(2, 3, slow=(1, 4))
 
 
 @pytest.fixture(autouse=True)
-def epoch() -> Iterator[None]:
+def generation() -> Iterator[None]:
     ring.init()
     yield
     ring.shutdown()
@@ -302,7 +302,7 @@ def test_a_pass_that_raises(overlap: str, zero: str, settings: Callable[..., Non
 
 
 def test_an_interrupt_in_a_pass() -> None:
-    """It ends the epoch, on all ranks; the next one begins with gradients of its own."""
+    """It ends the generation, on all ranks; the next one begins with gradients of its own."""
     ours, alone = network(), network()
     ours, optimizer = ring.prepare(ours, torch.optim.SGD(ours.parameters(), 0.1))
     loss(ours, share(batch())).backward()

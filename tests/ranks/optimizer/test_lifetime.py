@@ -234,7 +234,7 @@ def test_needs_init(hvd: ModuleType) -> None:
     hvd.init()
 
 
-def test_goes_on_in_another_epoch(hvd: ModuleType) -> None:
+def test_goes_on_in_another_generation(hvd: ModuleType) -> None:
     """As in a notebook: one cell builds the optimizer, the next ones train with it."""
     model = make_model()
     optimizer = hvd.DistributedOptimizer(momentum(model))
@@ -246,8 +246,8 @@ def test_goes_on_in_another_epoch(hvd: ModuleType) -> None:
 
 
 @pytest.mark.slow
-def test_memory_is_flat_over_many_optimizers_and_epochs(hvd: ModuleType) -> None:
-    """A re-run cell builds its model and optimizer again, in a new epoch."""
+def test_memory_is_flat_over_many_optimizers_and_generations(hvd: ModuleType) -> None:
+    """A re-run cell builds its model and optimizer again, in a new generation."""
 
     def rounds(count: int) -> None:
         for number in range(count):

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.sizes(2, 3)
 
 
 @pytest.fixture(autouse=True)
-def epoch() -> Iterator[None]:
+def generation() -> Iterator[None]:
     ring.init()
     yield
     ring.shutdown()

@@ -96,7 +96,7 @@ def test_the_face(rank: int) -> None:
 
 
 def test_an_interrupt(rank: int) -> None:
-    """SIGINT ends a receive, and the epoch for the ranks that wait elsewhere."""
+    """SIGINT ends a receive, and the generation for the ranks that wait elsewhere."""
     if rank == 0:
         timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
         with pytest.raises(KeyboardInterrupt) as interrupt:
@@ -139,7 +139,7 @@ def meet_and_step(schedule: Any, rank: int, size: int) -> None:
 @pytest.mark.filterwarnings("ignore")  # torch's own, of this part that is new
 @pytest.mark.parametrize("schedule", [ScheduleGPipe, Schedule1F1B], ids=lambda one: one.__name__)
 def test_a_pipeline(schedule: Any, rank: int, size: int) -> None:
-    """Gradients of this stage as those of the whole model; after a rank has failed the next epoch trains."""
+    """Gradients of this stage as those of the whole model; after a rank has failed the next generation trains."""
     own = stage(rank)
     run = schedule(PipelineStage(own, rank, size, torch.device("cpu")), 4, loss_fn=loss_of)
     step(run, rank, size)

@@ -143,7 +143,7 @@ def test_ranks_with_other_numbers_of_batches(by_initial_size: bool, rank: int, s
             assert model.module.weight.grad.tolist() == [[pytest.approx(expected)] * 3]
 
 
-def test_a_model_outlives_the_epoch(rank: int, size: int) -> None:
+def test_a_model_outlives_the_generation(rank: int, size: int) -> None:
     """A wrapped model of one cell trains in the next one, as does the group."""
     model = DistributedDataParallel(network())
     train(model, rank=rank, size=size)
@@ -188,7 +188,7 @@ PLACES = [in_ddp, in_all_reduce, in_wait, in_future]
 @pytest.mark.parametrize("place", PLACES, ids=lambda place: place.__name__)
 @pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
 def test_a_rank_fails(place: Callable[[nn.Module], None], kind: str, rank: int, size: int) -> None:
-    """The others raise our error with its words wherever they wait, and the next epoch trains."""
+    """The others raise our error with its words wherever they wait, and the next generation trains."""
     model = DistributedDataParallel(network()) if kind == "ddp" else sharded()
     train(model, steps=1, rank=rank, size=size)
     if rank == 1:

@@ -131,7 +131,7 @@ class Reversed(BatchSampler):
 
 
 @pytest.mark.parametrize("kind", ["sampler", "iterable"])
-def test_a_loader_of_an_earlier_epoch_serves_fewer_ranks(hvd: ModuleType, kind: str) -> None:
+def test_a_loader_of_an_earlier_generation_serves_fewer_ranks(hvd: ModuleType, kind: str) -> None:
     data: Any = list(range(24)) if kind == "sampler" else Numbers(24)
     loader = shard(DataLoader(data, 2))
     everyone(hvd, loader)

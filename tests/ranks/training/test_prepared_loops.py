@@ -16,7 +16,7 @@ ROWS = 12  # of a micro-batch of all ranks, which one to four ranks share evenly
 
 
 @pytest.fixture(autouse=True)
-def epoch() -> Iterator[None]:
+def generation() -> Iterator[None]:
     hvd.init()
     yield
     hvd.shutdown()

@@ -36,7 +36,7 @@ SCHEDULES: dict[str, Make] = {
 
 
 @pytest.fixture(autouse=True)
-def epoch() -> Iterator[None]:
+def generation() -> Iterator[None]:
     ring.init()
     yield
     ring.shutdown()

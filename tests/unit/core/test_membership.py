@@ -1,4 +1,4 @@
-"""How ranks of several hosts agree on the number of the next epoch."""
+"""How ranks of several hosts agree on the number of the next generation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def test_ranks_that_do_not_come_are_named(own: int, missing: str, monkeypatch: p
     config.cache_clear()
     try:
         with pytest.raises(
-            CollectiveTimeout, match=rf"^rank {own} waited 0\.2 s for {missing} to join the next epoch$"
+            CollectiveTimeout, match=rf"^rank {own} waited 0\.2 s for {missing} to join the next generation$"
         ):
             _agree_over_tcp(core.TcpLink(3), [0, 1, 2], own, 7)
     finally:

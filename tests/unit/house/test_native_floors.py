@@ -91,3 +91,8 @@ def test_the_core_reads_no_environment() -> None:
     readers = [str(path.relative_to(NATIVE)) for path in FILES if ENVIRONMENT.search(path.read_text())]
     assert readers == []
     assert ENVIRONMENT.search('std::getenv("RING_SPIN")')
+
+
+def test_an_epoch_is_a_pass_over_data() -> None:
+    """So the core, which knows no data, has none; a communicator has a generation."""
+    assert [path.name for path in FILES if "epoch" in path.read_text().lower()] == []

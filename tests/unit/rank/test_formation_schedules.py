@@ -73,7 +73,7 @@ class Wire:
 
 @dataclass(eq=False)
 class Inherited:
-    """A process that is a rank of a job of ours; ``plan`` are the generations that it forms in, with their members."""
+    """A process that is a rank of a job of ours; ``plan`` are the formations that it forms in, with their members."""
 
     number: int
     size: int
@@ -82,8 +82,8 @@ class Inherited:
     faults: bool
     formed: dict[int, Any] = field(default_factory=dict)
     disturbed: set[int] = field(default_factory=set)
-    """Generations in which it was interrupted, failed by itself, ended or was given other members."""
-    generation: int = -1
+    """Formations in which it was interrupted, failed by itself, ended or was given other members."""
+    formation: int = -1
     ended: bool = False
     raised: type[BaseException] | None = None
     """What its next turn has to raise."""
@@ -110,11 +110,11 @@ class Inherited:
         assert self._go.acquire(timeout=LIMIT)
         rendezvous = Rendezvous(cast(socket.socket, self.wire), self.number, self.size)
         try:
-            for generation, members in self.plan:
-                self.generation = generation
-                rendezvous.begin(self.generation, members)
+            for formation, members in self.plan:
+                self.formation = formation
+                rendezvous.begin(self.formation, members)
                 try:
-                    self.formed[self.generation] = form(rendezvous, self._disturb)
+                    self.formed[self.formation] = form(rendezvous, self._disturb)
                 except (RingError, KeyboardInterrupt, MemoryError):
                     continue
         except Ended:
@@ -124,7 +124,7 @@ class Inherited:
 
     def _disturb(self, step: int) -> None:
         if self.faults and self.dice.random() < 0.05:
-            self.disturbed.add(self.generation)
+            self.disturbed.add(self.formation)
             raise MemoryError(f"in step {step}")
 
 
@@ -137,9 +137,9 @@ class Supervised:
         self.faults = seed % 4 > 0
         everyone = list(range(self.size))
         self.members = {0: everyone}
-        for generation in range(1, dice.randrange(1, 4)):
+        for formation in range(1, dice.randrange(1, 4)):
             some = sorted(dice.sample(everyone, dice.randrange(1, self.size + 1)))
-            self.members[generation] = dice.choice((everyone, some))
+            self.members[formation] = dice.choice((everyone, some))
         self._server = PmiServer("job", [0] * self.size)
         self._waiting = everyone[:]  # to be started
         self.processes: list[Inherited] = []
@@ -168,7 +168,7 @@ class Supervised:
 
     def _start(self, number: int) -> None:
         self._waiting.remove(number)
-        begun = max((one.generation for one in self.processes), default=-1)
+        begun = max((one.formation for one in self.processes), default=-1)
         again = any(one.number == number for one in self.processes)
         first = begun + 1 if again else 0
         plan = [(one, members) for one, members in self.members.items() if one >= first and number in members]
@@ -203,7 +203,7 @@ class Supervised:
                 self._living[number].wire.unread += data
 
     def _end(self, process: Inherited) -> None:
-        process.disturbed.add(process.generation)
+        process.disturbed.add(process.formation)
         process.raised = Ended
         del self._living[process.number]
         process.run()
@@ -214,19 +214,19 @@ class Supervised:
             self._waiting.append(process.number)
 
     def _interrupt(self, process: Inherited) -> None:
-        process.disturbed.add(process.generation)
+        process.disturbed.add(process.formation)
         process.raised = KeyboardInterrupt
         self._turn(process)
 
     def check(self) -> None:
-        for generation, members in self.members.items():
-            there = [one for one in self.processes if generation in dict(one.plan) and one.generation >= generation]
-            formed = [one for one in there if generation in one.formed]
-            assert len({one.formed[generation] for one in formed}) <= 1, "ranks have formed with different others"
-            if any(generation not in one.disturbed for one in formed):
-                without = [one.number for one in there if one not in formed and generation not in one.disturbed]
-                assert not without, f"ranks {without} have not formed in {generation}, and others have"
-            if not self.faults and generation == max(self.members):
+        for formation, members in self.members.items():
+            there = [one for one in self.processes if formation in dict(one.plan) and one.formation >= formation]
+            formed = [one for one in there if formation in one.formed]
+            assert len({one.formed[formation] for one in formed}) <= 1, "ranks have formed with different others"
+            if any(formation not in one.disturbed for one in formed):
+                without = [one.number for one in there if one not in formed and formation not in one.disturbed]
+                assert not without, f"ranks {without} have not formed in {formation}, and others have"
+            if not self.faults and formation == max(self.members):
                 assert len(formed) == len(members)
 
 

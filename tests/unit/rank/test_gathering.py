@@ -10,8 +10,8 @@ import pytest
 from ring_notebook.rank.rendezvous_server import Gathering
 
 
-def asks(value: Any, step: int = 0, generation: int = 0, **more: Any) -> dict[str, Any]:
-    return {"value": value, "step": step, "generation": generation, **more}
+def asks(value: Any, step: int = 0, formation: int = 0, **more: Any) -> dict[str, Any]:
+    return {"value": value, "step": step, "formation": formation, **more}
 
 
 def values(replies: dict[int, dict[str, Any]]) -> dict[int, Any]:
@@ -31,7 +31,7 @@ def test_all_get_what_each_has_given() -> None:
         assert gathering.take(0, asks(None, step)) == {}
         replies = gathering.take(1, asks({"a b": "c=d"}, step))
         assert values(replies) == each(range(3), [None, {"a b": "c=d"}, ["two", step]])
-        assert [(reply["generation"], reply["step"]) for reply in replies.values()] == [(0, step)] * 3
+        assert [(reply["formation"], reply["step"]) for reply in replies.values()] == [(0, step)] * 3
         keys |= {reply["key"] for reply in replies.values()}
     (key,) = keys
     assert len(bytes.fromhex(key)) == 32
@@ -68,23 +68,23 @@ def test_those_that_live_form_again() -> None:
         gathering.take(rank, asks(rank, last=True))
     key = gathering._key
     gathering.exited(1, "SIGKILL")
-    assert gathering.take(2, asks("c", generation=1, members=[0, 2])) == {}
-    replies = gathering.take(0, asks("a", generation=1, members=[0, 2], last=False))
+    assert gathering.take(2, asks("c", formation=1, members=[0, 2])) == {}
+    replies = gathering.take(0, asks("a", formation=1, members=[0, 2], last=False))
     assert values(replies) == each((0, 2), ["a", None, "c"])
     assert replies[0]["key"] != key, "who has left knows no secret of those that stay"
     gathering.started_again(1)
     for rank in range(2):
-        assert gathering.take(rank, asks(rank, generation=2)) == {}
-    assert values(gathering.take(2, asks(2, generation=2))) == each(range(3), [0, 1, 2])
+        assert gathering.take(rank, asks(rank, formation=2)) == {}
+    assert values(gathering.take(2, asks(2, formation=2))) == each(range(3), [0, 1, 2])
 
 
 def test_a_newer_formation_ends_an_older_one() -> None:
     gathering = Gathering(2)
     assert gathering.take(0, asks(0)) == {}
-    replies = gathering.take(1, asks(1, generation=3))
-    assert replies == {0: {"error": "the ranks begin formation 3", "generation": 0, "step": 0}}
+    replies = gathering.take(1, asks(1, formation=3))
+    assert replies == {0: {"error": "the ranks begin formation 3", "formation": 0, "step": 0}}
     assert values(gathering.take(0, asks(0))) == {0: "formation 0 is over; the ranks have formed without this one"}
-    assert values(gathering.take(0, asks(0, generation=3))) == each(range(2), [0, 1])
+    assert values(gathering.take(0, asks(0, formation=3))) == each(range(2), [0, 1])
 
 
 def test_a_rank_that_was_interrupted_and_begins_again() -> None:
@@ -105,7 +105,7 @@ def test_a_rank_that_was_interrupted_and_begins_again() -> None:
         None,
         [],
         asks(1, step="0"),
-        asks(1, generation=None),
+        asks(1, formation=None),
         asks(1, members=[1]),
         asks(1, members=[0, 0]),
         asks(1, members=[0, 2]),
@@ -119,8 +119,8 @@ def test_what_is_no_request(request_: object) -> None:
         Gathering(2).take(0, request_)
 
 
-def calls(*ranks: int, epoch: int = 0) -> dict[str, Any]:
-    return {"ranks": list(ranks), "epoch": epoch}
+def calls(*ranks: int, generation: int = 0) -> dict[str, Any]:
+    return {"ranks": list(ranks), "generation": generation}
 
 
 def formed(size: int) -> Gathering:
@@ -134,15 +134,15 @@ def formed(size: int) -> Gathering:
 def test_all_that_live_assemble() -> None:
     """They get one number, newer than what any of them has tried, and leave out who exits before the last has come."""
     gathering = formed(4)
-    assert gathering.assemble(0, calls(0, 1, 2, 3, epoch=3)) == {}
+    assert gathering.assemble(0, calls(0, 1, 2, 3, generation=3)) == {}
     assert gathering.exited(3, "SIGKILL") == {}
-    assert gathering.assemble(2, calls(0, 1, 2, 3, epoch=7)) == {}
+    assert gathering.assemble(2, calls(0, 1, 2, 3, generation=7)) == {}
     told = {"next": 8, "members": [0, 2]}
-    assert gathering.exited(1, "SIGKILL") == {0: {"epoch": 3, **told}, 2: {"epoch": 7, **told}}
+    assert gathering.exited(1, "SIGKILL") == {0: {"generation": 3, **told}, 2: {"generation": 7, **told}}
     assert gathering.left_out == {1, 3}
-    assert gathering.assemble(0, calls(0, 2, epoch=8)) == {}
-    told = {"epoch": 8, "next": 9, "members": [0, 2]}
-    assert gathering.assemble(2, calls(0, 2, epoch=8)) == {0: told, 2: told}
+    assert gathering.assemble(0, calls(0, 2, generation=8)) == {}
+    told = {"generation": 8, "next": 9, "members": [0, 2]}
+    assert gathering.assemble(2, calls(0, 2, generation=8)) == {0: told, 2: told}
 
 
 def test_a_rank_that_has_not_seen_the_last_epoch_open() -> None:
@@ -152,9 +152,9 @@ def test_a_rank_that_has_not_seen_the_last_epoch_open() -> None:
     for rank in range(3):
         gathering.assemble(rank, calls(0, 1, 2, 3))
     gathering.exited(2, "SIGKILL")
-    assert gathering.assemble(0, calls(0, 1, 2, epoch=1)) == {}, "it was in that epoch"
-    told = {"epoch": 1, "next": 2, "members": [0, 1]}
-    assert gathering.assemble(1, calls(0, 1, 2, 3, epoch=1)) == {0: told, 1: told}, "it was not"
+    assert gathering.assemble(0, calls(0, 1, 2, generation=1)) == {}, "it was in that generation"
+    told = {"generation": 1, "next": 2, "members": [0, 1]}
+    assert gathering.assemble(1, calls(0, 1, 2, 3, generation=1)) == {0: told, 1: told}, "it was not"
 
 
 def test_a_rank_that_was_interrupted_while_it_assembles_asks_again() -> None:
@@ -162,10 +162,10 @@ def test_a_rank_that_was_interrupted_while_it_assembles_asks_again() -> None:
     gathering = formed(2)
     for _ in range(2):
         assert gathering.assemble(0, calls(0, 1)) == {}
-    told = {"epoch": 0, "next": 1, "members": [0, 1]}
+    told = {"generation": 0, "next": 1, "members": [0, 1]}
     assert gathering.assemble(1, calls(0, 1)) == {0: told, 1: told}
     assert gathering.assemble(0, calls(0, 1)) == {0: told}
-    assert gathering.assemble(0, calls(0, 1, epoch=1)) == {}
+    assert gathering.assemble(0, calls(0, 1, generation=1)) == {}
 
 
 def test_parts_of_a_job_assemble_beside_each_other() -> None:
@@ -173,14 +173,14 @@ def test_parts_of_a_job_assemble_beside_each_other() -> None:
     assert gathering.assemble(0, calls(0, 2)) == {}
     assert gathering.assemble(1, calls(1, 3)) == {}
     assert gathering.assemble(2, calls(0, 2)).keys() == {0, 2}
-    assert gathering.give_up(1) == {1: {"epoch": 0, "missing": [3]}}
+    assert gathering.give_up(1) == {1: {"generation": 0, "missing": [3]}}
     assert gathering.give_up(1) == {}
     assert gathering.assemble(3, calls(1, 3)) == {}, "rank 1 waits no more"
 
 
-def form(gathering: Gathering, generation: int, members: list[int]) -> None:
+def form(gathering: Gathering, formation: int, members: list[int]) -> None:
     """These ranks form, in one step."""
-    more = {"generation": generation, "members": members, "last": True}
+    more = {"formation": formation, "members": members, "last": True}
     replies = [gathering.take(rank, asks(rank, **more)) for rank in members]
     assert replies[-1].keys() == set(members)
     assert "error" not in replies[-1][members[0]]
@@ -198,23 +198,23 @@ def test_processes_join_those_that_train_when_these_assemble() -> None:
     for rank in (0, 3):
         gathering.started_again(rank)
         assert gathering.assemble(rank, JOINS) == {1: UPDATE, 2: UPDATE}
-    assert gathering.assemble(1, calls(0, 1, 2, epoch=5)) == {}
+    assert gathering.assemble(1, calls(0, 1, 2, generation=5)) == {}
     told = {"next": 6, "members": [1, 2, 0, 3], "forms": [1, 4]}
-    assert gathering.assemble(2, calls(0, 1, 2, epoch=5)) == {
-        rank: {"epoch": 5 if rank in (1, 2) else 0, **told} for rank in range(4)
+    assert gathering.assemble(2, calls(0, 1, 2, generation=5)) == {
+        rank: {"generation": 5 if rank in (1, 2) else 0, **told} for rank in range(4)
     }
     form(gathering, 1, [1, 2, 0, 3])
     assert gathering.joined == {0, 3}
     assert gathering.left_out == set()
-    assert gathering.assemble(3, calls(0, 1, 2, 3)) == {3: {"epoch": 0, **told}}, "its init() after it has formed"
+    assert gathering.assemble(3, calls(0, 1, 2, 3)) == {3: {"generation": 0, **told}}, "its init() after it has formed"
     for rank in range(3):
-        assert gathering.assemble(rank, calls(0, 1, 2, 3, epoch=6)) == {}
-    told = {"epoch": 6, "next": 7, "members": [1, 2, 0, 3]}
-    assert gathering.assemble(3, calls(0, 1, 2, 3, epoch=6)) == dict.fromkeys(range(4), told), "nobody forms again"
+        assert gathering.assemble(rank, calls(0, 1, 2, 3, generation=6)) == {}
+    told = {"generation": 6, "next": 7, "members": [1, 2, 0, 3]}
+    assert gathering.assemble(3, calls(0, 1, 2, 3, generation=6)) == dict.fromkeys(range(4), told), "nobody forms again"
 
 
 def test_who_dies_before_all_have_formed_with_those_that_join() -> None:
-    """The others hear of it, assemble again, and take in another one that joins, in a newer generation."""
+    """The others hear of it, assemble again, and take in another one that joins, in a newer formation."""
     gathering = formed(2)
     gathering.resize(4)
     for rank in (2, 3):
@@ -222,14 +222,14 @@ def test_who_dies_before_all_have_formed_with_those_that_join() -> None:
         gathering.assemble(rank, JOINS)
     gathering.assemble(0, calls(0, 1))
     assert gathering.assemble(1, calls(0, 1))[3]["forms"] == [1, 4]
-    members = {"generation": 1, "members": [0, 1, 2, 3]}
+    members = {"formation": 1, "members": [0, 1, 2, 3]}
     assert gathering.take(0, asks(0, **members)) == {}
     assert gathering.exited(2, "SIGKILL")[0]["error"].startswith("rank 2 exited (SIGKILL)")
     assert gathering.error == "", "the job is not at its end"
     assert "error" in gathering.take(1, asks(0, **members))[1]
-    assert gathering.assemble(0, calls(0, 1, 2, 3, epoch=1)) == {}
-    assert gathering.assemble(1, calls(0, 1, epoch=1)) == {}, "rank 3 was to be in that epoch"
-    answers = gathering.assemble(3, calls(epoch=1))
+    assert gathering.assemble(0, calls(0, 1, 2, 3, generation=1)) == {}
+    assert gathering.assemble(1, calls(0, 1, generation=1)) == {}, "rank 3 was to be in that generation"
+    answers = gathering.assemble(3, calls(generation=1))
     assert {rank: (answer["next"], answer["members"], answer["forms"]) for rank, answer in answers.items()} == (
         each((0, 1, 3), (2, [0, 1, 3], [2, 4]))
     )
@@ -258,9 +258,9 @@ def test_ranks_that_are_to_leave() -> None:
     assert gathering.assemble(2, calls(0, 1, 2))[0]["members"] == [0, 1, 2]
     assert gathering.dismiss({1}) == {}, "they know that something changes"
     for rank in (0, 1):
-        assert gathering.assemble(rank, calls(0, 1, 2, epoch=1)) == {}
-    told = {"epoch": 1, "next": 2, "members": [0, 2]}
-    assert gathering.assemble(2, calls(0, 1, 2, epoch=1)) == {0: told, 2: told}
+        assert gathering.assemble(rank, calls(0, 1, 2, generation=1)) == {}
+    told = {"generation": 1, "next": 2, "members": [0, 2]}
+    assert gathering.assemble(2, calls(0, 1, 2, generation=1)) == {0: told, 2: told}
     assert gathering.dismissed == {1}
 
 
@@ -281,9 +281,9 @@ def test_a_part_of_a_job_takes_nobody_in() -> None:
         calls(1),
         calls(0, 2),
         {"ranks": [0]},
-        {"ranks": 0, "epoch": 0},
-        {"ranks": [0], "epoch": "1"},
-        {"ranks": [0, [1]], "epoch": 0},
+        {"ranks": 0, "generation": 0},
+        {"ranks": [0], "generation": "1"},
+        {"ranks": [0, [1]], "generation": 0},
     ],
     ids=str,
 )

@@ -69,7 +69,7 @@ def check_other_backend(rank: int) -> None:
     assert hvd.process_group("ring") is dist.group.WORLD  # ends the one of Gloo
 
 
-def check_failed_epoch(rank: int) -> None:
+def check_failed_generation(rank: int) -> None:
     """Groups of other backends end where a rank has failed, and the next ones come about."""
     hvd.process_group("gloo")
     dist.new_group(backend="gloo")
@@ -80,7 +80,7 @@ def check_failed_epoch(rank: int) -> None:
     except hvd.HorovodInternalError:
         pass
     else:
-        raise AssertionError("the epoch has been aborted")
+        raise AssertionError("the generation has been aborted")
     hvd.shutdown()
     assert not dist.is_initialized()
     hvd.init()
@@ -118,7 +118,7 @@ def main() -> None:
     check_clipping(rank)
     check_backend_ring(rank)
     check_other_backend(rank)
-    check_failed_epoch(rank)
+    check_failed_generation(rank)
     hvd.shutdown()
     sys.stdout.write("all is well\n")
 

@@ -13,11 +13,11 @@ struct Error : std::runtime_error {
 struct Mismatch : Error {
     using Error::Error;
 };
-// Another rank failed, was interrupted, left or died; the epoch has ended.
+// Another rank failed, was interrupted, left or died; the generation has ended.
 struct Aborted : Error {
     using Error::Error;
 };
-// A rank of another host has gone, or cannot be reached; who finds that ends the epoch.
+// A rank of another host has gone, or cannot be reached; who finds that ends the generation.
 struct PeerLost : Error {
     using Error::Error;
 };

@@ -1,5 +1,5 @@
 // The user's settings of the core. The core reads no environment: ring_notebook/config.py reads and checks the
-// variables named here, and the bindings pass their values with each epoch.
+// variables named here, and the bindings pass their values with each generation.
 #pragma once
 
 #include <cstddef>

@@ -49,14 +49,14 @@ class Communicator {
         std::vector<int> addresses;  // of all members on the link
         std::shared_ptr<Link> link;
         int index = 0;  // of this process in the group
-        std::uint64_t epoch = 0;
-        std::uint64_t run = 0;    // number of the run that the epoch belongs to; 0 for none
+        std::uint64_t generation = 0;
+        std::uint64_t run = 0;    // number of the run that the generation belongs to; 0 for none
         std::int64_t doubts = 0;  // a number; all ranks get the maximum
         Options options;
         std::shared_ptr<Devices> devices;   // null where tensors on devices are refused
         std::shared_ptr<OperationLog> log;  // null where the last operations are not kept
     };
-    // Opens the epoch of that number, which grows and is the same on all members. Returns when all have come.
+    // Opens the generation of that number, which grows and is the same on all members. Returns when all have come.
     static std::shared_ptr<Communicator> open(Setup setup, double timeout, const Interruption& check);
     ~Communicator();
 
@@ -98,7 +98,7 @@ class Communicator {
     void match_in_order() { in_order_.store(true, std::memory_order_relaxed); }
     // Queues the request; it matches by order, whatever its name.
     std::shared_ptr<Work> enqueue(Request request, double timeout, std::shared_ptr<const Work> first = nullptr);
-    // Returns when the work is done. An interruption aborts the epoch, because work under way cannot be cancelled.
+    // Returns when the work is done. An interruption aborts the generation, because work under way cannot be cancelled.
     void wait(Work& work, double timeout, const Interruption& check);
     // The same, but also returns when the work was launched on a device.
     void wait_launched(Work& work, double timeout, const Interruption& check);
@@ -114,12 +114,12 @@ class Communicator {
     void abort(std::string_view reason) noexcept;
     bool aborted() const { return group_->aborted(); }
     // Waits for the operations of this rank, on any thread, then leaves the group. Later operations throw. An
-    // interruption aborts the epoch; so does a call from within an operation (in a signal handler), which cannot wait
-    // for it. Throws the error of an operation that failed on its device if no call has raised it: one of this group,
-    // or of any group where this is the first group of the epoch.
+    // interruption aborts the generation; so does a call from within an operation (in a signal handler), which cannot
+    // wait for it. Throws the error of an operation that failed on its device if no call has raised it: one of this
+    // group, or of any group where this is the first group of the generation.
     void close(const Interruption& check);
     bool closed() const { return queue_.closed(); }
-    // The maximum of the numbers that the ranks gave to `open`; 0 for a group in an epoch.
+    // The maximum of the numbers that the ranks gave to `open`; 0 for a group in a generation.
     std::int64_t doubts() const { return doubts_; }
     // Totals of this rank's operations that match by order, since the group began.
     struct Counts {
@@ -127,8 +127,8 @@ class Communicator {
         std::vector<Fabric::Sent> sent;  // to each host; empty on one host
     };
     Counts counts() const;
-    // Shared by all groups of the epoch.
-    Recorder& recorder() const { return *epoch_.recorder; }
+    // Shared by all groups of the generation.
+    Recorder& recorder() const { return *generation_.recorder; }
     // `work` is done; its caller has been in it, or has waited for it, since `begin`. Adds the part of that time in
     // which it waited for late ranks, before any data moved.
     void note_caller(const Work& work, std::int64_t begin) const;
@@ -147,8 +147,8 @@ class Communicator {
     // the link or a device, which ring no bell.
     enum class Served { Idle, Blocked, Flying, Polling, Moved, Done };
 
-    // Shared by the communicators of one epoch.
-    struct Epoch {
+    // Shared by the communicators of one generation.
+    struct Generation {
         std::shared_ptr<HostGroup> group;
         std::shared_ptr<Fabric> fabric;  // null on one host
         std::shared_ptr<Progress> progress;
@@ -159,7 +159,7 @@ class Communicator {
     };
 
     Communicator(std::vector<int> ranks, int index, std::shared_ptr<HostGroup> group, std::shared_ptr<Fabric> fabric,
-                 Epoch epoch);
+                 Generation generation);
     // The communicator on which the named lane of `owner` carries out its operations.
     Communicator(const Communicator& owner, std::shared_ptr<HostGroup> group, std::shared_ptr<Fabric> fabric);
     void run(const std::shared_ptr<Work>& work, const Interruption& check);
@@ -212,7 +212,7 @@ class Communicator {
     void keep_tensors_until_quiet(const Work& work) noexcept;
     void announce_abort() noexcept;
     void leave() noexcept;
-    void leave_with_epoch() noexcept;
+    void leave_with_generation() noexcept;
     // Call before an operation begins or is queued, while no thread closes the queue.
     void check_open(const Request& request) const;
     void wait_until_ready(Work& work, bool (Work::*ready)() const, double timeout, const Interruption& check);
@@ -233,8 +233,8 @@ class Communicator {
     std::shared_ptr<HostGroup> group_;
     std::shared_ptr<Fabric> fabric_;
     Topology topology_;
-    Epoch epoch_;
-    int number_;  // of this group in the epoch
+    Generation generation_;
+    int number_;  // of this group in the generation
     LogGroup log_group_;
     std::int64_t doubts_ = 0;
     std::uint64_t sequence_ = 0;  // written by the thread that carries out an operation

@@ -7,7 +7,7 @@
 //                     <- done: the tensors are free, errors are known ------------
 //
 // An operation of a group passes its gate before its launch, so mismatches, interruptions and missing ranks are found
-// while no kernel waits. A launched operation is polled until it is done, and is aborted with the epoch.
+// while no kernel waits. A launched operation is polled until it is done, and is aborted with the generation.
 #pragma once
 
 #include <atomic>

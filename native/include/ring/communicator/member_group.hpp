@@ -26,7 +26,7 @@ class MemberGroup {
 
     MemberCard card() const;
     // Call once, with the cards of all members in group order. Throws Aborted when the group's first member on this
-    // host has given up, or the epoch has ended.
+    // host has given up, or the generation has ended.
     std::shared_ptr<Communicator> enter(const std::vector<MemberCard>& cards);
 
    private:

@@ -69,7 +69,7 @@ class NamedLane {
     void begin_close();
     // Whether there is nothing left to do.
     bool is_quiet() const;
-    // Leaves the epoch's block: this rank takes part in no further operation.
+    // Leaves the generation's block: this rank takes part in no further operation.
     void leave() noexcept;
     // Tells the other hosts, when all ranks of this one have left.
     void announce_departure() const noexcept;

@@ -1,5 +1,5 @@
-// The thread that carries out queued operations of all groups of one epoch. It starts with the first queued operation
-// and sleeps while there is none.
+// The thread that carries out queued operations of all groups of one generation. It starts with the first queued
+// operation and sleeps while there is none.
 #pragma once
 
 #include <sys/types.h>
@@ -25,7 +25,7 @@ class Progress {
 
     void add(Communicator* communicator);
     void remove(Communicator* communicator);
-    // Leaves all groups of the epoch, when this rank leaves the epoch.
+    // Leaves all groups of the generation, when this rank leaves the generation.
     void leave_groups() noexcept;
     // Calls `call` while the progress thread serves no group. That thread must not call this.
     template <class Call>

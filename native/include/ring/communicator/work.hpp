@@ -43,7 +43,7 @@ class Work : public std::enable_shared_from_this<Work> {
 
     // --- what was asked for ---
     // Names: all ranks have posted it by name. JoinedForOnce: a joined rank's part of such an operation. Trial: of
-    // NCCL; its failure does not end the epoch.
+    // NCCL; its failure does not end the generation.
     enum class Origin : char { Caller, Names, JoinedForOnce, Trial };
     Request request;
     Header header;
@@ -84,7 +84,7 @@ class Work : public std::enable_shared_from_this<Work> {
     OperationTimes times;
 
     std::shared_ptr<DeviceWork> device;  // null where its tensors are in host memory, or it has none
-    std::shared_ptr<LateFailure> late;   // of the epoch, told of a raised error; null without devices
+    std::shared_ptr<LateFailure> late;   // of the generation, told of a raised error; null without devices
 
     // --- how it ended ---
     Result result;

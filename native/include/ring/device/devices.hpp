@@ -41,8 +41,8 @@ class Devices {
     std::shared_ptr<const Driver> driver();
     std::shared_ptr<const Nccl> nccl();
     std::shared_ptr<DeviceContext> context(int index);
-    // Keeps the communicators of an epoch that ended without an error for the next one, because connecting takes
-    // seconds. Closes those kept before that the epoch has not taken.
+    // Keeps the communicators of a generation that ended without an error for the next one, because connecting takes
+    // seconds. Closes those kept before that the generation has not taken.
     void keep(std::vector<std::shared_ptr<NcclCommunicator>> communicators);
     // Takes the kept communicator with that key; null where there is none.
     std::shared_ptr<NcclCommunicator> take(const NcclCommunicator::Key& key);

@@ -46,7 +46,7 @@ struct alignas(128) Mailbox {
     SharedAtomic<std::int64_t> since{0};
     SharedAtomic<std::uint32_t> left{0};
     SharedAtomic<Reference> reference{Reference::NotTaken};
-    SharedCopy<Standstill> standstill;  // in the block of an epoch
+    SharedCopy<Standstill> standstill;  // in the block of a generation
     // Of operations of even and odd sequence.
     struct alignas(64) Posted : SharedCopy<Header> {};
     Posted headers[2];
@@ -65,7 +65,7 @@ struct GroupBlock {
     // has given up the next one.
     SharedAtomic<std::uint64_t> decided{0};
     SharedAtomic<std::uint64_t> ticket{0};  // of the operation on devices whose gate was released last; see Tickets
-    // Only the block of an epoch uses these; its groups share them.
+    // Only the block of a generation uses these; its groups share them.
     alignas(64) SharedAtomic<std::uint32_t> aborted{0};  // 1: someone writes the reason, 2: it can be read
     SharedAtomic<std::uint32_t> by_mismatch{0};          // the ranks have called different things
     SharedAtomic<std::uint32_t> announced{0};            // whether a rank of this host tells the other hosts

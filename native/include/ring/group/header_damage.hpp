@@ -1,7 +1,7 @@
 // Whether a header that came from another process can be one that a rank writes.
 //
 // All that follows indexes tables and memory by what a header says. Ranks of different versions, or one that writes
-// where it should not, must end the epoch with an error and not in a segmentation fault.
+// where it should not, must end the generation with an error and not in a segmentation fault.
 #pragma once
 
 #include <cstddef>

@@ -57,19 +57,19 @@ class HostGroup {
     struct Members {
         std::vector<int> local;
         std::vector<int> ranks;
-        int index = 0;            // of this process
-        std::uint64_t epoch = 0;  // number of the epoch that these members begin; 0 for a group in one
-        std::uint64_t run = 0;    // that the epoch belongs to; 0 for none
-        Options options = {};     // of the epoch
+        int index = 0;                 // of this process
+        std::uint64_t generation = 0;  // number of the generation that these members begin; 0 for a group in one
+        std::uint64_t run = 0;         // that the generation belongs to; 0 for none
+        Options options = {};          // of the generation
     };
 
-    // Shows the members of an epoch, in this rank's slot, where the block lies; `kNowhere` where there is none.
-    static void publish(Domain& domain, const std::vector<int>& local, std::uint64_t block, std::uint64_t epoch);
+    // Shows the members of a generation, in this rank's slot, where the block lies; `kNowhere` where there is none.
+    static void publish(Domain& domain, const std::vector<int>& local, std::uint64_t block, std::uint64_t generation);
     // Takes a reference to the block; throws Aborted where it is too late for that. The member that has reserved the
-    // block hands the reservation over. `epoch` is the group whose abort and departures count for this one too; null
-    // for an epoch's own group. `lane_of` is the group whose lane this is, if it is one.
+    // block hands the reservation over. `generation` is the group whose abort and departures count for this one too;
+    // null for a generation's own group. `lane_of` is the group whose lane this is, if it is one.
     HostGroup(std::shared_ptr<Domain> domain, std::uint64_t block, Members members,
-              std::unique_ptr<BlockReservation> reservation, std::shared_ptr<HostGroup> epoch = nullptr,
+              std::unique_ptr<BlockReservation> reservation, std::shared_ptr<HostGroup> generation = nullptr,
               const HostGroup* lane_of = nullptr);
     ~HostGroup();
     HostGroup(const HostGroup&) = delete;
@@ -131,11 +131,11 @@ class HostGroup {
     // Whether waiting for `gate` is over for any reason.
     bool ready(std::uint64_t gate) const {
         return released(gate) || stops() ||
-               epoch_block_->departures.load(std::memory_order_seq_cst) != departures_seen_;
+               generation_block_->departures.load(std::memory_order_seq_cst) != departures_seen_;
     }
-    // Throws Aborted when the epoch has ended or a member that has not arrived at `gate` has left or died.
+    // Throws Aborted when the generation has ended or a member that has not arrived at `gate` has left or died.
     void check_alive(std::uint64_t gate, bool look_for_dead);
-    // Throws Aborted when the epoch has ended or a member has died that had not left.
+    // Throws Aborted when the generation has ended or a member has died that had not left.
     void check_members();
 
     // --- operations that complete on all members of this host or on none ---
@@ -177,17 +177,19 @@ class HostGroup {
         wake_all();
     }
 
-    // --- the end of an epoch ---
-    bool aborted() const { return epoch_block_->aborted.load(std::memory_order_seq_cst) != 0; }
+    // --- the end of a generation ---
+    bool aborted() const { return generation_block_->aborted.load(std::memory_order_seq_cst) != 0; }
     // Of several reasons the first counts. A mismatch is one that no operation has found, and that all of them raise.
     void abort(std::string_view reason, bool is_mismatch = false) noexcept;
     // For a reason that came from another host, which the other hosts know already.
     void abort_by_other_host(std::string_view reason, bool is_mismatch) noexcept;
     bool aborted_by_mismatch() const {
-        return aborted() && epoch_block_->by_mismatch.load(std::memory_order_seq_cst) != 0;
+        return aborted() && generation_block_->by_mismatch.load(std::memory_order_seq_cst) != 0;
     }
     // True once per abort on this host, for the rank that has to tell the other hosts.
-    bool claim_announcement() noexcept { return epoch_block_->announced.exchange(1, std::memory_order_acq_rel) == 0; }
+    bool claim_announcement() noexcept {
+        return generation_block_->announced.exchange(1, std::memory_order_acq_rel) == 0;
+    }
     // Valid as long as the group.
     const char* abort_reason() const noexcept;
     // While a guard lives, other ranks' memory may be touched; none can be made once the operation has to end.
@@ -210,11 +212,11 @@ class HostGroup {
     std::shared_ptr<Arena::Condition> quiet() const { return reference_; }
     // This rank will take part in nothing more. True for the last rank of this host that leaves.
     bool leave() noexcept;
-    // Whether the member with that local rank has left this group or its epoch.
+    // Whether the member with that local rank has left this group or its generation.
     bool has_left(int local) const;
     bool left() const { return left_.load(std::memory_order_acquire); }
 
-    // What this rank waits for, while it can do nothing else; of an epoch's group.
+    // What this rank waits for, while it can do nothing else; of a generation's group.
     void show_standstill(const Standstill& one) { mailbox(index()).standstill.store(one); }
     // Adds the members of this host that have not left. False where one of them has not shown since then that it stands
     // still.
@@ -231,12 +233,12 @@ class HostGroup {
 
     std::shared_ptr<Domain> domain_;
     Members members_;
-    std::shared_ptr<HostGroup> epoch_;
+    std::shared_ptr<HostGroup> generation_;
     std::unique_ptr<BlockReservation> reservation_;  // of the first member
     std::shared_ptr<BlockReference> reference_;
     GroupBlock* block_;
     const Room room_;  // a copy, because others can write to the block
-    GroupBlock* epoch_block_;
+    GroupBlock* generation_block_;
     Tickets tickets_;
     BlockLayout layout_;
     SpinPolicy spin_;

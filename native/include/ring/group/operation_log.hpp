@@ -53,7 +53,7 @@ struct LogRecord {
     SharedAtomic<std::uint32_t> site{0};    // of the caller; 0 where it is not known
     SharedAtomic<std::uint32_t> size{0};    // of the group
     SharedAtomic<LogState> state{LogState::Pending};
-    SharedAtomic<std::uint32_t> epoch{0};
+    SharedAtomic<std::uint32_t> generation{0};
     SharedAtomic<std::uint64_t> named{0};                    // bytes of `name` that are set
     SharedAtomic<std::uint64_t> line[kHeaderLine / 8] = {};  // the first line of its header
     SharedAtomic<std::uint64_t> shape[7] = {};               // of two dimensions and more
@@ -65,18 +65,18 @@ static_assert(sizeof(LogRecord) == 256, "four cache lines");
 struct LoggedOperation {
     std::string kind, name, what;
     std::uint64_t bytes = 0, group = 0;
-    std::uint32_t size = 0, epoch = 0;
+    std::uint32_t size = 0, generation = 0;
     std::uint64_t sequence = 0;
     std::int64_t called = 0, arrived = 0, ended = 0;  // ns of the wall clock; 0 for what has not happened
     LogState state = LogState::Failed;
     std::string line;
 };
 
-// Which group and epoch an operation belongs to.
+// Which group and generation an operation belongs to.
 struct LogGroup {
     std::uint64_t id = 0;
     std::uint32_t size = 0;
-    std::uint32_t epoch = 0;
+    std::uint32_t generation = 0;
 };
 
 class OperationLog {
@@ -114,7 +114,7 @@ class OperationLog {
         record.site.store(site, std::memory_order_relaxed);
         record.size.store(group.size, std::memory_order_relaxed);
         record.state.store(state, std::memory_order_relaxed);
-        record.epoch.store(group.epoch, std::memory_order_relaxed);
+        record.generation.store(group.generation, std::memory_order_relaxed);
         put_line(record, header);
         std::uint64_t named = 0;
         if (header.name[0] != '\0') named = put_name(record, header.name);

@@ -38,7 +38,7 @@ struct Event {
     std::int32_t last = -1;  // global rank
     std::uint64_t sequence = 0;
     std::uint64_t bytes = 0;
-    std::int32_t group = 0;  // number of the group in its epoch
+    std::int32_t group = 0;  // number of the group in its generation
     OpKind kind = OpKind::Barrier;
     char name[kNameBytes + 3] = {};
 };
@@ -99,9 +99,9 @@ class Recorder {
     // it waited for late ranks, before any data moved.
     void end_call(const OperationTimes& times, std::int64_t begin, const Header& header, int group);
     // The group of these ranks, as the log has it: all its members count the groups of the same ranks alike.
-    LogGroup log_group(const std::vector<int>& ranks, std::uint64_t epoch, bool whole);
+    LogGroup log_group(const std::vector<int>& ranks, std::uint64_t generation, bool whole);
     bool on() const { return ring_.load(std::memory_order_relaxed) != nullptr; }
-    // Numbers the groups of an epoch as they come to be, alike on all ranks that are in the same groups.
+    // Numbers the groups of a generation as they come to be, alike on all ranks that are in the same groups.
     int next_group() { return groups_.fetch_add(1, std::memory_order_relaxed); }
 
     // Nanoseconds that callers have spent in operations, other ranks' lateness included; always counted.

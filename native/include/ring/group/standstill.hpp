@@ -1,4 +1,4 @@
-// A standstill: every rank of an epoch waits for calls of others, and no rank is left to make them.
+// A standstill: every rank of a generation waits for calls of others, and no rank is left to make them.
 //
 // Each rank shows in ring memory what it waits for, once it can do nothing else; a host tells the others about its
 // ranks. Where all ranks stand still and no operation has been called by all that it needs, they have called different

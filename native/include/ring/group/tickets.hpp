@@ -2,7 +2,7 @@
 //
 // A kernel that moves data between devices waits for the same kernel on the others. Ranks that launch two of them in
 // different orders wait for ever, also when these belong to different groups. So each operation gets a ticket of the
-// epoch once all its ranks have come, and each rank launches those that it takes part in by their tickets.
+// generation once all its ranks have come, and each rank launches those that it takes part in by their tickets.
 //
 // On one host the rank that releases the gate takes the ticket before it does. Between hosts each leader proposes a
 // number when all hosts have agreed on the operation, and the greatest one counts (Skeen's algorithm; Birman and Joseph
@@ -29,8 +29,8 @@ struct Ticket {
 // Of one group on one host.
 class Tickets {
    public:
-    // The numbers come from the block of the epoch, which all its groups on this host share.
-    Tickets(GroupBlock& block, GroupBlock& epoch) : block_(block), epoch_(epoch) {}
+    // The numbers come from the block of the generation, which all its groups on this host share.
+    Tickets(GroupBlock& block, GroupBlock& generation) : block_(block), generation_(generation) {}
 
     // The group spans hosts.
     void decide_between_hosts() { between_hosts_ = true; }
@@ -47,7 +47,7 @@ class Tickets {
 
    private:
     GroupBlock& block_;
-    GroupBlock& epoch_;
+    GroupBlock& generation_;
     bool between_hosts_ = false;
 };
 

@@ -35,18 +35,20 @@ struct alignas(128) RankSlot {
     Doorbell bell;
     SharedAtomic<std::int64_t> pid{0};
     SharedAtomic<std::uint64_t> began{0};  // start time of its process, because a later one may get the same pid
-    // The epoch that this rank leads, and the offset of its group block.
-    SharedAtomic<std::uint64_t> epoch{0};
-    SharedAtomic<std::uint64_t> epoch_block{kNowhere};
+    // The generation that this rank leads, and the offset of its group block.
+    SharedAtomic<std::uint64_t> generation{0};
+    SharedAtomic<std::uint64_t> generation_block{kNowhere};
     // The block that this rank is about to use; its owner does not free it meanwhile.
     SharedAtomic<std::uint64_t> entering{kNowhere};
-    // The last epoch that this rank has given up before it joined it.
+    // The last generation that this rank has given up before it joined it.
     SharedAtomic<std::uint64_t> given_up{0};
-    // The run that this rank has left: it joins no further epoch of that run.
+    // The run that this rank has left: it joins no further generation of that run.
     SharedAtomic<std::uint64_t> left_run{0};
-    // For agree_on_epoch: the oldest epoch that this rank accepts while it waits for one; 0 when it does not wait.
+    // For agree_on_generation: the oldest generation that this rank accepts while it waits for one; 0 when it does not
+    // wait.
     SharedAtomic<std::uint64_t> wants{0};
-    // The newest epoch whose leader counts on this rank, and the newest one that this rank has decided on as a leader.
+    // The newest generation whose leader counts on this rank, and the newest one that this rank has decided on as a
+    // leader.
     SharedAtomic<std::uint64_t> invited{0};
     SharedAtomic<std::uint64_t> decided{0};
     // The processors that the rank may run on, one bit each.
@@ -73,7 +75,7 @@ class Domain {
     std::uint64_t token() const { return token_; }
 
     RankSlot& slot(int rank) const;
-    // Whether that rank's `left_run` says that it joins no further epoch of this run. False for run 0.
+    // Whether that rank's `left_run` says that it joins no further generation of this run. False for run 0.
     bool has_left_run(int rank, std::uint64_t run) const {
         return run != 0 && slot(rank).left_run.load(std::memory_order_seq_cst) == run;
     }

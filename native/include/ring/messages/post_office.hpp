@@ -71,13 +71,13 @@ class PostOffice {
    public:
     static constexpr int kAny = -1;
 
-    // Where the group is; the departures of its epoch count too.
+    // Where the group is; the departures of its generation count too.
     struct Place {
         std::shared_ptr<HostGroup> group;
-        std::shared_ptr<Fabric> fabric;        // null on one host
-        std::shared_ptr<Fabric> epoch_fabric;  // null where the epoch has one host
-        std::vector<int> ranks;                // of all members
-        int index;                             // of this process
+        std::shared_ptr<Fabric> fabric;             // null on one host
+        std::shared_ptr<Fabric> generation_fabric;  // null where the generation has one host
+        std::vector<int> ranks;                     // of all members
+        int index;                                  // of this process
         std::shared_ptr<Recorder> recorder;
         std::shared_ptr<StandstillWatch> standstill;
         int number;  // of the group, for timelines
@@ -94,11 +94,11 @@ class PostOffice {
                                   bool attended);
     std::shared_ptr<Message> receive(int from, int tag, void* data, std::uint64_t count, DType dtype, double timeout,
                                      bool attended);
-    // Returns when the message is done; an interruption aborts the epoch.
+    // Returns when the message is done; an interruption aborts the generation.
     void wait(Message& message, double timeout, const Interruption& check);
     // Moves messages as far as possible without waiting; true when anything moved.
     bool advance();
-    // For a waiting thread, from time to time. Ends the epoch when an expected rank has left or died, or is late.
+    // For a waiting thread, from time to time. Ends the generation when an expected rank has left or died, or is late.
     void look() noexcept;
     // Whether there are messages that no thread may be waiting for.
     bool unattended() const {

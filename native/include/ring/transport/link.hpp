@@ -1,7 +1,7 @@
 // Moves bytes between ranks that do not share ring memory.
 //
 // Messages between two ranks with one tag arrive in the order sent. Nothing here waits: `done` polls. One link serves
-// all groups of a process; tags keep groups, epochs and purposes apart.
+// all groups of a process; tags keep groups, generations and purposes apart.
 #pragma once
 
 #include <cstddef>

@@ -82,9 +82,9 @@ void DeviceStream::release(const void* owner) { launching_.compare_exchange_stro
 
 void DeviceStream::adopt(std::shared_ptr<NcclCommunicator> communicator) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (reaper_) {  // the epoch has ended meanwhile, so this communicator is ended alone
+    if (reaper_) {  // the generation has ended meanwhile, so this communicator is ended alone
         Reaper::begin({std::move(communicator)}, Reaper::Way::Abort);
-        throw Aborted("the devices' epoch has ended");
+        throw Aborted("the devices' generation has ended");
     }
     communicators_.push_back(std::move(communicator));
 }

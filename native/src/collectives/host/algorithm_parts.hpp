@@ -22,8 +22,8 @@ void for_range(const std::vector<Piece>& pieces, std::uint64_t begin, std::uint6
     }
 }
 
-// Calls visit(part) for the parts of a range of elements. A rank that ends the epoch waits until no rank touches its
-// memory: so parts are small, and none begins after the operation was aborted.
+// Calls visit(part) for the parts of a range of elements. A rank that ends the generation waits until no rank touches
+// its memory: so parts are small, and none begins after the operation was aborted.
 template <class Visit>
 void in_parts(const HostGroup& group, const Range& range, std::size_t item, Visit&& visit) {
     constexpr std::size_t most = std::size_t{16} << 20;  // bytes

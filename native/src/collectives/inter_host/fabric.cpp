@@ -15,7 +15,7 @@ constexpr int kLaneTags = 4;
 // Most bytes of one message: MPI counts with int.
 constexpr std::size_t kMostPerMessage = std::size_t{64} << 20;
 
-// Half of the numbers are for epochs, which use them in turn; the odd ones are for groups.
+// Half of the numbers are for generations, which use them in turn; the odd ones are for groups.
 int numbers_of_a_kind(const Link& link) { return link.tag_limit() / kChannels / 2; }
 
 std::uint64_t mix(std::uint64_t value) {  // splitmix64
@@ -50,9 +50,9 @@ TagNumber::~TagNumber() {
 
 int TagNumber::value() const { return 2 * taken_ + 1; }
 
-Fabric::Identity Fabric::epoch_identity(const Link& link, std::uint64_t epoch, std::size_t members) {
-    const auto number = static_cast<int>(2 * (epoch % static_cast<std::uint64_t>(numbers_of_a_kind(link))));
-    return {mix(epoch), std::vector<int>(members, number)};
+Fabric::Identity Fabric::generation_identity(const Link& link, std::uint64_t generation, std::size_t members) {
+    const auto number = static_cast<int>(2 * (generation % static_cast<std::uint64_t>(numbers_of_a_kind(link))));
+    return {mix(generation), std::vector<int>(members, number)};
 }
 
 std::uint64_t Fabric::part_id(std::uint64_t number) const { return mix(id() ^ mix(number)); }

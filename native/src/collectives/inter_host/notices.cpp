@@ -178,7 +178,7 @@ bool Notices::read(HostGroup& group) {
 
 void Notices::apply(const Incoming& come, HostGroup& group) {
     const Notice& notice = *come.notice;
-    if (notice.id != fabric_.id()) return;  // of an epoch that ended long ago
+    if (notice.id != fabric_.id()) return;  // of a generation that ended long ago
     const int member = fabric_.member_at(come.source);
     const auto host = static_cast<std::size_t>(member < 0 ? 0 : fabric_.host_of(member));
     if (notice.last_sequence == kAbort || notice.last_sequence == kMismatch) {

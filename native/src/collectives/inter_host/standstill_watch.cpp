@@ -18,9 +18,9 @@ std::uint64_t key_of(std::initializer_list<std::uint64_t> parts) { return hash_o
 
 }  // namespace
 
-StandstillWatch::StandstillWatch(std::shared_ptr<HostGroup> epoch, std::shared_ptr<Fabric> fabric,
+StandstillWatch::StandstillWatch(std::shared_ptr<HostGroup> generation, std::shared_ptr<Fabric> fabric,
                                  std::shared_ptr<const Recorder> recorder, double seconds)
-    : epoch_(std::move(epoch)),
+    : generation_(std::move(generation)),
       fabric_(std::move(fabric)),
       recorder_(std::move(recorder)),
       limit_(static_cast<std::int64_t>(seconds * 1e9)) {}
@@ -47,7 +47,7 @@ void StandstillWatch::forget(const void* operation) noexcept {
 }
 
 void StandstillWatch::note(const void* operation, const Entry& entry) {
-    if (limit_ == 0 || epoch_->aborted()) return;
+    if (limit_ == 0 || generation_->aborted()) return;
     const std::int64_t now = monotonic_ns();
     const std::lock_guard<std::mutex> lock(mutex_);
     Entry& known = entries_[operation];
@@ -60,8 +60,8 @@ void StandstillWatch::look(std::int64_t now) {
     next_look_ = now + kLookEvery;
     const Standstill one = standstill(now);
     if (one.count == 0) return;
-    epoch_->show_standstill(one);
-    if (epoch_->index() == 0) collect(now);
+    generation_->show_standstill(one);
+    if (generation_->index() == 0) collect(now);
 }
 
 // What this rank waits for, once it stands still.
@@ -95,7 +95,7 @@ Standstill StandstillWatch::standstill(std::int64_t now) {
 // By the first rank of a host.
 void StandstillWatch::collect(std::int64_t now) {
     StandingRanks ranks;
-    if (!epoch_->all_stand_still(ranks, now - kFresh)) return;
+    if (!generation_->all_stand_still(ranks, now - kFresh)) return;
     if (fabric_ && fabric_->host() != 0) {
         if (now - told_ < kTellEvery) return;
         told_ = now;
@@ -104,7 +104,7 @@ void StandstillWatch::collect(std::int64_t now) {
     }
     if (fabric_ && !fabric_->notices().all_stand_still(ranks, now - kFresh - kTellEvery)) return;
     const std::string why = ranks.mismatch();
-    if (!why.empty()) epoch_->abort(why, true);
+    if (!why.empty()) generation_->abort(why, true);
 }
 
 }  // namespace ring

@@ -25,7 +25,7 @@ class DeviceOpening {
     // The operation that waits for the agreement.
     const Work& asks() const { return asks_; }
     // Does what can be done without waiting, when no operation that it has started is under way. Done: the group has
-    // agreed. Throws errors that end the epoch.
+    // agreed. Throws errors that end the generation.
     Communicator::Served advance();
     // The sum that NCCL may still be launching, for the caller to keep; null where there is none.
     std::shared_ptr<DeviceWork> unfinished_launch() const;

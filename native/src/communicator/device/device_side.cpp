@@ -22,7 +22,7 @@ DeviceSide::~DeviceSide() {
     }
     while (!flights_.empty()) {
         Served served = Served::Idle;
-        owner_.epoch_.progress->exclusively([&] { served = serve(); });
+        owner_.generation_.progress->exclusively([&] { served = serve(); });
         if (served != Served::Done) cpu_yield();
     }
     group_.stream().order().leave(*owner_.group_);
@@ -188,7 +188,7 @@ bool DeviceSide::fail(const std::shared_ptr<Work>& work, const std::exception_pt
         try {
             if (std::shared_ptr<DeviceWork> launch = opening_->unfinished_launch())
                 fly({{}, std::move(launch), error, 0});
-        } catch (...) {  // no memory: the kernel's memory is freed early, in an epoch that has ended
+        } catch (...) {  // no memory: the kernel's memory is freed early, in a generation that has ended
         }
         opening_.reset();
     }
@@ -232,8 +232,8 @@ void DeviceSide::check_flights() {
     const std::int64_t now = monotonic_ns();
     if (now < next_check_) return;
     next_check_ = now + kCheckEvery;
-    if (owner_.epoch_.fabric) owner_.epoch_.fabric->notices().read(*owner_.epoch_.group);
-    if (owner_.fabric_ && owner_.fabric_ != owner_.epoch_.fabric) owner_.fabric_->notices().read(*owner_.group_);
+    if (owner_.generation_.fabric) owner_.generation_.fabric->notices().read(*owner_.generation_.group);
+    if (owner_.fabric_ && owner_.fabric_ != owner_.generation_.fabric) owner_.fabric_->notices().read(*owner_.group_);
     owner_.group_->check_members();
     if (group_.nccl() != nullptr && !opening_) group_.nccl()->ready();
     for (const Flight& flight : flights_)
@@ -242,7 +242,7 @@ void DeviceSide::check_flights() {
                           " timed out on its device: another rank has not launched it, or is not running");
 }
 
-// Ends the epoch and the operations of NCCL in it.
+// Ends the generation and the operations of NCCL in it.
 void DeviceSide::abort(const std::exception_ptr& error) noexcept {
     error_ = error;
     try {

@@ -57,7 +57,7 @@ def test_a_rank_that_reads_no_answer_does_not_stop_the_others(mpi: tuple[Connect
 def test_ranks_that_read_no_answer_of_the_others_do_not_stop_them() -> None:
     connections = Connections("job", [0, 0], elastic=True)
     (_, first), (_, second) = connections.pair(0), connections.pair(1)
-    request = b'cmd=ring_gather value={"generation": 0, "step": 0, "value": "%s"}\n' % (b"x" * 3000)
+    request = b'cmd=ring_gather value={"formation": 0, "step": 0, "value": "%s"}\n' % (b"x" * 3000)
     with first, second:
         for _ in range(200):
             for rank, channel in enumerate((first, second)):

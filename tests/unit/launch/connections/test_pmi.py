@@ -99,7 +99,7 @@ def test_which_ranks_share_a_host(places: list[int], mapping: str) -> None:
 
 
 def request(value: str, members: str = "null") -> str:
-    return f'cmd=ring_gather value={{"generation": 0, "step": 0, "members": {members}, "value": {value}}}'
+    return f'cmd=ring_gather value={{"formation": 0, "step": 0, "members": {members}, "value": {value}}}'
 
 
 def test_ranks_gather_beside_mpi() -> None:

@@ -21,7 +21,7 @@ struct DeviceCard {
     char host[64] = {};
     DeviceUuid device;
     NcclId id;    // of the communicator to be; that of the first member counts
-    NcclId kept;  // of the communicator that it has from an epoch before; zero for none
+    NcclId kept;  // of the communicator that it has from a generation before; zero for none
     char reason[512] = {};
 
     void refuse(const std::string& why);

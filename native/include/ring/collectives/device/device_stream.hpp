@@ -1,4 +1,4 @@
-// The communication stream of this rank in an epoch, and all that NCCL does on it.
+// The communication stream of this rank in a generation, and all that NCCL does on it.
 //
 // All kernels of all groups go through one stream in one order, so none of them waits behind one that the other ranks
 // launch later. It ends as a whole: an abort of one communicator waits for the kernels of all.
@@ -21,14 +21,15 @@ namespace ring {
 class DeviceStream {
    public:
     explicit DeviceStream(std::shared_ptr<Devices> devices) : devices_(std::move(devices)) {}
-    // Leaves the communicators to the next epoch. Where they are being aborted, waits for that, up to the abort limit.
+    // Leaves the communicators to the next generation. Where they are being aborted, waits for that, up to the abort
+    // limit.
     ~DeviceStream();
     DeviceStream(const DeviceStream&) = delete;
     DeviceStream& operator=(const DeviceStream&) = delete;
 
     Devices& devices() const { return *devices_; }
-    // The device that this rank uses in the epoch: the one of the first call. Throws InvalidArgument for another index,
-    // and DeviceError. Any thread.
+    // The device that this rank uses in the generation: the one of the first call. Throws InvalidArgument for another
+    // index, and DeviceError. Any thread.
     std::shared_ptr<DeviceContext> use(int index);
     // The same device; null before the first `use`.
     std::shared_ptr<DeviceContext> context() const;
@@ -50,13 +51,13 @@ class DeviceStream {
     // NCCL launches one operation at a time. False while another owner launches.
     bool claim(const void* owner);
     void release(const void* owner);
-    // Takes over a communicator of NCCL, which ends with the stream or is kept for the next epoch. Throws Aborted after
-    // `abandon`.
+    // Takes over a communicator of NCCL, which ends with the stream or is kept for the next generation. Throws Aborted
+    // after `abandon`.
     void adopt(std::shared_ptr<NcclCommunicator> communicator);
     // Aborts one communicator, and no other.
     std::shared_ptr<const Reaper> drop(const std::shared_ptr<NcclCommunicator>& communicator);
 
-    // --- the end of an epoch by an abort ---
+    // --- the end of a generation by an abort ---
     enum class Kernels {
         Run,
         Ending,  // are being aborted

@@ -1,7 +1,7 @@
 // The copies in ring memory of tensors on a device, where host memory moves their data.
 //
-// To pin memory the driver locks each page, so blocks are kept for the next operations. They end with the epoch: in the
-// next one a rank may still read what an aborted operation has left.
+// To pin memory the driver locks each page, so blocks are kept for the next operations. They end with the generation:
+// in the next one a rank may still read what an aborted operation has left.
 #pragma once
 
 #include <cstddef>

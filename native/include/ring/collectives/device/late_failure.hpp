@@ -1,5 +1,5 @@
-// The error of an operation that failed on its device after its call had returned. A later call of the epoch raises it,
-// or its end does.
+// The error of an operation that failed on its device after its call had returned. A later call of the generation
+// raises it, or its end does.
 #pragma once
 
 #include <atomic>
@@ -17,7 +17,7 @@ class LateFailure {
         const std::lock_guard<std::mutex> lock(mutex_);
         if (!error_) error_ = std::move(error);
     }
-    // Drops all errors from now on: a caller has already got the error that ended the epoch, or has ended it.
+    // Drops all errors from now on: a caller has already got the error that ended the generation, or has ended it.
     void tell() noexcept { told_.store(true, std::memory_order_seq_cst); }
     // The first error; null where there is none, after `tell`, and from the second call on.
     std::exception_ptr take() noexcept {

@@ -56,11 +56,11 @@ class Fabric {
     struct Identity {
         std::uint64_t id = 0;                       // the same on all members, unique to the group
         std::vector<int> numbers;                   // by group index: for the tags of what is sent to that member
-        std::shared_ptr<const TagNumber> own = {};  // null where the number is the epoch's
+        std::shared_ptr<const TagNumber> own = {};  // null where the number is the generation's
     };
-    // The identity of an epoch's first group. Epochs have numbers that no other group has; only epochs that ended long
-    // ago can have the same one.
-    static Identity epoch_identity(const Link& link, std::uint64_t epoch, std::size_t members);
+    // The identity of a generation's first group. Generations have numbers that no other group has; only generations
+    // that ended long ago can have the same one.
+    static Identity generation_identity(const Link& link, std::uint64_t generation, std::size_t members);
     // Of a part of this group; no other part has its number.
     std::uint64_t part_id(std::uint64_t number) const;
 

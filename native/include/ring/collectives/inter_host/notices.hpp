@@ -20,8 +20,8 @@ class Fabric;
 
 class Notices {
    public:
-    // In place of the last sequence of a host that departs: the epoch has ended, by an abort or a mismatch; the sender
-    // has left; its host stands still. The last is the lowest: what is below has no effect.
+    // In place of the last sequence of a host that departs: the generation has ended, by an abort or a mismatch; the
+    // sender has left; its host stands still. The last is the lowest: what is below has no effect.
     enum : std::int64_t { kAbort = -1, kLeaving = -2, kMismatch = -3, kStanding = -4, kLowest = kStanding };
 
     explicit Notices(const Fabric& fabric);

@@ -1,4 +1,5 @@
-// Finds out that no rank of an epoch can continue (ring/group/standstill.hpp), and ends the epoch as a mismatch.
+// Finds out that no rank of a generation can continue (ring/group/standstill.hpp), and ends the generation as a
+// mismatch.
 //
 // A rank stands still when a thread of its program is in an operation, everything under way waits for calls of other
 // ranks, it has called nothing for some seconds, and its other threads sleep. Then nothing that this core can see will
@@ -22,7 +23,7 @@ namespace ring {
 class StandstillWatch {
    public:
     // `fabric` is null on one host; 0 `seconds` watch nothing.
-    StandstillWatch(std::shared_ptr<HostGroup> epoch, std::shared_ptr<Fabric> fabric,
+    StandstillWatch(std::shared_ptr<HostGroup> generation, std::shared_ptr<Fabric> fabric,
                     std::shared_ptr<const Recorder> recorder, double seconds);
 
     // Any thread, every 50 ms while it is so: a thread of the program is in an operation, or waits for one;
@@ -48,7 +49,7 @@ class StandstillWatch {
     Standstill standstill(std::int64_t now);
     void collect(std::int64_t now);
 
-    const std::shared_ptr<HostGroup> epoch_;
+    const std::shared_ptr<HostGroup> generation_;
     const std::shared_ptr<Fabric> fabric_;
     const std::shared_ptr<const Recorder> recorder_;
     const std::int64_t limit_;  // ns
