@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable
-from statistics import median, quantiles
-from time import perf_counter, process_time
+from time import perf_counter
 
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 
 import keras
 import numpy as np
+from in_turns import Turn, measure, print_head, print_rows
 
 import ring_notebook.keras as ring
 
@@ -50,37 +49,21 @@ def conv() -> tuple[keras.Model, np.ndarray, np.ndarray]:
 MODELS = {"dense": dense, "conv": conv}
 
 
-def turns_of(name: str, distribute: bool) -> Callable[[], None]:
-    """A function that makes `TURN` steps."""
+def turns_of(name: str, distribute: bool) -> Turn:
+    """A turn of `TURN` steps in `fit`, which tells the mean of their seconds."""
     keras.utils.set_random_seed(0)
     model, x, y = MODELS[name]()
     optimizer = keras.optimizers.SGD(1e-3, momentum=0.9)
     # XLA compiles no collectives of TensorFlow; both variants do without it there.
     compiled = {"jit_compile": False} if keras.backend.backend() == "tensorflow" else {}
     model.compile(optimizer=ring.DistributedOptimizer(optimizer) if distribute else optimizer, loss="mse", **compiled)
-    return lambda: model.fit(x, y, batch_size=64, shuffle=False, verbose=0)
 
+    def turn() -> list[float]:
+        began = perf_counter()
+        model.fit(x, y, batch_size=64, shuffle=False, verbose=0)
+        return [(perf_counter() - began) / TURN]
 
-def measure(turns: dict[str, Callable[[], None]], seconds: float) -> dict[str, tuple[list[float], float]]:
-    """For each variant the quartiles of a step's seconds, and its processor seconds, on the slowest rank."""
-    for turn in turns.values():
-        turn()
-        turn()
-    times: dict[str, list[float]] = {name: [] for name in turns}
-    busy: dict[str, list[float]] = {name: [] for name in turns}
-    began = perf_counter()
-    while True:
-        for name, turn in turns.items():
-            ring.barrier()
-            started, used = perf_counter(), process_time()
-            turn()
-            times[name].append((perf_counter() - started) / TURN)
-            busy[name].append((process_time() - used) / TURN)
-        if ring.broadcast_object(perf_counter() - began > seconds and len(times["alone"]) >= 5):
-            break
-    own = {name: (quantiles(times[name], n=4), median(busy[name])) for name in turns}
-    ranks = ring.allgather_object(own)
-    return {name: max((rank[name] for rank in ranks), key=lambda figures: figures[0][1]) for name in turns}
+    return turn
 
 
 def main() -> None:
@@ -91,22 +74,11 @@ def main() -> None:
     ring.init()
     for number, name in enumerate(arguments.models.split(",")):
         variants = {"alone": turns_of(name, False), "ours": turns_of(name, True)}
-        result = measure(variants, arguments.seconds)
+        result = measure(ring, variants, TURN, arguments.seconds)
         if ring.rank() == 0:
             if number == 0:
-                load = os.getloadavg()[0]
-                print(f"{ring.size()} ranks, Keras {keras.__version__}, {keras.backend.backend()}, load {load:.0f}\n")
-                print("| model | variant | step | quartiles | processor time |\n|---|---|---|---|---|")
-            (_, own, _), own_busy = result["alone"]
-            for label, ((low, middle, high), busy) in result.items():
-                shares = [f" ({1 - least / figure:.0%})" for least, figure in ((own, middle), (own_busy, busy))]
-                if label == "alone":
-                    shares = ["", ""]
-                print(
-                    f"| {name} | {label} | {middle * 1e3:.1f} ms{shares[0]} | {low * 1e3:.1f} to {high * 1e3:.1f} | "
-                    f"{busy * 1e3:.1f} ms{shares[1]} |",
-                    flush=True,
-                )
+                print_head(ring, f"Keras {keras.__version__}, {keras.backend.backend()}")
+            print_rows(name, result)
 
 
 if __name__ == "__main__":

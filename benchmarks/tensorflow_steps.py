@@ -19,10 +19,11 @@ import socket
 from collections.abc import Callable
 from contextlib import nullcontext
 from itertools import pairwise
-from statistics import median, quantiles
-from time import perf_counter, process_time
+from time import perf_counter
 
 os.environ.update(TF_USE_LEGACY_KERAS="1", TF_CPP_MIN_LOG_LEVEL="3")  # Keras 3 does not train under the strategy
+
+from in_turns import measure, print_head, print_rows
 
 import ring_notebook.tensorflow as ring
 import tensorflow as tf
@@ -150,26 +151,6 @@ def steps_of(name: str, strategy: tf.distribute.Strategy) -> dict[str, Callable[
     }
 
 
-def measure(turns: dict[str, Callable[[], list[float]]], seconds: float) -> dict[str, tuple[list[float], float]]:
-    """For each variant the quartiles of a step's seconds, and its processor seconds, on the slowest rank."""
-    for turn in turns.values():
-        turn()
-    times: dict[str, list[float]] = {name: [] for name in turns}
-    busy: dict[str, list[float]] = {name: [] for name in turns}
-    began = perf_counter()
-    while True:
-        for name, turn in turns.items():
-            ring.barrier()
-            start = process_time()
-            times[name] += turn()
-            busy[name].append((process_time() - start) / TURN)
-        if ring.broadcast_object(perf_counter() - began > seconds and len(busy["alone"]) >= 3):
-            break
-    own = {name: (quantiles(times[name], n=4), median(busy[name])) for name in turns}
-    ranks = ring.allgather_object(own)
-    return {name: max((rank[name] for rank in ranks), key=lambda figures: figures[0][1]) for name in turns}
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default="dense,conv")
@@ -179,21 +160,11 @@ def main() -> None:
     tf.config.threading.set_intra_op_parallelism_threads(1)
     strategy = strategy_of_the_ranks()
     for number, name in enumerate(arguments.models.split(",")):
-        result = measure(steps_of(name, strategy), arguments.seconds)
+        result = measure(ring, steps_of(name, strategy), TURN, arguments.seconds)
         if ring.rank() == 0:
             if number == 0:
-                print(f"{ring.size()} ranks, TensorFlow {tf.__version__}, load {os.getloadavg()[0]:.0f}\n")
-                print("| model | variant | step | quartiles | processor time |\n|---|---|---|---|---|")
-            for label, ((low, middle, high), busy) in result.items():
-                (_, own, _), own_busy = result["alone, fit" if "fit" in label else "alone"]
-                shares = [f" ({1 - least / figure:.0%})" for least, figure in ((own, middle), (own_busy, busy))]
-                if "alone" in label:
-                    shares = ["", ""]
-                print(
-                    f"| {name} | {label} | {middle * 1e3:.1f} ms{shares[0]} | {low * 1e3:.1f} to {high * 1e3:.1f} | "
-                    f"{busy * 1e3:.1f} ms{shares[1]} |",
-                    flush=True,
-                )
+                print_head(ring, f"TensorFlow {tf.__version__}")
+            print_rows(name, result)
     ring.barrier()
     os._exit(0)  # the strategy's server has no end of its own
 

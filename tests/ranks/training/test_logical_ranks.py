@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import ring_notebook.torch as ring
+from ring_notebook.core import metrics
 from ring_notebook.errors import RingError
 
 
@@ -95,6 +96,25 @@ def test_turns(rank: int, size: int) -> None:
     first = torch.arange(48.0).reshape(24, 2)[: 2 * size].mean(0)
     assert torch.allclose(weights[1], weights[0] - 0.1 * first)
     assert ring.logical_rank() == 2 * rank
+
+
+def test_rows_have_the_steps_of_each_logical_rank(rank: int, size: int) -> None:
+    """Also where a loop over epochs is tracked, which has no steps of its own."""
+    model, optimizer, loader = prepared(2 * size)
+    metrics.begin()
+    for _ in ring.track(range(2)):
+        for (x,) in ring.track(loader):
+            model(x).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            ring.log(loss=1.0)
+    steps: dict[float, list[float]] = {}
+    for batch in metrics.drain("run", rank):
+        number = 1 + batch.names.index("logical_rank")
+        for _, *row in batch.rows():
+            steps.setdefault(row[number], []).append(row[0])
+    metrics.end()
+    assert steps == {float(2 * rank + turn): [float(step) for step in range(24 // size)] for turn in range(2)}
 
 
 def test_a_step_that_is_left_out(size: int) -> None:
