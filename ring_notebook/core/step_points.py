@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from ring_notebook.core import freed_memory
+
 _waiting: list[Callable[[], object]] = []
 _passes = 0
 _held = False
@@ -37,6 +39,7 @@ def at_next_batch(callback: Callable[[], object]) -> None:
 
 def between_steps() -> None:
     """Tell that what follows the last step has been done; between turns of logical ranks it has not."""
+    freed_memory.give_back_if_little_is_left()
     while _waiting and not _held:
         _waiting.pop(0)()
 

@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Any
 
 from ring_notebook.config import config
+from ring_notebook.core import freed_memory
 from ring_notebook.core.communicator import Communicator
 from ring_notebook.core.membership import RanksOrComm, agree, ranks_of
 from ring_notebook.core.native import core, devices, operation_log, options
@@ -67,8 +68,6 @@ class _State:
     """The part of `communicated` in which this rank waited for others."""
     posted: int = 0
     """Bytes of the tensors in operations of earlier generations of the run."""
-    keeps: bool = False
-    """Whether malloc keeps what this rank frees until the generation ends."""
     doubts: int = 0
     """Number of aborted generations and of changes of the ranks, as of the last exchange between ranks."""
 
@@ -98,7 +97,7 @@ def _settle(place: Place) -> Place:
     left = _state.place
     if left is None:
         _state.process = os.getpid()
-        _state.keeps = _may_keep_memory() and core.keep_freed_memory()
+        freed_memory.keep()
         atexit.register(_leave_mpi_to_parent)
         at_exit(_leave_job)  # before MPI ends
     else:
@@ -113,18 +112,10 @@ def _settle(place: Place) -> Place:
     return place
 
 
-def _may_keep_memory() -> bool:
-    """Whether a launcher of ours has started this rank, and nobody has set what malloc does with freed memory."""
-    if any(name.startswith("MALLOC_") for name in os.environ) or "glibc.malloc" in os.getenv("GLIBC_TUNABLES", ""):
-        return False
-    return bool(config().status_file) and config().allocator == "ring"
-
-
 def _give_memory_back(place: Place) -> None:
     """Give freed memory back to the machine: ring memory, and what malloc has kept for the generation."""
     place.domain.trim()
-    if _state.keeps:
-        core.return_freed_memory()
+    freed_memory.give_back()
 
 
 def has_mpi() -> bool:

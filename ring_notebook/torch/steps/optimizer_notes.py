@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ring_notebook.core import freed_memory
 from ring_notebook.torch.steps.optimizer_knobs import add_knobs, has_knobs
 from ring_notebook.torch.steps.state_digest import is_shared, shared_buffers
 from ring_notebook.torch.tensors import parts_of
@@ -46,6 +47,7 @@ def _exact(loaded: Any, given: Any) -> Any:
 def count_step(optimizer: torch.optim.Optimizer) -> None:
     """Note that ``optimizer``, which wraps no other one, has made a step."""
     optimizer.__dict__[_STEPS] = optimizer.__dict__.get(_STEPS, 0) + 1
+    freed_memory.give_back_if_little_is_left()
     if has_knobs(optimizer):
         add_knobs(optimizer)
 

@@ -51,11 +51,11 @@ def test_the_first_cell_starts_a_cluster_and_says_why(notebook: Notebook) -> Non
 def test_a_cell_keeps_the_pages_of_tensors_that_it_frees(notebook: Notebook) -> None:
     text = notebook.text(
         "%%ringtrain\nimport torch, resource\nfound = []\n"
-        "for _ in range(5):\n"
+        "for _ in range(20):\n"  # the first ones fill gaps in the heap
         "    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
         "    torch.ones(1 << 24)\n"
         "    found.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)\n"
-        "print('new pages each time:', min(found) > 8192)\n"
+        "print('new pages each time:', min(found[10:]) > 8192)\n"
         "del before, found, torch, resource"
     )
     assert "[0-1] new pages each time: False" in text

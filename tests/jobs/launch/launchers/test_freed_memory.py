@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from harness.small_memory import small_group
+
 SCRIPT = """
 import ctypes, resource
 import ring_notebook.api.basics as ring
@@ -24,6 +26,29 @@ def faults(size):
 ring.init()
 print("new pages" if min(faults(64 << 20) for _ in range(4)) > 4096 else "kept pages")
 """
+SHORT = """
+import os
+from pathlib import Path
+import ring_notebook.torch as ring
+import torch
+Path(os.environ["TEST_GROUP"]).write_text(str(os.getpid()))
+def taken(): return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 >> 20
+ring.init()
+tensors = [torch.ones(8 << 20) for _ in range(20)]
+end = torch.ones(2048)  # so that they are not the end of the heap
+used = taken()
+del tensors
+kept = taken()
+model = torch.nn.Linear(1, 1)
+model, optimizer = ring.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+model(torch.ones(1)).backward()
+if os.environ["TEST_BY"] == "a step":
+    optimizer.step()
+else:
+    next(iter(ring.track([1])))
+print(used - kept < 64, kept - taken() > 500)
+"""
+"""A rank that has freed 640 MiB within the limit of its control group."""
 LAUNCH = ["-m", "ring_notebook.launch.cli", "--no-prefix", "-np", "2"]
 
 
@@ -53,3 +78,19 @@ def test_ranks_have(tmp_path: Path, launch: list[str], variables: dict[str, str]
         check=False,
     )
     assert (done.returncode, done.stdout.splitlines()) == (0, expected), done.stderr
+
+
+@pytest.mark.parametrize("by", ["a step", "the next batch"])
+def test_kept_memory_goes_back_where_little_is_left(tmp_path: Path, by: str) -> None:
+    script = tmp_path / "short.py"
+    script.write_text(SHORT)
+    with small_group(1600 << 20) as group:
+        done = subprocess.run(
+            [sys.executable, *LAUNCH[:-1], "1", sys.executable, str(script)],
+            env=os.environ | {"TEST_GROUP": str(group / "cgroup.procs"), "TEST_BY": by},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+    assert (done.returncode, done.stdout.splitlines()) == (0, ["True True"]), done.stderr
