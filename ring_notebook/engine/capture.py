@@ -9,7 +9,7 @@ import sys
 from base64 import b64encode
 from collections import deque
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from itertools import groupby
 from typing import Any, TextIO
 
@@ -90,10 +90,11 @@ class Capture:
         self._take_descriptors()  # first, because it was written before this piece
         self._append(piece)
 
-    def _take_descriptors(self, wait: bool = False) -> None:
-        for stream, text in descriptors.take(wait):
-            for line in text.splitlines(keepends=True):  # of many calls, unlike that of one print
-                self._append(Output(self._run, self._rank, stream, line))
+    def _take_descriptors(self) -> None:
+        with closing(descriptors.take()) as found:
+            for stream, text in found:
+                for line in text.splitlines(keepends=True):  # of many calls, unlike that of one print
+                    self._append(Output(self._run, self._rank, stream, line))
 
     def _append(self, piece: Piece) -> None:
         if self._clears_next:
@@ -103,7 +104,7 @@ class Capture:
 
     def drain(self) -> list[Piece]:
         """Take all pieces: text joined up to a change of stream, displays without those that were replaced."""
-        self._take_descriptors(wait=True)
+        self._take_descriptors()
         taken = [self._pieces.popleft() for _ in range(len(self._pieces))]
         pieces: list[Piece] = []
         for stream, group in groupby(_not_replaced(taken), key=lambda piece: getattr(piece, "stream", None)):

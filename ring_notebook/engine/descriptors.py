@@ -14,7 +14,7 @@ import os
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal
@@ -22,7 +22,7 @@ from typing import Literal
 Stream = Literal["stdout", "stderr"]
 
 _CAPACITY = 1 << 20
-_SECONDS_TO_READ = 2.0  # of another thread that reads just now
+_SECONDS_TO_READ = 2.0  # at most, of another thread
 _LINE_BUFFERED = 1  # _IOLBF
 
 
@@ -47,6 +47,7 @@ class _Tail:
 
 _tails = _Tail("stdout"), _Tail("stderr")
 _lock = threading.Lock()
+_taker: int | None = None  # the thread that holds it
 
 
 def redirect(folder: Path, rank: int) -> int:
@@ -75,20 +76,25 @@ def redirect(folder: Path, rank: int) -> int:
     return crashes
 
 
-def take(wait: bool = False) -> Iterator[tuple[Stream, str]]:
+def take() -> Generator[tuple[Stream, str], None, None]:
     """What was written since the last call, of which nothing is left to another caller.
 
-    Nothing while another thread takes it, unless this is to ``wait`` for that one.
+    Other threads wait until all of it was taken, so that a text that one of them adds comes behind it. A thread that
+    calls this while it takes, as a finalizer does, gets nothing.
     """
-    if not _lock.acquire(timeout=_SECONDS_TO_READ if wait else 0):
-        return  # also in a finalizer that runs within this function
+    global _taker
+    if _taker == threading.get_ident() or not _lock.acquire(timeout=_SECONDS_TO_READ):
+        return
+    _taker = threading.get_ident()
     try:
-        found = [(tail.stream, text) for tail in _tails if tail.file >= 0 for text in tail.take()]
-    except OSError:  # the cell has closed the files
-        found = []
+        with suppress(OSError):  # the cell has closed the files
+            for tail in _tails:
+                if tail.file >= 0:
+                    for text in tail.take():
+                        yield tail.stream, text
     finally:
+        _taker = None
         _lock.release()
-    yield from found
 
 
 def flush() -> None:

@@ -30,7 +30,7 @@ _last = _NO_RUN  # the last run that has ended, until the next one begins
 def cell_begins() -> _Written:
     """What was written since the last cell ended and no notebook asks for; nothing of the start of the engine."""
     global _last
-    written = list(descriptors.take(wait=True))
+    written = list(descriptors.take())
     with _lock:
         if not _started_in:
             _started_in.update(dict.fromkeys(threading.enumerate(), _NO_RUN))
@@ -75,7 +75,7 @@ def add(stream: Stream, text: str) -> bool:
 def take(run: str) -> tuple[_Written, bool]:
     """What ``run`` has written since it ended and since the last call; and whether more may come."""
     more = is_left_by(run)  # first: what it writes last is there then
-    written = list(descriptors.take(wait=True)) if run == _last else []
+    written = list(descriptors.take()) if run == _last else []
     with _lock:
         before = _kept.pop(run, [])
         if more:

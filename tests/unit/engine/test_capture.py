@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -175,3 +176,33 @@ def test_a_cell_leaves_its_own_threads_only(name: str, is_left: bool) -> None:
         goes_on.set()
         thread.join()
     assert not late_output.is_left_by("a run")
+
+
+BELOW = """
+import os, sys, threading
+from pathlib import Path
+from ring_notebook.engine import descriptors
+from ring_notebook.engine.capture import Capture
+shown = os.dup(1)
+descriptors.redirect(Path("."), 0)
+sys.setswitchinterval(1e-5)
+capture, pieces, ended = Capture("run", 0), [], threading.Event()
+def drain():
+    while not ended.is_set():
+        pieces.extend(capture.drain())
+thread = threading.Thread(target=drain)
+thread.start()
+for number in range(5000):
+    os.write(1, b"%d\\n" % number)
+    capture.write("stdout", f"{number}\\n")
+ended.set()
+thread.join()
+lines = "".join(piece.text for piece in [*pieces, *capture.drain()]).split()
+os.write(shown, b"%d" % sum(line != str(at // 2) for at, line in enumerate(lines)))
+"""
+
+
+def test_what_is_written_below_python_comes_before_a_later_print(tmp_path: Path) -> None:
+    """Whatever another thread sends meanwhile: it holds the lock until what it has taken is in order."""
+    done = subprocess.run([sys.executable, "-c", BELOW], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "0"), done.stderr
