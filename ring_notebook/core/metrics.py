@@ -561,6 +561,7 @@ _LONGEST = 200  # characters of a hyper-parameter that is not a number
 _params: dict[str, Any] = {}
 _params_logged: set[str] = set()
 _params_changed = False
+_expected: dict[str, float] = {}
 
 
 def log_params(**values: Any) -> None:
@@ -588,8 +589,19 @@ def note_params(**values: Any) -> None:
 def _forget_params() -> None:
     global _params_changed
     _params.clear()
+    _expected.clear()
     _params_logged.clear()
     _params_changed = False
+
+
+def expect_load(**values: float) -> None:
+    """Send these values, by their names in `records.Load`, with each reading of the machine in this run."""
+    _expected.update(values)
+
+
+def expected_loads() -> dict[str, float]:
+    """The values of `expect_load`. Any thread may call it."""
+    return dict(_expected)
 
 
 def drain_params() -> dict[str, Any] | None:

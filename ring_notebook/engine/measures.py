@@ -10,6 +10,7 @@ from typing import Any
 
 import psutil
 
+from ring_notebook.core.metrics import expected_loads
 from ring_notebook.core.native import core
 from ring_notebook.machine.gpus import gpus
 
@@ -101,7 +102,7 @@ class Machine:
             values["threads"] = float(self.threads)
         if monotonic() - self._before >= SHORTEST:
             values |= self._rates()
-        return {**values, **_gpu_values(self._gpu)}
+        return {**values, **_gpu_values(self._gpu), **expected_loads()}
 
     def _rates(self) -> dict[str, float]:
         """The values per second, since the last call."""

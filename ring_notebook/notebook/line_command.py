@@ -95,7 +95,7 @@ class Command(Generic[P, R]):
             raise UsageError(f"{error}{self._meant(words)}") from None
 
     def _meant(self, words: Sequence[str]) -> str:
-        """The word that a wrong one is most like, as a question; empty without one."""
+        """The word that a wrong one is most like, as a question, or all commands; empty where neither helps."""
         known = [*self.commands, *(name for one in self.options for name in (*one.flags, *one.choices))]
         for word in words:
             name = word.partition("=")[0]
@@ -103,6 +103,8 @@ class Command(Generic[P, R]):
                 return f"; did you mean {like[0]}?"
             if name.isdecimal() and "-n" in known:
                 return f"; did you mean -n {name}?"
+        if self.commands and words and words[0][0] not in "-0123456789":
+            return f"; {self.prog} knows {', '.join(self.commands)}"
         return ""
 
     @property

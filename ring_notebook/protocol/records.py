@@ -161,7 +161,8 @@ class Load(_OfRank):
 
     ``values`` by name: ``cpu`` and ``gpu`` in percent (of one core, of the device), ``memory`` and ``gpu_memory`` in
     bytes in use, ``memory_left`` and ``gpu_memory_left`` in bytes, ``disk`` and ``network`` in bytes a second,
-    ``threads`` that the rank computes with. Unknown values are left out.
+    ``threads`` that the rank computes with. Unknown values are left out. ``memory_expected`` or
+    ``gpu_memory_expected``: what the one in use will come to, where the cell has asked for it (`ring.memory`).
     """
 
     kind = "load"

@@ -71,8 +71,10 @@ class Cells:
             read = {rank: self._reading(name, rank, points) for rank, points in by_rank.items()}
             highest = max(one.highest for one in read.values())
             top = max(100.0, highest) if name in ("cpu", "gpu") else 1.4 * highest
+            expected = view.loads.get(f"{name}_expected", {})
             for rank, cells in made.items():
-                cells.append(read[rank].cell(top) if rank in read else "")
+                most = f" of ~{_gib(float(expected[rank].y[-1]))}" if rank in expected else ""
+                cells.append(read[rank].cell(top) + most if rank in read else "")
         return made
 
     def _reading(self, name: str, rank: int, points: Points) -> _Reading:
@@ -100,7 +102,11 @@ class _Reading:
 
 
 def _value_text(name: str, value: float) -> str:
-    return f"{value:.0f}%" if name in ("cpu", "gpu") else f"{value * 2**-30:.3g} GiB"
+    return f"{value:.0f}%" if name in ("cpu", "gpu") else f"{_gib(value)} GiB"
+
+
+def _gib(value: float) -> str:
+    return f"{value * 2**-30:.3g}"
 
 
 def charts(view: RunView, look: Look) -> list[Chart]:

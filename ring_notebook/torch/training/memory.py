@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ring_notebook.api.basics import local_size, size
-from ring_notebook.core.metrics import note_params
+from ring_notebook.core.metrics import expect_load, note_params
 from ring_notebook.core.native import core
 from ring_notebook.torch.collectives.tensor_arguments import check_module, check_optimizer
 from ring_notebook.torch.optimizer.wrapper import original_of
@@ -102,6 +102,7 @@ def memory(
         available=_free(model) + held,
     )
     note_params(memory=str(found))
+    expect_load(**_expected(model, found.total - held))
     return found
 
 
@@ -251,9 +252,25 @@ def _untouched(model: nn.Module) -> Iterator[None]:
 
 
 def _free(model: nn.Module) -> int:
-    device = next((one.device for one in model.parameters()), torch.device("cpu"))
+    device = _device(model)
     if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return int(free + cached)
+        return int(torch.cuda.mem_get_info(device)[0]) + _cached(device)
     return int(min(core.memory_left(), psutil.virtual_memory().available)) // local_size()
+
+
+def _expected(model: nn.Module, more: int) -> dict[str, float]:
+    """What the device of ``model`` holds when ``more`` bytes are added, by the name of that load."""
+    device = _device(model)
+    if device.type == "cuda":
+        free, whole = torch.cuda.mem_get_info(device)
+        return {"gpu_memory_expected": float(whole - free - _cached(device) + more)}
+    return {"memory_expected": float(psutil.Process().memory_info().rss + more)}
+
+
+def _device(model: nn.Module) -> torch.device:
+    return next((one.device for one in model.parameters()), torch.device("cpu"))
+
+
+def _cached(device: torch.device) -> int:
+    """Bytes that torch keeps of the device and that no tensor has."""
+    return torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)

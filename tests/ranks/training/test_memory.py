@@ -5,10 +5,13 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+
+from ring_notebook.core.metrics import expected_loads
 
 
 class Attention(nn.Module):
@@ -126,6 +129,25 @@ def test_shares_of_a_sharded_model(hvd: ModuleType, size: int) -> None:
     assert after.weights - largest == shares
     assert after.gradients == nbytes(one.grad for one in sharded.parameters())
     assert after.optimizer == nbytes(state_of(optimizer))
+
+
+@pytest.mark.sizes(1)
+def test_the_process_comes_to_what_is_sent_to_the_notebook(hvd: ModuleType) -> None:
+    model = nn.Sequential(*(nn.Linear(2048, 2048) for _ in range(16)))
+    optimizer = torch.optim.Adam(model.parameters())
+    x = torch.zeros(4, 2048)
+    model, optimizer = hvd.prepare(model, optimizer)
+    hvd.memory(model, optimizer, x)
+    expected = expected_loads()["memory_expected"]
+    before = psutil.Process().memory_info().rss
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(x).sum().backward()
+        optimizer.step()
+    reached = psutil.Process().memory_info().rss
+    grown = 3 * nbytes(model.parameters())
+    assert reached - before > 0.8 * grown
+    assert -0.1 * grown < reached - expected < 0.3 * grown, (before, reached, expected)  # and temporary tensors
 
 
 @pytest.mark.sizes(1)

@@ -140,6 +140,8 @@ def test_options_of_a_cell_are_fields() -> None:
         ("start --keeep", "unrecognized arguments: --keeep; did you mean --keep?"),
         ("start 4", "unrecognized arguments: 4; did you mean -n 4?"),
         ("strat", "unrecognized arguments: strat; did you mean start?"),
+        ("profiler", "unrecognized arguments: profiler; %ring knows attach, doctor, "),
+        ("runs profiler", "unrecognized arguments: profiler; %ring runs knows compare, "),
         ("snapshots sav a", "unrecognized arguments: sav a; did you mean save?"),
         ("plot loss -x tim", "argument -x: invalid choice: 'tim'"),
         ("plot loss --smooth 2", "argument --smooth: expected a share from 0 to 0.99, got 2"),

@@ -42,6 +42,20 @@ def test_a_sparkline_shows_the_way_from_nothing_to_the_top(
     assert content.rows[0][content.columns.index(title)] == cell
 
 
+def test_what_memory_will_come_to_stands_beside_it(tmp_path: Path) -> None:
+    log = RunLog(tmp_path / "run", "run", "", 2, "train()", {}, {"cores": 8, "hosts": ["here"]})
+    for second in (1, 2):
+        loads: list[dict[str, float]] = [
+            {"memory": second * GIB},
+            {"memory": second * GIB, "memory_expected": 3.5 * GIB},
+        ]
+        log.put(encode([Load("run", rank, log.started + second, values) for rank, values in enumerate(loads)]))
+    log.finish("ok")
+    content = rank_table.table(log.view(), still=True)
+    column = content.columns.index("memory")
+    assert [row[column] for row in content.rows] == ["▃▆ 2 GiB", "▃▆ 2 GiB of ~3.5"]
+
+
 def test_readings_are_kept_drawn_and_listed(tmp_path: Path) -> None:
     log = recorded(tmp_path, "cpu", [10.0, 50.0, 90.0], size=2)
     again = RunRecord.load(log.directory)
