@@ -3,7 +3,8 @@
 ``python training.py VICTIMS WHEN HOW``: the ranks of VICTIMS ("0,3") end by HOW (a signal's name, "exit",
 "leave" with a code of 0, "raise", "host": their host with its agent, "cut": the link of their host) at the moment WHEN:
 "step" (in the 8th, after two commits of three steps each), "commit" (while the others make the second one), or once
-another rank has died in step 8 "restore", "roll call", "open", "reset" and "sync".
+another rank has died in step 8 "restore", "roll call", "open", "reset" and "sync". A fourth argument names a
+compression of a model that is large enough for it.
 """
 
 import atexit
@@ -26,15 +27,16 @@ FIRST_TO_DIE = 1
 
 victims = [int(rank) for rank in sys.argv[1].split(",")]
 when, how = sys.argv[2:4]
+compression = getattr(hvd.Compression, sys.argv[4]) if len(sys.argv) > 4 else hvd.Compression.none
 torch.set_num_threads(1)
 if how == "cut":
     verdict.SILENCE = 5
 hvd.init()
 job_rank = hvd.rank()
 torch.manual_seed(job_rank)  # sync makes the models equal
-model = torch.nn.Linear(5, 2)
+model = torch.nn.Linear(5, 2 if compression is hvd.Compression.none else 240)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01 * hvd.size(), momentum=0.9)
-optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), compression=compression)
 data = torch.randn(48, 5, generator=torch.Generator().manual_seed(1))
 sampler = hvd.elastic.ElasticSampler(data, seed=3)
 even = hvd.add_process_set(range(0, hvd.size(), 2))
@@ -138,7 +140,8 @@ report = {
     "seen": state.seen,
     "even": even.ranks,
     "sums": sorted(set(sums)),
-    "weight": model.weight.tolist(),
+    # A line that is longer than a pipe takes at once may have that of another rank in it.
+    "weight": [[round(one, 7) for one in row] for row in model.weight[:60].tolist()],
 }
 # After everything else that ends with the interpreter: none of that may hang without the dead.
 atexit.register(lambda: os.write(1, (json.dumps(report) + "\n").encode()))

@@ -115,6 +115,18 @@ def test_the_living_train_on(request: pytest.FixtureRequest, victims: str, how: 
     assert_nothing_is_left(hosts)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("compression", ["int8", "auto"])
+@pytest.mark.parametrize(("victims", "how"), [("1", "SIGKILL"), ("3", "SIGKILL"), ("2", "host")])
+def test_compressed_gradients_go_on(hosts: TwoHosts, compression: str, victims: str, how: str) -> None:
+    """What rounding has left goes with the last commit; ranks stay equal, and near to one process."""
+    program = ["python", str(PROGRAM), victims, "step", how, compression]
+    done = ringrun(hosts, "--no-prefix", "--elastic", "-np", "4", "-H", HERE_FIRST, *program)
+    dead = {2, 3} if how == "host" else {int(victims)}
+    on_one_host.check(done, 4, dead, per_host=2, width=240, error=0.01)
+    assert_nothing_is_left(hosts)
+
+
 def grow(hosts: TwoHosts, folder: Path, where: str, victims: str, how: str, n: int = 2) -> list[dict[str, object]]:
     """What the ranks of a job say that begins with ``n`` on the first host of ``where``; a script names all."""
     script = folder / "hosts.sh"

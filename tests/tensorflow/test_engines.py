@@ -110,7 +110,7 @@ def test_fit_resumes_from_a_checkpoint_on_one_rank(cluster: Cluster) -> None:
     for ours, theirs in zip(cluster.pull("weights", 0), whole, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
     for axis in ("step", "samples", "epoch"):
-        curves = [over(view, axis, view.curves["loss"])[0].x.tolist() for view in (first.log.view(), run.log.view())]
+        curves = [over(view, axis, "loss")[0].x.tolist() for view in (first.log.view(), run.log.view())]
         assert curves[0][2:] == curves[1], axis
 
 
