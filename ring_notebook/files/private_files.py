@@ -28,6 +28,20 @@ def open_private(path: Path, mode: str) -> IO[Any]:
     return open(path, mode, encoding=encoding, opener=lambda name, flags: os.open(name, flags, 0o600))
 
 
+def replace_text(path: Path, text: str, *, private: bool = True) -> None:
+    """Write ``text`` to ``path``, in place of an older file, so that a reader never sees half of it.
+
+    After a crash of the machine it may be empty: `whole_file` waits for the disk. Raises OSError.
+    """
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        with open_private(partial, "w") if private else partial.open("w", encoding="utf-8") as file:
+            file.write(text)
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
 def open_regular(path: Path, flags: int = 0) -> IO[bytes]:
     """Open ``path`` to read it. Raises OSError, and ValueError if it is not a regular file, such as a named pipe."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | flags)

@@ -26,7 +26,7 @@ from ring_notebook.config import config
 from ring_notebook.errors import RingError
 from ring_notebook.files.private_files import changed_by_others, is_own, make_private_folder, open_own
 from ring_notebook.files.whole_file import is_whole, whole_file
-from ring_notebook.text.words import plural, ranks
+from ring_notebook.text.words import plural, ranks, size_text
 
 FORMAT = 1
 KEPT = 3
@@ -372,8 +372,3 @@ def by_reason(what: str, reports: Sequence[Any], key: str) -> list[str]:
         f"{what}: {name}, {why}{'' if len(where) == everywhere else f' ({ranks(where)})'}."
         for (name, why), where in found.items()
     ]
-
-
-def size_text(count: int) -> str:
-    """Bytes for a reader."""
-    return f"{count / (1 << 20):,.1f} MiB" if count >= 1 << 18 else f"{count / 1024:,.1f} KiB"

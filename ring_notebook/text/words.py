@@ -21,6 +21,11 @@ def plural(count: int, thing: str) -> str:
     return f"{count:,} {thing}{'s' * (count != 1)}"
 
 
+def size_text(count: int) -> str:
+    """Bytes for a reader: ``3.5 KiB``, ``1,024.0 MiB``."""
+    return f"{count / (1 << 20):,.1f} MiB" if count >= 1 << 18 else f"{count / 1024:,.1f} KiB"
+
+
 def operation_title(kind: str, name: str) -> str:
     """``allreduce 'grad'``, or ``dist.all_reduce sum float32 [3]`` for the barrier before an operation of torch."""
     if kind == "barrier" and name.startswith("dist."):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ring_notebook.files.appender import Appender
-from ring_notebook.files.private_files import make_private_folder, open_private, open_regular
+from ring_notebook.files.private_files import make_private_folder, open_private, open_regular, replace_text
 from ring_notebook.files.run_names import SUMMARY
 from ring_notebook.protocol.records import Record, decode, stamped
 from ring_notebook.text.error_text import printable
@@ -142,10 +142,7 @@ def _without_values(rank: dict[str, Any]) -> dict[str, Any]:
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """Replace ``path`` as a whole, so that a reader never sees half of it."""
-    partial = path.with_suffix(".partial")
-    with open_private(partial, "w") as file:
-        file.write(json.dumps(content, indent=1, default=str) + "\n")
-    partial.replace(path)
+    replace_text(path, json.dumps(content, indent=1, default=str) + "\n")
 
 
 def read_text(path: Path) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from dataclasses import replace
 from html import escape
@@ -10,6 +9,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from ring_notebook.errors import RingError
+from ring_notebook.files.private_files import replace_text
 from ring_notebook.notebook.panel.report import mime_bundle
 from ring_notebook.notebook.run import catalogue
 from ring_notebook.text.words import plural
@@ -42,16 +42,12 @@ def write_pages(folder: Path, *, every: bool = False) -> str:
     for run in ids:
         record = catalogue.find(run)
         back = f"<p><a href='{_INDEX}'>All runs</a></p>"
-        _write(folder / f"{run}.html", record.title, back + mime_bundle(record, displays=True)["text/html"])
-    _write(index, "Runs", replace(listed, pictures={**listed.pictures, "name": links})._repr_html_())
+        page = _page(record.title, back + mime_bundle(record, displays=True)["text/html"])
+        replace_text(folder / f"{run}.html", page, private=False)
+    page = _page("Runs", replace(listed, pictures={**listed.pictures, "name": links})._repr_html_())
+    replace_text(index, page, private=False)
     return f"Wrote {plural(len(ids), 'run')} to {index.absolute()}; the folder can be hosted as it is."
 
 
-def _write(path: Path, title: str, body: str) -> None:
-    """Write a page, which replaces an older one as a whole."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        partial.write_text(_HEAD.replace("TITLE", escape(title)) + body)
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+def _page(title: str, body: str) -> str:
+    return _HEAD.replace("TITLE", escape(title)) + body

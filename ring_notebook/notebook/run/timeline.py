@@ -22,7 +22,7 @@ from ring_notebook.notebook.record.run_files import TIMELINE
 from ring_notebook.notebook.style import GREY, PHASE_COLORS
 from ring_notebook.notebook.table import Listing
 from ring_notebook.protocol.records import COUNTED, PROGRAM, TRAINING
-from ring_notebook.text.words import plural, rank_list
+from ring_notebook.text.words import plural, rank_list, size_text
 
 MIME = "application/vnd.vegalite.v5+json"
 WORDS = {part: word for word, part in SHARES.items()}
@@ -220,11 +220,7 @@ def _largest(spans: Sequence[Span]) -> str:
     if not any(totals.values()):
         return ""
     name = max(totals, key=lambda what: totals[what])
-    return f", {totals[name] / sum(totals.values()):.0%} of it in {name} ({_size(sizes[name])} each)"
-
-
-def _size(nbytes: int) -> str:
-    return f"{nbytes / 2**20:.1f} MiB" if nbytes >= 2**20 else f"{nbytes / 1024:.1f} KiB"
+    return f", {totals[name] / sum(totals.values()):.0%} of it in {name} ({size_text(sizes[name])} each)"
 
 
 class Span(NamedTuple):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ring_notebook.files.private_files import is_own, make_private_folder, open_private
+from ring_notebook.files.private_files import is_own, make_private_folder, open_private, replace_text
 
 
 @pytest.fixture(params=[0o000, 0o022, 0o077, 0o277], autouse=True)
@@ -54,3 +54,18 @@ def test_what_another_user_left_is_not_own(tmp_path: Path) -> None:
     (tmp_path / "ours").touch()
     os.lchown(link, 65534, 65534)
     assert [is_own(path) for path in (theirs, link, tmp_path / "ours")] == [False, False, True]
+
+
+@pytest.mark.parametrize(("private", "mode"), [(True, 0o600), (False, 0o644)])
+def test_a_text_is_replaced_as_a_whole(tmp_path: Path, private: bool, mode: int) -> None:
+    path = tmp_path / "text"
+    path.write_text("before")
+    with path.open() as reader:
+        os.umask(0o022)
+        replace_text(path, "é", private=private)
+        assert (reader.read(), path.read_bytes()) == ("before", "é".encode())
+    assert path.stat().st_mode & 0o777 == mode
+    with pytest.raises(UnicodeEncodeError):
+        replace_text(path, "\udc80")
+    assert [one.name for one in tmp_path.iterdir()] == ["text"]
+    assert path.read_text(encoding="utf-8") == "é"

@@ -3,7 +3,7 @@
 from ring_notebook.notebook.line_command import command
 from ring_notebook.notebook.session.session import Session
 from ring_notebook.notebook.table import Listing
-from ring_notebook.text.words import plural
+from ring_notebook.text.words import plural, size_text
 
 _MOST = 12
 """Rows of a rank; the others are summed up."""
@@ -20,14 +20,10 @@ def free(session: Session) -> Listing:
     rows = []
     for rank, one in enumerate(found):
         held = one.get("held", [])
-        shown = [[str(rank), name or "(no variable)", device, _size(size)] for name, device, size in held[:_MOST]]
+        shown = [[str(rank), name or "(no variable)", device, size_text(size)] for name, device, size in held[:_MOST]]
         more = held[_MOST:]
         rows += shown
         if more:
-            rows.append([str(rank), f"{plural(len(more), 'other')}", "", _size(sum(size for *_, size in more))])
-    freed = [f"rank {rank}: {_size(one['freed'] + one['cached'])}" for rank, one in enumerate(found) if one]
+            rows.append([str(rank), f"{plural(len(more), 'other')}", "", size_text(sum(size for *_, size in more))])
+    freed = [f"rank {rank}: {size_text(one['freed'] + one['cached'])}" for rank, one in enumerate(found) if one]
     return Listing(["rank", "variable", "device", "memory"], rows, f"freed: {', '.join(freed)}")
-
-
-def _size(number: int) -> str:
-    return f"{number / (1 << 20):,.1f} MiB"
