@@ -69,10 +69,10 @@ class Work:
         finally:
             self.keep_forever()
 
-    def wait_done(self, timeout: float | None = None) -> None:
+    def wait_done(self) -> None:
         """Return when the results are there, also on a device, or raise the operation's error."""
         try:
-            self._native.wait(timeout or 0.0)
+            self._native.wait(0.0)
         finally:
             self.keep_forever()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from threading import Event, Thread
 
@@ -17,29 +17,30 @@ _LOST = ("down", "fail", "unknown", "error", "not_responding")
 _ended: dict[str, str] = {}  # by job that has ended: the sentence that says why
 
 
-def job_name(env: Mapping[str, str] = os.environ) -> str:
+def job_name() -> str:
     """Such as ``Slurm job 17``; empty outside of a job of Slurm, which alone is asked."""
-    return f"Slurm job {env['SLURM_JOB_ID']}" if env.get("SLURM_JOB_ID") else ""
+    number = os.environ.get("SLURM_JOB_ID")
+    return f"Slurm job {number}" if number else ""
 
 
-def who_ended_it(env: Mapping[str, str] = os.environ) -> str:
+def who_ended_it() -> str:
     """Who or what has ended the batch job of this process, as a sentence, and what to do.
 
     Empty while the job runs, outside of one, and where the batch system does not answer.
     """
-    name = job_name(env)
+    name = job_name()
     if name and name not in _ended:
-        state = SLURM.state(env["SLURM_JOB_ID"])
-        lost = _lost_hosts(env) if state and state.word != "RUNNING" else []
+        state = SLURM.state(os.environ["SLURM_JOB_ID"])
+        lost = _lost_hosts() if state and state.word != "RUNNING" else []
         if state is None or not (why := judge_batch_job(name, state.word, state.reason, lost)):
             return ""
         _ended[name] = why
     return _ended.get(name, "")
 
 
-def end_of_job(env: Mapping[str, str] = os.environ) -> float | None:
+def end_of_job() -> float | None:
     """When the batch system will end the job of this process, in seconds since the epoch; None where nobody says."""
-    found = SLURM.state(env["SLURM_JOB_ID"]) if job_name(env) else None
+    found = SLURM.state(os.environ["SLURM_JOB_ID"]) if job_name() else None
     return found.end if found else None
 
 
@@ -103,8 +104,8 @@ def leave() -> None:
     _ended.clear()
 
 
-def _lost_hosts(env: Mapping[str, str]) -> list[str]:
-    nodes = env.get("SLURM_JOB_NODELIST", "")
+def _lost_hosts() -> list[str]:
+    nodes = os.environ.get("SLURM_JOB_NODELIST", "")
     done = ask(["sinfo", "--noheader", "--Node", f"--nodes={nodes}", "--format=%N|%T"]) if nodes else None
     found = dict(line.strip().split("|") for line in done.stdout.splitlines() if "|" in line) if done else {}
     # A star behind the state: the host does not answer.

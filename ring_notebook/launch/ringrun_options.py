@@ -6,10 +6,10 @@ import argparse
 import difflib
 import os
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 from ring_notebook import __version__
 from ring_notebook.analysis.prediction import link_rate
@@ -20,8 +20,8 @@ from ring_notebook.launch.launchers.hosts import Host, discovered_hosts, named_h
 from ring_notebook.launch.remote.remote_shell import ssh_command
 from ring_notebook.launch.supervisor.growth import Elastic
 from ring_notebook.rank.rank_threads import OMP
+from ring_notebook.text.line_options import read_by
 
-T = TypeVar("T")
 _CYCLES, _FIRST_IN_HOSTS = "there are no cycles", "ranks of a host always reduce in memory that they share, first"
 _TUNING, _LOGS = "buckets are planned from the model, and nothing is tuned", "the core writes no log"
 _MPI, _CONTROLLER = (
@@ -72,18 +72,6 @@ class _Idle(argparse.Action):
 class _Interfaces(argparse.Action):
     def __call__(self, _parser: object, options: argparse.Namespace, values: Any, _flag: str | None = None) -> None:
         options.interfaces = [*options.interfaces, *(name for name in str(values).split(",") if name)]
-
-
-def read_by(read: Callable[[str], T]) -> Callable[[str], T]:
-    """``read`` as a type of argparse, which shows the text of its own errors only."""
-
-    def type_of(text: str) -> T:
-        try:
-            return read(text)
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(str(error)) from None
-
-    return type_of
 
 
 def parse(argv: Sequence[str]) -> tuple[argparse.ArgumentParser, argparse.Namespace]:

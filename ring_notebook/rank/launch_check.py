@@ -29,14 +29,14 @@ _SRUN = _Start("srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "`srun --mpi=pmi2
 _OTHERS = (_Start("torchrun", "WORLD_SIZE", "RANK"), _SRUN)
 
 
-def started_several(env: Mapping[str, str] = os.environ) -> tuple[str, int, int] | None:
+def started_several() -> tuple[str, int, int] | None:
     """The launcher that has started this process together with others, its number among them, and how many they are.
 
     Launchers of ranks only: torchrun's variables are also set by hand. None for a process that was started alone.
     """
     for start in (*_MPI, _SRUN):
-        if _is_set(start, env) and int(env[start.size]) > 1 and env[start.rank].isdigit():
-            return start.launcher, int(env[start.rank]), int(env[start.size])
+        if _is_set(start, os.environ) and int(os.environ[start.size]) > 1 and os.environ[start.rank].isdigit():
+            return start.launcher, int(os.environ[start.rank]), int(os.environ[start.size])
     return None
 
 

@@ -158,9 +158,9 @@ def exit_code_of(error: BaseException) -> int:
     return code & 0xFF if isinstance(code, int) else 1
 
 
-def rank_of_process(env: Mapping[str, str] = os.environ) -> int:
+def rank_of_process() -> int:
     """The rank that a launcher gave to this process; 0 when none did."""
     for name in ("RING_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "PALS_RANKID", "ALPS_APP_PE"):
-        if env.get(name, "").isdigit():
-            return int(env[name])
+        if os.environ.get(name, "").isdigit():
+            return int(os.environ[name])
     return 0
