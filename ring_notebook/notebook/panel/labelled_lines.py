@@ -205,18 +205,18 @@ class TerminalRows:
             self._go_to(self._row + 1)
         self._column = max(0, self._column - 1) if character == "\x08" else 0
 
-    def _control(self, parameter: str, letter: str) -> None:
+    def _control(self, parameter: str, command: str) -> None:
         count = int(parameter) if parameter.isdecimal() else 1
-        if letter == "A":
+        if command == "A":
             self.goes_up = True
             self._go_to(max(0, self._row - count))
-        elif letter == "B":
+        elif command == "B":
             self._go_to(self._row + min(count, _MOST_DOWN))
-        elif letter == "C":
+        elif command == "C":
             self._column += min(count, _MOST_RIGHT)
-        elif letter == "G":
+        elif command == "G":
             self._column = min(max(0, count - 1), _MOST_RIGHT)
-        elif letter == "K":
+        elif command == "K":
             kept = "" if parameter == "2" else self._rows[self._row][: self._column]
             self._rows[self._row] = kept
 

@@ -51,7 +51,7 @@ from ring_notebook.torch.steps.repair import Shared, give_rest, mend
 from ring_notebook.torch.tensors import dtype_of, multiply_each
 
 _MB = 1e-6
-_NUMBERS = ("seat", "position", "alone", "sent", "every_step")  # what an outer state has beside tensors
+_NUMBERS = ("member", "position", "alone", "sent", "every_step")  # what an outer state has beside tensors
 
 
 @dataclass
@@ -59,7 +59,7 @@ class Outer:
     """The outer optimizer's state. Tensors are by parameter; ``position`` counts local steps since a round began.
 
     ``common`` has the shape and dtype of its parameter; ``momentum`` is float32, float64 for such a parameter.
-    ``feedback``, by fragment, is that of the rank and number of ranks in ``seat``. ``alone`` counts local steps since
+    ``feedback``, by fragment, is that of the rank and number of ranks in ``member``. ``alone`` counts local steps since
     all weights were equal. ``sent`` and ``every_step`` are bytes: of the differences as they were sent, and of the
     gradients that a reduction at every step would have sent.
     """
@@ -67,7 +67,7 @@ class Outer:
     common: dict[Tensor, Tensor] = field(default_factory=dict)
     momentum: dict[Tensor, Tensor] = field(default_factory=dict)
     feedback: dict[int, Feedback] = field(default_factory=dict)
-    seat: tuple[int, int] = (0, 1)
+    member: tuple[int, int] = (0, 1)
     position: int = 0
     alone: int = 0
     sent: int = 0
@@ -91,7 +91,7 @@ class Outer:
 
 
 @dataclass
-class _Flight:
+class _Averaging:
     """A fragment whose differences are being averaged, and the steps until it is due."""
 
     number: int
@@ -108,7 +108,7 @@ class LocalOptimizer(Wrapper):
     _settings: LocalSteps
     _compression: Compressor
     _process_set: ProcessSet
-    _flight: _Flight | None = None
+    _averaging: _Averaging | None = None
     _groups: ByteGroups | None = None  # with Compression.int8
     _fragments: tuple[tuple[Tensor, ...], ...] = ()
     _gradient_bytes = 0
@@ -176,16 +176,16 @@ class LocalOptimizer(Wrapper):
         """
         self._check_newest()
         outer = self._begin()
-        if self._flight is not None:
-            self._land(outer)
+        if self._averaging is not None:
+            self._finish(outer)
         most = outer.alone
         if not self._is_alone():
             (most,) = allreduce_numbers([most], ReduceOp.MAX, "steps since the sync", self._process_set)
         if most == 0:
             return
         for number in range(len(self._fragments)):
-            self._flight = self._start(outer, number, blocking=True)
-            self._land(outer, kept=0.0)
+            self._averaging = self._start(outer, number, blocking=True)
+            self._finish(outer, kept=0.0)
         outer.position = outer.alone = 0
 
     @property
@@ -233,7 +233,7 @@ class LocalOptimizer(Wrapper):
         trained = self._trained()
         if outer.position == 0 or not self._fragments:
             outer.add(trained, self._settings.momentum > 0)
-            if sum(map(len, self._fragments)) != len(trained) and self._flight is None:
+            if sum(map(len, self._fragments)) != len(trained) and self._averaging is None:
                 plan = plan_fragments([one.numel() for one in trained], self._settings.fragments)
                 self._fragments = tuple(tuple(trained[index] for index in part) for part in plan)
                 self._gradient_bytes = sum(one.numel() * one.element_size() for one in trained)
@@ -242,9 +242,9 @@ class LocalOptimizer(Wrapper):
             return outer
         self._label = self._free_label(communicator)
         if not self._is_alone():
-            self._flight = None  # its fragment has its turn again
-            if outer.seat != (seat := (self._process_set.rank(), self._process_set.size())):
-                outer.seat = seat
+            self._averaging = None  # its fragment has its turn again
+            if outer.member != (member := (self._process_set.rank(), self._process_set.size())):
+                outer.member = member
                 outer.feedback.clear()
             if isinstance(self._compression, Int8Compression):
                 self._groups = ByteGroups.of(communicator)
@@ -293,7 +293,7 @@ class LocalOptimizer(Wrapper):
 
     def take_outer(self, root: int) -> None:
         """Take the outer state of a global rank; all ranks call this, where all have the weights of that rank."""
-        self._flight = None
+        self._averaging = None
         outer: Outer = self._wrapped.__dict__.setdefault(OUTER, Outer())
         outer.add(self._trained(), self._settings.momentum > 0)
         for name, one in self._shared(outer).equal or ():
@@ -301,23 +301,23 @@ class LocalOptimizer(Wrapper):
         outer.begin_anew()
 
     def _sync_what_is_due(self, outer: Outer) -> None:
-        if (flight := self._flight) is not None:
-            flight.left -= 1
-            if flight.left:
-                flight.average.advance()
+        if (averaging := self._averaging) is not None:
+            averaging.left -= 1
+            if averaging.left:
+                averaging.average.advance()
             else:
-                self._land(outer)
+                self._finish(outer)
         number = self._settings.due(outer.position, len(self._fragments))
         if number is not None:
             delay = self._settings.delay
-            self._flight = self._start(outer, number, blocking=not delay)
+            self._averaging = self._start(outer, number, blocking=not delay)
             if not delay:
-                self._land(outer)
+                self._finish(outer)
         if outer.position >= self._settings.every:
             outer.position = 0
 
     @torch.no_grad()
-    def _start(self, outer: Outer, number: int, blocking: bool) -> _Flight:
+    def _start(self, outer: Outer, number: int, blocking: bool) -> _Averaging:
         parameters = self._fragments[number]
         differences = [(outer.common[one].to(_exact(one)) - one) for one in parameters]
         besides = Besides(outer.feedback.get(number))
@@ -332,31 +332,33 @@ class LocalOptimizer(Wrapper):
             # Reduced in place, and compared with the averages afterwards.
             sent = [one.clone() for one in differences] if self._compression is Compression.none else differences
             average = Average(in_floats(sent, how, self._compression, besides, name, blocking))
-        return _Flight(number, parameters, differences, average, self._settings.delay, besides)
+        return _Averaging(number, parameters, differences, average, self._settings.delay, besides)
 
     @torch.no_grad()
-    def _land(self, outer: Outer, kept: float | None = None) -> None:
-        """Wait for the averages of the fragment in flight, commit, and make the outer step."""
-        flight, self._flight = self._flight, None
-        assert flight is not None
-        averages = flight.average.finish()
-        distances = [torch.linalg.vector_norm(a - b).item() for a, b in zip(flight.differences, averages, strict=True)]
+    def _finish(self, outer: Outer, kept: float | None = None) -> None:
+        """Wait for the averages of the fragment under way, commit, and make the outer step."""
+        averaging, self._averaging = self._averaging, None
+        assert averaging is not None
+        averages = averaging.average.finish()
+        distances = [
+            torch.linalg.vector_norm(a - b).item() for a, b in zip(averaging.differences, averages, strict=True)
+        ]
         kept = self._settings.kept if kept is None else kept
         with nullcontext() if self._is_alone() else committed(self._process_set):
-            for parameter, average in zip(flight.parameters, averages, strict=True):
+            for parameter, average in zip(averaging.parameters, averages, strict=True):
                 self._outer_step(outer, parameter, average)
                 common = outer.common[parameter]
                 if kept:
                     parameter.lerp_(common, 1.0 - kept)
                 else:
                     parameter.copy_(common)
-            if flight.besides.feedback is not None:
-                outer.feedback[flight.number] = flight.besides.feedback
+            if averaging.besides.feedback is not None:
+                outer.feedback[averaging.number] = averaging.besides.feedback
             if outer.position >= self._settings.every:
                 outer.position = 0
                 outer.alone = 0 if self._settings.ends_equal else outer.alone
             count_step(self._wrapped)
-        self._record(outer, flight, distances)
+        self._record(outer, averaging, distances)
 
     def _outer_step(self, outer: Outer, parameter: Tensor, average: Tensor) -> None:
         """As torch.optim.SGD with Nesterov momentum, for which ``average`` is the gradient."""
@@ -367,19 +369,19 @@ class LocalOptimizer(Wrapper):
         common.copy_(common - self._settings.lr * average)
 
     # --- what is recorded ---
-    def _record(self, outer: Outer, flight: _Flight, distances: Sequence[float]) -> None:
+    def _record(self, outer: Outer, averaging: _Averaging, distances: Sequence[float]) -> None:
         """Add to the rows of `log` how far this rank is from the average, and what was sent."""
-        outer.sent += flight.besides.nbytes
-        self._squares[flight.number] = sum(one * one for one in distances)
+        outer.sent += averaging.besides.nbytes
+        self._squares[averaging.number] = sum(one * one for one in distances)
         values = {
             "distance": sum(self._squares.values()) ** 0.5,
             "MB": outer.sent * _MB,
             "MB_every_step": outer.every_step * _MB,
         }
         if self._settings.by_layer:
-            layers = zip(flight.parameters, distances, strict=True)
+            layers = zip(averaging.parameters, distances, strict=True)
             names = self._parameter_names
-            values |= {f"distance of {names.get(one, flight.number)}": distance for one, distance in layers}
+            values |= {f"distance of {names.get(one, averaging.number)}": distance for one, distance in layers}
         metrics.carry(**{f"{self._label}/{name}": value for name, value in values.items()})
 
     # --- what is kept ---
@@ -403,7 +405,7 @@ class LocalOptimizer(Wrapper):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As torch's own; without an outer state in it the present weights become the common ones at the next step."""
         super().load_state_dict(state_dict)
-        self._flight, self._fragments, self._seen = None, (), 0
+        self._averaging, self._fragments, self._seen = None, (), 0
         self._generation = None  # all ranks compare what they have loaded
         given = state_dict.get("outer")
         if given is None:
