@@ -53,13 +53,8 @@ def _code(op: Any) -> int:
 
 _Op: Any = c10d.ReduceOp.RedOpType
 _PREMUL_SUM = int(_Op.PREMUL_SUM)
-_UNSCALED = {
-    _code(_Op.SUM): ReduceOp.SUM,
-    _code(_Op.AVG): ReduceOp.AVERAGE,
-    _code(_Op.MIN): ReduceOp.MIN,
-    _code(_Op.MAX): ReduceOp.MAX,
-    _code(_Op.PRODUCT): ReduceOp.PRODUCT,
-}
+# Torch has all of ours but Adasum, by the same names, and calls the average AVG.
+_UNSCALED = {_code(found): op for op in ReduceOp if (found := getattr(_Op, op.name.replace("AVERAGE", "AVG"), None))}
 _KINDS = {**_UNSCALED, _PREMUL_SUM: ReduceOp.SUM}
 _BITS: dict[int, Callable[[Tensor, Tensor], Tensor]] = {
     _code(_Op.BAND): torch.bitwise_and,

@@ -118,11 +118,6 @@ def lacking(dtypes: Iterable[str], reductions: Iterable[str], operations: Iterab
             attributes("core/gpu_check_rank.py", "DType"),
         ),
         "api/basics.py": (set(reductions), attributes("api/basics.py", "ReduceOp")),
-        # torch.distributed has no Adasum.
-        "torch/process_group/ring_process_group.py": (
-            set(reductions) - {"ADASUM"},
-            attributes("torch/process_group/ring_process_group.py", "ReduceOp"),
-        ),
         # Graphs have no join, and their steps commit with the last sum.
         "api/foreign_calls.py": (set(operations) - {"join", "commit"}, keys("api/foreign_calls.py", "_KINDS")),
     }
@@ -138,7 +133,6 @@ def test_the_places_in_python_are_found() -> None:
         ("core/gpu_check_rank.py", "CHAR8"),
         ("_core.pyi: ReduceOp", "XOR"),
         ("api/basics.py", "XOR"),
-        ("torch/process_group/ring_process_group.py", "XOR"),
         ("api/foreign_calls.py", "scan"),
     }
 
