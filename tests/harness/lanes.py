@@ -1,19 +1,19 @@
 """The pytest plugin that runs folders of tests in parallel lanes and reports all of them as one run.
 
-A lane is a pytest of its own for some folders. It writes its reports to a file. The first pytest, which a user started,
-starts a lane whenever fewer than `AT_ONCE` run, and repeats their reports file by file, with one summary and one exit
-code at the end.
+A lane is a fork of the first pytest, which a user started and which has collected all tests, for those of some folders.
+It writes its reports to a file. The first pytest lets a lane go on whenever fewer than `AT_ONCE` run, and repeats their
+reports file by file, with one summary and one exit code at the end.
 """
 
 from __future__ import annotations
 
 import contextlib
+import faulthandler
+import gc
 import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Generator, Sequence
@@ -22,8 +22,8 @@ from typing import Any
 
 import pytest
 
-from harness.leftovers import TOKEN
-from ring_notebook.launch.supervisor.parent_death import wrap
+from harness.leftovers import TOKEN, own_shared_memory
+from ring_notebook.launch.supervisor.parent_death import bind_to_parent
 
 __all__ = ["LANES", "Lane", "Reporter"]
 
@@ -32,9 +32,6 @@ LANES = ("notebook", "jobs", "hosts", "browser", "notebook/cluster", "native", "
 
 AT_ONCE = 4
 """Lanes that run beside the first pytest: on two cores the tests of two often sleep and wait for one another."""
-
-REPORTS = "TEST_LANE_REPORTS"
-"""Environment: the file to which a lane writes its reports. Its presence means: this pytest is a lane."""
 
 SILENCE = 600.0
 """Seconds without a report until a lane counts as stuck. The limit of a test is much shorter."""
@@ -47,6 +44,7 @@ class Lane:
     """The first pytest's view of another pytest."""
 
     def __init__(self, config: pytest.Config, items: Sequence[pytest.Item]) -> None:
+        self.items = list(items)
         self._config = config
         self._missing = {item.nodeid: item for item in items}
         self._folder = Path(tempfile.mkdtemp(prefix="test-lane-"))
@@ -54,39 +52,33 @@ class Lane:
         self._over = False
         self._deadline: float | None = None
         self._lines: list[dict[str, Any]] = []
-        self._process: subprocess.Popen[bytes] | None = None
+        self._go, self._turn = os.pipe()
+        self._pid: int | None = None
+        self._code: int | None = None
+        self.began = False
 
-    @property
-    def began(self) -> bool:
-        """Whether it was started."""
-        return self._process is not None
+    def fork(self) -> bool:
+        """Make the process of the lane. Returns True in it, once it is its turn, and False in the first pytest."""
+        first = os.getpid()
+        self._pid = os.fork()
+        if self._pid:
+            os.close(self._go)
+            return False
+        os.setsid()  # Ctrl-C comes only once, through `interrupt`
+        bind_to_parent(first)
+        os.read(self._go, 1)
+        self._become_a_pytest()
+        return True
+
+    def start(self) -> None:
+        """Let it run its tests."""
+        os.write(self._turn, b"1")
+        self.began = True
 
     @property
     def runs(self) -> bool:
         """Whether it was started and has not ended."""
-        return self._process is not None and self._process.poll() is None
-
-    def start(self) -> None:
-        """Run the tests."""
-        timeout = self._config.getoption("timeout", None)
-        program = [
-            *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"),
-            *("-o", "addopts=--strict-markers --strict-config --import-mode=importlib"),  # the first pytest has chosen
-            *([] if timeout is None else [f"--timeout={timeout}"]),
-            *self._missing,
-        ]
-        # A token of its own: each pytest looks for leftovers of its own tests.
-        env = {name: value for name, value in os.environ.items() if name != TOKEN}
-        with (self._folder / "output.txt").open("wb") as output:
-            self._process = subprocess.Popen(
-                wrap(program),
-                cwd=self._config.rootpath,
-                env={**env, REPORTS: str(self._folder / "reports.jsonl")},
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C comes only once, through `interrupt`
-            )
+        return self.began and self._poll() is None
 
     def repeat(self) -> None:
         """Report the tests of all files that the lane has finished."""
@@ -99,7 +91,7 @@ class Lane:
 
         A test that the lane did not finish has failed.
         """
-        if self._process is None:
+        if not self.began:
             return True
         if self._over:
             return False
@@ -114,23 +106,53 @@ class Lane:
         self._over = True
         self._say(len(self._lines))
         if self._missing:
-            self._lost(f"ended with code {self._process.returncode}" if ended else f"was silent for {SILENCE:.0f} s")
+            self._lost(f"ended with code {self._code}" if ended else f"was silent for {SILENCE:.0f} s")
         return False
 
     def interrupt(self) -> None:
         """Interrupt the lane, if it still runs: the first pytest was interrupted."""
-        if self._process is not None and self.runs:
-            self._process.send_signal(signal.SIGINT)
+        if self._pid is not None and self._poll() is None:
+            os.kill(self._pid, signal.SIGINT if self.began else signal.SIGKILL)
 
     def close(self) -> None:
         """Wait for an interrupted lane; kill it if it does not end."""
-        if self._process is not None:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(FAREWELL)
+        os.close(self._turn)
+        if self._pid is not None:
+            deadline = time.monotonic() + FAREWELL
+            while self._poll() is None and time.monotonic() < deadline:
+                time.sleep(0.02)
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
+                os.killpg(self._pid, signal.SIGKILL)
+            while self._poll() is None:
+                time.sleep(0.02)
         shutil.rmtree(self._folder)
+
+    def _poll(self) -> int | None:
+        """The exit code of the lane, None while it runs."""
+        if self._code is None and self._pid is not None:
+            ended, status = os.waitpid(self._pid, os.WNOHANG)
+            self._code = os.waitstatus_to_exitcode(status) if ended else None
+        return self._code
+
+    def _become_a_pytest(self) -> None:
+        """In the lane: what it says, what it shares and what it leaves behind are its own from here."""
+        config, manager = self._config, self._config.pluginmanager
+        config.workerinput = {}  # type: ignore[attr-defined]  # the sign of a worker: pytest keeps no cache and no files of it
+        # A token of its own: each pytest looks for leftovers of its own tests.
+        os.environ.pop(TOKEN, None)
+        own_shared_memory()
+        self._output = (self._folder / "output.txt").open("wb")
+        capture = manager.get_plugin("capturemanager")
+        assert capture is not None
+        capture.stop_global_capturing()
+        null = os.open(os.devnull, os.O_RDONLY)
+        for descriptor, file in enumerate((null, self._output.fileno(), self._output.fileno())):
+            os.dup2(file, descriptor)
+        os.close(null)
+        capture.start_global_capturing()
+        capture.suspend_global_capture()
+        faulthandler.enable(self._output)
+        manager.register(Reporter(config, self._folder / "reports.jsonl"), "lane-reporter")
 
     def _take(self) -> int:
         """Read the lines that are new in the file; returns their number."""
@@ -194,21 +216,24 @@ class Reporter:
 _LANES = pytest.StashKey[list[Lane]]()
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    if REPORTS in os.environ:
-        config.pluginmanager.register(Reporter(config, Path(os.environ[REPORTS])), "lane-reporter")
-
-
 @pytest.hookimpl(wrapper=True)
 def pytest_runtestloop(session: pytest.Session) -> Generator[None, bool, bool]:
     """Give the tests of some folders to lanes. The first pytest keeps the others, or those of one lane."""
-    by_hand = session.config.option.usepdb or session.config.option.capture == "no" or session.config.option.collectonly
+    option = session.config.option
+    by_hand = option.usepdb or option.capture == "no" or option.collectonly or option.basetemp
     kept, *beside = _divided(session)
-    if REPORTS in os.environ or by_hand or not beside:
+    if by_hand or not beside:
         return (yield)
-    lanes = session.config.stash[_LANES] = []
+    lanes: list[Lane] = []
+    gc.collect()
+    gc.freeze()  # what is collected stays where it is, in memory that all share
     try:
-        lanes.extend(Lane(session.config, items) for items in beside)
+        for items in beside:
+            lanes.append(Lane(session.config, items))
+            if lanes[-1].fork():
+                lanes, session.items = [], items
+                return (yield)
+        session.config.stash[_LANES] = lanes
         session.items = kept
         _start_some(lanes)
         result = yield

@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from harness.lanes import REPORTS
-
 TESTS = Path(__file__).parents[2]
 FILE = """
 import os, signal, time
@@ -67,7 +65,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> str:
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-v", "-rA", "-p", "no:cacheprovider", "-m", "slow or not slow", "tests"],
         cwd=root,
-        env={**{name: value for name, value in os.environ.items() if name != REPORTS}, "PYTHONPATH": str(TESTS)},
+        env={**os.environ, "PYTHONPATH": str(TESTS)},
         capture_output=True,
         text=True,
         timeout=250,

@@ -14,7 +14,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from harness.lanes import REPORTS
 from harness.leftovers import TOKEN
 
 TESTS = Path(__file__).parents[2]
@@ -89,7 +88,7 @@ def project(folder: Path, files: dict[str, str]) -> Path:
 
 
 def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
-    environment = {name: value for name, value in os.environ.items() if name not in (TOKEN, REPORTS)}
+    environment = {name: value for name, value in os.environ.items() if name != TOKEN}
     return subprocess.Popen(
         [sys.executable, "-m", "pytest", "-rA", "-p", "no:cacheprovider", *arguments],
         cwd=folder,
@@ -146,9 +145,12 @@ def test_the_first_failure_ends_both(tmp_path: Path) -> None:
 
 
 def test_one_kind_alone_needs_no_lane(tmp_path: Path) -> None:
-    alone = "import os\ndef test_alone():\n    assert 'TEST_LANE_REPORTS' not in os.environ\n"
-    code, said = run(project(tmp_path, {"unit/test_a.py": COMPUTES, "notebook/test_b.py": alone}), "tests/notebook")
-    assert (code, "1 passed" in said) == (0, True), said
+    alone = "import os\ndef test_alone():\n    print('in process', os.getpid())\n"
+    files = {"unit/test_a.py": COMPUTES, "notebook/test_b.py": alone}
+    with start(project(tmp_path, files), "tests/notebook") as process:
+        assert process.stdout is not None
+        said = process.stdout.read()
+    assert (process.returncode, f"in process {process.pid}\n" in said) == (0, True), said
 
 
 @pytest.mark.slow
