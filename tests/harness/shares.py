@@ -7,12 +7,15 @@ import pytest
 from ring_notebook.analysis.spent import SHARES
 from ring_notebook.notebook.run.run import Run
 
-__all__ = ["agreed_shares"]
+__all__ = ["agreed_seconds"]
 
 
-def agreed_shares(run: Run) -> list[dict[str, float]]:
-    """The shares of each rank's time, 0 to 1, in a recorded run that has ended; they add up to all of it."""
-    shares = []
+def agreed_seconds(run: Run) -> list[dict[str, float]]:
+    """The seconds of each rank's time, by word, in a recorded run that has ended; they add up to all of it.
+
+    A busy machine changes shares of the time. A sleep of a program takes no fewer seconds there.
+    """
+    seconds = []
     for rank, account in zip(run.log.view().ranks, run.timeline().accounts, strict=True):
         panel, timeline = (
             {word: spent.share(getattr(spent, part)) for word, part in SHARES.items()}
@@ -23,5 +26,5 @@ def agreed_shares(run: Run) -> list[dict[str, float]]:
         assert panel == pytest.approx(timeline, abs=0.03 + apart), (rank.spent, account.spent)
         assert sum(panel.values()) == pytest.approx(1.0, abs=0.01)
         assert sum(timeline.values()) == pytest.approx(1.0, abs=0.01)
-        shares.append(timeline)
-    return shares
+        seconds.append({word: getattr(account.spent, part) for word, part in SHARES.items()})
+    return seconds

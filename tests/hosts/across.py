@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from harness.shares import agreed_shares
+from harness.shares import agreed_seconds
 from harness.two_hosts import ADDRESSES, NAMES
 from harness.waiting import until
 from notebook.endurance.endure import SECONDS_TO_END
@@ -148,10 +148,10 @@ def allocated() -> None:
 
 
 def slow_link(cluster: Cluster) -> None:
-    """Moving takes most of the time, and the panel and the timeline say the same."""
+    """Moving takes longer than all else that ranks do, and the panel and the timeline say the same."""
     source = "import torch\nfor step in range(150):\n    ring.allreduce(torch.ones(1 << 19))\n    ring.log(step=step)"
     run = cluster.run(source, options={"timeline": True}).wait()
-    assert all(own["moving"] > 0.5 for own in agreed_shares(run))
+    assert all(max(own, key=own.__getitem__) == "moving" for own in agreed_seconds(run))
 
 
 def late_interrupt(cluster: Cluster, over: Run, flag: str) -> None:

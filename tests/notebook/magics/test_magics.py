@@ -199,7 +199,7 @@ def test_a_timeline_says_why_it_is_slow(notebook: Notebook) -> None:
     assert {(bar["rank"], bar["phase"], bar["what"]) for bar in waits} == {(0, "waiting", "allreduce gradient")}
     assert "gradient" in notebook.text("print(run.timeline().path.read_text())")
     shares = json.loads(notebook.text("import json; print(json.dumps(run.summary['ranks']))"))
-    assert shares[0]["communication"] > 0.3 > shares[1]["communication"] > 0
+    assert shares[0]["communication"] > shares[1]["communication"] > 0
 
 
 def test_the_hyper_parameters_of_a_cell_are_recorded(notebook: Notebook) -> None:

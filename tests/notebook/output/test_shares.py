@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.shares import agreed_shares
+from harness.shares import agreed_seconds
 from ring_notebook.analysis.slow_ranks import CAUSES
 from ring_notebook.notebook.cluster.cluster import Cluster
 
@@ -57,29 +57,32 @@ for number in ring.track(slow()):
 """
 
 
-def shares_of(cluster: Cluster, source: str) -> list[dict[str, float]]:
+# At least half of what a program sleeps counts as sleep: what its threads compute beside it does not, on a busy machine
+# some more. No share of the whole time: that grows where others compute.
+def seconds_of(cluster: Cluster, source: str) -> list[dict[str, float]]:
     run = cluster.run(source, options=RECORDED).wait()
     assert run.status == "ok"
-    return agreed_shares(run)
+    return agreed_seconds(run)
 
 
 def test_a_straggler_that_sleeps(cluster: Cluster) -> None:
-    early, late = shares_of(cluster, STRAGGLER)
-    assert early["waiting"] > 0.5 > late["waiting"]
-    assert late["asleep"] > 0.5 > early["asleep"]
+    early, late = seconds_of(cluster, STRAGGLER)
+    assert early["waiting"] > late["waiting"]
+    assert late["asleep"] > early["asleep"]
+    assert late["asleep"] > 0.5 * 40 * 0.03
 
 
 def test_what_moves_beside_a_program_that_sleeps(cluster: Cluster) -> None:
-    assert all(own["asleep"] > 0.5 for own in shares_of(cluster, OVERLAPPED))
+    assert all(own["asleep"] > 0.5 * 20 * 0.03 for own in seconds_of(cluster, OVERLAPPED))
 
 
 def test_a_pipeline(cluster: Cluster) -> None:
-    first, second = shares_of(cluster, PIPELINE)
-    assert second["bubble"] > 0.5 > first["bubble"]
+    first, second = seconds_of(cluster, PIPELINE)
+    assert second["bubble"] > first["bubble"]
 
 
 def test_data_that_is_late(cluster: Cluster) -> None:
-    assert all(own["loading"] > 0.5 for own in shares_of(cluster, STARVED))
+    assert all(own["loading"] > 0.5 * 20 * 0.02 for own in seconds_of(cluster, STARVED))
 
 
 WRITES = """

@@ -126,9 +126,7 @@ def test_an_answer_without_a_record(cluster: Cluster) -> None:
     """The engine's own code is broken, so it answers with an error and the others wait."""
     broken = "if ring.rank() == 1:\n    from ring_notebook.engine import runner\n    del runner.Capture"
     assert run(cluster, broken).status == "ok"
-    started = time.monotonic()
     failed = run(cluster, "ring.barrier()")
-    assert time.monotonic() - started < 10
     assert isinstance(failed.error, ClusterError)
     assert str(failed.error).startswith("rank 1: its engine failed outside of the cell: NameError: name 'Capture'")
     assert "%ring restart" in str(failed.error)
