@@ -330,8 +330,10 @@ def _read_program(arguments: list[str]) -> Callable[[], None]:
 
 
 def _code_of_module(name: str, main: ModuleType) -> CodeType:
-    """The code of module ``name``, which ``main`` then is."""
+    """The code of module ``name``, which ``main`` then is; of a package that of its ``__main__``."""
     spec = importlib.util.find_spec(name)
+    if spec is not None and spec.submodule_search_locations is not None:
+        return _code_of_module(f"{name}.__main__", main)
     get_code: Any = getattr(spec and spec.loader, "get_code", None)
     if spec is None or get_code is None:
         sys.exit(f"{sys.executable}: No module named {name}")

@@ -159,14 +159,21 @@ def test_a_server_that_is_to_end_waits_for_its_ranks(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.parametrize("unbuffered", [{}, {"PYTHONUNBUFFERED": "1"}], ids=["", "unbuffered"])
-@pytest.mark.parametrize("kind", ["text", "file", "module"])
+@pytest.mark.parametrize("kind", ["text", "file", "module", "package"])
 @pytest.mark.parametrize("code", [LOOKS, FAILS, f"{LOOKS}\nsys.exit(4)", "raise SystemExit('a reason')"])
 def test_a_rank_is_as_in_an_interpreter_of_its_own(
     server: object, kind: str, code: str, unbuffered: dict[str, str], program: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(program.parent)
     program.write_text(code)
-    arguments = {"text": ["-c", code], "file": ["program.py"], "module": ["-m", "program"]}[kind]
+    package = program.with_name("package")
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "__main__.py").write_text(code)
+    arguments = {"text": ["-c", code], "file": ["program.py"]}.get(kind) or [
+        "-m",
+        program.stem if kind == "module" else kind,
+    ]
     monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
     forked = run(*arguments, "an argument", ADDED="here", **unbuffered)
     monkeypatch.delenv(ADDRESS)
