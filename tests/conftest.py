@@ -48,7 +48,7 @@ def without_torch(numpy_site: Path) -> Iterator[None]:
 @pytest.fixture(scope="session")
 def fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
     """For `forked_ranks`."""
-    server = ForkServer(tmp_path_factory.mktemp("fork-server"))
+    server = ForkServer(str(tmp_path_factory.mktemp("fork-server") / "socket"))
     yield server
     server.close()
 

@@ -9,8 +9,7 @@ import contextlib
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 
 import pytest
 
@@ -18,9 +17,9 @@ from harness.leftovers import TOKEN
 from ring_notebook.launch.supervisor.fork_server import start_server
 from ring_notebook.launch.supervisor.forked_rank import ADDRESS
 
-__all__ = ["ForkServer", "serve_in_background"]
+__all__ = ["MODULES", "ForkServer", "serve_in_background"]
 
-_MODULES = (
+MODULES = (
     "torch",
     "torch._dynamo",
     "numpy",
@@ -38,8 +37,9 @@ None remembers the process or folder of its import. ipyparallel is not here beca
 class ForkServer:
     """The process, started at its first use. It lives on between test files and does not count as a leftover."""
 
-    def __init__(self, folder: Path) -> None:
-        self._address = folder / "socket"
+    def __init__(self, address: str, modules: Sequence[str] = MODULES) -> None:
+        self._address = address
+        self._modules = modules
         self._process: subprocess.Popen[bytes] | None = None
 
     @contextlib.contextmanager
@@ -47,9 +47,9 @@ class ForkServer:
         """In the block, supervisors that this process starts fork their ranks from it."""
         if self._process is None:
             environment = {name: value for name, value in os.environ.items() if name != TOKEN}
-            self._process = start_server(str(self._address), _MODULES, environment)
+            self._process = start_server(self._address, self._modules, environment)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setenv(ADDRESS, str(self._address))
+            patch.setenv(ADDRESS, self._address)
             yield
 
     def close(self) -> None:
@@ -66,6 +66,6 @@ def serve_in_background(address: str) -> None:
         os.read(ready, 1)
         return
     os.setsid()
-    start_server(address, _MODULES, os.environ)
+    start_server(address, MODULES, os.environ)
     os.write(written, b"1")
     signal.pause()

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from harness.forked_ranks import ForkServer
 from harness.leftovers import processes_with
 from harness.protocol import FOLDER, SIZE, report_file, stack_file
 from ring_notebook.launch.launchers.find_launcher import find_launcher
@@ -50,10 +51,11 @@ class Outcome:
 class Launch:
     """One mpiexec for a number of tests; after a test that ends it, another one for the rest.
 
-    One rank starts without mpiexec and MPI, like a user's script.
+    One rank starts without mpiexec and MPI, like a user's script. ``server`` forks the ranks, where there is one.
     """
 
-    def __init__(self, root: Path, nodeids: Sequence[str], size: int) -> None:
+    def __init__(self, root: Path, nodeids: Sequence[str], size: int, server: ForkServer | None = None) -> None:
+        self._server = server
         self._root = root
         self._size = size
         self._waiting = list(nodeids)
@@ -126,7 +128,8 @@ class Launch:
             *self._waiting,
         ]
         command = find_launcher().command(program, self._size) if self._size > 1 else program
-        with (self._folder / "output.txt").open("wb") as output:
+        forks = contextlib.nullcontext() if self._server is None else self._server.used()
+        with (self._folder / "output.txt").open("wb") as output, forks:
             self._process = subprocess.Popen(
                 wrap(command),
                 cwd=self._root,

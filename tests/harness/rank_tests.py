@@ -1,15 +1,19 @@
 """The pytest plugin that runs tests/ranks inside ranks: P processes for each P in the mark `sizes` of a test.
 
-All tests of a size share a launch, in whatever file they are: starting ranks and importing torch takes seconds.
+All tests of a size share a launch, in whatever file they are: starting ranks and importing torch takes seconds. Ranks
+of the larger launches are forks of one process that has imported it. Two ranks have interpreters of their own, which
+differ in their seeds of `hash`, and so has one.
 """
 
 from __future__ import annotations
 
+import uuid
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from harness.forked_ranks import MODULES, ForkServer
 from harness.launch import TEST_LIMIT, Launch
 
 __all__ = ["RankItem"]
@@ -21,6 +25,13 @@ class RankFailedError(Exception):
 
 _APART = "devices"
 """The folder whose tests have launches of their own: they change torch for all tests of a process."""
+
+_MODULES = (
+    *MODULES,
+    *("pytest", "torch.testing", "torch.distributed.checkpoint", "torch.distributed.fsdp"),
+    "torch.distributed.pipelining",
+)
+"""What most of these files import."""
 
 
 class RankItem(pytest.Item):
@@ -73,8 +84,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         else:
             others.append(item)
     before: list[RankItem] = []
-    for (_, size), group in sorted(by_launch.items()):
-        launch = Launch(config.rootpath, [item.nodeid for item in group], size)
+    server = config.stash[_SERVER] = ForkServer(f"@test-ranks-{uuid.uuid4().hex}", _MODULES)
+    for (apart, size), group in sorted(by_launch.items()):
+        forked = size > 2 or apart
+        launch = Launch(config.rootpath, [item.nodeid for item in group], size, server if forked else None)
         for item in before:
             item.following = launch
         for item in group:
@@ -84,6 +97,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = others + [item for group in by_launch.values() for item in group]
 
 
+_SERVER = pytest.StashKey[ForkServer]()
 _LAUNCHES = pytest.StashKey[list[Any]]()
 
 
@@ -91,3 +105,5 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     """End the ranks when a session was interrupted or stopped at a failure."""
     for launch in session.config.stash.get(_LAUNCHES, []):
         launch.close()
+    if (server := session.config.stash.get(_SERVER, None)) is not None:
+        server.close()
