@@ -24,6 +24,7 @@ def test_ringrun_fills_the_hosts_in_order(hosts: TwoHosts, own: bool) -> None:
     assert ("ring_notebook.launch.supervise" in command) == own
 
 
+@pytest.mark.slow  # `make test` runs test_run_brings_the_results_back
 def test_ringrun_takes_the_allocation(hosts: TwoHosts) -> None:
     program = f"{WHERE}; os.write(1, f'{{rank}} {{socket.gethostname()}}\\n'.encode())"
     ringrun = [sys.executable, "-m", "ring_notebook.launch.cli", "--no-prefix", "--verbose", "python", "-c", program]
@@ -44,6 +45,7 @@ print(run(place, {named}))
     assert hosts.on_first([sys.executable, "-c", program], environment=ALLOCATION).strip() == str(PLACES)
 
 
+@pytest.mark.slow  # `make test` runs test_lines_and_causes_of_all_hosts
 def test_a_rank_that_dies_elsewhere_is_named(hosts: TwoHosts) -> None:
     program = f"{WHERE}; import time; rank == 2 and os._exit(7); time.sleep(30)"
     ringrun = [sys.executable, "-m", "ring_notebook.launch.cli", "--no-prefix", "-np", "4", "-H", HOSTS]

@@ -95,6 +95,7 @@ def test_the_first_rank_to_fail_is_named_with_its_code(hosts: TwoHosts) -> None:
     assert "ringrun: rank 3 on ring-b failed first: exit code 9\ncode 9\n" in said
 
 
+@pytest.mark.slow  # `make test` runs test_the_first_rank_to_fail_is_named_with_its_code
 def test_a_rank_that_fails_ends_the_job_while_the_others_call_nothing(hosts: TwoHosts) -> None:
     """Its exit handlers wait for all ranks, in MPI_Finalize; its agent ends it."""
     code = (

@@ -224,6 +224,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.slow  # `make test` runs test_a_rank_that_no_interrupt_stops_is_started_again
 def test_a_rank_that_does_not_stop_is_ended(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """After RING_STOP_LIMIT, and as soon as the user asks; no limit runs while nobody stops the run."""
     monkeypatch.setenv("RING_STOP_LIMIT", "1")
@@ -297,6 +298,7 @@ def test_the_new_engine_dies_while_it_starts(cluster: Cluster) -> None:
     assert_whole(cluster)
 
 
+@pytest.mark.slow  # `make test` runs test_the_new_engine_dies_while_it_starts
 def test_the_new_engine_dies_before_it_is_known(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """It has registered, and nobody watches its process yet: the heal does not wait for its answer."""
     kill(cluster, 2)
@@ -417,6 +419,7 @@ def test_a_cluster_that_grows_and_shrinks(cluster: Cluster) -> None:
     assert_whole(cluster)
 
 
+@pytest.mark.slow  # `make test` runs test_a_cluster_that_grows_and_shrinks
 def test_a_growth_that_is_interrupted(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """The cluster is as large as before, and grows at the next try."""
 

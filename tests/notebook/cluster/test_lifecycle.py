@@ -88,7 +88,8 @@ def test_nothing_outlives_a_killed_kernel(kernel: tuple[subprocess.Popen[str], l
     assert_gone(pids)
 
 
-@pytest.mark.parametrize("kernel", ["idle", pytest.param("busy", marks=pytest.mark.slow)], indirect=True)
+@pytest.mark.slow  # `make test` runs test_nothing_outlives_a_killed_kernel
+@pytest.mark.parametrize("kernel", ["idle", "busy"], indirect=True)
 def test_nothing_outlives_a_killed_controller(kernel: tuple[subprocess.Popen[str], list[int]]) -> None:
     process, pids = kernel
     controller = next(
@@ -127,6 +128,7 @@ def test_engines_are_forks_of_one_process(new_processes: Callable[[], list[int]]
         assert cluster.run("print(ring.rank())").wait().status == "ok"
 
 
+@pytest.mark.slow  # `make test` runs test_start_stop_and_start_again
 def test_that_process_is_there_before_a_cluster_and_after_a_restart(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, new_processes: Callable[[], list[int]]
 ) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from notebook.kernel import Notebook
 
 CELL = """%%ringtrain
@@ -48,6 +50,7 @@ def test_a_dialogue_ends_with_q_and_the_next_cell_works(notebook: Notebook) -> N
     assert "no rank has failed" in notebook.error("%ring debug")[1], "another cell has run since"
 
 
+@pytest.mark.slow  # `make test` runs test_the_ranks_stop_too
 def test_a_command_can_be_interrupted(notebook: Notebook) -> None:
     assert notebook.error(CELL)[0] == "ZeroDivisionError"
     name, _ = notebook.error("%ring debug -c '!import time; time.sleep(100)'", interrupt_when=lambda: True)

@@ -47,6 +47,7 @@ def shown(outputs: list[dict[str, object]]) -> str:
     return str(outputs)
 
 
+@pytest.mark.slow  # `make test` runs test_a_full_disk_leaves_the_last_one
 def test_a_cell_on_a_disk_that_fills_up(notebook: Notebook) -> None:
     said = shown(notebook.run(TRAINS))
     assert "trained to the end" in said

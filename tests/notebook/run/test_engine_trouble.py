@@ -80,6 +80,7 @@ def printed(run: Run, stream: str = "stdout") -> list[tuple[int, str]]:
     ]
 
 
+@pytest.mark.slow  # `make test` runs test_a_limit_under_which_nothing_can_be_opened
 def test_a_cell_that_takes_all_descriptors(cluster: Cluster) -> None:
     for _ in range(2):
         failed = run(cluster, TAKE_ALL + "ring.barrier()")

@@ -18,6 +18,7 @@ import ring_notebook.torch as hvd
 pytestmark = pytest.mark.sizes(2)
 
 CALLS: dict[str, Callable[[Tensor, int], object]] = {
+    "DistributedDataParallel": lambda x, _: nn.parallel.DistributedDataParallel(nn.Linear(2, 2).to(x.device)),
     "all_reduce": lambda x, _: dist.all_reduce(x),
     "all_reduce of the host's and the device's": lambda x, _: dist.all_reduce_coalesced([torch.ones(2), x]),
     "broadcast": lambda x, _: dist.broadcast(x, 0),
@@ -28,7 +29,6 @@ CALLS: dict[str, Callable[[Tensor, int], object]] = {
     "reduce_scatter_tensor": lambda x, _: dist.reduce_scatter_tensor(x[:1].clone(), x),
     "all_to_all_single": lambda x, _: dist.all_to_all_single(torch.empty_like(x), x),
     "send and recv": lambda x, rank: dist.recv(x, 0) if rank else dist.send(x, 1),
-    "DistributedDataParallel": lambda x, _: nn.parallel.DistributedDataParallel(nn.Linear(2, 2).to(x.device)),
 }
 
 

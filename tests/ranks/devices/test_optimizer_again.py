@@ -12,7 +12,6 @@ from ranks.optimizer.test_options import *  # noqa: F403
 pytestmark = [pytest.mark.sizes(2), pytest.mark.usefixtures("default_device")]
 
 USUAL = {
-    "test_sparse_gradients",
     "test_a_gradient_that_turns_out_to_be_sparse",
     "test_a_table_that_one_rank_uses_is_sparse_from_the_first_step_on",
 }

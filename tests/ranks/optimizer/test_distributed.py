@@ -38,6 +38,7 @@ def test_every_optimizer(hvd: ModuleType, name: str) -> None:
     assert_trains_alike(hvd, build=BUILDS[name])
 
 
+@pytest.mark.slow  # `make test` runs test_zero_grad_while_gradients_are_being_reduced
 @pytest.mark.usefixtures("overlap")
 @pytest.mark.parametrize("set_to_none", [True, False])
 @pytest.mark.parametrize("zero", ["optimizer", "model", "after"])
@@ -71,6 +72,7 @@ def test_accumulation_over_four_backward_passes(hvd: ModuleType, how: str) -> No
     assert_trains_alike(hvd, step, backward_passes_per_step=4 if how == "passes" else 1)
 
 
+@pytest.mark.slow  # `make test` runs test_accumulation_over_four_backward_passes
 @pytest.mark.usefixtures("overlap")
 def test_second_backward_before_step_adds_up(hvd: ModuleType) -> None:
     def step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch) -> None:
@@ -107,6 +109,7 @@ def test_step_after_synchronize_without_skip_warns_once(hvd: ModuleType) -> None
     optimizer.step()  # pytest turns a second warning into an error
 
 
+@pytest.mark.slow  # `make test` runs test_parameter_without_gradient_on_some_or_all_ranks
 @pytest.mark.usefixtures("overlap")
 def test_layer_frozen_and_unfrozen(hvd: ModuleType) -> None:
     def step(model: Any, optimizer: torch.optim.Optimizer, batch: Batch) -> None:
@@ -146,6 +149,7 @@ def test_parameter_without_gradient_on_some_or_all_ranks(hvd: ModuleType) -> Non
     assert_trains_alike(hvd, make=make)
 
 
+@pytest.mark.slow  # `make test` runs test_prepare_of_two_models_that_train_each_other
 @pytest.mark.usefixtures("overlap")
 def test_two_optimizers_over_two_models(hvd: ModuleType) -> None:
     class Pair(nn.Module):
@@ -181,6 +185,7 @@ def test_two_optimizers_over_two_models(hvd: ModuleType) -> None:
         torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow  # `make test` runs those of training/test_schedules.py
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_learning_rate_scheduler(hvd: ModuleType, when: str) -> None:
     from ranks.joint_training import joint_batches, share
@@ -263,6 +268,7 @@ def test_grad_scaler_skips_the_same_step_on_all_ranks(hvd: ModuleType, recipe: s
     assert len({scaler.get_scale() for scaler in scalers.values()}) == 1
 
 
+@pytest.mark.slow  # `make test` runs test_gradients_within_a_closure
 def test_closure_is_synchronised_wherever_the_optimizer_calls_it(hvd: ModuleType) -> None:
     def step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch) -> None:
         def closure() -> Tensor:

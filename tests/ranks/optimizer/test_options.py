@@ -61,6 +61,7 @@ def test_compression(hvd: ModuleType, settings: Callable[..., None], compression
     assert_trains_alike(hvd, compression=chosen, rtol=1e-5, atol=tolerance)
 
 
+@pytest.mark.slow  # `make test` runs test_compression_and_a_predivided_average
 def test_predivide_factor_and_sum(hvd: ModuleType) -> None:
     assert_trains_alike(hvd, gradient_predivide_factor=4.0)
 

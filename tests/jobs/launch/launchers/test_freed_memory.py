@@ -80,6 +80,7 @@ def test_ranks_have(tmp_path: Path, launch: list[str], variables: dict[str, str]
     assert (done.returncode, done.stdout.splitlines()) == (0, expected), done.stderr
 
 
+@pytest.mark.slow  # `make test` runs those of ranks/test_freed_memory.py
 @pytest.mark.parametrize("by", ["a step", "the next batch"])
 def test_kept_memory_goes_back_where_little_is_left(tmp_path: Path, by: str) -> None:
     script = tmp_path / "short.py"
