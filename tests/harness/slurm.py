@@ -1,6 +1,6 @@
-"""A real Slurm over the two hosts of `two_hosts`, with its own munged, slurmctld and a slurmd on each host.
+"""A real Slurm over the hosts of `two_hosts`, with its own munged, slurmctld and a slurmd on each host.
 
-A third host, ring-login, runs no jobs: 10.77.0.3, joined to each of both by a link of its own.
+One more host, ring-login, runs no jobs: 10.77.0.200, joined to each of them by a link of its own.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -28,6 +28,7 @@ _PROGRAMS = ("munged", "slurmctld", "slurmd", "salloc", "srun", "sinfo", "squeue
 _PATH = f"{os.environ['PATH']}:/usr/sbin:/sbin"
 _SECONDS_TO_START = 60.0
 LOGIN = "ring-login"
+LOGIN_ADDRESS = "10.77.0.200"
 # It uses no plugin that a container lacks. Each host claims two cores, which jobs share.
 _CONFIGURATION = """\
 ClusterName=ring
@@ -51,10 +52,10 @@ ReturnToService=2
 SlurmdParameters=config_overrides
 KillWait=2
 SlurmdTimeout=20
-NodeName=ring-a NodeAddr=10.77.0.1 CPUs=2 RealMemory=4000 State=UNKNOWN
-NodeName=ring-b NodeAddr=10.77.0.2 CPUs=2 RealMemory=4000 State=UNKNOWN
+{nodes}
 PartitionName=all Nodes=ALL Default=YES MaxTime=60 State=UP
 """
+_NODE = "NodeName={name} NodeAddr=10.77.0.{number} CPUs=2 RealMemory=4000 State=UNKNOWN"
 
 # Like the launcher of the hosts. /sys must show the network of the host, and the control groups that slurmd needs.
 _IN_NAMESPACE = (
@@ -76,10 +77,11 @@ def missing() -> str:
 
 @dataclass(frozen=True)
 class Slurm:
-    """The batch system while it runs."""
+    """The batch system while it runs. ``daemons``: its processes, in the order of their start."""
 
     hosts: TwoHosts
     folder: Path
+    daemons: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     def start(self, command: Sequence[str], host: str = NAMES[0]) -> subprocess.Popen[str]:
         """Start a command on ``host``."""
@@ -109,19 +111,71 @@ class Slurm:
         return process.returncode, output
 
     def python(self, *arguments: str, tasks: int = 4, program: Sequence[str] = ()) -> list[str]:
-        """The command that runs ``program``, by default this Python, in an allocation of both hosts."""
-        return ["salloc", "--quiet", "--nodes=2", f"--ntasks={tasks}", *(program or [sys.executable]), *arguments]
+        """The command that runs ``program``, by default this Python, in an allocation of all hosts."""
+        where = [f"--nodes={len(self.hosts.names)}", f"--ntasks={tasks}"]
+        return ["salloc", "--quiet", *where, *(program or [sys.executable]), *arguments]
 
     def submit(self, script: Path, output: Path, *options: str) -> str:
-        """Submit a job on both hosts whose output goes to a file; its number."""
-        where = ["--nodes=2", "--ntasks=4", f"--output={output}", *options]
+        """Submit a job of 4 slots on all hosts whose output goes to a file; its number."""
+        where = [f"--nodes={len(self.hosts.names)}", "--ntasks=4", f"--output={output}", *options]
         code, said = self.run(["sbatch", "--parsable", *where, str(script)])
         assert code == 0, said
         return said.strip()
 
     def is_up(self) -> bool:
-        """Whether both hosts wait for jobs."""
-        return self.run(["sinfo", "--noheader", "--format=%T %D"])[1].split() == ["idle", "2"]
+        """Whether all hosts wait for jobs."""
+        return self.run(["sinfo", "--noheader", "--format=%T %D"])[1].split() == ["idle", str(len(self.hosts.names))]
+
+    def wait_until_up(self, seconds: float = 120) -> None:
+        """Return when `is_up` holds. Raises AssertionError with what Slurm says of the hosts after ``seconds``."""
+        deadline = time.monotonic() + seconds
+        while not self.is_up():
+            assert time.monotonic() < deadline, self.run(["sinfo", "--Node", "--long"])[1] + self.log()[-4000:]
+            time.sleep(0.3)
+
+    def log(self) -> str:
+        """What the daemons have said."""
+        return (self.folder / "log").read_text(errors="replace")
+
+    def start_daemon(self, host: str, *command: str) -> None:
+        """Start one of Slurm's programs on ``host``."""
+        shell = _IN_NAMESPACE.format(
+            host=host, names=self.hosts.folder / "hosts", folder=self.folder, command=shlex.join(command)
+        )
+        space = f"/run/netns/{self.hosts.prefix}-{host[-1]}"
+        with (self.folder / "log").open("ab") as log:
+            self.daemons.append(
+                subprocess.Popen(
+                    ["nsenter", f"--net={space}", "unshare", "--uts", "--mount", "sh", "-c", shell],
+                    env={**os.environ, "PATH": _PATH},
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                )
+            )
+
+    def start_slurmd(self, host: str) -> None:
+        """Make ``host`` one that runs jobs."""
+        self.start_daemon(host, "slurmd", "-D", "-f", str(self.folder / "slurm.conf"), "-N", host)
+
+    def kill_host(self, host: int, *, cut_first: bool) -> None:
+        """End all processes of ``host``, which is not the first one, slurmd too, and take its links away.
+
+        ``cut_first``: nobody hears that its connections end, as when it loses its power.
+        """
+        if cut_first:
+            self.set_host(host, "down")
+        for pid in hosts_of_this_machine.pids_in(f"{self.hosts.prefix}-{self.hosts.names[host][-1]}"):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.set_host(host, "down")
+
+    def revive_host(self, host: int) -> None:
+        """Start a killed host again; returns when Slurm may use it."""
+        self.set_host(host, "up")
+        self.hosts.revive(self.hosts.names[host])
+        self.start_slurmd(self.hosts.names[host])
+        self.wait_until_up()
 
     def left(self) -> list[str]:
         """Processes on the hosts other than Slurm's daemons, and jobs that Slurm still lists."""
@@ -132,9 +186,10 @@ class Slurm:
         return [one for one in [*jobs, *running] if one.strip() and not any(name in one for name in daemons)]
 
     def set_host(self, host: int, state: Literal["up", "down"]) -> None:
-        """Take all links of ``host`` (0 or 1) away, or bring them back."""
+        """Take all links of ``host`` (0 for the first) away, or bring them back."""
         self.hosts.set_link(host, state)
-        subprocess.run(["ip", "-n", _login(self.hosts), "link", "set", f"link-{'ab'[host]}", state], check=True)
+        link = f"link-{self.hosts.names[host][-1]}"
+        subprocess.run(["ip", "-n", _login(self.hosts), "link", "set", link, state], check=True)
         if state == "up":
             _route_to_login(self.hosts, host)
 
@@ -154,13 +209,13 @@ def _login(hosts: TwoHosts) -> str:
 def _add_login(hosts: TwoHosts) -> None:
     space = _login(hosts)
     with (hosts.folder / "hosts").open("a") as names:
-        names.write(f"10.77.0.3 {LOGIN}\n")
+        names.write(f"{LOGIN_ADDRESS} {LOGIN}\n")
     subprocess.run(["ip", "netns", "add", space], check=True)
     subprocess.run(["ip", "-n", space, "link", "set", "lo", "up"], check=True)
-    for index, host in enumerate("ab"):
+    for index, host in enumerate(name[-1] for name in hosts.names):
         ends = ["name", f"link-{host}", "netns", space, "type", "veth", "peer", "name", "login", "netns"]
         subprocess.run(["ip", "link", "add", *ends, f"{hosts.prefix}-{host}"], check=True)
-        subprocess.run(["ip", "-n", space, "addr", "add", "10.77.0.3/32", "dev", f"link-{host}"], check=True)
+        subprocess.run(["ip", "-n", space, "addr", "add", f"{LOGIN_ADDRESS}/32", "dev", f"link-{host}"], check=True)
         subprocess.run(["ip", "-n", space, "link", "set", f"link-{host}", "up"], check=True)
         subprocess.run(["ip", "-n", f"{hosts.prefix}-{host}", "link", "set", "login", "up"], check=True)
         _route_to_login(hosts, index)
@@ -168,58 +223,41 @@ def _add_login(hosts: TwoHosts) -> None:
 
 def _route_to_login(hosts: TwoHosts, host: int) -> None:
     """Routes that a link takes with it when it goes down."""
-    to, back = f"10.77.0.{host + 1}/32", f"{hosts.prefix}-{'ab'[host]}"
-    way = ["route", "replace", to, "dev", f"link-{'ab'[host]}", "src", "10.77.0.3"]
+    letter = hosts.names[host][-1]
+    to, back = f"10.77.0.{host + 1}/32", f"{hosts.prefix}-{letter}"
+    way = ["route", "replace", to, "dev", f"link-{letter}", "src", LOGIN_ADDRESS]
     subprocess.run(["ip", "-n", _login(hosts), *way], check=True)
-    subprocess.run(["ip", "-n", back, "route", "replace", "10.77.0.3/32", "dev", "login"], check=True)
+    subprocess.run(["ip", "-n", back, "route", "replace", f"{LOGIN_ADDRESS}/32", "dev", "login"], check=True)
 
 
 @contextlib.contextmanager
-def slurm() -> Iterator[Slurm]:
-    """Start Slurm, and end all of it in any case."""
+def slurm(count: int = 2) -> Iterator[Slurm]:
+    """Start Slurm on ``count`` hosts and a login node, and end all of it in any case."""
     folder = Path(tempfile.mkdtemp(prefix="slurm-"))
-    daemons: list[subprocess.Popen[bytes]] = []
-    with two_hosts() as hosts, (folder / "log").open("wb") as log:
+    with two_hosts(count=count) as hosts:
         system = Slurm(hosts, folder)
         _add_login(hosts)
         configuration = folder / "slurm.conf"
-        configuration.write_text(_CONFIGURATION.format(folder=folder))
+        nodes = "\n".join(_NODE.format(name=name, number=number) for number, name in enumerate(hosts.names, 1))
+        configuration.write_text(_CONFIGURATION.format(folder=folder, nodes=nodes))
         for name in ("state", "cgroup"):
             (folder / name).mkdir()
         key = folder / "munge.key"
         key.write_bytes(os.urandom(64))
         key.chmod(0o400)
-
-        def start(host: str, *command: str) -> None:
-            space = f"/run/netns/{hosts.prefix}-{host[-1]}"
-            shell = _IN_NAMESPACE.format(
-                host=host, names=hosts.folder / "hosts", folder=folder, command=shlex.join(command)
-            )
-            daemons.append(
-                subprocess.Popen(
-                    ["nsenter", f"--net={space}", "unshare", "--uts", "--mount", "sh", "-c", shell],
-                    env={**os.environ, "PATH": _PATH},
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                )
-            )
-
         try:
             files = [f"--{name}={folder}/munge.{name[:3]}" for name in ("pid-file", "log-file", "seed-file")]
-            start(NAMES[0], "munged", "-F", "-f", f"--key-file={key}", f"--socket={folder}/munge.socket", *files)
-            start(NAMES[0], "slurmctld", "-D", "-f", str(configuration))
-            for name in NAMES:
-                start(name, "slurmd", "-D", "-f", str(configuration), "-N", name)
-            deadline = time.monotonic() + _SECONDS_TO_START
-            while not system.is_up():
-                assert time.monotonic() < deadline, (folder / "log").read_text()[-4000:]
-                time.sleep(0.3)
+            munge = ["munged", "-F", "-f", f"--key-file={key}", f"--socket={folder}/munge.socket", *files]
+            system.start_daemon(NAMES[0], *munge)
+            system.start_daemon(NAMES[0], "slurmctld", "-D", "-f", str(configuration))
+            for name in hosts.names:
+                system.start_slurmd(name)
+            system.wait_until_up(_SECONDS_TO_START)
             yield system
         finally:
-            for daemon in reversed(daemons):
+            for daemon in reversed(system.daemons):
                 daemon.terminate()
-            for daemon in reversed(daemons):
+            for daemon in reversed(system.daemons):
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     daemon.wait(10)
                 daemon.kill()

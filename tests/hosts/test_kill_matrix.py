@@ -167,6 +167,7 @@ def test_a_heal_is_struck(hosts: TwoHosts, impatient: str, numpy_site: Path, rou
     with numpy_framework(numpy_site):
         network = [hosts.prefix, str(hosts.folder), ",".join(hosts.names)]
         done = execute(hosts, impatient, HEALS, *network, str(rounds), str(seed), limit=1200)
+    print(done.stdout)  # noqa: T201 - pytest -rP shows when each was struck, and what became of it
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("survived") == rounds
 

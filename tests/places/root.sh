@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # A bare system with its own Python and C library, in which pip has compiled this package: `root.sh SUITE MIRROR FOLDER`.
 # FOLDER/root is the system, and /work/environment in it what pip made. Some minutes, once; needs root and debootstrap.
+# A run that is ended compiles on from /work/objects in the next one.
 set -euo pipefail
 suite=$1 mirror=$2 folder=$3
 source=$(realpath "$(dirname "$0")/../..")
@@ -14,16 +15,23 @@ if ! [ -e "$folder/bootstrapped" ]; then
     touch "$folder/bootstrapped"
 fi
 mkdir -p "$root/work/source"
-for part in native ring_notebook pyproject.toml constraints.txt README.md LICENSE; do cp -r "$source/$part" "$root/work/source/"; done
+for part in native ring_notebook pyproject.toml constraints.txt README.md LICENSE; do cp -a "$source/$part" "$root/work/source/"; done
 rm -f "$root"/work/source/ring_notebook/*.so
 for path in /etc/resolv.conf /etc/pip.conf; do if [ -e "$path" ]; then cp -L "$path" "$root$path"; fi; done
 if [ -d /etc/ssl/certs ]; then rm -rf "$root/etc/ssl/certs"; mkdir -p "$root/etc/ssl/certs"; cp -rL /etc/ssl/certs/. "$root/etc/ssl/certs/"; fi
+cat > "$root/work/install.sh" <<'INSIDE'
+cd /work
+[ -x environment/bin/pip ] || python3 -m venv environment
+pip() { environment/bin/pip "$1" -q -c source/constraints.txt "${@:2}"; }
+pip install scikit-build-core pybind11 cmake ninja
+PATH=/work/environment/bin:$PATH SKBUILD_BUILD_DIR=/work/objects pip install --no-build-isolation ./source
+INSIDE
 unshare --mount bash -euc '
     mount -t proc proc "$1/proc"
     mount --rbind /dev "$1/dev"
     for folder in ${PIP_FIND_LINKS:-}; do
         if [ -d "$folder" ]; then mkdir -p "$1$folder"; mount --bind "$folder" "$1$folder"; fi
     done
-    chroot "$1" bash -euc "cd /work && python3 -m venv environment && environment/bin/pip install -q -c source/constraints.txt ./source"
-' "" "$root" > "$folder/install.log" 2>&1
+    chroot "$1" bash -eux "$2"
+' "" "$root" /work/install.sh > "$folder/install.log" 2>&1
 touch "$root/work/installed"

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
@@ -18,16 +19,17 @@ from harness.waiting import until
 from places.places import (
     COLUMNS,
     GROUP,
+    LIMIT,
     NEEDED_ELSEWHERE,
     PLACES,
     PROGRAMS,
     SUBSTITUTED,
     UNUSED,
+    WITHOUT_PROC,
     Place,
     refusing,
     small_group,
 )
-from ring_notebook.machine.os_calls import NO_PROC
 from ring_notebook.machine.process_life import is_alive
 
 pytestmark = pytest.mark.usefixtures("without_torch")
@@ -47,34 +49,32 @@ def _cases() -> list[object]:
             corner = any(word in place.name and column == name for word, name in CORNERS)
             marks = [] if corner else [pytest.mark.slow]
             if place.dear:
-                marks += [pytest.mark.skipif(DEAR not in os.environ, reason=DEARLY), pytest.mark.timeout(4000)]
+                limit = pytest.mark.timeout(LIMIT + 60, func_only=True)  # not of what `made` does
+                marks += [pytest.mark.skipif(DEAR not in os.environ, reason=DEARLY), limit]
             cases.append(pytest.param(place, column, marks=marks, id=f"{place.name}-{column}"))
     return cases
 
 
+@pytest.fixture
+def made(place: Place) -> Place:
+    """The place, once it is there."""
+    place.make()
+    return place
+
+
 @pytest.mark.parametrize(("place", "column"), _cases())
-def test_a_place(place: Place, column: str, tmp_path: Path) -> None:
+def test_a_place(made: Place, column: str, tmp_path: Path) -> None:
     """In a folder whose name has that of a variable in it, which IPython would replace."""
     tmp_path = tmp_path / "cost_$HOME"
     tmp_path.mkdir()
-    if not place.group:
-        place.check(column, tmp_path)
-        return
-    with small_group(GROUP):
-        if column != "cell":
-            place.check(column, tmp_path)
-            return
-        said = place.call(column, tmp_path).stderr
-        assert "a cluster of 2 engines needs about 52 processes and threads, 32 are allowed here; allow more" in said
+    with small_group(GROUP) if made.group else contextlib.nullcontext():
+        made.check(column, tmp_path)
 
 
 @pytest.mark.parametrize("column", [pytest.param("run", marks=pytest.mark.slow), "ringrun", "cell"])
 def test_a_place_without_proc(column: str, tmp_path: Path) -> None:
     """The one thing that has no substitute is named, before anything is started."""
-    wrap = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs none /proc && exec "$@"', "sh"]
-    done = Place("", "", lambda command, _: [*wrap, *command], root=True).call(column, tmp_path)
-    assert NO_PROC in done.stdout + done.stderr
-    assert "Errno" not in done.stdout + done.stderr
+    WITHOUT_PROC.check(column, tmp_path)
 
 
 @pytest.mark.slow
@@ -83,7 +83,7 @@ def test_a_place_without_proc(column: str, tmp_path: Path) -> None:
 def test_one_call_is_refused(name: str, error: int, tmp_path: Path) -> None:
     if name == "clone3" and error == errno.EPERM:
         pytest.skip("no program starts a thread there: the C library takes EPERM for an answer")
-    place = Place(name, "", refusing(error, name))
+    place = Place(name, "", wrap=refusing(error, name))
     place.check("ringrun", tmp_path)
     place.check("run", tmp_path)
     if not NEEDED_ELSEWHERE.get(name):
@@ -92,12 +92,25 @@ def test_one_call_is_refused(name: str, error: int, tmp_path: Path) -> None:
 
 def test_the_documentation_shows_this_table_and_these_calls() -> None:
     text = (Path(__file__).parents[2] / "docs" / "install.md").read_text()
-    shown = [f"| {place.name} | {place.lacks} | {'tried' if place.tried else 'not tried'} |" for place in PLACES]
-    assert [line for line in shown if line not in text] == []
+    table = text[text.index("| Place |") :].split("\n\n")[0].splitlines()
+    assert table[0] == "| Place | What is missing, and what takes its place | How | Cell | Script |"
+    rows = [place.row for place in (*PLACES, WITHOUT_PROC)]
+    assert [row for row in table if row in rows] == rows, "what the tests of places expect, in their order"
+    others = [row.strip("| ").split(" | ") for row in table[2:] if row not in rows]
+    assert all(how.startswith("read") and (cell, script) == ("-", "-") for _, _, how, cell, script in others[1:])
+    assert others[0] == OPTIONS
     listed = set(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE))
     assert set(SUBSTITUTED) <= listed
 
 
+OPTIONS = [
+    "`python -O`, `-I`, `-P`, PYTHONSAFEPATH, PYTHONWARNINGS=error, the locale C with a script `größe.py`",
+    "nothing. ipyparallel cannot be imported by `python -OO`",
+    "options, variables",
+    "runs; with `-OO` an error says why",
+    "runs",
+]
+"""Its line in the documentation."""
 FLAGS = {
     "-O": ({}, ["-O"]),
     "-OO": ({}, ["-OO"]),

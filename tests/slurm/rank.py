@@ -1,4 +1,8 @@
-"""A rank of a job in an allocation: what it sums, and which programs stand above it."""
+"""A rank of a job in an allocation: what it sums, which programs stand above it, and what it does then.
+
+``rank.py fail|die|sleep|train|elastic``, or before the sum ``start HOST|first HOST``: ranks of this host do not begin,
+or the others do not begin their first sum. They say ``begun`` where somebody may take a host away.
+"""
 
 from __future__ import annotations
 
@@ -12,18 +16,44 @@ import torch
 
 import ring_notebook.torch as hvd
 
+how, where = [*sys.argv[1:], "", ""][:2]
+here = socket.gethostname()
+
+
+def say(text: str) -> None:
+    print(text, flush=True)  # noqa: T201
+
+
+if how == "start":
+    say("begun")
+    time.sleep(600 if here == where else 0)
 hvd.init()
+if how == "first":
+    say("begun")
+    time.sleep(0 if here == where else 600)
 total = float(hvd.allreduce(torch.full((100_000,), float(hvd.rank() + 1)), op=hvd.Sum)[0])
 above = [parent.name() for parent in psutil.Process().parents()]
-print(f"{hvd.rank()} of {hvd.size()} on {socket.gethostname()}: {total}, above {above}", flush=True)  # noqa: T201
-if sys.argv[1:] == ["fail"] and hvd.rank() == hvd.size() - 1:
+say(f"{hvd.rank()} of {hvd.size()} on {here}: {total}, above {above}")
+if how == "fail" and hvd.rank() == hvd.size() - 1:
     raise RuntimeError("on purpose")
-if sys.argv[1:] == ["die"] and hvd.rank() == hvd.size() - 1:
+if how == "die" and hvd.rank() == hvd.size() - 1:
     os.kill(os.getpid(), 9)
-if sys.argv[1:] == ["fail"]:
+if how == "fail":
     hvd.barrier()  # the others learn of it where they wait for the rank that failed
-elif sys.argv[1:] == ["train"]:
+elif how == "train":
     while True:
         hvd.allreduce(torch.ones(100_000))
-elif sys.argv[1:]:
+elif how == "elastic":
+
+    @hvd.elastic.run
+    def train(state: hvd.elastic.ObjectState) -> None:
+        """Until the ranks have become fewer, and then some steps more."""
+        while state.steps < 50:
+            hvd.allreduce(torch.ones(100_000))
+            state.steps += hvd.size() < 4
+            state.commit()
+
+    train(hvd.elastic.ObjectState(steps=0))
+    say(f"ended on {here} as one of {hvd.size()}")
+elif how:
     time.sleep(600)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -108,10 +107,7 @@ def test_a_host_that_is_lost_is_named(system: Slurm, tmp_path: Path) -> None:
         finally:
             system.set_host(1, "up")
     find("^cell: .*ring-b", output)
-    deadline = time.monotonic() + 120
-    while not system.is_up():
-        assert time.monotonic() < deadline, system.run(["sinfo", "--Node", "--long"])
-        time.sleep(0.3)
+    system.wait_until_up()
 
 
 def test_an_idle_job_is_given_back_and_its_variables_are_kept(system: Slurm, tmp_path: Path) -> None:

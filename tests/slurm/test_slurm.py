@@ -131,10 +131,7 @@ def test_a_host_that_is_lost_is_named_and_no_survivor(system: Slurm, tmp_path: P
         assert not re.search("rank [01] .*failed first", said), said
     finally:
         system.hosts.set_link(1, "up")
-    deadline = time.monotonic() + 120
-    while not system.is_up():
-        assert time.monotonic() < deadline, system.run(["sinfo", "--Node", "--long"])
-        time.sleep(0.3)
+    system.wait_until_up()
 
 
 def test_the_doctor_visits_all_hosts_of_the_allocation(system: Slurm) -> None:
