@@ -14,15 +14,16 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from engines.programs import die, fail, grow_and_log, train
 from harness.sniffer import recorded
-from harness.two_hosts import TwoHosts, hosts_or_skip, pids_in
+from harness.two_hosts import ADDRESSES, NAMES, TwoHosts, hosts_or_skip, pids_in
 from harness.waiting import until
 from ring_notebook import RunFailed
 from ring_notebook.errors import RingError
@@ -243,8 +244,55 @@ OVER_HOSTS = {
                 session.stop()
         """,
     ),
+    "pods": (
+        [],
+        """
+        from ring_notebook import k8s
+        run = lambda fn: k8s.run(fn, "app=train")
+        """,
+    ),
 }
-"""What runs on the hosts, and what connects to it."""
+"""What runs on the hosts, and what connects to it. Pods have no API server here: `KUBECTL` takes its place."""
+# `kubectl get pods ...`, and `kubectl exec --stdin train-a -- python3 ARGUMENTS...`, here in the namespaces of ring-a.
+KUBECTL = """\
+    #!/bin/sh
+    case $1 in
+        get) echo '{pods}' ;;
+        exec)
+            host=ring-${{3#train-}}; shift 5
+            exec nsenter --target "$(cat {folder}/$host.pid)" --net --uts --mount {python} "$@" ;;
+    esac
+"""
+
+
+def stand_in_for_kubectl(hosts: TwoHosts, folder: Path) -> None:
+    pods = [
+        {"metadata": {"name": f"train-{name[-1]}"}, "status": {"podIP": address}}
+        for name, address in zip(NAMES, ADDRESSES, strict=True)
+    ]
+    text = textwrap.dedent(KUBECTL).format(pods=json.dumps({"items": pods}), folder=hosts.folder, python=sys.executable)
+    (folder / "kubectl").write_text(text)
+    (folder / "kubectl").chmod(0o755)
+
+
+def listening(pids: Iterable[int]) -> set[int]:
+    """The ports beyond loopback at which these processes listen."""
+    found = set()
+    for pid in pids:
+        with contextlib.suppress(psutil.Error):
+            ports = [one for one in psutil.Process(pid).net_connections("tcp") if one.status == psutil.CONN_LISTEN]
+            found |= {one.laddr.port for one in ports if not one.laddr.ip.startswith(("127.", "::1"))}
+    return found
+
+
+def ranks_on(hosts: TwoHosts) -> list[int]:
+    """The processes of ranks; places and agents have no rank."""
+    found = []
+    for pid in hosts.pids():
+        with contextlib.suppress(OSError):
+            if b"\0RING_RANK=" in Path(f"/proc/{pid}/environ").read_bytes():
+                found.append(pid)
+    return found
 
 
 def program(engine: str) -> str:
@@ -257,32 +305,66 @@ def program(engine: str) -> str:
     return str(Path(pyspark.__file__).parent / "bin" / "spark-class")
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("engine", list(OVER_HOSTS))
 def test_over_two_hosts(engine: str, hosts: TwoHosts, tmp_path: Path) -> None:
+    """Who records the start reads no secret, and who says it again to the ports of the job changes nothing."""
     commands, connect = OVER_HOSTS[engine]
     script = tmp_path / "script.py"
     script.write_text(
-        f"import json, sys\nsys.path.insert(0, {str(Path(__file__).parents[1])!r})\n{textwrap.dedent(connect)}\n"
+        f"import functools, json, pathlib, sys, time\nsys.path.insert(0, {str(Path(__file__).parents[1])!r})\n"
+        f"{textwrap.dedent(connect)}\n"
         "from engines.programs import train_with_a_token\n"
-        "if __name__ == '__main__':\n    print(json.dumps(run(train_with_a_token)))\n"
+        "if __name__ == '__main__':\n"
+        "    print('connected', flush=True)\n"
+        f"    while not pathlib.Path({str(tmp_path)!r}, 'begin').exists(): time.sleep(0.05)\n"
+        f"    print(json.dumps(run(functools.partial(train_with_a_token, {str(tmp_path)!r}))))\n"
     )
     variables = {
         "RAY_TMPDIR": str(hosts.folder),  # a short path, for its sockets
         "PYSPARK_PYTHON": sys.executable,
     }
-    start, log = program(engine), tmp_path / "log"
+    if engine == "pods":
+        stand_in_for_kubectl(hosts, tmp_path)
+        variables["PATH"] = f"{tmp_path}:{os.environ['PATH']}"
+    log = tmp_path / "log"
     started = []
     try:
         for where, what in commands:
             with log.open("ab") as file:
-                command = [str(hosts.folder / "launcher"), f"ring-{where}", f"exec {shlex.join([start, *what])}"]
+                command = [
+                    str(hosts.folder / "launcher"),
+                    f"ring-{where}",
+                    f"exec {shlex.join([program(engine), *what])}",
+                ]
                 environment = {**os.environ, **variables}
                 started.append(subprocess.Popen(command, env=environment, stdout=file, stderr=subprocess.STDOUT))
             if engine == "ray":  # the others wait for their head
                 until(lambda: "Ray runtime started" in log.read_text(), 120)
         sent = hosts.bytes_sent(1)
         with recorded([f"{hosts.prefix}-b"]) as wire:
-            said = hosts.on_first([sys.executable, str(script)], 200, {**variables, "HF_TOKEN": TOKEN})
+            driver = hosts.start([sys.executable, str(script)], {**variables, "HF_TOKEN": TOKEN})
+            started.append(driver)
+            assert driver.stdout is not None
+            said = ""
+            while "connected\n" not in said:
+                line = driver.stdout.readline()
+                assert line, said
+                said += line
+            of_the_engine = listening([driver.pid])
+            (tmp_path / "begin").touch()
+            until(lambda: all((tmp_path / f"trained {rank}").exists() for rank in (0, 1)), 200)
+        ours = {"a": listening([driver.pid]) - of_the_engine, "b": set()}
+        assert ours["a"], "the relay of the places"
+        of_ranks = ranks_on(hosts)
+        for host, ports in ours.items():
+            ports |= listening(set(of_ranks) & set(pids_in(f"{hosts.prefix}-{host}")))
+        answers = [
+            wire.replayed(f"{hosts.prefix}-{host}", f"{hosts.prefix}-b", ports=ports) for host, ports in ours.items()
+        ]
+        (tmp_path / "go on").touch()
+        said += driver.communicate(timeout=200)[0]
+        assert driver.returncode == 0, said
         found = json.loads(next(line for line in said.splitlines()[::-1] if line.startswith("[[")))
         assert [one[:2] for one in found] == [[0, 2], [1, 2]]
         assert found[0][3] == found[1][3]
@@ -292,7 +374,12 @@ def test_over_two_hosts(engine: str, hosts: TwoHosts, tmp_path: Path) -> None:
         for secret in secrets:
             assert not wire.holding(secret.encode()), "a part of the environment can be read"
             assert not wire.holding(secret.encode().hex().encode())
-        assert wire.holding(b"BEGIN CERTIFICATE"), "the engine has carried it, which shows that this records"
+            assert not [answer for answer in answers if secret.encode() in answer.heard]
+        if engine == "pods":  # what the API server would carry goes from process to process here
+            assert wire.holding(b"\x16\x03"), "handshakes of TLS, which show that this records"
+        else:
+            assert wire.holding(b"BEGIN CERTIFICATE"), "the engine has carried it, which shows that this records"
+        assert sum(answer.connections for answer in answers) >= len(wire.flows)
     finally:
         for process in started:
             process.terminate()

@@ -14,7 +14,7 @@ import struct
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -52,14 +52,18 @@ class Recording:
         """The streams in which ``secret`` can be read."""
         return [flow for flow, data in self.flows.items() if secret in data]
 
-    def replayed(self, space: str, own: str, without: Sequence[str] = ()) -> Answer:
+    def replayed(
+        self, space: str, own: str, without: Sequence[str] = (), ports: Collection[int] | None = None
+    ) -> Answer:
         """Say all of it again, from the namespace ``own`` to each port that listens in ``space`` beyond loopback.
 
-        Ports of ssh servers and of programs ``without`` are left out.
+        Ports of ssh servers and of programs ``without`` are left out; with ``ports`` all others are.
         """
         shown = ["ip", "netns", "exec", space, "ss", "-Hltnp"]
         lines = subprocess.run(shown, capture_output=True, text=True, check=True).stdout.splitlines()
         found = {line.split()[3] for line in lines if not any(f'(("{name}' in line for name in ("sshd", *without))}
+        if ports is not None:
+            found = {one for one in found if int(one.rpartition(":")[2]) in ports}
         addresses = {one.replace("0.0.0.0", self._address(space)).replace("*", self._address(space)) for one in found}
         targets = sorted(one for one in addresses if not one.startswith(("127.", "[")))
         with tempfile.NamedTemporaryFile() as file:

@@ -119,12 +119,15 @@ def main() -> None:
             survivors = [cluster.pull("mine", rank) for rank in (0, 1)]
             assert survivors == [0, 1], said
             deadline = time.monotonic() + LIMIT
+            problems = []
             while True:
-                assert time.monotonic() < deadline, f"{said}; not whole again"
-                with suppress(ClusterError):
+                assert time.monotonic() < deadline, f"{said}; not whole again: {problems}"
+                try:
                     strikes.heal(cluster)
                     cluster.run(ADDS.format(size=4)).wait()
                     break
+                except ClusterError as error:
+                    problems.append(f"{deadline - time.monotonic():.1f} s left: {error}")
             assert [cluster.pull("mine", rank) for rank in (0, 1)] == [0, 1], said
             os.write(1, f"survived {number}: {said}\n".encode())
 

@@ -10,11 +10,12 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 
+from harness.sniffer import recorded
 from harness.two_hosts import ADDRESSES, NAMES, TwoHosts
 
 LIMIT = 150.0
@@ -146,3 +147,46 @@ def test_a_rank_that_is_killed_while_another_waits_for_it(hosts: TwoHosts) -> No
         said = one.communicate(timeout=LIMIT)[0]
     # Closed or reset, as the other host's kernel has it.
     assert re.search("link: rank 1 has (closed its connection: its process has ended|gone)", said), said
+
+
+RECORDED = """
+import os, sys, time
+from pathlib import Path
+from ring_notebook.api.basics import init, rank
+from ring_notebook.api.objects import allreduce_numbers
+from ring_notebook.core import world
+from ring_notebook.core.communicator import ReduceOp
+init()
+assert allreduce_numbers([rank() + 1], ReduceOp.SUM, "numbers") == [10]
+print("key", world.prepare_host().rendezvous.key.hex(), flush=True)
+while not Path(sys.argv[1]).exists():
+    time.sleep(0.05)
+print(rank(), allreduce_numbers([rank() + 1], ReduceOp.SUM, "numbers"))
+"""
+
+
+@pytest.mark.slow
+def test_a_recorded_start_is_worth_nothing(hosts: TwoHosts, tmp_path: Path) -> None:
+    """Of ranks that get an address and a secret, as the pods of a job do: nothing to read, and nothing to say again."""
+    env = {"RING_RENDEZVOUS": f"{NAMES[0]}:29450", "RING_SIZE": "4", **secret()}
+    program = [sys.executable, "-c", RECORDED, str(tmp_path / "go on")]
+    spaces = [f"{hosts.prefix}-{host}" for host in "ab"]
+    with ExitStack() as stack:
+        with recorded(spaces) as wire:
+            ranks = [
+                stack.enter_context(start(hosts, NAMES[rank // 2], *program, env={**env, "RING_RANK": str(rank)}))
+                for rank in range(4)
+            ]
+            keys = [process.stdout.readline().split()[-1] for process in ranks if process.stdout]
+        (key,) = set(keys)
+        given = env["RING_RENDEZVOUS_SECRET"]
+        secrets = [form for one in (key, given) for form in (one.encode(), bytes.fromhex(one))]
+        assert wire.holding(b"\x16\x03"), "handshakes of TLS, which show that this records"
+        answers = [wire.replayed(space, spaces[1]) for space in spaces]
+        assert sum(answer.connections for answer in answers) >= len(wire.flows) > 4
+        for one in secrets:
+            assert len(one) >= 32
+            assert not wire.holding(one)
+            assert not [answer for answer in answers if one in answer.heard]
+        (tmp_path / "go on").touch()
+        assert [process.communicate(timeout=LIMIT)[0] for process in ranks] == [f"{rank} [10]\n" for rank in range(4)]
