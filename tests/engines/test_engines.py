@@ -14,15 +14,14 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from engines.programs import die, fail, grow_and_log, train
-from harness.sniffer import recorded
+from harness.sniffer import listeners, recorded
 from harness.two_hosts import ADDRESSES, NAMES, TwoHosts, hosts_or_skip, pids_in
 from harness.waiting import until
 from ring_notebook import RunFailed
@@ -275,14 +274,9 @@ def stand_in_for_kubectl(hosts: TwoHosts, folder: Path) -> None:
     (folder / "kubectl").chmod(0o755)
 
 
-def listening(pids: Iterable[int]) -> set[int]:
-    """The ports beyond loopback at which these processes listen."""
-    found = set()
-    for pid in pids:
-        with contextlib.suppress(psutil.Error):
-            ports = [one for one in psutil.Process(pid).net_connections("tcp") if one.status == psutil.CONN_LISTEN]
-            found |= {one.laddr.port for one in ports if not one.laddr.ip.startswith(("127.", "::1"))}
-    return found
+def listening(hosts: TwoHosts, host: str, pids: Collection[int]) -> set[int]:
+    """The ports of ring-``host`` at which these processes listen."""
+    return {one.port for one in listeners(f"{hosts.prefix}-{host}") if one.pid in pids}
 
 
 def ranks_on(hosts: TwoHosts) -> list[int]:
@@ -351,14 +345,13 @@ def test_over_two_hosts(engine: str, hosts: TwoHosts, tmp_path: Path) -> None:
                 line = driver.stdout.readline()
                 assert line, said
                 said += line
-            of_the_engine = listening([driver.pid])
+            of_the_engine = listening(hosts, "a", [driver.pid])
             (tmp_path / "begin").touch()
             until(lambda: all((tmp_path / f"trained {rank}").exists() for rank in (0, 1)), 200)
-        ours = {"a": listening([driver.pid]) - of_the_engine, "b": set()}
-        assert ours["a"], "the relay of the places"
-        of_ranks = ranks_on(hosts)
-        for host, ports in ours.items():
-            ports |= listening(set(of_ranks) & set(pids_in(f"{hosts.prefix}-{host}")))
+        ranks = ranks_on(hosts)
+        ours = {host: listening(hosts, host, [driver.pid, *ranks]) - of_the_engine for host in "ab"}
+        assert listening(hosts, "a", [driver.pid]) & ours["a"], "the relay of the places"
+        assert listening(hosts, "b", ranks) & ours["b"], "the connections of a rank"
         answers = [
             wire.replayed(f"{hosts.prefix}-{host}", f"{hosts.prefix}-b", ports=ports) for host, ports in ours.items()
         ]

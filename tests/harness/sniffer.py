@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import pickle
+import re
 import select
 import socket
 import struct
@@ -18,7 +19,7 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["Answer", "Flow", "Recording", "recorded"]
+__all__ = ["Answer", "Flow", "Listener", "Recording", "listeners", "recorded"]
 
 _ALL = 3  # protocols of Ethernet
 _IPV4, _IPV6, _TCP = b"\x08\x00", b"\x86\xdd", 6
@@ -59,13 +60,14 @@ class Recording:
 
         Ports of ssh servers and of programs ``without`` are left out; with ``ports`` all others are.
         """
-        shown = ["ip", "netns", "exec", space, "ss", "-Hltnp"]
-        lines = subprocess.run(shown, capture_output=True, text=True, check=True).stdout.splitlines()
-        found = {line.split()[3] for line in lines if not any(f'(("{name}' in line for name in ("sshd", *without))}
-        if ports is not None:
-            found = {one for one in found if int(one.rpartition(":")[2]) in ports}
-        addresses = {one.replace("0.0.0.0", self._address(space)).replace("*", self._address(space)) for one in found}
-        targets = sorted(one for one in addresses if not one.startswith(("127.", "[")))
+        all_there = listeners(space)
+        left_out = {one.port for one in all_there if one.program.startswith(("sshd", *without))}
+        found = {
+            f"{self._address(space) if one.address in ('0.0.0.0', '*') else one.address}:{one.port}"
+            for one in all_there
+            if one.port not in left_out and (ports is None or one.port in ports)
+        }
+        targets = sorted(found)
         with tempfile.NamedTemporaryFile() as file:
             file.write(pickle.dumps({tuple(flow): data for flow, data in self.flows.items()}))
             file.flush()
@@ -77,6 +79,27 @@ class Recording:
     def _address(space: str) -> str:
         shown = subprocess.run(["ip", "-n", space, "-4", "-o", "addr"], capture_output=True, text=True, check=True)
         return next(word[3].split("/")[0] for word in map(str.split, shown.stdout.splitlines()) if word[1] != "lo")
+
+
+class Listener(NamedTuple):
+    """A port that listens, and a process that has it."""
+
+    address: str
+    port: int
+    program: str
+    pid: int
+
+
+def listeners(space: str) -> list[Listener]:
+    """All of a network namespace, beyond loopback; those of IPv6 are left out."""
+    shown = ["ip", "netns", "exec", space, "ss", "-Hltnp"]
+    found = []
+    for line in subprocess.run(shown, capture_output=True, text=True, check=True).stdout.splitlines():
+        address, _, port = line.split()[3].rpartition(":")
+        users = re.findall(r'\("([^"]*)",pid=(\d+)', line) or [("", "0")]
+        if not address.startswith(("127.", "[")):
+            found += [Listener(address.partition("%")[0], int(port), program, int(pid)) for program, pid in users]
+    return found
 
 
 @contextlib.contextmanager
