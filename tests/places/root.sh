@@ -10,8 +10,10 @@ mkdir -p "$folder"
 [ -e "$root/work/installed" ] && exit
 if ! [ -e "$folder/bootstrapped" ]; then
     rm -rf "$root"
+    script=/usr/share/debootstrap/scripts/$suite
+    [ -e "$script" ] || script=$(dirname "$script")/gutsy  # of all Ubuntus; an older debootstrap lacks the newest names
     debootstrap --variant=minbase --components=main,universe --include=python3,python3-venv,python3-dev,g++,ca-certificates,iproute2 \
-        "$suite" "$root" "$mirror" > "$folder/bootstrap.log"
+        "$suite" "$root" "$mirror" "$script" > "$folder/bootstrap.log"
     touch "$folder/bootstrapped"
 fi
 mkdir -p "$root/work/source"

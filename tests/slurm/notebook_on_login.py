@@ -158,7 +158,7 @@ def kept() -> None:
 
 
 def out_of_time() -> None:
-    notebook = opened("--batch slurm -N 2 -n 4 --time 0:02:00 --signal 60s")
+    notebook = opened("--batch slurm -N 2 -n 4 --time 0:04:00 --signal 60s")  # to start, on a busy machine too
     status(notebook, until=r"4 engines \(")
     notebook.text(f"%%ringtrain --background --out run\n{TRAIN}")
     tell("cell", notebook.error("run.wait()")[1])
@@ -258,7 +258,8 @@ def recorded() -> None:
     notebook = opened(JOB)
     status(notebook, until=r"4 engines \(")
     notebook.text("%%ringtrain\nvariable = 'secret'")
-    (client,) = FOLDER.glob(".ring/**/*-client.json")
+    where = "get_ipython().magics_manager.registry['RingMagics']._session.cluster.directory"
+    (client,) = Path(notebook.text(f"print({where})").strip()).glob("security/*-client.json")
     keys = json.loads(client.read_text())
     of_rank = "from ring_notebook.core import world\nkey = world.prepare_host().rendezvous.key.hex()"
     notebook.text(f"%%ringtrain\nimport os\n{of_rank}\ntoken = os.environ['HF_TOKEN']")
@@ -290,7 +291,7 @@ def kill_one(number: int) -> None:
         time.sleep(0.04 * (number % 16))
     else:
         notebook.text(f"%ring start {job}")
-        status(notebook, until="runs|1 engine:" if number % 8 else "1 engine:")
+        status(notebook, until=r"runs|1 engine \(" if number % 8 else r"1 engine \(")
     os.kill(notebook.pid, signal.SIGKILL)
     notebook.close()
 

@@ -15,6 +15,7 @@ import psutil
 import torch
 
 import ring_notebook.torch as hvd
+from ring_notebook.api.object_state import ObjectState
 
 how, where = [*sys.argv[1:], "", ""][:2]
 here = socket.gethostname()
@@ -46,14 +47,14 @@ elif how == "train":
 elif how == "elastic":
 
     @hvd.elastic.run
-    def train(state: hvd.elastic.ObjectState) -> None:
+    def train(state: ObjectState) -> None:
         """Until the ranks have become fewer, and then some steps more."""
         while state.steps < 50:
             hvd.allreduce(torch.ones(100_000))
             state.steps += hvd.size() < 4
             state.commit()
 
-    train(hvd.elastic.ObjectState(steps=0))
+    train(ObjectState(steps=0))
     say(f"ended on {here} as one of {hvd.size()}")
 elif how:
     time.sleep(600)

@@ -76,6 +76,7 @@ def test_a_kept_job_is_found_by_the_next_kernel(system: Slurm, tmp_path: Path) -
     find(r"^jobs: \[\]", output)
 
 
+@pytest.mark.timeout(600)
 def test_a_checkpoint_is_written_before_the_time_limit(system: Slurm, tmp_path: Path) -> None:
     output = said(system, "out_of_time", tmp_path)
     find("^cell: ClusterError: Slurm job [0-9]+ reached its time limit; ask for more", output)
