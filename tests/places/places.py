@@ -21,7 +21,7 @@ HERE = Path(__file__).parent
 PROGRAMS = HERE / "programs"
 CACHE = HERE.parents[1] / ".places"
 """What takes minutes to make, and stays."""
-RUNS, SAYS_WHY = "runs", "an error says why"
+RUNS, SAYS_WHY, NOT_TRIED = "runs", "an error says why", "not tried"
 LIMIT = 200.0  # seconds for one command, on a busy machine
 _RINGRUN = str(Path(sys.executable).with_name("ringrun"))
 COLUMNS: dict[str, tuple[list[str], str]] = {
@@ -68,7 +68,8 @@ NEEDED_ELSEWHERE = {"eventfd2": "ZeroMQ", "epoll_create1": "ZeroMQ", "fallocate"
 class Place:
     """A place: its name, what it lacks and what takes the place of that, and how a command is started there.
 
-    ``how`` says that in words; ``cell`` and ``script`` what becomes of a cell and of `ringrun` there.
+    ``how`` says that in words; ``cell`` and ``script`` what becomes of a cell and of `ringrun` there. Where nobody has
+    tried it yet they say that, and the tests expect that it runs.
     """
 
     name: str
@@ -120,7 +121,7 @@ class Place:
     def check(self, column: str, folder: Path, **more: str) -> None:
         """Start a column here, and compare what it prints: what is documented."""
         done = self.call(column, folder, **more)
-        if (self.cell if column == "cell" else self.script) != RUNS:
+        if (self.cell if column == "cell" else self.script) == SAYS_WHY:
             assert self.error in done.stdout + done.stderr
             assert "Errno" not in done.stdout + done.stderr
             return
@@ -279,18 +280,20 @@ PLACES = (
     *(
         Place(
             f"a bare {name}, its own Python and C library",
-            "nothing",
-            "debootstrap, compiled there by pip",
+            "nothing" if seen == RUNS else "nothing known",
+            how,
             wrap=root,
             make=root.make,
+            cell=seen,
+            script=seen,
             root=True,
             dear=True,
         )
-        for name, root in (
-            ("Debian 12", Root("bookworm", DEBIAN)),
-            ("Debian 13", Root("trixie", DEBIAN)),
-            ("Ubuntu 22.04", Root("jammy", UBUNTU)),
-            ("Ubuntu 24.04", Root("noble", UBUNTU)),
+        for name, root, how, seen in (
+            ("Debian 12", Root("bookworm", DEBIAN), "debootstrap, a wheel for its Python", RUNS),
+            ("Debian 13", Root("trixie", DEBIAN), "debootstrap, compiled there by pip", RUNS),
+            ("Ubuntu 22.04", Root("jammy", UBUNTU), "debootstrap", NOT_TRIED),
+            ("Ubuntu 24.04", Root("noble", UBUNTU), "debootstrap", NOT_TRIED),
         )
     ),
 )

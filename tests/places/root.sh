@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# A bare system with its own Python and C library, in which pip has compiled this package: `root.sh SUITE MIRROR FOLDER`.
+# A bare system with its own Python and C library, in which pip has installed this package: `root.sh SUITE MIRROR FOLDER`.
 # FOLDER/root is the system, and /work/environment in it what pip made. Some minutes, once; needs root and debootstrap.
-# A run that is ended compiles on from /work/objects in the next one.
+# It takes a wheel of `make wheel` (with PYTHON of that system's version), if dist has one, and else compiles; a run that is
+# ended compiles on from /work/objects in the next one.
 set -euo pipefail
 suite=$1 mirror=$2 folder=$3
 source=$(realpath "$(dirname "$0")/../..")
@@ -21,10 +22,14 @@ for part in native ring_notebook pyproject.toml constraints.txt README.md LICENS
 rm -f "$root"/work/source/ring_notebook/*.so
 for path in /etc/resolv.conf /etc/pip.conf; do if [ -e "$path" ]; then cp -L "$path" "$root$path"; fi; done
 if [ -d /etc/ssl/certs ]; then rm -rf "$root/etc/ssl/certs"; mkdir -p "$root/etc/ssl/certs"; cp -rL /etc/ssl/certs/. "$root/etc/ssl/certs/"; fi
+rm -rf "$root/work/wheels"
+mkdir -p "$root/work/wheels"
+for wheel in "$source"/dist/*.whl; do if [ -e "$wheel" ]; then cp "$wheel" "$root/work/wheels/"; fi; done
 cat > "$root/work/install.sh" <<'INSIDE'
 cd /work
 [ -x environment/bin/pip ] || python3 -m venv environment
 pip() { environment/bin/pip "$1" -q -c source/constraints.txt "${@:2}"; }
+for wheel in wheels/*.whl; do pip install "$wheel" && exit; done  # it says so of one that is for another Python
 pip install scikit-build-core pybind11 cmake ninja
 PATH=/work/environment/bin:$PATH SKBUILD_BUILD_DIR=/work/objects pip install --no-build-isolation ./source
 INSIDE

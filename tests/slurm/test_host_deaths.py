@@ -63,6 +63,7 @@ def test_a_host_dies(system: Slurm, tmp_path: Path, phase: str, whose: str, how:
         system.run(["scancel", job])
         system.revive_host(2)
     ours = "\n".join(re.findall("^ringrun: .*", said, re.MULTILINE))
+    print(ours)  # noqa: T201 - pytest -rP shows it
     assert not re.search(r"rank \d on ring-[ab]\b", ours), said
     if elastic:
         assert re.search(rf"^ringrun: rank \d on {DEAD} failed: its host is lost", ours, re.MULTILINE), said
