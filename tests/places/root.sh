@@ -25,7 +25,7 @@ if [ -d /etc/ssl/certs ]; then rm -rf "$root/etc/ssl/certs"; mkdir -p "$root/etc
 rm -rf "$root/work/wheels"
 mkdir -p "$root/work/wheels"
 for wheel in "$source"/dist/*.whl; do if [ -e "$wheel" ]; then cp "$wheel" "$root/work/wheels/"; fi; done
-cat > "$root/work/install.sh" <<'INSIDE'
+cat > "$root/work/install" <<'INSIDE'
 cd /work
 [ -x environment/bin/pip ] || python3 -m venv environment
 pip() { environment/bin/pip "$1" -q -c source/constraints.txt "${@:2}"; }
@@ -40,5 +40,5 @@ unshare --mount bash -euc '
         if [ -d "$folder" ]; then mkdir -p "$1$folder"; mount --bind "$folder" "$1$folder"; fi
     done
     chroot "$1" bash -eux "$2"
-' "" "$root" /work/install.sh > "$folder/install.log" 2>&1
+' "" "$root" /work/install > "$folder/install.log" 2>&1
 touch "$root/work/installed"
