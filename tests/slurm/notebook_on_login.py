@@ -158,7 +158,7 @@ def kept() -> None:
 
 
 def out_of_time() -> None:
-    notebook = opened("--batch slurm -N 2 -n 4 --time 0:04:00 --signal 60s")  # to start, on a busy machine too
+    notebook = opened("--batch slurm -N 2 -n 4 --time 0:03:00 --signal 60s")  # less than a cell may take
     status(notebook, until=r"4 engines \(")
     notebook.text(f"%%ringtrain --background --out run\n{TRAIN}")
     tell("cell", notebook.error("run.wait()")[1])
