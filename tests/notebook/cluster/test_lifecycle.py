@@ -128,7 +128,6 @@ def test_engines_are_forks_of_one_process(new_processes: Callable[[], list[int]]
         assert cluster.run("print(ring.rank())").wait().status == "ok"
 
 
-@pytest.mark.slow  # `make test` runs test_start_stop_and_start_again
 def test_that_process_is_there_before_a_cluster_and_after_a_restart(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, new_processes: Callable[[], list[int]]
 ) -> None:
