@@ -28,10 +28,12 @@ def measured_run(log: RunRecord, warmup: int) -> Measured:
     hosts, cores = len(log.environment.get("hosts", [""])), log.environment.get("cores", 0)
     times = []
     for rank, own in rows.items():
-        (began, step, _), (ended, last, _) = (own[0], own[-1]) if own else ((0.0, 0, 0.0),) * 2
+        # A rank that carries several logical ranks logs a row of each in a step: the clock runs from the last one.
+        start = [row for row in own if row[1] == own[0][1]]
+        (began, step, _), (ended, last, _) = (start[-1], own[-1]) if own else ((0.0, 0, 0.0),) * 2
         facts = log.summary["ranks"][rank]
         facts = {"training": facts.get("training") or log.summary["seconds"], **facts}
-        samples = sum(row[2] for row in own[1:])
+        samples = sum(row[2] for row in own[len(start) :])
         cores = 0 if log.environment.get("gpus") else cores
         times.append(RankTimes(rank, hosts, cores, last - step, ended - began, samples, facts))
     return measured(times)

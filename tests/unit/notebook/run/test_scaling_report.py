@@ -34,6 +34,17 @@ def test_a_run_is_measured_after_its_warm_up(tmp_path: Path) -> None:
     assert measured_run(log, warmup=6).rate == 0.0
 
 
+def test_rows_of_one_step_are_one_step(tmp_path: Path) -> None:
+    """A rank logs a row of each logical rank that it carries: 4 of 16 samples are a batch of 64."""
+    log = RunLog(tmp_path / "r", "r", "scale", 1, "", {}, {})
+    rows = [(100.0 + step + turn / 10, 1000 + step, 16.0) for step in range(4) for turn in range(4)]
+    log.put(encode([MetricBatch(log.run, 0, ("samples",), array("d", [number for row in rows for number in row]))]))
+    log.put(encode([Ended(log.run, 0, "ok", 60.0, {"training": 10.0})]))
+    log.finish("ok")
+    run = measured_run(log, warmup=1)
+    assert (run.batch, run.rate) == (64.0, pytest.approx(64.0))
+
+
 def test_what_was_predicted_is_dashed_with_its_interval() -> None:
     shares = dict.fromkeys(PARTS, 0.2)
     points = [Scaling(n, 1.0, 100.0 * n, 64.0, 0.0, float(n), 1.0, shares) for n in (1, 2)]
