@@ -131,7 +131,8 @@ def _links() -> dict[str, float]:
 class ScriptMeter:
     """Measures the steps of a script on this rank, after ``warmup`` of them, for the job that has started it.
 
-    A row is logged when its step is done, so the row of the last step of the warm-up starts the clock.
+    A row is logged when its step is done, so the row of the last step of the warm-up starts the clock, and of several
+    rows in that step, such as those of logical ranks, the last one.
     """
 
     def __init__(self, warmup: int, gpus: bool, totals: Callable[[], dict[str, float]]) -> None:
@@ -150,7 +151,7 @@ class ScriptMeter:
         self._first = step if self._first is None else self._first
         if step - self._first < self._warmup - 1:
             return
-        if self._begun is None:
+        if self._begun is None or step == self._begun[0]:
             self._begun = step, monotonic()
             self._spent.begin_training()
             if world.is_initialized():  # a script may shut down before it ends
@@ -160,16 +161,12 @@ class ScriptMeter:
         self._samples += float(values.get("samples", 0.0))
         began, since = self._begun
         now = monotonic()
+        self._newest.update(steps=step - began, seconds=now - since, samples=self._samples)
         if now - self._read_at < _PAUSE:
             return
         self._read_at = now
-        self._newest = {
-            "steps": step - began,
-            "seconds": now - since,
-            "samples": self._samples,
-            "spent": self._spent.now(),
-            "last": {name: value for name, value in values.items() if isinstance(value, int | float)},
-        }
+        self._newest["spent"] = self._spent.now()
+        self._newest["last"] = {name: value for name, value in values.items() if isinstance(value, int | float)}
 
     def report(self) -> None:
         """Report to the job what has been measured so far."""

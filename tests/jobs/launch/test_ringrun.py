@@ -192,7 +192,8 @@ init()
 for step in range(8):
     time.sleep(0.05)
     allreduce_numbers(range(1000), ReduceOp.SUM, "numbers")
-    metrics.log(samples=10 * (step > 0))
+    for _ in range(2):  # as a rank that carries two logical ranks
+        metrics.log(step=step, samples=5 * (step > 0))
 print("rank", rank(), "of", size())
 shutdown()
 """
