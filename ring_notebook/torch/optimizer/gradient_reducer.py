@@ -25,7 +25,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.utils.hooks import RemovableHandle
+from torch.utils.hooks import RemovableHandle, unserializable_hook
 
 from ring_notebook.api.arguments import Reduction
 from ring_notebook.api.basics import joins
@@ -549,6 +549,7 @@ def _hooked(parameter: Tensor, reducer: weakref.ref[GradientReducer], and_before
 
     own = weakref.ref(parameter)
 
+    @unserializable_hook  # type: ignore[untyped-decorator]  # a copy of the optimizer makes its own
     def before(_: Tensor) -> None:
         listening, parameter = reducer(), own()
         if listening is not None and parameter is not None:

@@ -28,7 +28,11 @@ NOT_PRETENDED = {
     "test_second_backward_before_step_adds_up": "torch ends the process where a hook of a device in Python raises",
     "test_compiled_module": "torch's compiler goes into the class of its tensors, which is Python",
     **dict.fromkeys(
-        ("test_a_state_dict_of_a_round_continues_bit_by_bit", "test_a_checkpoint_waits_for_the_sync"),
+        (
+            "test_a_state_dict_of_a_round_continues_bit_by_bit",
+            "test_a_checkpoint_waits_for_the_sync",
+            "test_a_rank_that_comes_late_to_an_elastic_job",
+        ),
         "torch swaps parameters of a class in Python when it loads them, and cannot where an optimizer knows them",
     ),
 }

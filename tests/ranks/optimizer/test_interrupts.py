@@ -18,6 +18,7 @@ from ring_notebook.core import world
 from ring_notebook.errors import CollectiveAborted
 
 Step = Callable[[], object]
+_PRETENDED = "harness/devices"  # whose Python stands for a driver's C
 
 
 def interrupted(call: Step, number: int, after: type[BaseException] | None) -> int:
@@ -30,7 +31,7 @@ def interrupted(call: Step, number: int, after: type[BaseException] | None) -> i
     def look(frame: FrameType, event: str, _: Any) -> None:
         nonlocal counting, seen
         counting = counting or isinstance(sys.exc_info()[1], after or ())
-        if counting and frame is not own and event != "c_exception":
+        if counting and frame is not own and event != "c_exception" and _PRETENDED not in frame.f_code.co_filename:
             seen += 1
             if seen == number:
                 signal.raise_signal(signal.SIGINT)
