@@ -107,7 +107,7 @@ class _Options:
 
 
 def _divided(gradient: Any, count: int) -> Any:
-    if hasattr(gradient, "indices"):  # tf.IndexedSlices
+    if hasattr(gradient, "dense_shape"):  # tf.IndexedSlices; a tensor of torch has methods `values` and `indices`
         return type(gradient)(gradient.values / count, gradient.indices, gradient.dense_shape)
     return gradient / count
 
