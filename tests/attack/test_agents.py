@@ -28,6 +28,7 @@ from ring_notebook.notebook.lab.tools import MOST_BYTES, PERMISSIONS, TOOLS, Bou
 from ring_notebook.notebook.run.agent_calls import calls, journal
 from ring_notebook.notebook.session.session import Session
 
+pytestmark = pytest.mark.usefixtures("without_torch")
 ALL = Bounds(frozenset(PERMISSIONS), 60.0)
 PRINTS = r"""
 import sys

@@ -1,4 +1,4 @@
-"""A heal right after a death, and a cluster whose folder of records somebody removes while it runs."""
+"""A heal right after a death, also one for want of memory, and a folder of records that somebody removes."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from harness.small_memory import small_group, write
+from ring_notebook.errors import ClusterError
 from ring_notebook.notebook.cluster.cluster import Cluster
 
 pytestmark = pytest.mark.usefixtures("without_torch")
@@ -29,6 +31,15 @@ cluster.run("ring.barrier()").wait()
 cluster.stop()
 print("stopped")
 """
+MEMORY = 150 << 20
+TAKES_MEMORY = """
+from ring_notebook.core import world
+kept = 7
+world.current().communicator.barrier()
+if world.current().rank == 1:
+    held = [b"x" * (10 << 20) for _ in range(60)]
+world.current().communicator.barrier()
+"""
 
 
 @pytest.fixture
@@ -37,12 +48,17 @@ def ring(_own_records: Path) -> Path:
     return _own_records.parent
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def cluster(_own_records: Path) -> Iterator[Cluster]:
-    """With a variable on each rank."""
+    """Of this file: MPI has ended where a rank has died."""
     with Cluster(2) as started:
-        started.run("kept = ring.rank()").wait()
         yield started
+
+
+@pytest.fixture
+def group() -> Iterator[Path]:
+    with small_group(MEMORY) as group:
+        yield group
 
 
 def test_a_heal_at_once_finds_who_has_died(cluster: Cluster) -> None:
@@ -53,8 +69,22 @@ def test_a_heal_at_once_finds_who_has_died(cluster: Cluster) -> None:
     assert cluster.heal() == []
 
 
+def test_the_cell_says_that_memory_ran_out_and_heal_brings_the_rank_back(cluster: Cluster, group: Path) -> None:
+    if not write(group, "cgroup.procs", cluster.status()[1].pid):
+        pytest.skip("processes cannot be moved to another control group here")
+    with pytest.raises(ClusterError, match=r"rank 1 on .* was killed by SIGKILL, out of memory\. The other ranks keep"):
+        cluster.run(TAKES_MEMORY).wait()
+    assert "out of memory" in cluster.status()[1].death
+    assert cluster.pull("kept", 0) == 7
+    assert cluster.heal() == [1]
+    assert (
+        cluster.run("from ring_notebook.core import world\nworld.current().communicator.barrier()").wait().status
+        == "ok"
+    )
+
+
 def test_the_folder_of_records_is_removed(cluster: Cluster, ring: Path) -> None:
-    """As `git clean -fdx` does: the files of a cluster are elsewhere."""
+    """As `git clean -fdx` does: the files of a cluster are elsewhere. The last test of this one, which it stops."""
     shutil.rmtree(ring)
     os.kill(cluster.status()[1].pid, signal.SIGKILL)
     assert cluster.heal() == [1]

@@ -72,7 +72,7 @@ for step in range(400):
     optimizer.zero_grad(); loss.backward(); optimizer.step()
     ring.log(loss=loss)
 """
-_PASSED = ("RING_", "OMP_", "PYTHON", "XDG_", "TMP")
+_PASSED = ("RING_", "OMP_", "PYTHON", "LANG", "LC_", "XDG_", "TMP")  # with another language ranks are not forked
 SERVER = [sys.executable, "-m", "ring_notebook.notebook.lab.mcp_server"]
 
 

@@ -448,12 +448,42 @@ def test_restart_runs_the_setup_cells_again(notebook: Notebook) -> None:
         notebook.text("%%ringtrain\nassert (prepared, doubled, versions) == (1, 2, [2])")
 
 
+def test_heal_starts_a_dead_rank_with_its_set_up_cells(notebook: Notebook) -> None:
+    """The cluster is without MPI from here on."""
+    notebook.run("%%ringtrain --setup\nimport os\nbase = 10 * ring.rank(), ring.size()")
+    notebook.run("%%ringtrain\nkept = 7")
+    *report, error = notebook.run("%%ringtrain\nif ring.rank() == 1: os._exit(3)\nring.barrier()")
+    assert error["ename"] == "ClusterError"
+    assert "\n".join(error["traceback"]).count(reason := "exited with code 3") == 1 > str(report).count(reason)
+    outputs = str(notebook.run("%ring status"))
+    assert "died" in outputs
+    assert "MiB" in outputs
+    told = json.loads(notebook.text("%ring status --json"))
+    assert [(rank["state"], rank["memory"] is None) for rank in told["ranks"]] == [("idle", False), ("died", True)]
+    assert "rank 1 has died; `%ring heal` starts it again" in notebook.error("%%ringtrain\npass")[1]
+    healed = notebook.text("%ring heal")
+    assert "Started rank 1 again" in healed
+    assert re.search(r"Ran \d+ set-up cells? on rank 1\.", healed)  # other tests have given theirs
+    notebook.run("%%ringtrain\nassert base == (10 * ring.rank(), 2)\nassert (kept if ring.rank() == 0 else 7) == 7")
+    assert notebook.text("%ring heal") == "No rank has died.\n"
+    grown = notebook.text("%ring resize 3")
+    assert re.match(r"Started rank 2 in [\d.]+ s, without variables; the others keep theirs\.\n", grown)
+    assert re.search(r"Ran \d+ set-up cells? on rank 2\.", grown)
+    notebook.run("%%ringtrain\nassert base == (10 * ring.rank(), 3 if ring.rank() == 2 else 2)")
+    assert notebook.text("%ring resize 2") == "Ended rank 2; the other 2 engines keep their variables.\n"
+    notebook.run("%%ringtrain\nassert base == (10 * ring.rank(), ring.size())")
+
+
 def test_stop(notebook: Notebook) -> None:
     ranks = json.loads(notebook.text("%ring status --json"))["ranks"]
     os.kill(ranks[1]["pid"], signal.SIGKILL)
     while "died" not in notebook.text("%ring status"):
         pass
-    assert notebook.text("%ring stop").startswith("Stopped 1 engine; rank 1 had died already.")
+    notebook.run("%ring default on")
+    said = notebook.text("%ring stop")
+    assert said.startswith("Stopped 1 engine; rank 1 had died already.")
+    assert "Cells run in this notebook again." in said
+    assert notebook.text("print('plain')") == "plain\n"
     starts = psutil.Process(notebook.pid).children
     assert notebook.error("%ring start", interrupt_when=lambda: bool(starts()))[1] == "KeyboardInterrupt: interrupted"
     assert "There is no cluster" in notebook.text("%ring stop")
@@ -496,30 +526,3 @@ def test_a_rank_that_ignores_the_stop_is_ended_and_started_again(notebook: Noteb
     assert "Started rank 1 again" in notebook.text("%ring restart --rank 1")
     notebook.run("%%ringtrain\nassert ring.rank() or kept == 7")
     notebook.run("del os.environ['RING_STOP_LIMIT']; config.cache_clear()")
-
-
-def test_heal_starts_a_dead_rank_with_its_set_up_cells(notebook: Notebook) -> None:
-    """The last test of this cluster, which is without MPI from here on."""
-    notebook.run("%ring restart")
-    notebook.run("%%ringtrain --setup\nimport os\nbase = 10 * ring.rank(), ring.size()")
-    notebook.run("%%ringtrain\nkept = 7")
-    *report, error = notebook.run("%%ringtrain\nif ring.rank() == 1: os._exit(3)\nring.barrier()")
-    assert error["ename"] == "ClusterError"
-    assert "\n".join(error["traceback"]).count(reason := "exited with code 3") == 1 > str(report).count(reason)
-    outputs = str(notebook.run("%ring status"))
-    assert "died" in outputs
-    assert "MiB" in outputs
-    told = json.loads(notebook.text("%ring status --json"))
-    assert [(rank["state"], rank["memory"] is None) for rank in told["ranks"]] == [("idle", False), ("died", True)]
-    assert "rank 1 has died; `%ring heal` starts it again" in notebook.error("%%ringtrain\npass")[1]
-    healed = notebook.text("%ring heal")
-    assert "Started rank 1 again" in healed
-    assert re.search(r"Ran \d+ set-up cells? on rank 1\.", healed)  # other tests have given theirs
-    notebook.run("%%ringtrain\nassert base == (10 * ring.rank(), 2)\nassert (kept if ring.rank() == 0 else 7) == 7")
-    assert notebook.text("%ring heal") == "No rank has died.\n"
-    grown = notebook.text("%ring resize 3")
-    assert re.match(r"Started rank 2 in [\d.]+ s, without variables; the others keep theirs\.\n", grown)
-    assert re.search(r"Ran \d+ set-up cells? on rank 2\.", grown)
-    notebook.run("%%ringtrain\nassert base == (10 * ring.rank(), 3 if ring.rank() == 2 else 2)")
-    assert notebook.text("%ring resize 2") == "Ended rank 2; the other 2 engines keep their variables.\n"
-    notebook.run("%%ringtrain\nassert base == (10 * ring.rank(), ring.size())")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from notebook.kernel import Notebook, with_cluster
+from notebook.kernel import Notebook
 
 # In the kernel: a run that ends, one way or another, when the notebook has as many cells in its queue.
 HELPERS = """
@@ -31,11 +31,9 @@ ENOUGH = "pathlib.Path('enough').touch()"
 
 
 @pytest.fixture(scope="module")
-def notebook(tmp_path_factory: pytest.TempPathFactory, without_torch: None) -> Iterator[Notebook]:
-    started = with_cluster(tmp_path_factory.mktemp("notebook"))
-    started.run(HELPERS)
-    yield started
-    started.close()
+def notebook(notebook: Notebook) -> Notebook:
+    notebook.run(HELPERS)
+    return notebook
 
 
 @pytest.fixture(autouse=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -24,13 +24,6 @@ if world.current().rank == 0:
 else:
     wait()
 """
-
-
-@pytest.fixture(scope="module")
-def cluster(_own_records: Path, without_torch: None) -> Iterator[Cluster]:
-    """Most tests of this file have to restart it."""
-    with Cluster(2) as started:
-        yield started
 
 
 def asked_until(ask: Callable[[], list[Stack]], there: Callable[[list[Stack]], bool]) -> list[Stack]:

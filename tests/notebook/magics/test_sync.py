@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from notebook.kernel import Notebook, with_cluster
+from notebook.kernel import Notebook
 
 SAY = "%%ringtrain\nimport helpers\nfrom helpers import f\nprint(f(), helpers.Thing().name, helpers.__name__)"
 
 
 @pytest.fixture(scope="module")
-def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
-    """Of its own: it brings modules over before each cell."""
-    started = with_cluster(tmp_path_factory.mktemp("notebook"))
-    yield started
-    started.close()
+def notebook(notebook: Notebook) -> Iterator[Notebook]:
+    """It brings modules over before each cell, for as long as this file runs."""
+    yield notebook
+    notebook.run("get_ipython().magics_manager.registry['RingMagics']._session.syncs = False")
+    notebook.run("import pathlib, shutil\npathlib.Path('helpers.py').unlink()\nshutil.rmtree('pkg')")
 
 
 @pytest.fixture
