@@ -275,8 +275,12 @@ class RemoteRanks(HostRanks):
             advice = advice or f"try `{shlex.join(command_on(self.name, [sys.executable, '-V']))}`"
             why = f"its host cannot be used: {self.lost.rstrip('.')}; {advice}"
             self.unusable = replace(self.failure(self.ranks[0], 1), reason=why)
-        for rank in sorted(self._running):
-            self._fail(rank, 1, f"its {'place' if is_relay(self._command) else 'host'} is lost: {self.lost}")
+        reason = f"its {'place' if is_relay(self._command) else 'host'} is lost: {self.lost}"
+        ranks = sorted(self._running)
+        for rank in ranks:
+            self._channels.close(rank)
+        for rank in ranks:  # each may be started again at once, by a new agent
+            self._fail(rank, 1, reason)
 
     def _why_it_ended(self) -> str:
         """What the remote shell says, which has closed its output."""
