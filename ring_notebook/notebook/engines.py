@@ -99,14 +99,12 @@ class Engines:
             sleep(_POLL)
 
     def forget(self, rank: int, timeout: float) -> None:
-        """Have the controller and this client forget the engine of ``rank``; another one may take its number.
+        """Have the controller and this client forget the engine of ``rank``, also one that has yet to register.
 
         Raises ClusterError when the controller does not do that in time.
         """
         client = self._client
         self._heard.discard(rank)
-        if rank not in client.ids:
-            return
         client._send(client._query_stream, "unregistration_request", content={"id": rank})
         deadline = monotonic() + timeout
         while rank in client.ids:
@@ -136,7 +134,8 @@ class Engines:
         """Call ``module:function`` on the engines of ``ranks``; what a rank returns is its future's result.
 
         ``on_records`` gets every message of records that the call publishes, and ``on_question`` every question with
-        its rank, on ipyparallel's IO thread, where they must only enqueue.
+        its rank, on ipyparallel's IO thread, where they must only enqueue. Raises ClusterError for an engine that the
+        controller has lost.
         """
 
         def listen(rank: int) -> Callable[[Any], None]:
@@ -158,11 +157,11 @@ class Engines:
                 client._mux_stream,
                 reference,
                 list(args),
-                ident=client._engines[self._number(rank)].encode(),
+                ident=ident,
                 metadata={"label": None},
                 message_future_hook=listen(rank),
             )
-            for rank in ranks
+            for rank, ident in zip(ranks, self._idents(ranks), strict=True)
         ]
 
     def submit_beside(self, function: str, args: Sequence[Any], ranks: Sequence[int]) -> list[Future[Any]]:
@@ -174,11 +173,16 @@ class Engines:
         """
         client = self._client
         content = {"function": function, "args": list(args)}
+        return [
+            client._send(client._control_stream, CONTROL, content=content, ident=ident) for ident in self._idents(ranks)
+        ]
+
+    def _idents(self, ranks: Sequence[int]) -> list[bytes]:
+        """The addresses of the engines of ``ranks``."""
         try:
-            idents = [client._engines[self.all[rank].rank].encode() for rank in ranks]
+            return [self._client._engines[self._number(rank)].encode() for rank in ranks]
         except KeyError as error:
             raise ClusterError(f"the controller has lost the engine of rank {error}") from None
-        return [client._send(client._control_stream, CONTROL, content=content, ident=ident) for ident in idents]
 
     def call_beside(
         self, function: str, *args: Any, ranks: Sequence[int] | None = None, timeout: float = 2.0

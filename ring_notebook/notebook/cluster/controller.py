@@ -10,10 +10,32 @@ from typing import Any
 from ring_notebook.machine.own_python import prepare_for_jupyter
 
 prepare_for_jupyter()
-from ipyparallel.controller.app import IPController  # noqa: E402
+from ipyparallel.controller import app, hub  # noqa: E402
 
 
-class Controller(IPController):  # type: ignore[misc]
+class Hub(hub.Hub):  # type: ignore[misc]
+    """Gives every engine the number that it asks for, which is its rank.
+
+    ipyparallel gives another number while some engine has this one, or has asked for it in the last 30 s and its heart
+    has yet to be heard. That may be the dead engine whose place the new one takes, and nobody finds a rank under
+    another number. Here the engine whose heart was heard last has the number, and one that had it before is
+    unregistered: whoever waits for its answer is told.
+    """
+
+    def new_engine_id(self, requested_id: int | None = None) -> int:
+        """The number of an engine that registers."""
+        free: int = super().new_engine_id(requested_id)
+        return free if requested_id is None else requested_id
+
+    def finish_registration(self, heart: bytes) -> None:
+        """The first beat of the ``heart`` of an engine that has registered."""
+        engine = self.incoming_registrations.get(heart)
+        if engine is not None and engine.id in self.engines:
+            self.unregister_engine(heart, {"content": {"id": engine.id}})
+        super().finish_registration(heart)
+
+
+class Controller(app.IPController):  # type: ignore[misc]
     """Encrypts and signs every message, keeps its files private, and forks before it has threads.
 
     All sockets speak CURVE: a client or an engine needs the controller's public key, which stands only in the
@@ -33,6 +55,11 @@ class Controller(IPController):  # type: ignore[misc]
         self.config.Session.key = token_hex().encode()  # else ipyparallel signs nothing, and warns of that
         self.enable_curve = True
         super().initialize(argv)
+
+    def init_hub(self) -> None:
+        """Make the hub, where engines register."""
+        app.Hub = Hub
+        super().init_hub()
 
     def next_port(self, pool_name: str = "common") -> int:
         """A port for a scheduler, which is another process; nobody else can take it before the scheduler binds it.

@@ -7,6 +7,8 @@ import contextlib
 import os
 import re
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,7 +24,7 @@ from ring_notebook.config import config
 from ring_notebook.errors import ClusterError, CollectiveAborted, MPIMissingError
 from ring_notebook.notebook.cluster.cluster import Cluster
 from ring_notebook.notebook.cluster.heal import prepare_engines
-from ring_notebook.notebook.engines import Engine
+from ring_notebook.notebook.engines import Engine, Engines
 from ring_notebook.notebook.run.run import Run
 
 PRELUDE = "import faulthandler, os, signal, sys, time, torch\n"
@@ -318,6 +320,75 @@ def test_the_new_engine_dies_before_it_is_known(cluster: Cluster, monkeypatch: p
     assert_whole(cluster)
 
 
+def test_the_new_engine_dies_before_its_heart_beats(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has asked the controller for its number, which the one after it gets all the same."""
+    processes = cluster._processes
+    assert processes is not None
+    monitor = psutil.Process(processes.controller).children()[0]
+
+    def accepted() -> int:
+        return processes.log("controller").count("::accepting registration 2:")
+
+    def die(pid: int) -> None:
+        until(lambda: accepted() > before)
+        os.kill(pid, signal.SIGKILL)
+
+    kill(cluster, 2)
+    before = accepted()
+    monitor.suspend()  # so that its heart is not heard
+    try:
+        with when_it_starts(cluster, die), pytest.raises(ClusterError, match=r"rank 2 on .* was killed by SIGKILL"):
+            cluster.heal()
+    finally:
+        monitor.resume()
+    monkeypatch.setattr("ring_notebook.notebook.cluster.heal._START_TIMEOUT", 20.0)
+    assert cluster.heal() == [2]
+    assert names(cluster) == ["int 0", "int 1", None]
+    assert_whole(cluster)
+
+
+def test_a_dead_engine_asks_for_its_number_late(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it has sent arrives when the controller has forgotten it, before the new one asks."""
+
+    def forget_and_ask(engines: Engines, rank: int, timeout: float) -> None:
+        forget(engines, rank, timeout)
+        client = engines._client
+        client._send(client._query_stream, "registration_request", content={"uuid": "of the dead", "id": rank})
+
+    kill(cluster, 2)
+    forget = Engines.forget
+    with monkeypatch.context() as patch:
+        patch.setattr(Engines, "forget", forget_and_ask)
+        patch.setattr("ring_notebook.notebook.cluster.heal._START_TIMEOUT", 20.0)
+        assert cluster.heal() == [2]
+    assert names(cluster) == ["int 0", "int 1", None]
+    assert_whole(cluster)
+
+
+def test_another_engine_takes_a_number(cluster: Cluster) -> None:
+    """Who waits for the engine that had it is told at once, and a heal mends it."""
+    files = [str(path) for path in (cluster.directory / "security").glob("*-engine.json")]
+    engines = cluster._engines
+    assert engines is not None
+    command = [
+        sys.executable,
+        "-m",
+        "ring_notebook.engine.engine_program",
+        "--log-level=ERROR",
+        "--IPEngine.enable_nanny=False",
+    ]
+    command += [f"--file={path}" for path in files]
+    with subprocess.Popen(command, env={**os.environ, "RING_RANK": "2"}) as other:
+        try:
+            with pytest.raises(ClusterError, match="died while running task"):
+                engines.call("time:sleep", 40.0, ranks=[2])
+        finally:
+            other.kill()
+    assert cluster.heal([2]) == [2]
+    assert names(cluster) == ["int 0", "int 1", None]
+    assert_whole(cluster)
+
+
 @pytest.mark.slow
 def test_a_survivor_dies_while_another_is_started_again(cluster: Cluster) -> None:
     kill(cluster, 2)
@@ -347,9 +418,11 @@ def test_an_interrupt_leaves_what_a_heal_can_mend(cluster: Cluster) -> None:
 @pytest.mark.slow
 def test_the_controller_dies_while_an_engine_is_started_again(cluster: Cluster) -> None:
     kill(cluster, 1)
+    assert cluster._processes is not None
+    controller = psutil.Process(cluster._processes.controller)
     place = str(cluster.directory)
     family = [one for one in psutil.Process().children(recursive=True) if place in " ".join(one.cmdline())]
-    controller = next(one for one in family if "ring_notebook.notebook.cluster.controller" in one.cmdline())
+    family += [controller, *controller.children(recursive=True)]
     with when_it_starts(cluster, lambda _: controller.kill()), pytest.raises(ClusterError, match="the controller"):
         cluster.heal()
     until(lambda: not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in family))
