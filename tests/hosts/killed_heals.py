@@ -43,20 +43,20 @@ def processes_of(hosts: TwoHosts, rank: int) -> list[int]:
 
 
 class Strikes:
-    """Strikes heals, and notes where each was then."""
+    """Strikes heals at moments of their usual length."""
 
     def __init__(self, hosts: TwoHosts, seed: int) -> None:
         self._hosts = hosts
         self._random = random.Random(seed)
         self._usual = 1.0  # seconds that a heal takes here
-        self.noted: list[str] = []
 
-    def heal(self, cluster: Cluster) -> float:
-        """Heal in peace; how long that took."""
+    def heal(self, cluster: Cluster) -> None:
+        """Heal in peace."""
         began = time.monotonic()
-        assert set(cluster.heal()) <= set(AWAY)
-        self._usual = time.monotonic() - began
-        return self._usual
+        healed = cluster.heal()
+        assert set(healed) <= set(AWAY)
+        if healed:  # the one that was struck may have done it
+            self._usual = time.monotonic() - began
 
     def strike(self, cluster: Cluster, how: str) -> str:
         """Heal, while somebody strikes as ``how`` says; what became of it."""
