@@ -144,13 +144,16 @@ class Lane:
         self._output = (self._folder / "output.txt").open("wb")
         capture = manager.get_plugin("capturemanager")
         assert capture is not None
-        capture.stop_global_capturing()
+        capture.suspend_global_capture()
         null = os.open(os.devnull, os.O_RDONLY)
         for descriptor, file in enumerate((null, self._output.fileno(), self._output.fileno())):
             os.dup2(file, descriptor)
         os.close(null)
-        capture.start_global_capturing()
-        capture.suspend_global_capture()
+        # The capture stays: what was imported may have kept its sys.stderr. Its files change, and what it puts back.
+        for captured in (capture._global_capturing.out, capture._global_capturing.err):
+            with tempfile.TemporaryFile() as own:
+                os.dup2(own.fileno(), captured.tmpfile.fileno())
+            os.dup2(self._output.fileno(), captured.targetfd_save)
         faulthandler.enable(self._output)
         manager.register(Reporter(config, self._folder / "reports.jsonl"), "lane-reporter")
 

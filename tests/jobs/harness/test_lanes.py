@@ -38,6 +38,7 @@ def test_leaves_a_name():
     os.unlink("/dev/shm/test-lanes")
 """
 WAITS = f"""{MEET}
+KEPT = sys.stderr  # as the default of a parameter, in a library that is imported now
 def test_meets():
     meet("waits", "computes")
 def test_sees_no_names_of_others():
@@ -45,6 +46,7 @@ def test_sees_no_names_of_others():
     assert os.geteuid() or not os.path.exists("/dev/shm/test-lanes")
 def test_fails():
     print("before the failure")
+    print("by the stderr of before", file=KEPT)
     assert 1 == 2
 def test_skips():
     pytest.skip("NOT TESTED: no tiger here")
@@ -120,6 +122,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_both_kinds_run_at_once_and_are_reported_as_one(report: str) -> None:
     assert "collected 11 items / 1 deselected / 10 selected" in report
     assert "before the failure" in report
+    assert "by the stderr of before" in report
     assert "FAILED tests/notebook/test_a.py::test_fails - assert 1 == 2" in report
     assert re.search(r"SKIPPED \[1\] tests/notebook/test_a.py:\d+: NOT TESTED: no tiger here", report)
     assert "= 2 failed, 6 passed, 1 skipped, 1 deselected, 1 error in" in report.splitlines()[-1]
