@@ -103,7 +103,7 @@ class Command(Generic[P, R]):
                 return f"; did you mean {like[0]}?"
             if name.isdecimal() and "-n" in known:
                 return f"; did you mean -n {name}?"
-        if self.commands and words and words[0][0] not in "-0123456789":
+        if self.commands and words and words[0][:1] not in "-0123456789":
             return f"; {self.prog} knows {', '.join(self.commands)}"
         return ""
 

@@ -86,7 +86,7 @@ class Place:
     group: bool = False
     """Whether it needs the control groups of `small_group`."""
     error: str = ""
-    """A part of what is said where something does not run."""
+    """A part of the error's text, where a cell or a script does not run."""
     dear: bool = False
     """Whether that takes minutes and downloads: only `make test-places` does."""
 

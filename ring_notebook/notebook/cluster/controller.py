@@ -16,10 +16,10 @@ from ipyparallel.controller import app, hub  # noqa: E402
 class Hub(hub.Hub):  # type: ignore[misc]
     """Gives every engine the number that it asks for, which is its rank.
 
-    ipyparallel gives another number while some engine has this one, or has asked for it in the last 30 s and its heart
-    has yet to be heard. That may be the dead engine whose place the new one takes, and nobody finds a rank under
-    another number. Here the engine whose heart was heard last has the number, and one that had it before is
-    unregistered: whoever waits for its answer is told.
+    ipyparallel gives another number while an engine has this one, and for 30 s after an engine has asked for it and
+    sent no heartbeat. A dead engine then blocks the number for the one that replaces it, which nobody finds under
+    another number. Here the engine that sent its first heartbeat last has the number. The one before is unregistered,
+    and its callers get an error.
     """
 
     def new_engine_id(self, requested_id: int | None = None) -> int:
@@ -28,7 +28,7 @@ class Hub(hub.Hub):  # type: ignore[misc]
         return free if requested_id is None else requested_id
 
     def finish_registration(self, heart: bytes) -> None:
-        """The first beat of the ``heart`` of an engine that has registered."""
+        """Register the engine whose first heartbeat has come, in place of one that has its number."""
         engine = self.incoming_registrations.get(heart)
         if engine is not None and engine.id in self.engines:
             self.unregister_engine(heart, {"content": {"id": engine.id}})

@@ -61,8 +61,11 @@ def test_a_text_is_replaced_as_a_whole(tmp_path: Path, private: bool, mode: int)
     path = tmp_path / "text"
     path.write_text("before")
     with path.open() as reader:
-        os.umask(0o022)
-        replace_text(path, "é", private=private)
+        before = os.umask(0o022)
+        try:
+            replace_text(path, "é", private=private)
+        finally:
+            os.umask(before)
         assert (reader.read(), path.read_bytes()) == ("before", "é".encode())
     assert path.stat().st_mode & 0o777 == mode
     with pytest.raises(UnicodeEncodeError):

@@ -140,6 +140,7 @@ def test_options_of_a_cell_are_fields() -> None:
         ("start --keeep", "unrecognized arguments: --keeep; did you mean --keep?"),
         ("start 4", "unrecognized arguments: 4; did you mean -n 4?"),
         ("strat", "unrecognized arguments: strat; did you mean start?"),
+        ("''", "unrecognized arguments: "),
         ("profiler", "unrecognized arguments: profiler; %ring knows attach, doctor, "),
         ("runs profiler", "unrecognized arguments: profiler; %ring runs knows compare, "),
         ("snapshots sav a", "unrecognized arguments: sav a; did you mean save?"),
