@@ -110,7 +110,7 @@ Letter* post_letter(Dice& dice, HostGroup& group, std::uint64_t count) {
 }
 
 // An operation of the honest rank, which the other rank answers with headers of its own.
-Request some_request(Dice& dice, std::vector<std::byte>& memory, Domain& domain, std::optional<Region>& region) {
+Request some_request(Dice& dice, std::vector<std::byte>& memory, const std::shared_ptr<Domain>& domain, std::optional<Region>& region) {
     constexpr OpKind kinds[] = {OpKind::Allreduce, OpKind::ReduceScatter, OpKind::Allgather,
                                 OpKind::Broadcast, OpKind::Alltoall,      OpKind::Barrier};
     constexpr std::size_t counts[] = {2, 700, 20'000, 150'000};
@@ -124,7 +124,7 @@ Request some_request(Dice& dice, std::vector<std::byte>& memory, Domain& domain,
     if (request.kind == OpKind::Alltoall) request.splits.assign(2, static_cast<std::int64_t>(count / 2));
     std::byte* data = nullptr;
     if (dice() % 2 == 0) {
-        region.emplace(domain.share(0), count * sizeof(float));
+        region.emplace(domain, count * sizeof(float));
         data = static_cast<std::byte*>(region->data());
     } else {
         memory.resize(count * sizeof(float));
@@ -149,7 +149,7 @@ void honest(const Place& place, Dice dice, std::uint64_t generation) {
     for (int i = 0; i < 3; ++i) {
         std::vector<std::byte>& memory = memories.emplace_back();
         std::optional<Region>& region = regions.emplace_back();
-        Request request = some_request(dice, memory, *place.domain, region);
+        Request request = some_request(dice, memory, place.domain, region);
         if (dice() % 3 == 0) {
             std::vector<float>& letter = letters.emplace_back(dice() % 2 == 0 ? 100 : 100'000);
             const auto receive = ring->receive(1, 0, letter.data(), letter.size(), DType::Float32, kPatience, true);
