@@ -236,19 +236,19 @@ class Rank:
 
 def usage() -> dict[str, int]:
     """What this process holds, when no epoch is open."""
-    domain = world.prepare_host().domain
+    ring_memory = world.prepare_host().ring_memory
     deadline = time.monotonic() + 5
     while True:
         gc.collect()
-        domain.allocate(1)  # takes back what the other ranks have let go of
-        if domain.allocated == 0 or time.monotonic() > deadline:
+        ring_memory.allocate(1)  # takes back what the other ranks have let go of
+        if ring_memory.allocated == 0 or time.monotonic() > deadline:
             break
         time.sleep(0.01)
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     descriptors = Path("/proc/self/fd")
     rings = {one.stat().st_ino: one.stat().st_blocks for one in descriptors.iterdir() if _is_ring(one)}
     return {
-        "ring memory, bytes": domain.allocated,
+        "ring memory, bytes": ring_memory.allocated,
         "pages of ring memory, MiB": sum(rings.values()) * 512 >> 20,
         "descriptors": len(list(descriptors.iterdir())),
         "threads": int(status["Threads"]),

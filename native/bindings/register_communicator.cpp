@@ -19,10 +19,10 @@
 
 namespace py = pybind11;
 using ring::Communicator;
-using ring::Domain;
 using ring::MemberCard;
 using ring::MemberGroup;
 using ring::Request;
+using ring::RingMemory;
 
 namespace {
 
@@ -256,12 +256,12 @@ void register_communicator(py::module_& module) {
                                                             "The collectives of one group in one generation.")
         .def_static(
             "open",
-            [](std::shared_ptr<Domain> domain, std::vector<int> ranks, std::vector<int> local, int index,
+            [](std::shared_ptr<RingMemory> ring_memory, std::vector<int> ranks, std::vector<int> local, int index,
                std::uint64_t generation, std::shared_ptr<ring::Link> link, std::vector<int> host_of,
-               std::vector<int> addresses, double timeout, std::uint64_t run, std::int64_t doubts,
+               std::vector<int> addresses, double timeout, std::uint64_t run, std::int64_t disruptions,
                const ring::Options& options, std::shared_ptr<ring::Devices> devices,
                std::shared_ptr<ring::OperationLog> log) {
-                Communicator::Setup setup{std::move(domain),
+                Communicator::Setup setup{std::move(ring_memory),
                                           std::move(ranks),
                                           std::move(local),
                                           std::move(host_of),
@@ -270,17 +270,17 @@ void register_communicator(py::module_& module) {
                                           index,
                                           generation,
                                           run,
-                                          doubts,
+                                          disruptions,
                                           options,
                                           std::move(devices),
                                           std::move(log)};
                 const py::gil_scoped_release nogil;
                 return released_unlocked(Communicator::open(std::move(setup), timeout, signal_check()));
             },
-            py::arg("domain"), py::arg("ranks"), py::arg("local"), py::arg("index"), py::arg("generation"),
+            py::arg("ring_memory"), py::arg("ranks"), py::arg("local"), py::arg("index"), py::arg("generation"),
             py::arg("link") = nullptr, py::arg("host_of") = std::vector<int>{},
             py::arg("addresses") = std::vector<int>{}, py::arg("timeout") = 0.0, py::arg("run") = 0,
-            py::arg("doubts") = 0, py::arg("options") = ring::Options{}, py::arg("devices") = nullptr,
+            py::arg("disruptions") = 0, py::arg("options") = ring::Options{}, py::arg("devices") = nullptr,
             py::arg("log") = nullptr, "Open a generation; every member calls it with the same numbers.")
         .def_property_readonly("size", &Communicator::size)
         .def_property_readonly("index", &Communicator::index)
@@ -288,7 +288,7 @@ void register_communicator(py::module_& module) {
         .def_property_readonly("host_of", &Communicator::host_of)
         .def_property_readonly("aborted", &Communicator::aborted)
         .def_property_readonly("closed", &Communicator::closed)
-        .def_property_readonly("doubts", &Communicator::doubts)
+        .def_property_readonly("disruptions", &Communicator::disruptions)
         .def("match_in_order", &Communicator::match_in_order)
         .def("device_transport", &Communicator::device_transport)
         .def(

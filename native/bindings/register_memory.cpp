@@ -11,8 +11,8 @@
 #include "ring/memory/staging.hpp"
 
 namespace py = pybind11;
-using ring::Domain;
 using ring::Region;
+using ring::RingMemory;
 
 void register_memory(py::module_& module) {
     py::class_<Region>(module, "Region", py::buffer_protocol(), "A block of ring memory; freed with its last view.")
@@ -24,23 +24,24 @@ void register_memory(py::module_& module) {
             return py::buffer_info(static_cast<std::uint8_t*>(self.data()), static_cast<py::ssize_t>(self.bytes()));
         });
 
-    py::class_<Domain, std::shared_ptr<Domain>>(module, "Domain", "The ring memory of one host.")
-        .def_static("create", &Domain::create, py::arg("local_rank"), py::arg("local_size"), py::arg("arena") = 0)
-        .def_static("attach", &Domain::attach, py::arg("local_rank"), py::arg("local_size"), py::arg("pid"),
+    py::class_<RingMemory, std::shared_ptr<RingMemory>>(module, "RingMemory", "The ring memory of one host.")
+        .def_static("create", &RingMemory::create, py::arg("local_rank"), py::arg("local_size"), py::arg("arena") = 0)
+        .def_static("attach", &RingMemory::attach, py::arg("local_rank"), py::arg("local_size"), py::arg("pid"),
                     py::arg("fd"), py::arg("token"))
-        .def("share", &Domain::share, py::arg("local_rank"), "For another rank of this process, as a thread.")
-        .def_property_readonly("local_rank", &Domain::local_rank)
-        .def_property_readonly("local_size", &Domain::local_size)
-        .def_property_readonly("fd", &Domain::fd)
-        .def_property_readonly("token", &Domain::token)
-        .def_property_readonly("allocated", &Domain::allocated)
-        .def("trim", &Domain::trim)
-        .def("drop_dead", &Domain::drop_dead, "Give the ring memory of ranks that have died back to the machine.")
-        .def("dead", &Domain::dead, py::arg("local_rank"))
-        .def_property_readonly("cores", &Domain::cores, "Processors that the ranks of the host may run on together.")
+        .def("share", &RingMemory::share, py::arg("local_rank"), "For another rank of this process, as a thread.")
+        .def_property_readonly("local_rank", &RingMemory::local_rank)
+        .def_property_readonly("local_size", &RingMemory::local_size)
+        .def_property_readonly("fd", &RingMemory::fd)
+        .def_property_readonly("token", &RingMemory::token)
+        .def_property_readonly("allocated", &RingMemory::allocated)
+        .def("trim", &RingMemory::trim)
+        .def("drop_dead", &RingMemory::drop_dead, "Give the ring memory of ranks that have died back to the machine.")
+        .def("dead", &RingMemory::dead, py::arg("local_rank"))
+        .def_property_readonly("cores", &RingMemory::cores,
+                               "Processors that the ranks of the host may run on together.")
         .def(
             "leave_run",
-            [](const Domain& self, std::uint64_t run) {
+            [](const RingMemory& self, std::uint64_t run) {
                 if (!self.owned()) return;  // a forked process is no rank of it
                 self.slot(self.local_rank()).left_run.store(run, std::memory_order_seq_cst);
             },
@@ -48,7 +49,7 @@ void register_memory(py::module_& module) {
             "Tell ranks that open a generation of this run from now on that this rank will not join it.")
         .def(
             "agree_on_generation",
-            [](Domain& self, std::vector<int> candidates, std::uint64_t last, std::uint64_t run, double timeout) {
+            [](RingMemory& self, std::vector<int> candidates, std::uint64_t last, std::uint64_t run, double timeout) {
                 const ring::GenerationCall call{std::move(candidates), last, run};
                 const py::gil_scoped_release nogil;
                 return ring::agree_on_generation(self, call, timeout, signal_check());
@@ -57,7 +58,7 @@ void register_memory(py::module_& module) {
             "The number of the next generation of these local ranks; see membership.hpp.")
         .def(
             "allocate",
-            [](std::shared_ptr<Domain> self, std::size_t bytes) {
+            [](std::shared_ptr<RingMemory> self, std::size_t bytes) {
                 const py::gil_scoped_release nogil;
                 return std::make_unique<Region>(std::move(self), bytes);
             },

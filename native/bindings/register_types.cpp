@@ -18,7 +18,7 @@ py::object declare(py::module_& module, const char* name, const char* doc) {
     py::native_enum<Enum> type(module, name, "enum.IntEnum", doc);
     for (int number = 0; number < ring::kValues<Enum>; ++number) {
         std::string upper = ring::to_string(static_cast<Enum>(number));
-        for (char& letter : upper) letter = static_cast<char>(std::toupper(letter));
+        for (char& one : upper) one = static_cast<char>(std::toupper(one));
         type.value(upper.c_str(), static_cast<Enum>(number));
     }
     type.finalize();
@@ -30,12 +30,12 @@ py::object property(int (*get)(int dtype), const char* doc) {
 }
 
 // What the letters of Python's struct module mean; their sizes depend on the machine.
-std::optional<ring::Numbers> numbers_of(char letter) {
-    const auto is_one_of = [&](std::string_view letters) { return letters.find(letter) != std::string_view::npos; };
+std::optional<ring::Numbers> numbers_of(char code) {
+    const auto is_one_of = [&](std::string_view codes) { return codes.find(code) != std::string_view::npos; };
     if (is_one_of("bhilq")) return ring::Numbers::Signed;
     if (is_one_of("BHILQ")) return ring::Numbers::Unsigned;
     if (is_one_of("efd")) return ring::Numbers::Float;
-    if (letter == '?') return ring::Numbers::Bool;
+    if (code == '?') return ring::Numbers::Bool;
     return std::nullopt;
 }
 

@@ -89,10 +89,10 @@ int main(int count, char** values) {
     const bool devices = has_flag(count, values, "--devices");
     over_tcp = has_flag(count, values, "--tcp");
 
-    std::vector<std::shared_ptr<Domain>> domains{Domain::create(0, ranks, kArena)};
-    while (static_cast<int>(domains.size()) < ranks)
-        domains.push_back(domains.front()->share(static_cast<int>(domains.size())));
-    const Links made = hosts > 1 ? make_links(domains) : Links{};
+    std::vector<std::shared_ptr<RingMemory>> memories{RingMemory::create(0, ranks, kArena)};
+    while (static_cast<int>(memories.size()) < ranks)
+        memories.push_back(memories.front()->share(static_cast<int>(memories.size())));
+    const Links made = hosts > 1 ? make_links(memories) : Links{};
     std::vector<int> host_of, everyone;
     for (int rank = 0; rank < ranks; ++rank) {
         host_of.push_back(rank % hosts);
@@ -106,9 +106,9 @@ int main(int count, char** values) {
     std::vector<std::thread> threads;
     for (int index = 0; index < ranks; ++index) {
         threads.emplace_back([&, index] {
-            const auto& domain = domains[static_cast<std::size_t>(index)];
+            const auto& ring_memory = memories[static_cast<std::size_t>(index)];
             const auto device = devices ? std::make_unique<FakeDevice>(index) : nullptr;
-            Rank rank({domain, hosts > 1 ? made.links[static_cast<std::size_t>(index)] : nullptr, host_of, index,
+            Rank rank({ring_memory, hosts > 1 ? made.links[static_cast<std::size_t>(index)] : nullptr, host_of, index,
                        options, device.get()},
                       static_cast<std::uint64_t>(seed));
             std::uint64_t last = 0;
@@ -118,7 +118,7 @@ int main(int count, char** values) {
                     // On one host the ranks agree on the number of the generation, each starting from its own.
                     last = hosts > 1
                                ? static_cast<std::uint64_t>(generation)
-                               : agree_on_generation(*domain, {everyone, last + static_cast<std::uint64_t>(index)},
+                               : agree_on_generation(*ring_memory, {everyone, last + static_cast<std::uint64_t>(index)},
                                                      kAgreement, nullptr);
                     rank.run(make_plan(static_cast<std::uint64_t>(seed), static_cast<std::uint64_t>(generation), ranks),
                              last);
@@ -145,11 +145,11 @@ int main(int count, char** values) {
     for (std::thread& thread : threads) thread.join();
 
     std::size_t left = 0;
-    for (const auto& domain : domains) {
-        domain->release(domain->allocate(1));  // reclaims blocks that the others have released
-        left += domain->allocated();
+    for (const auto& ring_memory : memories) {
+        ring_memory->release(ring_memory->allocate(1));  // reclaims blocks that the others have released
+        left += ring_memory->allocated();
     }
-    if (made.reserved != kNowhere) domains.front()->release(made.reserved);
+    if (made.reserved != kNowhere) memories.front()->release(made.reserved);
     std::printf("%d ranks, %d hosts, %d generations, %zu operations, %zu failures\n", ranks, hosts, generations,
                 operations.load(), static_cast<std::size_t>(failures.load()));
     if (hosts == 1 && left != 0) std::fprintf(stderr, "%zu bytes of ring memory were not given back\n", left);

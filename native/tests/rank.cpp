@@ -22,9 +22,9 @@ struct Interrupted {};
 // Ordinary memory or ring memory, by the rank's choice.
 class Tensor {
    public:
-    Tensor(const std::shared_ptr<Domain>& domain, std::uint64_t count, bool in_ring) {
+    Tensor(const std::shared_ptr<RingMemory>& ring_memory, std::uint64_t count, bool in_ring) {
         if (in_ring) {
-            region_.emplace(domain, count * sizeof(float));
+            region_.emplace(ring_memory, count * sizeof(float));
         } else {
             ordinary_.resize(count);
         }
@@ -65,7 +65,7 @@ Rank::~Rank() = default;
 
 void Rank::run(const Plan& plan, std::uint64_t generation) {
     Communicator::Setup setup;
-    setup.domain = seat_.domain;
+    setup.ring_memory = seat_.ring_memory;
     setup.ranks = plan.groups.front();
     setup.index = seat_.rank;
     setup.generation = generation;
@@ -158,8 +158,8 @@ void Rank::act(const Plan& plan, std::size_t index, std::vector<Open>& open) {
                                   ? one.count * static_cast<std::uint64_t>(group->index()) / size
                                   : one.count * (by_rank ? size : 1);
     one.elements = own;
-    one.input = std::make_unique<Tensor>(seat_.domain, own, random_() % 2 == 0);
-    one.output = std::make_unique<Tensor>(seat_.domain, own, random_() % 2 == 0);
+    one.input = std::make_unique<Tensor>(seat_.ring_memory, own, random_() % 2 == 0);
+    one.output = std::make_unique<Tensor>(seat_.ring_memory, own, random_() % 2 == 0);
     one.values.resize(own);
     for (std::uint64_t i = 0; i < own; ++i) one.values[i] = value(seat_.rank, index, i);
     if (on_device) {

@@ -11,7 +11,7 @@
 namespace ring::test {
 
 struct Seat {
-    std::shared_ptr<Domain> domain;
+    std::shared_ptr<RingMemory> ring_memory;
     std::shared_ptr<Link> link;  // null when all ranks share a host
     std::vector<int> hosts;      // by rank
     int rank;

@@ -50,12 +50,12 @@ class Attendant {
 
 bool over_tcp = false;
 
-Links make_links(const std::vector<std::shared_ptr<Domain>>& domains) {
+Links make_links(const std::vector<std::shared_ptr<RingMemory>>& memories) {
     Links made;
-    const int size = static_cast<int>(domains.size());
+    const int size = static_cast<int>(memories.size());
     if (!over_tcp) {
-        made.reserved = reserve_memory_link(*domains.front());
-        for (const auto& domain : domains) made.links.push_back(make_memory_link(domain, made.reserved));
+        made.reserved = reserve_memory_link(*memories.front());
+        for (const auto& ring_memory : memories) made.links.push_back(make_memory_link(ring_memory, made.reserved));
         return made;
     }
     std::vector<std::shared_ptr<TcpLink>> links;
@@ -76,7 +76,7 @@ Links make_links(const std::vector<std::shared_ptr<Domain>>& domains) {
 
 std::shared_ptr<Communicator> Place::open(std::uint64_t generation, const Interruption& check) const {
     Communicator::Setup setup;
-    setup.domain = domain;
+    setup.ring_memory = ring_memory;
     for (int other = 0; other < size; ++other) {
         setup.ranks.push_back(other);
         if (!link || other == rank) setup.local.push_back(other);
@@ -90,16 +90,16 @@ std::shared_ptr<Communicator> Place::open(std::uint64_t generation, const Interr
 }
 
 void as_ranks(const char* test, int size, bool as_hosts, const std::function<void(Place)>& body) {
-    std::vector<std::shared_ptr<Domain>> domains{Domain::create(0, size, kArena)};
-    for (int rank = 1; rank < size; ++rank) domains.push_back(domains.front()->share(rank));
-    const Links made = as_hosts ? make_links(domains) : Links{};
+    std::vector<std::shared_ptr<RingMemory>> memories{RingMemory::create(0, size, kArena)};
+    for (int rank = 1; rank < size; ++rank) memories.push_back(memories.front()->share(rank));
+    const Links made = as_hosts ? make_links(memories) : Links{};
     std::mutex mutex;
     std::exception_ptr failure;
     std::atomic<int> ended{0};
     std::vector<std::thread> threads;
     for (int rank = 0; rank < size; ++rank) {
-        const auto& domain = domains[static_cast<std::size_t>(rank)];
-        Place place{rank, size, domain, as_hosts ? made.links[static_cast<std::size_t>(rank)] : nullptr, {}};
+        const auto& ring_memory = memories[static_cast<std::size_t>(rank)];
+        Place place{rank, size, ring_memory, as_hosts ? made.links[static_cast<std::size_t>(rank)] : nullptr, {}};
         threads.emplace_back([&, place = std::move(place)]() mutable {
             try {
                 body(std::move(place));

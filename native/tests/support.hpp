@@ -32,7 +32,7 @@ bool fails(const std::function<void()>& call) {
 
 struct Place {
     int rank, size;
-    std::shared_ptr<Domain> domain;
+    std::shared_ptr<RingMemory> ring_memory;
     std::shared_ptr<Link> link;  // null where the ranks share a host, else each is a host of its own
 
     Options options = {};
@@ -43,13 +43,13 @@ struct Place {
 // Whether hosts are connected by TCP, as several machines are, or through ring memory.
 extern bool over_tcp;
 
-// A link for each rank of the domains, each a host of its own. The caller releases their reserved memory, if any.
+// A link for each rank of the memories, each a host of its own. The caller releases their reserved memory, if any.
 struct Links {
     std::vector<std::shared_ptr<Link>> links;
     std::uint64_t reserved = kNowhere;
     std::shared_ptr<void> attendant = nullptr;  // a thread that calls flush
 };
-Links make_links(const std::vector<std::shared_ptr<Domain>>& domains);
+Links make_links(const std::vector<std::shared_ptr<RingMemory>>& memories);
 
 // Runs the body once per rank, each in a thread, and throws the exception of one of them. Ends the process with the
 // name of the test if ranks are stuck.

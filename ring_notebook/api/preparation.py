@@ -61,7 +61,7 @@ def furthest(steps: Sequence[int]) -> tuple[int, Sequence[int]]:
 
     Rank 0 when the ranks cannot have diverged. All ranks call this and then take that rank's values.
     """
-    if world.doubts() == 0:
+    if world.disruptions() == 0:
         return 0, steps
     rows: list[Sequence[int]] = gather_objects(list(steps), "steps made", global_process_set)
     root = max(range(len(rows)), key=lambda rank: (sum(rows[rank]), -rank))

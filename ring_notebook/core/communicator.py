@@ -45,9 +45,9 @@ class Communicator:
     invalid arguments, and KeyboardInterrupt when this process is interrupted while it waits.
     """
 
-    def __init__(self, native: _core.Communicator, domain: _core.Domain) -> None:
+    def __init__(self, native: _core.Communicator, ring_memory: _core.RingMemory) -> None:
         self._native = native
-        self._domain = domain
+        self._ring_memory = ring_memory
         self._timeout = config().timeout
         self._held = HeldWorks()
         self._reader: _core.TensorReader | None = None  # of the functions that `_bind` has set
@@ -307,7 +307,7 @@ class Communicator:
         return self._enter(offer, exchange(offer.card()))
 
     def _enter(self, offer: _core.MemberGroup, cards: Sequence[tuple[int, int, int]]) -> Communicator:
-        child = Communicator(offer.enter(cards), self._domain)
+        child = Communicator(offer.enter(cards), self._ring_memory)
         child.limit_time(self._timeout)
         child.barrier()  # no member may leave before all have entered
         # A new list each time: another thread may read the old one.
@@ -377,7 +377,7 @@ class Communicator:
 
         Raises OutOfRingMemoryError when the machine has too little memory left.
         """
-        return self._domain.allocate(nbytes)
+        return self._ring_memory.allocate(nbytes)
 
     def snapshot(self) -> list[dict[str, Any]]:
         """The present activity of every rank of the group; may be called from any thread at any time.

@@ -61,14 +61,14 @@ def agree(place: Place, ranks: list[int], last: int, run: int) -> int:
     """
     if len(ranks) == 1:
         return last + 1
-    domain, mates = place.domain, place.mates
+    ring_memory, mates = place.ring_memory, place.mates
     if place.shared is not None:
-        domain, mates = place.shared, list(range(place.topology.size))
-    elif any(place.domains[rank] != place.domains[ranks[0]] for rank in ranks):
+        ring_memory, mates = place.shared, list(range(place.topology.size))
+    elif any(place.memories[rank] != place.memories[ranks[0]] for rank in ranks):
         if isinstance(place.link, core.TcpLink):
             return _agree_over_tcp(place.link, ranks, place.topology.rank, last)
         return _agree_through_mpi(ranks, last)
-    return domain.agree_on_generation(sorted(mates.index(rank) for rank in ranks), last, run, config().timeout)
+    return ring_memory.agree_on_generation(sorted(mates.index(rank) for rank in ranks), last, run, config().timeout)
 
 
 def _agree_over_tcp(link: _core.TcpLink, ranks: list[int], own: int, last: int) -> int:

@@ -91,15 +91,15 @@ class Place:
     """Where this process is among the ranks of a job: its whole topology, and this host's ring memory."""
 
     topology: Topology
-    domain: _core.Domain
+    ring_memory: _core.RingMemory
     link: _core.Link | None = None
-    """Moves bytes to ranks that do not share ``domain``; addressed by rank. None where there are none."""
-    domains: tuple[int, ...] = ()
+    """Moves bytes to ranks that do not share ``ring_memory``; addressed by rank. None where there are none."""
+    memories: tuple[int, ...] = ()
     """The ring memory that each rank of the job maps, as an index: its host, or under RING_ALGORITHM=ring itself."""
     elastic: bool = False
     """Whether the job survives ranks that die."""
-    shared: _core.Domain | None = None
-    """The memory that all ranks map where ``domain`` is of this rank alone, under RING_ALGORITHM=ring."""
+    shared: _core.RingMemory | None = None
+    """The memory that all ranks map where ``ring_memory`` is of this rank alone, under RING_ALGORITHM=ring."""
     rendezvous: Rendezvous | None = None
     """Where its ranks have found each other; None for MPI, and where there are no others."""
     logs: tuple[str, ...] = ()
@@ -110,7 +110,7 @@ class Place:
     @property
     def mates(self) -> list[int]:
         """The ranks that map the same ring memory, in the order of their local ranks in it."""
-        return [rank for rank, domain in enumerate(self.domains) if domain == self.domains[self.topology.rank]]
+        return [rank for rank, one in enumerate(self.memories) if one == self.memories[self.topology.rank]]
 
 
 def launched_by_mpi() -> bool:
@@ -171,7 +171,7 @@ def find_place() -> Place:
     if rendezvous is None or (isinstance(rendezvous, _MpiRendezvous) and rendezvous.size == 1):
         check_alone()
     if rendezvous is None:
-        return Place(Topology(0, (0,)), core.Domain.create(0, 1, config().memory), None, (0,))
+        return Place(Topology(0, (0,)), core.RingMemory.create(0, 1, config().memory), None, (0,))
     with _closed_on_failure(rendezvous):
         return _join(rendezvous) if isinstance(rendezvous, Rendezvous) and rendezvous.joins else _form(rendezvous)
 
@@ -262,8 +262,8 @@ class _Formation:
         self._maker = next(rank for rank in self._topology.local_ranks if rank in rendezvous.members)
         """The rank that makes the ring memory of this host."""
         self._way = _choose_way(rendezvous, {rank: gathered[rank][1:4] for rank in rendezvous.members}, len(order) > 1)
-        self._memory: _core.Domain | None = None
-        self._own: _core.Domain | None = None  # of this rank alone, where a ring connects the ranks of a host
+        self._memory: _core.RingMemory | None = None
+        self._own: _core.RingMemory | None = None  # of this rank alone, where a ring connects the ranks of a host
         self._listener: socket.socket | None = None
 
     def make(self) -> list[Any]:
@@ -274,7 +274,7 @@ class _Formation:
             address = self._listener.getsockname()[:2]
         if self._rendezvous.rank == self._maker:
             local_rank, local_size = self._topology.local_rank, self._topology.local_size
-            self._memory = core.Domain.create(local_rank, local_size, config().memory)
+            self._memory = core.RingMemory.create(local_rank, local_size, config().memory)
             memory = os.getpid(), self._memory.fd, self._memory.token
             offset = core.reserve_memory_link(self._memory) if self._way == "ring" else 0
         return [address, memory, offset, operation_log().path]
@@ -283,9 +283,9 @@ class _Formation:
         """Map the memory of this host."""
         if self._memory is None:
             local_rank, local_size = self._topology.local_rank, self._topology.local_size
-            self._memory = core.Domain.attach(local_rank, local_size, *cards[self._maker][1])
+            self._memory = core.RingMemory.attach(local_rank, local_size, *cards[self._maker][1])
         if self._way == "ring":
-            self._own = core.Domain.create(0, 1, config().memory)
+            self._own = core.RingMemory.create(0, 1, config().memory)
         if self._way == "mpi":
             _load_mpi()
 
@@ -299,8 +299,8 @@ class _Formation:
         logs = tuple(str(card[3]) if card else "" for card in cards)
         if self._own is not None:
             link = core.memory_link(memory, cards[self._maker][2])
-            own, domains = self._own, tuple(range(topology.size))
-            return Place(topology, own, link, domains, shared=memory, rendezvous=rendezvous, logs=logs)
+            own, memories = self._own, tuple(range(topology.size))
+            return Place(topology, own, link, memories, shared=memory, rendezvous=rendezvous, logs=logs)
         if self._way == "mpi":
             link, leave = _mpi_link(_load_mpi())
             return Place(topology, memory, link, topology.hosts, rendezvous=rendezvous, logs=logs, leave=leave)

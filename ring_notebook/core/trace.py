@@ -153,7 +153,7 @@ def last_operations(members: Sequence[int], generation: int) -> list[dict[str, A
     """
     place = world.prepare_host()
     own, mates = place.topology.rank, place.mates
-    dead = [rank for rank in mates if rank != own and place.domain.dead(mates.index(rank))]
+    dead = [rank for rank in mates if rank != own and place.ring_memory.dead(mates.index(rank))]
     mine = [own, *dead] if own == min(set(mates) - set(dead)) else [own]
     found: list[operation_log.Operation] = []
     for rank in (one for one in mine if one in members):

@@ -68,7 +68,7 @@ class _State:
     """The part of `communicated` in which this rank waited for others."""
     posted: int = 0
     """Bytes of the tensors in operations of earlier generations of the run."""
-    doubts: int = 0
+    disruptions: int = 0
     """Number of aborted generations and of changes of the ranks, as of the last exchange between ranks."""
 
 
@@ -102,9 +102,9 @@ def _settle(place: Place) -> Place:
         at_exit(_leave_job)  # before MPI ends
     else:
         close()
-        _state.doubts += 1
+        _state.disruptions += 1
         _leave_run(left, _NO_RUN)  # ranks of the old place may wait for this one
-        left.domain.drop_dead()
+        left.ring_memory.drop_dead()
         _give_memory_back(left)
         left.leave()
     _state.place, _state.generation = place, 0
@@ -114,7 +114,7 @@ def _settle(place: Place) -> Place:
 
 def _give_memory_back(place: Place) -> None:
     """Give freed memory back to the machine: ring memory, and what malloc has kept for the generation."""
-    place.domain.trim()
+    place.ring_memory.trim()
     freed_memory.give_back()
 
 
@@ -238,37 +238,37 @@ def open_run(run: str, generation: int, ranks: Sequence[int]) -> World:
 
 def _open(place: Place, ranks: list[int], generation: int, run: str | None) -> World:
     topology = place.topology.part(ranks)
-    domains = [place.domains[rank] for rank in ranks]
-    own = place.domains[place.topology.rank]
-    spans = len(set(domains)) > 1
+    memories = [place.memories[rank] for rank in ranks]
+    own = place.memories[place.topology.rank]
+    spans = len(set(memories)) > 1
     order: dict[int, int] = {}
     native = core.Communicator.open(
-        place.domain,
+        place.ring_memory,
         ranks=list(range(len(ranks))),
-        local=[place.mates.index(rank) for rank, domain in zip(ranks, domains, strict=True) if domain == own],
+        local=[place.mates.index(rank) for rank, one in zip(ranks, memories, strict=True) if one == own],
         index=topology.rank,
         generation=generation,
         link=place.link if spans else None,
-        host_of=[order.setdefault(domain, len(order)) for domain in domains] if spans else [],
+        host_of=[order.setdefault(one, len(order)) for one in memories] if spans else [],
         addresses=ranks if spans else [],
         timeout=config().timeout,
         run=_state.run_number,
-        doubts=_state.doubts,
+        disruptions=_state.disruptions,
         options=options(warns=run is None),  # a notebook's panel shows the waits
         devices=devices(),
         log=operation_log(),
     )
-    _state.doubts = native.doubts
-    _state.world = World(topology.rank, topology.hosts, Communicator(native, place.domain), tuple(ranks), run)
+    _state.disruptions = native.disruptions
+    _state.world = World(topology.rank, topology.hosts, Communicator(native, place.ring_memory), tuple(ranks), run)
     return _state.world
 
 
-def doubts() -> int:
+def disruptions() -> int:
     """How often the ranks' states may have diverged: the number of aborted generations and changes of the ranks.
 
     Equal on all ranks of the generation; a new process takes over the number of the others.
     """
-    return _state.doubts
+    return _state.disruptions
 
 
 def at_close(callback: Callable[[], object]) -> None:
@@ -386,7 +386,7 @@ def close() -> None:
         try:
             world.communicator.close()
         finally:
-            _state.doubts += world.communicator.aborted
+            _state.disruptions += world.communicator.aborted
             spent, waited = world.communicator.seconds_spent()
             _state.communicated, _state.waited = _state.communicated + spent, _state.waited + waited
             _state.posted += world.communicator.bytes_posted()
@@ -402,7 +402,7 @@ def close_run() -> None:
 
 
 def _leave_run(place: Place, number: int) -> None:
-    (place.shared or place.domain).leave_run(number)
+    (place.shared or place.ring_memory).leave_run(number)
 
 
 def _leave_job() -> None:

@@ -32,7 +32,7 @@ ARENA = 256 << 20
 class Seat:
     """What the body of a rank gets: its place in the ring memory, and a way to open generations."""
 
-    domain: Any
+    ring_memory: Any
     rank: int
     size: int
     hosts: tuple[int, ...] = ()
@@ -71,7 +71,7 @@ class Seat:
         if devices is None and Seat.make_devices is not None:
             devices = self.devices = self.devices or Seat.make_devices()
         native = core.Communicator.open(
-            domain=self.domain,
+            ring_memory=self.ring_memory,
             ranks=members,
             local=[rank for rank in members if not hosts or self.hosts[rank] == self.hosts[self.rank]],
             index=members.index(self.rank),
@@ -84,7 +84,7 @@ class Seat:
             devices=devices,
             log=self.log,
         )
-        self.opened.append(Communicator(native, self.domain))
+        self.opened.append(Communicator(native, self.ring_memory))
         return self.opened[-1]
 
     def leave(self, error: BaseException | None) -> None:
@@ -110,13 +110,13 @@ def as_threads(
     size: int, body: Body, *, hosts: tuple[int, ...] = (), limit: float = LIMIT, arena: int = ARENA
 ) -> list[Any]:
     """What ``body`` returns on each rank. Raises the error of the rank that failed first of its own accord."""
-    domain = core.Domain.create(0, size, arena)
-    domains = [domain, *(domain.share(rank) for rank in range(1, size))]
+    ring_memory = core.RingMemory.create(0, size, arena)
+    memories = [ring_memory, *(ring_memory.share(rank) for rank in range(1, size))]
     outcomes: list[tuple[Any, BaseException | None] | None] = [None] * size
-    offset = core.reserve_memory_link(domain) if hosts else 0
-    links = [core.memory_link(domain, offset) if hosts else None for domain in domains]
+    offset = core.reserve_memory_link(ring_memory) if hosts else 0
+    links = [core.memory_link(ring_memory, offset) if hosts else None for ring_memory in memories]
     barrier = threading.Barrier(size)
-    seats = [Seat(domains[rank], rank, size, hosts, links[rank], barrier) for rank in range(size)]
+    seats = [Seat(memories[rank], rank, size, hosts, links[rank], barrier) for rank in range(size)]
 
     def main(rank: int) -> None:
         outcomes[rank] = _live(seats[rank], body)
@@ -194,11 +194,11 @@ def _process(pipes: Sequence[tuple[Connection, Connection]], rank: int, size: in
         if theirs is not connection:
             theirs.close()
     if rank == 0:
-        domain = core.Domain.create(0, size, ARENA)
-        connection.send((os.getpid(), domain.fd, domain.token))
+        ring_memory = core.RingMemory.create(0, size, ARENA)
+        connection.send((os.getpid(), ring_memory.fd, ring_memory.token))
     else:
-        domain = core.Domain.attach(rank, size, *connection.recv())
-    result, error = _live(Seat(domain, rank, size, barrier=barrier), body)
+        ring_memory = core.RingMemory.attach(rank, size, *connection.recv())
+    result, error = _live(Seat(ring_memory, rank, size, barrier=barrier), body)
     if error is not None:
         try:
             pickle.dumps(error)

@@ -24,7 +24,6 @@ bool in_ring(const Situation& all) { return all_in_ring(all.headers, true); }
 bool short_sum(const Situation& all) {
     return sums_by_doubling(static_cast<std::uint64_t>(all.topology.hosts), all.lead.count * item_size(all.lead.dtype));
 }
-bool lists_in_ring(const Situation& all) { return all.lead.tensors > 1 && in_ring(all); }
 bool root_in_ring(const Situation& all) {
     const std::vector<int>& ranks = all.topology.ranks;
     const auto root = std::find(ranks.begin(), ranks.end(), all.lead.root) - ranks.begin();
@@ -45,7 +44,6 @@ constexpr Path kPaths[] = {
     {OpKind::Allreduce,     kOneHost, kMemory, "adasum",   adasum,          "1+log2(p)",      "4*S+3*S*log2(p)",              "0",                 make_adasum},
     {OpKind::Allreduce,     kOneHost, kMemory, "alone",    alone,           "1",              "2*S",                          "0",                 make_local_allreduce},
     {OpKind::Allreduce,     kOneHost, kMemory, "one-shot", small,           "1",              "(p+3)*S",                      "0",                 make_one_shot_allreduce},
-    {OpKind::Allreduce,     kOneHost, kMemory, "list",     lists_in_ring,   "2",              "2*S",                          "0",                 make_push_list},
     {OpKind::Allreduce,     kOneHost, kMemory, "push",     in_ring,         "2",              "2*S",                          "0",                 make_push_allreduce},
     {OpKind::Allreduce,     kOneHost, kMemory, "staged",   always,          "2+ceil(S/seg)",  "(4*(p-1)/p+1+2/p)*S",          "0",                 make_staged_allreduce},
     {OpKind::ReduceScatter, kOneHost, kMemory, "one-shot", small,           "1",              "(3+1/p)*S",                    "0",                 make_one_shot_reducescatter},
@@ -102,7 +100,7 @@ constexpr bool has_path(OpKind kind, bool between_hosts) {
     return false;
 }
 
-// Messages take the post office's ways.
+// Messages between two ranks choose theirs in messages/.
 constexpr bool all_have_paths() {
     for (int number = 0; number < kValues<OpKind>; ++number) {
         const auto kind = static_cast<OpKind>(number);

@@ -31,8 +31,9 @@ Communicator::Communicator(std::vector<int> ranks, int index, std::shared_ptr<Ho
       generation_(std::move(generation)),
       number_(generation_.recorder->next_group()),
       log_group_(generation_.recorder->log_group(topology_.ranks, generation_.number, group_ == generation_.group)),
-      post_(std::make_unique<PostOffice>(PostOffice::Place{group_, fabric_, generation_.fabric, topology_.ranks, index_,
-                                                           generation_.recorder, generation_.standstill, number_})),
+      point_to_point_(std::make_unique<PointToPoint>(PointToPoint::Place{group_, fabric_, generation_.fabric,
+                                                                         topology_.ranks, index_, generation_.recorder,
+                                                                         generation_.standstill, number_})),
       named_(std::make_unique<NamedLane>(*this)),
       device_(generation_.devices ? std::make_unique<DeviceSide>(*this, generation_.devices) : nullptr) {
     if (fabric_) group_->tickets().decide_between_hosts();
@@ -52,9 +53,9 @@ Communicator::Communicator(const Communicator& owner, std::shared_ptr<HostGroup>
 }
 
 Communicator::~Communicator() {
-    if (!domain()->owned()) return;  // a forked process: its copy of the progress thread does not exist
+    if (!ring_memory()->owned()) return;  // a forked process: its copy of the progress thread does not exist
     generation_.progress->remove(this);
-    post_.reset();
+    point_to_point_.reset();
     const std::deque<std::shared_ptr<Work>>& queued = queue_.entries();
     if (!queued.empty() || (named_ && !named_->is_quiet())) {
         // Other ranks may be writing to the tensors of an operation that has begun.
@@ -273,7 +274,7 @@ void Communicator::wait_launched(Work& work, double timeout, const Interruption&
 void Communicator::wait_until_ready(Work& work, bool (Work::*ready)() const, double timeout,
                                     const Interruption& check) {
     // No thread carries it out here: a fork copies no threads.
-    if (!domain()->owned() && !work.done())
+    if (!ring_memory()->owned() && !work.done())
         throw InvalidArgument(who() + ": a forked process cannot wait for an operation of its parent");
     if (look(work, group_->spin().yield ? kFewLooks : kManyLooks)) return;
     generation_.progress->end_watch();
@@ -319,7 +320,7 @@ Communicator::Counts Communicator::counts() const {
 }
 
 void Communicator::close(const Interruption& check) {
-    if (!domain()->owned()) return;
+    if (!ring_memory()->owned()) return;
     const bool within = queue_.close();
     named_->begin_close();
     generation_.progress->nudge();
@@ -346,7 +347,7 @@ void Communicator::close(const Interruption& check) {
             throw;
         }
     }
-    if (post_) post_->close(nullptr);
+    if (point_to_point_) point_to_point_->close(nullptr);
     leave();
     if (!generation_.devices) return;
     if (const std::exception_ptr unknown = generation_.devices->late_failure()->take()) std::rethrow_exception(unknown);
@@ -355,9 +356,9 @@ void Communicator::close(const Interruption& check) {
 void Communicator::check_member(OpKind kind, int member) const {
     Request request;
     request.kind = kind;
-    if (!domain()->owned()) throw invalid(request, "a forked process cannot use its parent's communicator");
+    if (!ring_memory()->owned()) throw invalid(request, "a forked process cannot use its parent's communicator");
     check_open(request);
-    if (kind == OpKind::Receive && member == PostOffice::kAny) return;
+    if (kind == OpKind::Receive && member == PointToPoint::kAny) return;
     if (member < 0 || member >= size())
         throw invalid(request, "rank " + std::to_string(member) + " is not in this group of " + std::to_string(size()));
 }
@@ -365,24 +366,24 @@ void Communicator::check_member(OpKind kind, int member) const {
 std::shared_ptr<Message> Communicator::send(int to, int tag, const void* data, std::uint64_t count, DType dtype,
                                             double timeout, bool attended) {
     check_member(OpKind::Send, to);
-    if (!attended || post_->polls()) generation_.progress->begin();
-    auto message = post_->send(to, tag, data, count, dtype, timeout, attended);
-    if (post_->unattended()) generation_.progress->nudge();
+    if (!attended || point_to_point_->polls()) generation_.progress->begin();
+    auto message = point_to_point_->send(to, tag, data, count, dtype, timeout, attended);
+    if (point_to_point_->unattended()) generation_.progress->nudge();
     return message;
 }
 
 std::shared_ptr<Message> Communicator::receive(int from, int tag, void* data, std::uint64_t count, DType dtype,
                                                double timeout, bool attended) {
     check_member(OpKind::Receive, from);
-    if (!attended || post_->polls()) generation_.progress->begin();
-    auto message = post_->receive(from, tag, data, count, dtype, timeout, attended);
-    if (post_->unattended()) generation_.progress->nudge();
+    if (!attended || point_to_point_->polls()) generation_.progress->begin();
+    auto message = point_to_point_->receive(from, tag, data, count, dtype, timeout, attended);
+    if (point_to_point_->unattended()) generation_.progress->nudge();
     return message;
 }
 
 void Communicator::wait(Message& message, double timeout, const Interruption& check) {
     try {
-        post_->wait(message, timeout, [&] {
+        point_to_point_->wait(message, timeout, [&] {
             generation_.standstill->program_waits();
             read_notices();
             if (check) check();
@@ -400,8 +401,8 @@ void Communicator::read_notices() {
 }
 
 Communicator::Served Communicator::serve_messages() {
-    if (!post_ || !post_->unattended()) return Served::Idle;
-    if (post_->advance()) return Served::Moved;
+    if (!point_to_point_ || !point_to_point_->unattended()) return Served::Idle;
+    if (point_to_point_->advance()) return Served::Moved;
     const std::int64_t now = monotonic_ns();
     if (now >= next_look_) {
         next_look_ = now + kCheckEvery;
@@ -410,10 +411,10 @@ Communicator::Served Communicator::serve_messages() {
         } catch (const std::exception& error) {
             group_->abort(error.what());
         }
-        post_->look();
+        point_to_point_->look();
         announce_abort();
     }
-    return post_->polls() ? Served::Polling : Served::Blocked;
+    return point_to_point_->polls() ? Served::Polling : Served::Blocked;
 }
 
 }  // namespace ring

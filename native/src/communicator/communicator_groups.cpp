@@ -36,8 +36,8 @@ class Opening {
 };
 
 // `fabric` is null where all `ranks` members share a host.
-Room room_of(const Options& options, const Domain& domain, const Fabric* fabric, std::size_t ranks) {
-    return {ranks, inline_bytes(options, fabric ? fabric->hosts() : 1), segment_bytes(options, domain),
+Room room_of(const Options& options, const RingMemory& ring_memory, const Fabric* fabric, std::size_t ranks) {
+    return {ranks, inline_bytes(options, fabric ? fabric->hosts() : 1), segment_bytes(options, ring_memory),
             fabric ? extra_bytes(*fabric) : 0};
 }
 
@@ -46,8 +46,8 @@ Room room_of(const Options& options, const Domain& domain, const Fabric* fabric,
 std::size_t Communicator::room_for_hosts(const Fabric& fabric) { return extra_bytes(fabric); }
 
 std::shared_ptr<Communicator> Communicator::open(Setup setup, double timeout, const Interruption& check) {
-    Domain& domain = *setup.domain;
-    Opening opening(domain.slot(domain.local_rank()), setup.generation);
+    RingMemory& ring_memory = *setup.ring_memory;
+    Opening opening(ring_memory.slot(ring_memory.local_rank()), setup.generation);
     const std::string who = "rank " + std::to_string(setup.ranks[static_cast<std::size_t>(setup.index)]);
     std::shared_ptr<Fabric> fabric;
     HostGroup::Members members{setup.local, {}, 0, setup.generation, setup.run, setup.options};
@@ -66,27 +66,27 @@ std::shared_ptr<Communicator> Communicator::open(Setup setup, double timeout, co
     }
     const std::string first = "rank " + std::to_string(members.ranks.front());
     const int leader = setup.local.front();
-    RankSlot& slot = domain.slot(leader);
+    RankSlot& slot = ring_memory.slot(leader);
     std::unique_ptr<BlockReservation> reservation;
     if (members.index == 0) {
         try {
             reservation = std::make_unique<BlockReservation>(
-                setup.domain, setup.local, room_of(setup.options, domain, fabric.get(), setup.ranks.size()));
+                setup.ring_memory, setup.local, room_of(setup.options, ring_memory, fabric.get(), setup.ranks.size()));
         } catch (...) {
-            HostGroup::publish(domain, setup.local, kNowhere, setup.generation);
+            HostGroup::publish(ring_memory, setup.local, kNowhere, setup.generation);
             throw;
         }
-        HostGroup::publish(domain, setup.local, reservation->offset(), setup.generation);
+        HostGroup::publish(ring_memory, setup.local, reservation->offset(), setup.generation);
     } else {
         const std::int64_t deadline = deadline_after(timeout);
         wait_until(
-            domain.slot(domain.local_rank()).bell, SpinPolicy{},
+            ring_memory.slot(ring_memory.local_rank()).bell, SpinPolicy{},
             [&] { return slot.generation.load(std::memory_order_seq_cst) >= setup.generation; },
             [&] {
                 if (check) check();
-                if (domain.dead(leader))
+                if (ring_memory.dead(leader))
                     throw Aborted(who + " waits for " + first + " to open the generation, but " + first + " has died");
-                if (domain.has_left_run(leader, setup.run))
+                if (ring_memory.has_left_run(leader, setup.run))
                     throw Aborted(first + " finished its cell and will not open the generation that " + who +
                                   " waits for");
                 if (is_past(deadline))
@@ -100,7 +100,8 @@ std::shared_ptr<Communicator> Communicator::open(Setup setup, double timeout, co
     if (block == kNowhere)
         throw Aborted(who + " failed to join the generation: " + first + " has no memory for the group");
     Generation generation;
-    generation.group = std::make_shared<HostGroup>(setup.domain, block, std::move(members), std::move(reservation));
+    generation.group =
+        std::make_shared<HostGroup>(setup.ring_memory, block, std::move(members), std::move(reservation));
     generation.fabric = fabric;
     generation.recorder = std::make_shared<Recorder>(std::move(setup.log));
     generation.standstill =
@@ -116,9 +117,9 @@ std::shared_ptr<Communicator> Communicator::open(Setup setup, double timeout, co
     meet.dtype = DType::Int64;
     meet.op = ReduceOp::Max;
     meet.shape = {1};
-    self->doubts_ = setup.doubts;
-    auto* const doubts = reinterpret_cast<std::byte*>(&self->doubts_);
-    meet.pieces = {{doubts, doubts, 1}};
+    self->disruptions_ = setup.disruptions;
+    auto* const disruptions = reinterpret_cast<std::byte*>(&self->disruptions_);
+    meet.pieces = {{disruptions, disruptions, 1}};
     meet.name = "begin";
     // Between hosts, as with a commit: a rank that has all headers may abort while messages to others are under way.
     const std::shared_ptr<Work> work = self->make_work(std::move(meet), timeout);
@@ -167,8 +168,8 @@ MemberGroup::MemberGroup(std::shared_ptr<Communicator> parent, std::vector<int> 
     if (here.index != 0) return;  // the first of them on each host reserves the block
     const auto fabric = parent_->fabric_ ? parent_->fabric_->part(members_, {}) : nullptr;
     reservation_ = std::make_unique<BlockReservation>(
-        parent_->domain(), here.local,
-        room_of(parent_->group_->options(), *parent_->domain(), fabric.get(), members_.size()));
+        parent_->ring_memory(), here.local,
+        room_of(parent_->group_->options(), *parent_->ring_memory(), fabric.get(), members_.size()));
 }
 
 MemberCard MemberGroup::card() const {
@@ -184,7 +185,7 @@ std::shared_ptr<Communicator> MemberGroup::enter(const std::vector<MemberCard>& 
     });
     const std::uint64_t block = cards[static_cast<std::size_t>(first - members_.begin())].block;
     if (block == kNowhere) throw Aborted("the first member of the group on this host has no memory for it");
-    auto group = std::make_shared<HostGroup>(parent_->domain(), block, parent_->members_here(members_),
+    auto group = std::make_shared<HostGroup>(parent_->ring_memory(), block, parent_->members_here(members_),
                                              std::move(reservation_), parent_->generation_.group);
     std::shared_ptr<Fabric> fabric;
     if (number_) {

@@ -121,7 +121,7 @@ bool Communicator::explain(const Work& work, std::exception_ptr& error) {
         return false;
     } catch (const Timeout&) {
     } catch (const DeviceError& device) {
-        if (device_) device_->group().stream().note(device);
+        if (device_) device_->stream().note(device);
         const std::string why = who() + " stopped in " + describe(work.header) + ": " + device.what();
         group_->abort(why);
         error = std::make_exception_ptr(Aborted(why));
@@ -155,7 +155,7 @@ bool Communicator::complete_in_spite(Work& work) noexcept {
 }
 
 void Communicator::fail(Work& work, std::exception_ptr error) noexcept {
-    bool ended = !work.is_trial();
+    bool ended = !work.is_check();
     try {
         if (ended) ended = explain(work, error);
     } catch (...) {  // the error stays what it was
@@ -182,14 +182,14 @@ void Communicator::fail(Work& work, std::exception_ptr error) noexcept {
 void Communicator::keep_tensors_until_quiet(const Work& work) noexcept {
     if (group_->wait_quiet()) return;
     const auto keep = [&](std::uint64_t offset) {
-        if (offset != kNowhere) domain()->keep(offset, group_->quiet());
+        if (offset != kNowhere) ring_memory()->keep(offset, group_->quiet());
     };
     keep(work.header.input);
     keep(work.header.output);
     if (work.request.pieces.size() < 2) return;
     for (const Piece& piece : work.request.pieces) {
-        keep(domain()->offset_of(piece.input, 1));
-        keep(domain()->offset_of(piece.output, 1));
+        keep(ring_memory()->offset_of(piece.input, 1));
+        keep(ring_memory()->offset_of(piece.output, 1));
     }
 }
 
@@ -199,7 +199,7 @@ void Communicator::announce_abort() noexcept {
 }
 
 void Communicator::abort(std::string_view reason) noexcept {
-    if (!domain()->owned()) return;  // the generation belongs to the parent process, which still uses it
+    if (!ring_memory()->owned()) return;  // the generation belongs to the parent process, which still uses it
     if (generation_.devices) generation_.devices->late_failure()->tell();
     group_->abort(reason);
     announce_abort();

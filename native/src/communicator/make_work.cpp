@@ -47,7 +47,7 @@ InvalidArgument Communicator::invalid(const Request& request, const std::string&
 
 void Communicator::validate(const Request& request) const {
     const auto invalid = [&](const std::string& why) { return this->invalid(request, why); };
-    if (!domain()->owned()) throw invalid("a forked process cannot use its parent's communicator");
+    if (!ring_memory()->owned()) throw invalid("a forked process cannot use its parent's communicator");
     check_open(request);
     if (request.shape.size() > kMaxDims)
         throw invalid("a tensor has " + std::to_string(request.shape.size()) +

@@ -16,7 +16,7 @@ NamedLane::NamedLane(Communicator& owner)
       table_(static_cast<std::size_t>(owner.size())) {}
 
 NamedLane::~NamedLane() {
-    if (!owner_.domain()->owned()) return;
+    if (!owner_.ring_memory()->owned()) return;
     if (reserved_) owner_.group_->publish_lane(kClosed);  // before its block is freed, so that no rank enters it
     inner_.reset();                                       // ends operations under way
     under_way_.clear();
@@ -94,9 +94,9 @@ std::optional<NamedWait> NamedLane::wait() const {
 }
 
 NamedLane::Served NamedLane::serve() {
-    const Served flights = inner_ && inner_->device_ ? inner_->device_->serve() : Served::Idle;
-    if (flights == Served::Done) owner_.idle_.ring();
-    return busy_.load(std::memory_order_acquire) ? std::max(flights, serve_lane()) : flights;
+    const Served launched = inner_ && inner_->device_ ? inner_->device_->serve() : Served::Idle;
+    if (launched == Served::Done) owner_.idle_.ring();
+    return busy_.load(std::memory_order_acquire) ? std::max(launched, serve_lane()) : launched;
 }
 
 NamedLane::Served NamedLane::serve_lane() {
@@ -147,7 +147,7 @@ bool NamedLane::open(bool called) {
     if ((called || has_own()) && group.claim_lane()) {
         const Fabric* fabric = fabric_.get();
         reservation =
-            std::make_unique<BlockReservation>(owner_.domain(), members.local,
+            std::make_unique<BlockReservation>(owner_.ring_memory(), members.local,
                                                Room{owner_.ranks().size(), group.inline_bytes(), group.segment_bytes(),
                                                     fabric ? owner_.room_for_hosts(*fabric) : 0});
         reserved_ = true;
@@ -155,7 +155,7 @@ bool NamedLane::open(bool called) {
     }
     const std::uint64_t block = group.lane();
     if (block == kNowhere || block == kClaimed) return false;
-    auto lane = std::make_shared<HostGroup>(owner_.domain(), block, std::move(members), std::move(reservation),
+    auto lane = std::make_shared<HostGroup>(owner_.ring_memory(), block, std::move(members), std::move(reservation),
                                             owner_.generation_.group, &group);
     const std::lock_guard<std::mutex> lock(mutex_);
     inner_.reset(new Communicator(owner_, std::move(lane), fabric_));
@@ -343,7 +343,7 @@ void NamedLane::check_members(bool in_round) const {
         if (member == group.index()) continue;
         const int local = group.local_rank(member);
         const bool left = group.has_left(local);
-        const bool dead = owner_.domain()->dead(local);
+        const bool dead = owner_.ring_memory()->dead(local);
         // Checked last, because the member may have arrived just before it left.
         if (in_round && inner_->group_->has_arrived(member, under_way_.front().work->machine.gate)) continue;
         const std::string rank = "rank " + std::to_string(group.ranks()[static_cast<std::size_t>(member)]);
@@ -520,8 +520,8 @@ void NamedLane::show_place(const Request& request, Header& header) const {
     if (request.pieces.size() != 1 || !in_host_memory(request.device)) return;
     const Piece& piece = request.pieces.front();
     const std::size_t bytes = piece.count * item_size(request.dtype);
-    header.input = owner_.domain()->offset_of(piece.input, bytes);
-    header.output = owner_.domain()->offset_of(piece.output, bytes);
+    header.input = owner_.ring_memory()->offset_of(piece.input, bytes);
+    header.output = owner_.ring_memory()->offset_of(piece.output, bytes);
 }
 
 void NamedLane::read_round(const Work& round) {

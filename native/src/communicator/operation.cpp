@@ -7,6 +7,7 @@
 #include "ring/collectives/inter_host/link_model.hpp"
 #include "ring/communicator/communicator.hpp"
 #include "ring/communicator/device_side.hpp"
+#include "ring/group/header_damage.hpp"
 #include "ring/group/mismatch.hpp"
 
 namespace ring {
@@ -17,6 +18,11 @@ std::uint64_t newest_of_all(const std::vector<Header>& headers) {
     std::uint64_t newest = ~std::uint64_t{0};
     for (const Header& one : headers) newest = std::min(newest, one.kind == OpKind::Commit ? one.layout : 0);
     return newest;
+}
+
+// Bytes that the ranks of a host read at the input, or write at the output, of one of them.
+std::uint64_t placed_bytes(const Header& header) {
+    return header.count * item_size(header.dtype) * (header.op == ReduceOp::Adasum ? 2 : 1);
 }
 
 }  // namespace
@@ -43,7 +49,6 @@ void Communicator::begin(Work& work) {
     if (header.kind == OpKind::Alltoall)
         std::copy(work.request.splits.begin(), work.request.splits.end(),
                   group_->splits(group_->index(), header.sequence));
-    for (const Work::Guest& guest : work.machine.guests) std::memcpy(guest.copy, guest.from, guest.bytes);
     note(work, Phase::Packing);
     group_->post(header);
     generation_.recorder->add_posted(header.count * item_size(header.dtype));
@@ -59,6 +64,34 @@ void Communicator::begin(Work& work) {
     if (device_) device_->posted(work);
 }
 
+// Writes to the header where the tensors lie. Only when the operation begins: before that, an earlier one in the queue
+// may still write to them.
+void Communicator::place_tensors(Work& work) const {
+    const Request& request = work.request;
+    Header& header = work.header;
+    if (!in_host_memory(request.device) || request.pieces.size() != 1) return;
+    const Piece& piece = request.pieces.front();
+    const std::size_t bytes = piece.count * item_size(request.dtype);
+    header.input = ring_memory()->offset_of(piece.input, bytes);
+    header.output = ring_memory()->offset_of(piece.output, bytes);
+}
+
+// Throws Error for headers that no rank writes, and for places of this host's tensors that are not in ring memory.
+void Communicator::check_posted(const std::vector<Header>& headers) const {
+    check_headers(headers, ranks(), group_->inline_bytes());
+    for (std::size_t i = 0; i < headers.size(); ++i) {
+        const Header& header = headers[i];
+        const auto member = static_cast<int>(i);
+        if (fabric_ && fabric_->host_of(member) != fabric_->host()) continue;
+        for (std::uint64_t place : {header.input, header.output})
+            if (place != kNowhere && !ring_memory()->contains(place, placed_bytes(header)))
+                throw_damaged(ranks()[i], "a tensor beyond ring memory");
+        if (header.kind == OpKind::Alltoall && !fabric_ &&
+            !adds_up(group_->splits(member, header.sequence), size(), header.count))
+            throw_damaged(ranks()[i], "splits that are not those of its tensor");
+    }
+}
+
 // Between hosts, the rank that carries a chunk reads and writes the tensors of all ranks of its host. Adasum works on
 // two copies of its own.
 void Communicator::move_to_ring(Work& work) {
@@ -67,11 +100,11 @@ void Communicator::move_to_ring(Work& work) {
     const bool writes = output_of(header.kind) == Output::Whole;
     if (!adasum && header.input != kNowhere && (!writes || header.output != kNowhere)) return;
     const std::size_t item = item_size(header.dtype);
-    work.machine.bounce.emplace(domain(), header.count * item * (adasum ? 2 : 1));
+    work.machine.bounce.emplace(ring_memory(), header.count * item * (adasum ? 2 : 1));
     auto* data = static_cast<std::byte*>(work.machine.bounce->data());
     if (header.kind != OpKind::Broadcast || work.request.root == index())
         copy_in(work.request.pieces, 0, header.count, data, item);
-    header.input = header.output = domain()->offset_of(data, header.count * item);
+    header.input = header.output = ring_memory()->offset_of(data, header.count * item);
 }
 
 Communicator::Served Communicator::attempt(Work& work) {
@@ -132,13 +165,12 @@ std::unique_ptr<Algorithm> Communicator::make_algorithm(Work& work, const std::v
     if (!mismatch.empty()) throw Mismatch(who() + ": " + title(work.header) + ": " + mismatch);
     if (work.header.kind == OpKind::Commit) work.result.newest = newest_of_all(headers);
     if (device_) {
-        if (!work.is_trial() && device_->must_agree(headers)) return nullptr;
-        const bool nccl = work.is_trial() || device_->group().way() == DeviceGroup::Way::Nccl;
+        if (!work.is_check() && device_->must_agree(headers)) return nullptr;
+        const bool nccl = work.is_check() || device_->way() == DeviceSide::Way::Nccl;
         topology_.devices = nccl ? Topology::Devices::Nccl : Topology::Devices::Host;
     }
     try {
         const Path& path = choose(headers, topology_);
-        if (path.make != make_push_list) work.machine.guests.clear();  // the path takes the tensors themselves
         Operation operation{*group_, work.request, headers, work.result, fabric_.get(), work.machine.agreement.get()};
         if (device_) device_->take_part(work, operation, path);
         work.machine.takes_one_gate = takes_one_gate(path);
@@ -156,7 +188,7 @@ Communicator::Served Communicator::take_step(Work& work, Step step) {
     if (step == Step::Gate) {
         ++work.machine.gates;
         work.machine.gate = group_->arrive();
-    } else if (step == Step::AwaitsDevice && work.is_trial() && work.device->issued) {
+    } else if (step == Step::AwaitsDevice && work.is_check() && work.device->issued) {
         return Served::Done;  // DeviceOpening completes it
     } else if (step == Step::AwaitsLink || step == Step::AwaitsDevice) {
         return Served::Polling;
@@ -201,8 +233,7 @@ void Communicator::note_caller(const Work& work, std::int64_t begin) const {
 void Communicator::end(Work& work) {
     const Header& header = work.header;
     const bool writes = output_of(header.kind) == Output::Whole;
-    for (const Work::Guest& guest : work.machine.guests) std::memcpy(guest.to, guest.copy, guest.bytes);
-    if (fabric_ && work.machine.bounce && writes && header.op != ReduceOp::Adasum)
+    if (work.machine.bounce && writes && header.op != ReduceOp::Adasum)
         copy_out(work.request.pieces, 0, header.count, static_cast<const std::byte*>(work.machine.bounce->data()),
                  item_size(header.dtype));
     group_->set_state(RankState::Idle);

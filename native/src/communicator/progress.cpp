@@ -16,7 +16,7 @@ constexpr std::chrono::microseconds kWatch{1000};
 constexpr int kWatches = 20;  // checks without work before the thread sleeps until it is woken
 
 // Pause between two polls of operations on a device: only freeing memory depends on them.
-constexpr std::chrono::microseconds kFlight{500};
+constexpr std::chrono::microseconds kOnDevice{500};
 
 }  // namespace
 
@@ -76,7 +76,7 @@ bool Progress::scan() {
         const auto messages = communicator->serve_messages();
         any_work_ |= served != Communicator::Served::Idle || messages != Communicator::Served::Idle;
         if (served == Communicator::Served::Polling || messages == Communicator::Served::Polling) tick_ = kPoll;
-        if (served == Communicator::Served::Flying) tick_ = std::min(tick_, kFlight);
+        if (served == Communicator::Served::OnDevice) tick_ = std::min(tick_, kOnDevice);
         moved |= served == Communicator::Served::Moved || served == Communicator::Served::Done ||
                  messages == Communicator::Served::Moved;
     }

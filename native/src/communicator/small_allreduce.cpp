@@ -64,7 +64,7 @@ void Communicator::end_turn(bool drops_front, bool front_has_arrived) {
 // Posts it and arrives, in this thread's turn. False, and nothing is done, for what takes the ordinary way.
 bool Communicator::post_small(const SmallAllreduce& call, Arrival& arrival) {
     if (fabric_ || size() > kMostRanks || call.count * item_size(call.dtype) > group_->inline_bytes() ||
-        call.dims > kMaxDims || call.op == ReduceOp::Adasum || generation_.recorder->on() || !domain()->owned() ||
+        call.dims > kMaxDims || call.op == ReduceOp::Adasum || generation_.recorder->on() || !ring_memory()->owned() ||
         group_->aborted() || generation_.group->left() || !queue_.try_turn())
         return false;
     arrival.begin = monotonic_ns();
@@ -194,7 +194,7 @@ bool Communicator::complete_started(Work& work) {
 
 bool Communicator::look(Work& work, int looks) {
     if (work.done()) return true;
-    if (fabric_ || !domain()->owned()) return false;
+    if (fabric_ || !ring_memory()->owned()) return false;
     const auto front = queue_.take_front(
         [&](const Work& one) { return &one == &work && work.started() && work.header.is_inline != 0 && !work.device; });
     if (!front) return false;

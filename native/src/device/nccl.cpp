@@ -57,20 +57,8 @@ std::optional<int> nccl_dtype(DType dtype) {
 }
 
 std::optional<int> nccl_reduction(ReduceOp op) {
-    switch (op) {
-        case ReduceOp::Average:  // a sum of what has been divided
-        case ReduceOp::Sum:
-            return 0;
-        case ReduceOp::Product:
-            return 1;
-        case ReduceOp::Max:
-            return 2;
-        case ReduceOp::Min:
-            return 3;
-        case ReduceOp::Adasum:
-            break;
-    }
-    return std::nullopt;
+    const int number = is_known(op) ? kNcclReductions[static_cast<std::size_t>(op)] : kNoNumber;
+    return number == kNoNumber ? std::nullopt : std::optional(number);
 }
 
 NcclCommunicator::NcclCommunicator(std::shared_ptr<const Nccl> nccl, const NcclId& id, Key key, int index)

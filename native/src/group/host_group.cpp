@@ -13,12 +13,12 @@ namespace {
 constexpr double kLongestSpin = 1e9;            // µs; as good as for ever
 constexpr std::int64_t kQuiet = 5'000'000'000;  // ns
 
-bool crowded(const Domain& domain) { return domain.local_size() > domain.cores(); }
+bool crowded(const RingMemory& ring_memory) { return ring_memory.local_size() > ring_memory.cores(); }
 
-SpinPolicy spin_policy(const Options& options, Domain& domain) {
-    domain.publish_cores();  // they may have changed since the last generation
+SpinPolicy spin_policy(const Options& options, RingMemory& ring_memory) {
+    ring_memory.publish_cores();  // they may have changed since the last generation
     SpinPolicy policy;
-    if (crowded(domain)) {
+    if (crowded(ring_memory)) {
         policy.yield = true;
         policy.budget = std::chrono::microseconds(20);
     }
@@ -36,34 +36,35 @@ std::size_t inline_bytes(const Options& options, int hosts) {
     return std::max(most, kInlineBytesBetweenHosts / static_cast<std::size_t>(hosts - 1) / kHeaderLine * kHeaderLine);
 }
 
-std::size_t segment_bytes(const Options& options, const Domain& domain) {
+std::size_t segment_bytes(const Options& options, const RingMemory& ring_memory) {
     if (options.segment_bytes > 0) return round_up(options.segment_bytes, kPage);
-    return crowded(domain) ? kSegmentBytesCrowded : kSegmentBytes;
+    return crowded(ring_memory) ? kSegmentBytesCrowded : kSegmentBytes;
 }
 
-void HostGroup::publish(Domain& domain, const std::vector<int>& local, std::uint64_t block, std::uint64_t generation) {
-    RankSlot& slot = domain.slot(domain.local_rank());
+void HostGroup::publish(RingMemory& ring_memory, const std::vector<int>& local, std::uint64_t block,
+                        std::uint64_t generation) {
+    RankSlot& slot = ring_memory.slot(ring_memory.local_rank());
     slot.generation.store(0, std::memory_order_seq_cst);  // nobody takes this block for that of the generation before
     slot.generation_block.store(block, std::memory_order_seq_cst);
     slot.generation.store(generation, std::memory_order_seq_cst);
-    for (int member : local) domain.slot(member).bell.ring();
+    for (int member : local) ring_memory.slot(member).bell.ring();
 }
 
-HostGroup::HostGroup(std::shared_ptr<Domain> domain, std::uint64_t block, Members members,
+HostGroup::HostGroup(std::shared_ptr<RingMemory> ring_memory, std::uint64_t block, Members members,
                      std::unique_ptr<BlockReservation> reservation, std::shared_ptr<HostGroup> generation,
                      const HostGroup* lane_of)
-    : domain_(std::move(domain)),
+    : ring_memory_(std::move(ring_memory)),
       members_(std::move(members)),
       generation_(std::move(generation)),
       reservation_(std::move(reservation)),
       reference_(std::make_shared<BlockReference>(
-          *domain_, block, members_.local, members_.index,
+          *ring_memory_, block, members_.local, members_.index,
           [this, block, lane_of] {
               if (lane_of != nullptr) return lane_of->lane() == block;
               // Members of a group come to its block within an operation of the generation,
               // and to none once that has ended.
               if (generation_) return !generation_->aborted();
-              const RankSlot& leader = domain_->slot(members_.local.front());
+              const RankSlot& leader = ring_memory_->slot(members_.local.front());
               return leader.generation_block.load(std::memory_order_seq_cst) == block &&
                      leader.generation.load(std::memory_order_seq_cst) == members_.generation;
           })),
@@ -72,11 +73,11 @@ HostGroup::HostGroup(std::shared_ptr<Domain> domain, std::uint64_t block, Member
       generation_block_(generation_ ? generation_->block_ : block_),
       tickets_(*block_, *generation_block_),
       layout_(size(), room()),
-      spin_(spin_policy(options(), *domain_)),
+      spin_(spin_policy(options(), *ring_memory_)),
       staging_(options().staging) {}
 
 HostGroup::~HostGroup() {
-    if (domain_->owned()) leave();
+    if (ring_memory_->owned()) leave();
 }
 
 std::byte* HostGroup::inline_slot(int member, std::uint64_t sequence) const {
@@ -139,7 +140,7 @@ std::vector<Header> HostGroup::headers(std::uint64_t sequence) const {
 }
 
 void HostGroup::wake_all() const noexcept {
-    for (int i = 0; i < size(); ++i) domain_->slot(members_.local[static_cast<std::size_t>(i)]).bell.ring();
+    for (int i = 0; i < size(); ++i) ring_memory_->slot(members_.local[static_cast<std::size_t>(i)]).bell.ring();
 }
 
 bool HostGroup::decide(std::uint64_t sequence) noexcept {
@@ -175,10 +176,10 @@ void HostGroup::check_alive(std::uint64_t gate, bool look_for_dead) {
     for (int i = 0; i < size() && !released(gate); ++i) {
         if (i == index()) continue;
         const int local = members_.local[static_cast<std::size_t>(i)];
-        const RankSlot& slot = domain_->slot(local);
+        const RankSlot& slot = ring_memory_->slot(local);
         const bool was_stopped =
             members_.generation != 0 && slot.given_up.load(std::memory_order_seq_cst) >= members_.generation;
-        const bool has_finished = members_.generation != 0 && domain_->has_left_run(local, members_.run);
+        const bool has_finished = members_.generation != 0 && ring_memory_->has_left_run(local, members_.run);
         const bool left = has_left(local);
         // After those: it may have arrived just before.
         const bool arrived = mailbox(i).arrivals.load(std::memory_order_seq_cst) >= gate;
@@ -193,7 +194,7 @@ void HostGroup::check_alive(std::uint64_t gate, bool look_for_dead) {
             blame(" was stopped before it joined this generation");
         } else if (!arrived && has_finished) {
             blame(" finished its cell and will not join this generation");
-        } else if (look_for_dead && domain_->dead(local)) {
+        } else if (look_for_dead && ring_memory_->dead(local)) {
             // Also when it has arrived: it may have died before it could release the gate.
             blame(" (process " + std::to_string(slot.pid) + ") has died");
         }
@@ -204,9 +205,9 @@ void HostGroup::check_alive(std::uint64_t gate, bool look_for_dead) {
 void HostGroup::check_members() {
     for (int i = 0; i < size() && !aborted(); ++i) {
         const int local = members_.local[static_cast<std::size_t>(i)];
-        if (i == index() || has_left(local) || !domain_->dead(local)) continue;
+        if (i == index() || has_left(local) || !ring_memory_->dead(local)) continue;
         abort("rank " + std::to_string(members_.ranks[static_cast<std::size_t>(i)]) + " (process " +
-              std::to_string(domain_->slot(local).pid) + ") has died");
+              std::to_string(ring_memory_->slot(local).pid) + ") has died");
     }
     if (aborted()) throw Aborted(abort_reason());
 }
@@ -256,7 +257,7 @@ bool HostGroup::wait_quiet() const noexcept {
     // others get the processor. One that is stopped (SIGSTOP, a debugger) must not make this rank one that cannot be
     // stopped.
     const std::int64_t deadline = monotonic_ns() + kQuiet;
-    while (!reference_->holds(*domain_)) {
+    while (!reference_->holds(*ring_memory_)) {
         if (monotonic_ns() > deadline) return false;
         cpu_yield();
     }
@@ -264,7 +265,7 @@ bool HostGroup::wait_quiet() const noexcept {
 }
 
 bool HostGroup::leave() noexcept {
-    if (!domain_->owned() || left_.exchange(true)) return false;
+    if (!ring_memory_->owned() || left_.exchange(true)) return false;
     Mailbox& own = mailbox(index());
     own.state.store(RankState::Left, std::memory_order_relaxed);
     own.left.store(1, std::memory_order_seq_cst);
@@ -324,9 +325,9 @@ std::string HostGroup::missing(std::uint64_t gate) const {
     for (int i = 0; i < size(); ++i) {
         if (has_arrived(i, gate)) continue;
         ranks.push_back(members_.ranks[static_cast<std::size_t>(i)]);
-        if (domain_->stopped(local_rank(i)))
+        if (ring_memory_->stopped(local_rank(i)))
             stopped += "; a signal or a debugger has stopped rank " + std::to_string(ranks.back()) + " (process " +
-                       std::to_string(domain_->slot(local_rank(i)).pid) + ")";
+                       std::to_string(ring_memory_->slot(local_rank(i)).pid) + ")";
     }
     return rank_list(ranks) + " not called it" + stopped;
 }

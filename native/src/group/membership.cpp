@@ -10,8 +10,8 @@ namespace {
 
 class Candidate {
    public:
-    Candidate(Domain& domain, const GenerationCall& call)
-        : domain_(domain), call_(call), own_(domain.slot(me())), last_(call.last) {
+    Candidate(RingMemory& ring_memory, const GenerationCall& call)
+        : ring_memory_(ring_memory), call_(call), own_(ring_memory.slot(me())), last_(call.last) {
         // Counted on in an earlier call that this rank was interrupted in: the others may wait for it there.
         const std::uint64_t missed = own_.invited.load(std::memory_order_seq_cst);
         if (missed > last_) {
@@ -32,7 +32,7 @@ class Candidate {
             decide();
         }
         // In this order: the leader writes it the other way round.
-        const std::uint64_t generation = domain_.slot(leader()).decided.load(std::memory_order_seq_cst);
+        const std::uint64_t generation = ring_memory_.slot(leader()).decided.load(std::memory_order_seq_cst);
         if (generation <= last_ || own_.invited.load(std::memory_order_seq_cst) != generation) return false;
         answer_ = generation;
         return true;
@@ -43,8 +43,8 @@ class Candidate {
     void check() const {
         for (int rank : call_.candidates) {
             if (rank == me()) continue;
-            if (domain_.dead(rank)) throw Aborted(name(rank) + " has died" + waited());
-            if (domain_.has_left_run(rank, call_.run)) throw Aborted(name(rank) + " finished its cell" + waited());
+            if (ring_memory_.dead(rank)) throw Aborted(name(rank) + " has died" + waited());
+            if (ring_memory_.has_left_run(rank, call_.run)) throw Aborted(name(rank) + " finished its cell" + waited());
         }
     }
     std::string missing() const {
@@ -55,10 +55,10 @@ class Candidate {
     }
 
    private:
-    int me() const { return domain_.local_rank(); }
+    int me() const { return ring_memory_.local_rank(); }
     static std::string name(int rank) { return "rank " + std::to_string(rank); }
     std::string waited() const { return " while " + name(me()) + " waits for it to join the next generation"; }
-    bool is_here(int rank) const { return domain_.slot(rank).wants.load(std::memory_order_seq_cst) != 0; }
+    bool is_here(int rank) const { return ring_memory_.slot(rank).wants.load(std::memory_order_seq_cst) != 0; }
 
     int leader() const { return call_.candidates.front(); }
     bool all_here() const {
@@ -69,21 +69,21 @@ class Candidate {
     void decide() {
         std::uint64_t generation = 0;
         for (int rank : call_.candidates) {
-            const RankSlot& slot = domain_.slot(rank);
+            const RankSlot& slot = ring_memory_.slot(rank);
             generation = std::max({generation, slot.wants.load(std::memory_order_seq_cst),
                                    slot.invited.load(std::memory_order_seq_cst) + 1});
         }
         own_.decided.store(0, std::memory_order_seq_cst);  // nobody takes half of this decision for the one before
-        for (int rank : call_.candidates) domain_.slot(rank).invited.store(generation, std::memory_order_seq_cst);
+        for (int rank : call_.candidates) ring_memory_.slot(rank).invited.store(generation, std::memory_order_seq_cst);
         own_.decided.store(generation, std::memory_order_seq_cst);
         ring_bells();
     }
 
     void ring_bells() const {
-        for (int rank : call_.candidates) domain_.slot(rank).bell.ring();
+        for (int rank : call_.candidates) ring_memory_.slot(rank).bell.ring();
     }
 
-    Domain& domain_;
+    RingMemory& ring_memory_;
     const GenerationCall& call_;
     RankSlot& own_;
     std::uint64_t last_;  // newest generation that does not do
@@ -92,17 +92,17 @@ class Candidate {
 
 }  // namespace
 
-std::uint64_t agree_on_generation(Domain& domain, const GenerationCall& call, double timeout,
+std::uint64_t agree_on_generation(RingMemory& ring_memory, const GenerationCall& call, double timeout,
                                   const Interruption& check) {
-    Candidate own(domain, call);
+    Candidate own(ring_memory, call);
     const std::int64_t deadline = deadline_after(timeout);
     wait_until(
-        domain.slot(domain.local_rank()).bell, SpinPolicy{}, [&] { return own.settled(); },
+        ring_memory.slot(ring_memory.local_rank()).bell, SpinPolicy{}, [&] { return own.settled(); },
         [&] {
             if (check) check();
             own.check();
             if (is_past(deadline))
-                throw Timeout("rank " + std::to_string(domain.local_rank()) + " waited " + seconds_text(timeout) +
+                throw Timeout("rank " + std::to_string(ring_memory.local_rank()) + " waited " + seconds_text(timeout) +
                               " for " + own.missing() + " to join the next generation");
         });
     return own.answer();

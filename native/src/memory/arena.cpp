@@ -32,7 +32,9 @@ class Both : public Arena::Condition {
    public:
     Both(std::shared_ptr<Condition> first, std::shared_ptr<Condition> second)
         : first_(std::move(first)), second_(std::move(second)) {}
-    bool holds(Domain& domain) noexcept override { return first_->holds(domain) && second_->holds(domain); }
+    bool holds(RingMemory& ring_memory) noexcept override {
+        return first_->holds(ring_memory) && second_->holds(ring_memory);
+    }
 
    private:
     std::shared_ptr<Condition> first_, second_;
@@ -181,7 +183,7 @@ void Arena::keep(std::uint64_t offset, const std::shared_ptr<Condition>& until) 
     }
 }
 
-void Arena::reclaim(Domain& domain) noexcept {
+void Arena::reclaim(RingMemory& ring_memory) noexcept {
     Blocks waiting;
     {
         const std::lock_guard<std::mutex> lock(mutex_);
@@ -189,7 +191,7 @@ void Arena::reclaim(Domain& domain) noexcept {
     }
     while (!waiting.empty()) {
         Blocks::node_type node = waiting.extract(waiting.begin());
-        const bool is_free = node.mapped().until->holds(domain);
+        const bool is_free = node.mapped().until->holds(ring_memory);
         if (is_free) node.mapped().until.reset();
         const std::lock_guard<std::mutex> lock(mutex_);
         if (is_free) {

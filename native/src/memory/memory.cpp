@@ -35,7 +35,7 @@ constexpr std::size_t kLeastArena = std::size_t{256} << 20;
 // Of a folder that takes the place of memory without a name.
 constexpr std::size_t kLeastRoom = std::size_t{256} << 20;
 
-struct DomainHeader {
+struct RingMemoryHeader {
     std::uint64_t magic;
     std::uint64_t token;
     std::uint64_t arena;
@@ -93,7 +93,7 @@ bool has_ended(pid_t pid, std::uint64_t began) {
 
 }  // namespace
 
-std::shared_ptr<Domain> Domain::create(int local_rank, int local_size, std::size_t arena) {
+std::shared_ptr<RingMemory> RingMemory::create(int local_rank, int local_size, std::size_t arena) {
     if (local_size < 1 || local_rank < 0 || local_rank >= local_size)
         throw InvalidArgument("ring memory: local rank " + std::to_string(local_rank) + " of " +
                               std::to_string(local_size) + " ranks does not exist");
@@ -126,21 +126,22 @@ std::shared_ptr<Domain> Domain::create(int local_rank, int local_size, std::size
         throw OutOfMemory(why);
     }
     auto mapping = std::make_shared<Mapping>(fd, length);
-    std::shared_ptr<Domain> self(new Domain(local_rank, local_size, std::move(mapping), arena, token));
+    std::shared_ptr<RingMemory> self(new RingMemory(local_rank, local_size, std::move(mapping), arena, token));
     for (int rank = 0; rank < local_size; ++rank) new (&self->slot(rank)) RankSlot();
     self->introduce();
-    *self->at<DomainHeader>(0) = {kMagic, token, arena, local_size};
+    *self->at<RingMemoryHeader>(0) = {kMagic, token, arena, local_size};
     return self;
 }
 
-std::shared_ptr<Domain> Domain::attach(int local_rank, int local_size, std::int64_t pid, int fd, std::uint64_t token) {
+std::shared_ptr<RingMemory> RingMemory::attach(int local_rank, int local_size, std::int64_t pid, int fd,
+                                               std::uint64_t token) {
     const std::string path = "/proc/" + std::to_string(pid) + "/fd/" + std::to_string(fd);
     const int own = open(path.c_str(), O_RDWR | O_CLOEXEC);
     if (own < 0)
         throw Error(system_error("ring memory: local rank " + std::to_string(local_rank) + " cannot open " + path) +
                     ". Ranks of one host must run as one user and see each other's /proc.");
     struct stat info{};
-    DomainHeader header{};
+    RingMemoryHeader header{};
     const bool readable = fstat(own, &info) == 0 && pread(own, &header, sizeof header, 0) == sizeof header;
     if (!readable || header.magic != kMagic || header.token != token || header.local_size != local_size) {
         close(own);
@@ -150,14 +151,14 @@ std::shared_ptr<Domain> Domain::attach(int local_rank, int local_size, std::int6
     }
     const std::size_t length = control_bytes(local_size) + header.arena * static_cast<std::size_t>(local_size);
     auto mapping = std::make_shared<Mapping>(own, length);
-    return std::shared_ptr<Domain>(new Domain(local_rank, local_size, std::move(mapping), header.arena, token));
+    return std::shared_ptr<RingMemory>(new RingMemory(local_rank, local_size, std::move(mapping), header.arena, token));
 }
 
-std::shared_ptr<Domain> Domain::share(int local_rank) const {
-    return std::shared_ptr<Domain>(new Domain(local_rank, local_size_, mapping_, arena_.bytes(), token_));
+std::shared_ptr<RingMemory> RingMemory::share(int local_rank) const {
+    return std::shared_ptr<RingMemory>(new RingMemory(local_rank, local_size_, mapping_, arena_.bytes(), token_));
 }
 
-Domain::Mapping::Mapping(int descriptor, std::size_t bytes) : fd(descriptor), length(bytes) {
+RingMemory::Mapping::Mapping(int descriptor, std::size_t bytes) : fd(descriptor), length(bytes) {
     void* mapped = mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
     if (mapped == MAP_FAILED) {
         const std::string why = system_error("ring memory: cannot map " + gib_text(length) + " of address space");
@@ -169,12 +170,13 @@ Domain::Mapping::Mapping(int descriptor, std::size_t bytes) : fd(descriptor), le
     madvise(base, length, MADV_HUGEPAGE);
 }
 
-Domain::Mapping::~Mapping() {
+RingMemory::Mapping::~Mapping() {
     munmap(base, length);
     close(fd);
 }
 
-Domain::Domain(int local_rank, int local_size, std::shared_ptr<Mapping> mapping, std::size_t arena, std::uint64_t token)
+RingMemory::RingMemory(int local_rank, int local_size, std::shared_ptr<Mapping> mapping, std::size_t arena,
+                       std::uint64_t token)
     : local_rank_(local_rank),
       local_size_(local_size),
       mapping_(std::move(mapping)),
@@ -186,7 +188,7 @@ Domain::Domain(int local_rank, int local_size, std::shared_ptr<Mapping> mapping,
     introduce();
 }
 
-void Domain::introduce() {
+void RingMemory::introduce() {
     char state = 0;
     std::uint64_t began = 0;
     read_life(pid_, state, began);
@@ -195,13 +197,13 @@ void Domain::introduce() {
     slot(local_rank_).pid.store(pid_, std::memory_order_release);
 }
 
-void Domain::publish_cores() {
+void RingMemory::publish_cores() {
     std::uint64_t words[kCoreWords] = {};
     if (sched_getaffinity(0, sizeof words, reinterpret_cast<cpu_set_t*>(words)) != 0) return;
     for (std::size_t i = 0; i < kCoreWords; ++i) slot(local_rank_).cores[i].store(words[i], std::memory_order_relaxed);
 }
 
-int Domain::cores() const {
+int RingMemory::cores() const {
     int count = 0;
     for (std::size_t i = 0; i < kCoreWords; ++i) {
         std::uint64_t any = 0;
@@ -211,34 +213,34 @@ int Domain::cores() const {
     return std::max(count, 1);
 }
 
-Domain::~Domain() {
+RingMemory::~RingMemory() {
     for (int pidfd : pidfds_)
         if (pidfd >= 0) close(pidfd);
 }
 
-RankSlot& Domain::slot(int rank) const {
+RankSlot& RingMemory::slot(int rank) const {
     return *at<RankSlot>(sizeof(RankSlot) * (static_cast<std::size_t>(rank) + 1));
 }
 
-std::uint64_t Domain::offset_of(const void* address, std::size_t bytes) const {
+std::uint64_t RingMemory::offset_of(const void* address, std::size_t bytes) const {
     const auto* first = static_cast<const std::byte*>(address);
     if (first < mapping_->base || first + bytes > mapping_->base + mapping_->length) return kNowhere;
     return static_cast<std::uint64_t>(first - mapping_->base);
 }
 
-std::uint64_t Domain::allocate(std::size_t bytes) {
+std::uint64_t RingMemory::allocate(std::size_t bytes) {
     if (!owned())
         throw Error("ring memory: a forked process cannot take ring memory of process " + std::to_string(pid_));
     arena_.reclaim(*this);
     return arena_.allocate(bytes);
 }
 
-void Domain::trim() noexcept {
+void RingMemory::trim() noexcept {
     if (!owned()) return;
     arena_.trim();
 }
 
-void Domain::drop_dead() noexcept {
+void RingMemory::drop_dead() noexcept {
     if (!owned()) return;
     const std::size_t arena = arena_.bytes();
     for (int rank = 0; rank < local_size_; ++rank) {
@@ -249,13 +251,13 @@ void Domain::drop_dead() noexcept {
     }
 }
 
-bool Domain::stopped(int rank) const {
+bool RingMemory::stopped(int rank) const {
     char state = '\0';
     std::uint64_t began = 0;
     return read_life(slot(rank).pid.load(std::memory_order_acquire), state, began) && (state == 'T' || state == 't');
 }
 
-bool Domain::dead(int rank) noexcept {
+bool RingMemory::dead(int rank) noexcept {
     const auto pid = static_cast<pid_t>(slot(rank).pid.load(std::memory_order_acquire));
     if (pid == 0 || pid == getpid()) return false;
     const std::lock_guard<std::mutex> lock(watching_);

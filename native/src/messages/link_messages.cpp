@@ -5,7 +5,7 @@
 #include <new>
 #include <utility>
 
-#include "messages/letter.hpp"
+#include "messages/envelope.hpp"
 #include "ring/base/errors.hpp"
 #include "ring/base/wait.hpp"
 #include "ring/group/header_damage.hpp"
@@ -24,8 +24,8 @@ std::size_t segment_bytes(std::size_t bytes, std::uint64_t segment) {
 
 }  // namespace
 
-LinkMessages::LinkMessages(std::shared_ptr<Fabric> fabric, std::shared_ptr<Domain> domain)
-    : fabric_(std::move(fabric)), domain_(std::move(domain)) {}
+LinkMessages::LinkMessages(std::shared_ptr<Fabric> fabric, std::shared_ptr<RingMemory> ring_memory)
+    : fabric_(std::move(fabric)), ring_memory_(std::move(ring_memory)) {}
 
 LinkMessages::~LinkMessages() {
     drop_streams();
@@ -147,7 +147,7 @@ void LinkMessages::handle(const Incoming& come) {
         stream->state = Stream::State::Refused;
         return;
     }
-    stream->staging.emplace(domain_, Window::kInFlight * kSegment);
+    stream->staging.emplace(ring_memory_, Window::kInFlight * kSegment);
     stream->window.emplace(*fabric_, -1, stream->peer, 0, segments_of(stream->head.bytes()), Fabric::kPayload);
     stream->state = Stream::State::Moving;
     sending_.push_back(stream);

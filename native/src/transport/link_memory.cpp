@@ -29,11 +29,11 @@ struct MessageHead {
 
 class MemoryLink : public Link {
    public:
-    MemoryLink(std::shared_ptr<Domain> domain, std::uint64_t offset)
-        : domain_(std::move(domain)),
+    MemoryLink(std::shared_ptr<RingMemory> ring_memory, std::uint64_t offset)
+        : ring_memory_(std::move(ring_memory)),
           offset_(offset),
-          outgoing_(static_cast<std::size_t>(domain_->local_size())),
-          incoming_(static_cast<std::size_t>(domain_->local_size())) {}
+          outgoing_(static_cast<std::size_t>(ring_memory_->local_size())),
+          incoming_(static_cast<std::size_t>(ring_memory_->local_size())) {}
 
     Transfer send(int to, int tag, const void* data, std::size_t bytes) override {
         const std::lock_guard<std::mutex> lock(mutex_);
@@ -150,9 +150,9 @@ class MemoryLink : public Link {
     }
 
     MemoryStream& stream(int from, int to) const {
-        const auto n = static_cast<std::size_t>(domain_->local_size());
+        const auto n = static_cast<std::size_t>(ring_memory_->local_size());
         const std::size_t index = static_cast<std::size_t>(from) * n + static_cast<std::size_t>(to);
-        return *domain_->at<MemoryStream>(offset_ + index * sizeof(MemoryStream));
+        return *ring_memory_->at<MemoryStream>(offset_ + index * sizeof(MemoryStream));
     }
 
     static std::size_t push(MemoryStream& stream, const std::byte* data, std::size_t bytes) {
@@ -190,8 +190,8 @@ class MemoryLink : public Link {
     }
 
     void progress() {
-        const int own = domain_->local_rank();
-        for (int peer = 0; peer < domain_->local_size(); ++peer) {
+        const int own = ring_memory_->local_rank();
+        for (int peer = 0; peer < ring_memory_->local_size(); ++peer) {
             push_to(stream(own, peer), outgoing_[static_cast<std::size_t>(peer)]);
             pull_from(stream(peer, own), incoming_[static_cast<std::size_t>(peer)]);
         }
@@ -253,7 +253,7 @@ class MemoryLink : public Link {
         if (found != live_.end()) found->second = true;
     }
 
-    std::shared_ptr<Domain> domain_;
+    std::shared_ptr<RingMemory> ring_memory_;
     std::uint64_t offset_;
     std::mutex mutex_;
     std::vector<std::deque<Outgoing>> outgoing_;
@@ -265,15 +265,15 @@ class MemoryLink : public Link {
 
 }  // namespace
 
-std::uint64_t reserve_memory_link(Domain& domain) {
-    const auto n = static_cast<std::size_t>(domain.local_size());
-    const std::uint64_t offset = domain.allocate(n * n * sizeof(MemoryStream));
-    for (std::size_t i = 0; i < n * n; ++i) new (domain.at(offset + i * sizeof(MemoryStream))) MemoryStream();
+std::uint64_t reserve_memory_link(RingMemory& ring_memory) {
+    const auto n = static_cast<std::size_t>(ring_memory.local_size());
+    const std::uint64_t offset = ring_memory.allocate(n * n * sizeof(MemoryStream));
+    for (std::size_t i = 0; i < n * n; ++i) new (ring_memory.at(offset + i * sizeof(MemoryStream))) MemoryStream();
     return offset;
 }
 
-std::shared_ptr<Link> make_memory_link(std::shared_ptr<Domain> domain, std::uint64_t offset) {
-    return std::make_shared<MemoryLink>(std::move(domain), offset);
+std::shared_ptr<Link> make_memory_link(std::shared_ptr<RingMemory> ring_memory, std::uint64_t offset) {
+    return std::make_shared<MemoryLink>(std::move(ring_memory), offset);
 }
 
 }  // namespace ring

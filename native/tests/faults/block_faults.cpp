@@ -13,15 +13,15 @@ const std::vector<int> kLocal{0, 1};
 
 HostGroup::Members member(int index, std::uint64_t generation) { return {kLocal, kLocal, index, generation, 0}; }
 
-std::size_t allocated(const std::shared_ptr<Domain>& domain) {
-    domain->release(domain->allocate(1));  // frees blocks that no rank uses any more
-    return domain->allocated();
+std::size_t allocated(const std::shared_ptr<RingMemory>& ring_memory) {
+    ring_memory->release(ring_memory->allocate(1));  // frees blocks that no rank uses any more
+    return ring_memory->allocated();
 }
 
 // A rank that is late for a generation gets an error, and does not touch the next generation, whose block is at the
 // same offset.
 void late_for_a_generation() {
-    const auto first = Domain::create(0, 2, kArena);
+    const auto first = RingMemory::create(0, 2, kArena);
     const auto second = first->share(1);
     const auto enter = [&](std::uint64_t block, std::uint64_t generation) {
         HostGroup(second, block, member(1, generation), nullptr);
@@ -42,7 +42,7 @@ void late_for_a_generation() {
 
 // The memory of a freed block is a tensor now, with the bytes of the block: the late rank writes nothing to it.
 void late_for_a_block_that_is_a_tensor() {
-    const auto first = Domain::create(0, 2, kArena);
+    const auto first = RingMemory::create(0, 2, kArena);
     const auto second = first->share(1);
     auto reservation = std::make_unique<BlockReservation>(first, kLocal, kRoom);
     const std::uint64_t block = reservation->offset();
@@ -61,7 +61,7 @@ void late_for_a_block_that_is_a_tensor() {
 
 // A rank is about to enter and has not checked yet whether it may: the owner does not free the block meanwhile.
 void freed_while_a_rank_enters() {
-    const auto first = Domain::create(0, 2, kArena);
+    const auto first = RingMemory::create(0, 2, kArena);
     const auto second = first->share(1);
     auto reservation = std::make_unique<BlockReservation>(first, kLocal, kRoom);
     for (const bool is_valid : {false, true}) {

@@ -18,23 +18,23 @@ namespace {
 class Told : public Arena::Condition {
    public:
     explicit Told(const bool& told) : told_(told) {}
-    bool holds(Domain&) noexcept override { return told_; }
+    bool holds(RingMemory&) noexcept override { return told_; }
 
    private:
     const bool& told_;
 };
 
 void a_block_is_kept() {
-    const auto domain = Domain::create(0, 1, kArena);
+    const auto ring_memory = RingMemory::create(0, 1, kArena);
     bool first = false, second = false;
     {
-        const Region region(domain, 5 * kPage);
-        domain->keep(domain->offset_of(region.data(), 1) + kPage, std::make_shared<Told>(first));
-        domain->keep(domain->offset_of(region.data(), 1), std::make_shared<Told>(second));
+        const Region region(ring_memory, 5 * kPage);
+        ring_memory->keep(ring_memory->offset_of(region.data(), 1) + kPage, std::make_shared<Told>(first));
+        ring_memory->keep(ring_memory->offset_of(region.data(), 1), std::make_shared<Told>(second));
     }
     const auto is_free = [&] {
-        domain->release(domain->allocate(1));
-        return domain->allocated() == 0;
+        ring_memory->release(ring_memory->allocate(1));
+        return ring_memory->allocated() == 0;
     };
     expect(!is_free(), "a block that is kept was freed");
     first = true;
@@ -45,37 +45,37 @@ void a_block_is_kept() {
 
 // The kernel takes long to reserve pages; ranks that check whether others are alive do not wait for it.
 void pages_are_reserved_beside_other_calls() {
-    const auto domain = Domain::create(0, 2, kArena);
-    const std::uint64_t block = domain->allocate(kPage);
+    const auto ring_memory = RingMemory::create(0, 2, kArena);
+    const std::uint64_t block = ring_memory->allocate(kPage);
     std::thread other;
     std::atomic<bool> done{false};
     bool in_time = false;
     {
         const DuringFallocate look([&] {
             other = std::thread([&] {
-                domain->release(block);
-                done = domain->allocated() > 0;
+                ring_memory->release(block);
+                done = ring_memory->allocated() > 0;
             });
             const auto elapsed = stopwatch();
             while (!done && elapsed() < 3.0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
             in_time = done;
         });
-        domain->release(domain->allocate(10 * kPage));
+        ring_memory->release(ring_memory->allocate(10 * kPage));
     }
     other.join();
     expect(in_time, "other calls waited until the kernel had reserved pages");
 }
 
-// A tensor that is not reused, because a stopped rank may write to it, does not keep the domain alive.
-void what_is_kept_does_not_keep_the_domain() {
-    std::weak_ptr<Domain> gone[2];
+// A tensor that is not reused, because a stopped rank may write to it, does not keep the ring memory alive.
+void what_is_kept_does_not_keep_the_memory() {
+    std::weak_ptr<RingMemory> gone[2];
     {
-        const auto first = Domain::create(0, 2, kArena);
-        const std::shared_ptr<Domain> domains[] = {first, first->share(1)};
-        for (int rank : {0, 1}) gone[rank] = domains[rank];
+        const auto first = RingMemory::create(0, 2, kArena);
+        const std::shared_ptr<RingMemory> memories[] = {first, first->share(1)};
+        for (int rank : {0, 1}) gone[rank] = memories[rank];
         const auto reservation = std::make_unique<BlockReservation>(first, std::vector<int>{0, 1}, Room{2, 64, 64, 0});
         HostGroup::publish(*first, {0, 1}, reservation->offset(), 1);
-        HostGroup stopped(domains[1], reservation->offset(), {{0, 1}, {0, 1}, 1, 1, 0}, nullptr);
+        HostGroup stopped(memories[1], reservation->offset(), {{0, 1}, {0, 1}, 1, 1, 0}, nullptr);
         const HostGroup::Moving moving(stopped);
         HostGroup group(first, reservation->offset(), {{0, 1}, {0, 1}, 0, 1, 0}, nullptr);
         const Region tensor(first, kPage);
@@ -89,14 +89,13 @@ void nothing_is_kept_where_memory_is_short() {
     expect(reserve_for(4 * kReserve - 1) == 0 && reserve_for(0) == 0, "a rank keeps what others need");
 }
 
-// Tensors without elements lie nowhere: a fused allreduce of tensors in ring memory copies the others there, and none
-// of theirs.
+// Tensors without elements lie nowhere, also in a fused allreduce.
 void some_tensors_of_a_list_are_empty() {
     for (const bool as_hosts : {false, true})
         for (const std::size_t most : {std::size_t{0}, std::size_t{8}, std::size_t{100'000}})
             as_ranks("some tensors of a list are empty", 2, as_hosts, [&](Place place) {
                 const auto ring = place.open();
-                const Region region(place.domain, (most + 1) * sizeof(float));
+                const Region region(place.ring_memory, (most + 1) * sizeof(float));
                 std::vector<float> beside(most / 8, 1.0f);
                 auto* const within = static_cast<float*>(region.data());
                 std::fill_n(within, most, 1.0f);
@@ -126,7 +125,7 @@ void check_memory() {
     some_tensors_of_a_list_are_empty();
     a_block_is_kept();
     pages_are_reserved_beside_other_calls();
-    what_is_kept_does_not_keep_the_domain();
+    what_is_kept_does_not_keep_the_memory();
     nothing_is_kept_where_memory_is_short();
 }
 

@@ -50,17 +50,17 @@ class Inbox : public Link {
 
 // Rank 0, alone on its host, in a group of four ranks on three hosts.
 struct Reader {
-    std::shared_ptr<Domain> domain = Domain::create(0, 1, kArena);
+    std::shared_ptr<RingMemory> ring_memory = RingMemory::create(0, 1, kArena);
     std::shared_ptr<Inbox> link = std::make_shared<Inbox>();
     std::unique_ptr<HostGroup> group;
     std::unique_ptr<Fabric> fabric;
 
     Reader() {
-        auto reservation = std::make_unique<BlockReservation>(domain, std::vector<int>{0}, Room{1, 64, 64, 0});
+        auto reservation = std::make_unique<BlockReservation>(ring_memory, std::vector<int>{0}, Room{1, 64, 64, 0});
         const std::uint64_t block = reservation->offset();
-        HostGroup::publish(*domain, {0}, block, 1);
-        group =
-            std::make_unique<HostGroup>(domain, block, HostGroup::Members{{0}, {0}, 0, 1, 0}, std::move(reservation));
+        HostGroup::publish(*ring_memory, {0}, block, 1);
+        group = std::make_unique<HostGroup>(ring_memory, block, HostGroup::Members{{0}, {0}, 0, 1, 0},
+                                            std::move(reservation));
         fabric = std::make_unique<Fabric>(link, kHostOf, kAddresses, 0,
                                           Fabric::Identity{kId, std::vector<int>(kHostOf.size(), 1)}, Options{});
     }

@@ -64,7 +64,7 @@ void an_operation_fails(bool as_hosts, bool aborted) {
 
 // A stopped rank may still write to the tensor of a failed operation, so the tensor is kept, also when memory is short.
 void a_tensor_is_kept() {
-    const auto first = Domain::create(0, 2, kArena);
+    const auto first = RingMemory::create(0, 2, kArena);
     const auto second = first->share(1);
     const std::vector<int> both{0, 1};
     auto reservation = std::make_unique<BlockReservation>(first, both, Room{2, kPage, kPage, 0});
@@ -98,8 +98,8 @@ void a_group_is_not_made() {
         at_every_allocation([&](long after) {
             const auto ring = place.open(++generation);  // its progress thread has not started yet
             const auto allocated = [&] {
-                place.domain->release(place.domain->allocate(1));
-                return place.domain->allocated();
+                place.ring_memory->release(place.ring_memory->allocate(1));
+                return place.ring_memory->allocated();
             };
             const std::size_t before = allocated();
             try {
@@ -181,14 +181,14 @@ void a_receive_is_cancelled() {
 
 // Destructors release ring memory.
 void a_region_goes() {
-    const auto domain = Domain::create(0, 1, kArena);
-    std::optional<Region> first(std::in_place, domain, kPage), second(std::in_place, domain, 3 * kPage);
+    const auto ring_memory = RingMemory::create(0, 1, kArena);
+    std::optional<Region> first(std::in_place, ring_memory, kPage), second(std::in_place, ring_memory, 3 * kPage);
     {
         const NoMemory none;
         first.reset();
         second.reset();
     }
-    expect(domain->allocated() == 0, "ring memory was not released");
+    expect(ring_memory->allocated() == 0, "ring memory was not released");
 }
 
 }  // namespace

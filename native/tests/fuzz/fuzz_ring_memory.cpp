@@ -4,7 +4,7 @@
 #include <deque>
 
 #include "fuzz/fuzz.hpp"
-#include "messages/letter.hpp"
+#include "messages/envelope.hpp"
 #include "ring/base/errors.hpp"
 #include "support.hpp"
 
@@ -70,47 +70,48 @@ void damage_field(Dice& dice, Header& header) {
     }
 }
 
-Letter* post_letter(Dice& dice, HostGroup& group, std::uint64_t count) {
-    Domain& domain = group.domain();
-    const std::uint64_t offset = domain.allocate(sizeof(Letter) + kWindowBytes);
-    auto* const letter = new (domain.at(offset)) Letter();
-    letter->from = 1;
-    letter->dtype = DType::Float32;
-    letter->count = count;
-    if (dice() % 2 == 0) letter->data = offset + sizeof(Letter);
+Envelope* post_envelope(Dice& dice, HostGroup& group, std::uint64_t count) {
+    RingMemory& ring_memory = group.ring_memory();
+    const std::uint64_t offset = ring_memory.allocate(sizeof(Envelope) + kWindowBytes);
+    auto* const envelope = new (ring_memory.at(offset)) Envelope();
+    envelope->from = 1;
+    envelope->dtype = DType::Float32;
+    envelope->count = count;
+    if (dice() % 2 == 0) envelope->data = offset + sizeof(Envelope);
     switch (dice() % 8) {
         case 0:
-            letter->from = static_cast<std::int32_t>(dice());
+            envelope->from = static_cast<std::int32_t>(dice());
             break;
         case 1:
-            letter->dtype = static_cast<DType>(dice());
+            envelope->dtype = static_cast<DType>(dice());
             break;
         case 2:
-            letter->count = dice() % 2 == 0 ? dice() : count + dice() % 100;
+            envelope->count = dice() % 2 == 0 ? dice() : count + dice() % 100;
             break;
         case 3:
-            letter->data = dice() % 2 == 0 ? dice() : kBeyond;
+            envelope->data = dice() % 2 == 0 ? dice() : kBeyond;
             break;
         case 4:
-            letter->filled.store(dice(), std::memory_order_seq_cst);
+            envelope->filled.store(dice(), std::memory_order_seq_cst);
             break;
         case 5:
-            letter->next = dice() % 2 == 0 ? dice() : offset;  // a circle
+            envelope->next = dice() % 2 == 0 ? dice() : offset;  // a circle
             break;
         case 6:
-            letter->tag = static_cast<std::int32_t>(dice());
+            envelope->tag = static_cast<std::int32_t>(dice());
             break;
         default:
             break;
     }
     const std::uint64_t hung = dice() % 8 == 0 ? dice() : offset;
-    group.letters(0).store(hung, std::memory_order_seq_cst);
+    group.envelopes(0).store(hung, std::memory_order_seq_cst);
     group.ring_bell_of(0);
-    return letter;
+    return envelope;
 }
 
 // An operation of the honest rank, which the other rank answers with headers of its own.
-Request some_request(Dice& dice, std::vector<std::byte>& memory, const std::shared_ptr<Domain>& domain, std::optional<Region>& region) {
+Request some_request(Dice& dice, std::vector<std::byte>& memory, const std::shared_ptr<RingMemory>& ring_memory,
+                     std::optional<Region>& region) {
     constexpr OpKind kinds[] = {OpKind::Allreduce, OpKind::ReduceScatter, OpKind::Allgather,
                                 OpKind::Broadcast, OpKind::Alltoall,      OpKind::Barrier};
     constexpr std::size_t counts[] = {2, 700, 20'000, 150'000};
@@ -124,7 +125,7 @@ Request some_request(Dice& dice, std::vector<std::byte>& memory, const std::shar
     if (request.kind == OpKind::Alltoall) request.splits.assign(2, static_cast<std::int64_t>(count / 2));
     std::byte* data = nullptr;
     if (dice() % 2 == 0) {
-        region.emplace(domain, count * sizeof(float));
+        region.emplace(ring_memory, count * sizeof(float));
         data = static_cast<std::byte*>(region->data());
     } else {
         memory.resize(count * sizeof(float));
@@ -144,15 +145,15 @@ void honest(const Place& place, Dice dice, std::uint64_t generation) {
     // They outlive the communicator, because a message that has timed out may still move.
     std::deque<std::vector<std::byte>> memories;
     std::deque<std::optional<Region>> regions;
-    std::deque<std::vector<float>> letters;
+    std::deque<std::vector<float>> payloads;
     const auto ring = place.open(generation);
     for (int i = 0; i < 3; ++i) {
         std::vector<std::byte>& memory = memories.emplace_back();
         std::optional<Region>& region = regions.emplace_back();
-        Request request = some_request(dice, memory, place.domain, region);
+        Request request = some_request(dice, memory, place.ring_memory, region);
         if (dice() % 3 == 0) {
-            std::vector<float>& letter = letters.emplace_back(dice() % 2 == 0 ? 100 : 100'000);
-            const auto receive = ring->receive(1, 0, letter.data(), letter.size(), DType::Float32, kPatience, true);
+            std::vector<float>& payload = payloads.emplace_back(dice() % 2 == 0 ? 100 : 100'000);
+            const auto receive = ring->receive(1, 0, payload.data(), payload.size(), DType::Float32, kPatience, true);
             ring->wait(*receive, kPatience, nullptr);
             continue;
         }
@@ -165,23 +166,23 @@ void honest(const Place& place, Dice dice, std::uint64_t generation) {
 
 // Arrives at every gate, with headers like those of the other rank, some of them damaged.
 void hostile(const Place& place, Dice dice, std::uint64_t generation, const std::atomic<bool>& over) {
-    Domain& domain = *place.domain;
-    const RankSlot& leader = domain.slot(0);
+    RingMemory& ring_memory = *place.ring_memory;
+    const RankSlot& leader = ring_memory.slot(0);
     while (leader.generation.load(std::memory_order_seq_cst) != generation && !over) std::this_thread::yield();
     if (over) return;
-    HostGroup group(place.domain, leader.generation_block.load(std::memory_order_seq_cst),
+    HostGroup group(place.ring_memory, leader.generation_block.load(std::memory_order_seq_cst),
                     {{0, 1}, {0, 1}, 1, generation, 0, {}}, nullptr);
     std::uint64_t gate = 0, sequence = 0;
-    for (std::vector<Letter*> letters; !over;) {
+    for (std::vector<Envelope*> envelopes; !over;) {
         const bool is_called = group.is_called();
-        for (Letter* letter : letters) {
+        for (Envelope* envelope : envelopes) {
             if (dice() % 4 == 0)
-                letter->filled.store(dice() % 2 == 0 ? dice() : dice() % 2 * 400, std::memory_order_seq_cst);
-            if (dice() % 4 == 0) letter->emptied.store(dice(), std::memory_order_seq_cst);
+                envelope->filled.store(dice() % 2 == 0 ? dice() : dice() % 2 * 400, std::memory_order_seq_cst);
+            if (dice() % 4 == 0) envelope->emptied.store(dice(), std::memory_order_seq_cst);
         }
         if (!is_called) {
-            if (sequence > 0 && letters.size() < 3 && dice() % 64 == 0)
-                letters.push_back(post_letter(dice, group, dice() % 2 == 0 ? 100 : 100'000));
+            if (sequence > 0 && envelopes.size() < 3 && dice() % 64 == 0)
+                envelopes.push_back(post_envelope(dice, group, dice() % 2 == 0 ? 100 : 100'000));
             std::this_thread::yield();
             continue;
         }

@@ -109,7 +109,7 @@ class GradientReducer:
         self._layout: _Layout | None = None
         self.generation: weakref.ref[Communicator] | None = None
         self._has_entered = False
-        self._doubts = world.doubts()
+        self._disruptions = world.disruptions()
         self._touched: dict[Tensor, None] = {}  # reached since they were last reduced
         self._settled: set[Tensor] = set()  # reduced since the last step
         self._micro: dict[Tensor, Tensor] = {}  # sums of earlier micro-batches of this step
@@ -231,9 +231,9 @@ class GradientReducer:
         self.generation = None if communicator is None else weakref.ref(communicator)
         self._layout = None
         self.end_step()
-        if world.doubts() > self._doubts:
+        if world.disruptions() > self._disruptions:
             self._forget()
-        self._doubts = world.doubts()
+        self._disruptions = world.disruptions()
         if communicator is not None and self._members != (members := (*communicator.ranks, communicator.rank)):
             self._members = members
             self.drop_residuals()

@@ -461,7 +461,7 @@ def end_rounds(optimizers: Sequence[torch.optim.Optimizer], root: int) -> tuple[
     """
     here = [OUTER in one.__dict__ for one in optimizers]
     rows = [here]
-    if world.doubts():
+    if world.disruptions():
         rows = gather_objects(here, "optimizers with local steps", global_process_set)
     lacking = [False] * len(here)
     for number, optimizer in enumerate(optimizers):

@@ -32,7 +32,7 @@ class ReducingOptimizer(Wrapper):
     _skipping = False
     _synchronized = False  # by the user, for the next step, and for nothing
     _warned = False
-    _doubts = 0  # `world.doubts` at the last step
+    _disruptions = 0  # `world.disruptions` at the last step
 
     @property
     def process_set_of_steps(self) -> ProcessSet:
@@ -85,11 +85,11 @@ class ReducingOptimizer(Wrapper):
 
     def _follow_generation(self) -> None:
         """Drop a step that was under way when a generation was aborted: ranks may have begun different parts of it."""
-        doubts = world.doubts()
-        if doubts > self._doubts:
+        disruptions = world.disruptions()
+        if disruptions > self._disruptions:
             self._synchronized = self._skipping = False
             self._seen = 0
-        self._doubts = doubts
+        self._disruptions = disruptions
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:

@@ -159,7 +159,7 @@ def _guarded(closure: Callable[[], Any], undo: Undo, step: FrameType) -> Callabl
 
 def _mend(optimizer: torch.optim.Optimizer, training: _Training) -> None:
     """Compare the ranks after an aborted generation. The gradients of the first step may be older than that."""
-    if world.doubts() == 0 or training.group.size() != world.current().size:
+    if world.disruptions() == 0 or training.group.size() != world.current().size:
         training.is_compared = True
         return
     # Other ranks may call something else of their group now. Unlike the comparison, which is on another communicator,

@@ -28,7 +28,7 @@ from ring_notebook.torch.steps.optimizer_notes import load_state, schedulers_of,
 from ring_notebook.torch.steps.state_digest import SHARES, digest, has_shares, marks, options_of, state_of
 from ring_notebook.torch.tensors import parts_of
 
-_SETTLED = "_ring_settled"  # the doubts until which an optimizer is compared, and the shares compared since
+_SETTLED = "_ring_settled"  # the disruptions until which an optimizer is compared, and the shares compared since
 _FROZEN = "_ring_frozen"  # the ids of the parameters that needed no gradients when the optimizer was prepared
 _MOST_NAMES = 4  # in a message
 
@@ -82,23 +82,23 @@ class Shared:
 
 def trust(optimizer: torch.optim.Optimizer) -> None:
     """Note that ``optimizer`` is new: earlier aborts matter only if another rank has had it longer."""
-    optimizer.__dict__.setdefault(_SETTLED, (world.doubts(), SHARES))
+    optimizer.__dict__.setdefault(_SETTLED, (world.disruptions(), SHARES))
     parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
     optimizer.__dict__.setdefault(_FROZEN, {id(one): None for one in parameters if not one.requires_grad})
 
 
 def begin(optimizer: torch.optim.Optimizer, process_set: ProcessSet) -> None:
     """Agree on the shares to compare; all ranks of the set call this at an optimizer's first step of a generation."""
-    doubts = world.doubts()
-    if doubts == 0:
+    disruptions = world.disruptions()
+    if disruptions == 0:
         return
     until, compared = optimizer.__dict__.get(_SETTLED, (0, 0))
-    own = compared if until == doubts else 0
+    own = compared if until == disruptions else 0
     ranks = allreduce_numbers(
         [int(own == share) for share in range(SHARES)], ReduceOp.SUM, "ranks that may have parted", process_set
     )
     least = next((share for share, count in enumerate(ranks) if count), SHARES)
-    optimizer.__dict__[_SETTLED] = doubts, least
+    optimizer.__dict__[_SETTLED] = disruptions, least
 
 
 def may_have_parted(optimizer: torch.optim.Optimizer) -> bool:
@@ -112,7 +112,7 @@ def furthest(optimizers: Sequence[torch.optim.Optimizer]) -> int:
     All ranks call this and then take that rank's values; they also take over its number of steps.
     """
     root, made = preparation.furthest([steps_of(optimizer) for optimizer in optimizers])
-    if world.doubts() > 0:
+    if world.disruptions() > 0:
         for optimizer, steps in zip(optimizers, made, strict=False):
             set_steps(optimizer, steps)
     return root
@@ -125,12 +125,12 @@ def mend(shared: Shared, whole: bool = False) -> bool:
 
     Raises DriftError on all of them where RING_REPAIR forbids it, or where each rank has a share that no other has.
     """
-    doubts, share = shared.optimizer.__dict__[_SETTLED]
+    disruptions, share = shared.optimizer.__dict__[_SETTLED]
     values = shared.values()
     own = marks(values, None if whole else share)
     alike = _are_alike(own, shared.process_set)
     goes_on = alike and not whole and has_shares(values)
-    shared.optimizer.__dict__[_SETTLED] = doubts, share + 1 if goes_on else SHARES
+    shared.optimizer.__dict__[_SETTLED] = disruptions, share + 1 if goes_on else SHARES
     if alike:
         return False
     rows: list[dict[str, Any]] = gather_objects(own, "digests of ranks that may have parted", shared.process_set)
@@ -142,7 +142,7 @@ def mend(shared: Shared, whole: bool = False) -> bool:
     ranks = shared.process_set.ranks or []
     root = ranks[at]
     others = [rank for rank, row in zip(ranks, rows, strict=True) if row != rows[at]]
-    since = "since a run that did not end well" if doubts or world.doubts() else "before their first step"
+    since = "since a run that did not end well" if disruptions or world.disruptions() else "before their first step"
     text = f"ranks {', '.join(map(str, others))} have parted from rank {root} {since}: {_listed(differing)}" + (
         f"; steps made, by rank: {steps}" if len(set(steps)) > 1 else ""
     )

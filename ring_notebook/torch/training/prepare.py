@@ -414,7 +414,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 def _ddp(model: nn.Module, optimizer: torch.optim.Optimizer) -> nn.Module:
-    if model is not unwrapped(model) and world.doubts() == 0:  # the cell was run again
+    if model is not unwrapped(model) and world.disruptions() == 0:  # the cell was run again
         return model
     model = unwrapped(model)  # a backward pass that has raised leaves the wrapper unusable
     # With gradients as views of the buckets, no gradient is copied.

@@ -24,7 +24,7 @@ SWITCH = re.compile(r"\bcase (ring::)?(DType|Numbers|ReduceOp|OpKind|Output)::")
 # What a new declaration looks like, by the list that it goes into.
 NEW = {
     "RING_DTYPES": ' X(Letter, "char8", char, Unsigned, kNoNumber, 7)',
-    "RING_REDUCE_OPS": ' X(Xor, "xor")',
+    "RING_REDUCE_OPS": ' X(Xor, "xor", kNoNumber)',
     "RING_OPERATIONS": ' X(Scan, "scan", true, Whole)',
 }
 # Everything that is made from the lists has the new ones.
@@ -39,7 +39,6 @@ static_assert(to_string(ReduceOp::Xor)[0] == 'x' && reduces(OpKind::Scan));
 FOUND = {
     ("Xor", "types.hpp", "is_sum"),
     ("Xor", "kernels_impl.hpp", "kernel_of"),
-    ("Xor", "nccl.cpp", "nccl_reduction"),
     ("Scan", "nccl_reduction.cpp", "nccl_moves"),
     ("Scan", "nccl_launch.cpp", "call"),
     ("Scan", "small_messages.cpp", "advance"),

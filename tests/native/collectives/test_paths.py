@@ -21,7 +21,6 @@ ORDINARY: dict[str, Any] = {}
 INLINE = {"is_inline": True}
 READ = {"input_in_ring": True}
 RING = {"input_in_ring": True, "output_in_ring": True}
-LIST = RING | {"tensors": 3}
 JOINED = {"operation": "join"}
 ADASUM = {"op": ReduceOp.ADASUM}
 GPU = {"device": Device.CUDA}
@@ -40,9 +39,6 @@ TABLE: list[tuple[str, list[dict[str, Any]], str, str]] = [
     ("allreduce", [{"count": 1000}, {"count": 1000}], "staged", "doubling"),
     ("allreduce", [RING, RING], "push", "ring"),
     ("allreduce", [RING, JOINED], "push", "ring"),
-    ("allreduce", [LIST, LIST], "list", "ring"),
-    ("allreduce", [JOINED, LIST], "list", "ring"),
-    ("allreduce", [LIST, ORDINARY | {"tensors": 3}], "staged", "ring"),
     ("allreduce", [RING, READ], "staged", "ring"),
     ("allreduce", [RING, ORDINARY], "staged", "ring"),
     ("allreduce", [ORDINARY, ORDINARY], "staged", "ring"),

@@ -73,7 +73,7 @@ MUTANTS = {
     "copies that hold up nobody": (
         "communicator/device/device_side.cpp",
         "if (!ready->passed()) return false;",
-        "ready->hold_back(group_.stream().copies());",
+        "ready->hold_back(stream().copies());",
         "test_device_aborts.py::test_a_copy_to_host_memory_behind_a_kernel_that_never_ends",
     ),
     "the end of named operations that fail in their launch": (

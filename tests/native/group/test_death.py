@@ -111,7 +111,7 @@ def test_a_death_is_seen_without_process_descriptors() -> None:
     def body(seat: Seat) -> str:
         if seat.rank == 0:
             forbid_pidfds()
-            assert not seat.domain.dead(1)
+            assert not seat.ring_memory.dead(1)
         ring = seat.open()
         ring.barrier()
         seat.meet()

@@ -29,17 +29,17 @@ SLACK = 8 << 20
 def usage(seat: Seat) -> dict[str, int]:
     """What this process holds, once the other ranks have let go of what it made for all."""
     for rank in range(seat.size):
-        seat.domain.dead(rank)  # opens the one descriptor by which it watches that rank, if it has not yet
+        seat.ring_memory.dead(rank)  # opens the one descriptor by which it watches that rank, if it has not yet
     deadline = time.monotonic() + 30
     while True:
         gc.collect()
-        seat.domain.allocate(1)  # when a rank allocates, it takes back what no other rank uses any more
-        if seat.domain.allocated == 0 or time.monotonic() > deadline:
+        seat.ring_memory.allocate(1)  # when a rank allocates, it takes back what no other rank uses any more
+        if seat.ring_memory.allocated == 0 or time.monotonic() > deadline:
             break
         time.sleep(0.01)
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     return {
-        "ring memory": seat.domain.allocated,
+        "ring memory": seat.ring_memory.allocated,
         "descriptors": len(os.listdir("/proc/self/fd")),
         "threads": int(status["Threads"]),
         "heap": int(status["RssAnon"].split()[0]) * 1024,
@@ -134,8 +134,8 @@ def test_groups_leave_nothing_behind() -> None:
                     group.close()
                 del group
             ring.barrier()  # now everybody has closed its part
-            seat.domain.allocate(1)
-            measured.append(seat.domain.allocated)
+            seat.ring_memory.allocate(1)
+            measured.append(seat.ring_memory.allocated)
         return measured
 
     for measured in as_processes(3, body):
@@ -144,26 +144,26 @@ def test_groups_leave_nothing_behind() -> None:
 
 def test_ring_memory_is_given_back() -> None:
     """Blocks are reused, freed with their last view, and their pages go back to the machine."""
-    domain = core.Domain.create(0, 1, 64 << 20)
+    ring_memory = core.RingMemory.create(0, 1, 64 << 20)
 
     def pages() -> int:
-        return os.stat(f"/proc/self/fd/{domain.fd}").st_blocks * 512
+        return os.stat(f"/proc/self/fd/{ring_memory.fd}").st_blocks * 512
 
     least = pages()
     for _ in range(200):
-        first, second = domain.allocate(3 << 20), domain.allocate(5 << 20)
+        first, second = ring_memory.allocate(3 << 20), ring_memory.allocate(5 << 20)
         view = np.frombuffer(first, np.uint8)
-        assert domain.allocated == 8 << 20
+        assert ring_memory.allocated == 8 << 20
         del first
-        assert domain.allocated == 8 << 20
+        assert ring_memory.allocated == 8 << 20
         del second, view
-        assert domain.allocated == 0
+        assert ring_memory.allocated == 0
     assert pages() <= least + (12 << 20)
-    domain.trim()
+    ring_memory.trim()
     assert pages() == least
-    whole = domain.allocate(64 << 20)
+    whole = ring_memory.allocate(64 << 20)
     with pytest.raises(OutOfRingMemoryError, match=r"has no such piece left"):
-        domain.allocate(1)
+        ring_memory.allocate(1)
     del whole
     with pytest.raises(OutOfRingMemoryError, match="local rank 0 needs"):
-        domain.allocate(1 << 50)
+        ring_memory.allocate(1 << 50)

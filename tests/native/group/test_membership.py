@@ -14,7 +14,7 @@ from ring_notebook.errors import CollectiveAborted, CollectiveTimeout
 
 
 def call(seat: Seat, last: int, *, timeout: float = LIMIT / 2) -> int:
-    return seat.domain.agree_on_generation(list(range(seat.size)), last, 0, timeout)
+    return seat.ring_memory.agree_on_generation(list(range(seat.size)), last, 0, timeout)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
@@ -58,10 +58,10 @@ def test_a_rank_that_does_not_come_is_named() -> None:
 def test_a_rank_that_has_left_the_run_is_told() -> None:
     def body(seat: Seat) -> None:
         if seat.rank == 0:
-            seat.domain.leave_run(7)
+            seat.ring_memory.leave_run(7)
         else:
             with pytest.raises(CollectiveAborted, match="rank 0 finished its cell"):
-                seat.domain.agree_on_generation([0, 1], 0, 7, LIMIT)
+                seat.ring_memory.agree_on_generation([0, 1], 0, 7, LIMIT)
 
     as_threads(2, body)
 

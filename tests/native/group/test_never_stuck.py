@@ -306,8 +306,8 @@ def test_no_thread_for_queued_operations() -> None:
         from pathlib import Path
         from ring_notebook.core.native import core
 
-        domain = core.Domain.create(0, 1, 1 << 20)
-        ring = core.Communicator.open(domain=domain, ranks=[0], local=[0], index=0, generation=1)
+        ring_memory = core.RingMemory.create(0, 1, 1 << 20)
+        ring = core.Communicator.open(ring_memory=ring_memory, ranks=[0], local=[0], index=0, generation=1)
         ring.barrier("", True, 0.0)
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         limits = resource.getrlimit(resource.RLIMIT_AS)

@@ -73,9 +73,9 @@ def test_a_small_address_space_makes_small_arenas() -> None:
         "from ring_notebook.core.native import core\n"
         "memory = os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')\n"
         "resource.setrlimit(resource.RLIMIT_AS, (memory, memory))\n"
-        "domain = core.Domain.create(0, 2)\n"
-        "region = domain.allocate(1 << 20)\n"
-        "try: core.Domain.create(0, 2, memory)\n"
+        "ring_memory = core.RingMemory.create(0, 2)\n"
+        "region = ring_memory.allocate(1 << 20)\n"
+        "try: core.RingMemory.create(0, 2, memory)\n"
         "except Exception as error: print(error)\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=200, check=False)
@@ -94,59 +94,59 @@ def test_cores_are_those_of_all_ranks_together() -> None:
         for generation, apart in ((1, True), (2, False)):
             os.sched_setaffinity(0, {own[seat.rank if apart else 0]})
             ring = seat.open(generation)  # all have come
-            found.append(seat.domain.cores)
+            found.append(seat.ring_memory.cores)
             ring.barrier()
         return found
 
     assert as_processes(2, body) == [[2, 1], [2, 1]]
 
 
-def pages_of(domain: _core.Domain) -> int:
+def pages_of(ring_memory: _core.RingMemory) -> int:
     """Bytes of ring memory that the kernel has given pages to."""
-    return os.fstat(domain.fd).st_blocks * 512
+    return os.fstat(ring_memory.fd).st_blocks * 512
 
 
 def test_freed_memory_goes_back_to_the_machine() -> None:
     """A rank keeps a reserve, on a machine that has plenty; the rest is there for others at once."""
     kept = 256 * MIB if core.memory_left() >= 1024 * MIB else MIB
-    domain = core.Domain.create(0, 1, 1024 * MIB)
-    empty = pages_of(domain)
-    regions = [domain.allocate(64 * MIB) for _ in range(6)]
-    assert pages_of(domain) == empty + 6 * 64 * MIB
+    ring_memory = core.RingMemory.create(0, 1, 1024 * MIB)
+    empty = pages_of(ring_memory)
+    regions = [ring_memory.allocate(64 * MIB) for _ in range(6)]
+    assert pages_of(ring_memory) == empty + 6 * 64 * MIB
     regions.clear()
-    assert pages_of(domain) <= empty + kept
-    again = domain.allocate(64 * MIB)  # of the reserve
-    assert pages_of(domain) <= empty + max(kept, 64 * MIB)
+    assert pages_of(ring_memory) <= empty + kept
+    again = ring_memory.allocate(64 * MIB)  # of the reserve
+    assert pages_of(ring_memory) <= empty + max(kept, 64 * MIB)
     del again
-    domain.trim()
-    assert pages_of(domain) <= empty + MIB
+    ring_memory.trim()
+    assert pages_of(ring_memory) <= empty + MIB
 
 
 def test_small_blocks_go_back_with_their_page() -> None:
     """Blocks smaller than a page share one, which is the machine's again when the last one is freed."""
-    domain = core.Domain.create(0, 1, 64 * MIB)
-    empty = pages_of(domain)
-    regions = [domain.allocate(100) for _ in range(1000)]
+    ring_memory = core.RingMemory.create(0, 1, 64 * MIB)
+    empty = pages_of(ring_memory)
+    regions = [ring_memory.allocate(100) for _ in range(1000)]
     del regions[::2]
-    domain.trim()
-    assert pages_of(domain) > empty + 64 * 1000
+    ring_memory.trim()
+    assert pages_of(ring_memory) > empty + 64 * 1000
     regions.clear()
-    assert domain.allocated == 0
-    domain.trim()
-    assert pages_of(domain) == empty
+    assert ring_memory.allocated == 0
+    ring_memory.trim()
+    assert pages_of(ring_memory) == empty
 
 
 def test_a_forked_process_frees_nothing_of_its_parent() -> None:
-    domain = core.Domain.create(0, 1, 1024 * MIB)
-    region = domain.allocate(300 * MIB)
+    ring_memory = core.RingMemory.create(0, 1, 1024 * MIB)
+    region = ring_memory.allocate(300 * MIB)
     view = memoryview(region)
     view[:3] = b"abc"
-    before = pages_of(domain)
+    before = pages_of(ring_memory)
     child = os.fork()
     if child == 0:
         view.release()
         del region
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert pages_of(domain) == before
+    assert pages_of(ring_memory) == before
     assert bytes(view[:3]) == b"abc"

@@ -18,8 +18,8 @@ from ring_notebook.core.step_guard import LONGEST_HOLD, StepGuard
 
 @pytest.fixture
 def alone() -> Iterator[Communicator]:
-    domain = core.Domain.create(0, 1, 64 << 20)
-    communicator = Communicator(core.Communicator.open(domain, [0], [0], 0, 1), domain)
+    ring_memory = core.RingMemory.create(0, 1, 64 << 20)
+    communicator = Communicator(core.Communicator.open(ring_memory, [0], [0], 0, 1), ring_memory)
     yield proxy(communicator)  # tests keep what they are given until their file ends
     communicator.close()
 

@@ -143,8 +143,8 @@ def test_what_tells_a_namespace() -> None:
 def test_the_core_has_memory_where_the_calls_for_it_are_refused() -> None:
     code = """
 from ring_notebook import _core
-domain = _core.Domain.create(0, 1, 1 << 28)
-print(len(memoryview(domain.allocate(1 << 20))))
+ring_memory = _core.RingMemory.create(0, 1, 1 << 28)
+print(len(memoryview(ring_memory.allocate(1 << 20))))
 """
     assert refused("pidfd_open,memfd_create,fallocate", code) == str(1 << 20)
 

@@ -96,10 +96,19 @@ constexpr bool in_host_memory(Device device) { return device == Device::Cpu; }
 
 // --- reductions ---
 
-// In the order of Horovod's constants.
-#define RING_REDUCE_OPS(X) \
-    X(Average, "average") X(Sum, "sum") X(Adasum, "adasum") X(Min, "min") X(Max, "max") X(Product, "product")
+// X(value, name, number in NCCL of the reduction or of one that expresses it), in the order of Horovod's constants. For
+// NCCL an average is a sum of what has been divided.
+#define RING_REDUCE_OPS(X)         \
+    X(Average, "average", 0)       \
+    X(Sum, "sum", 0)               \
+    X(Adasum, "adasum", kNoNumber) \
+    X(Min, "min", 3)               \
+    X(Max, "max", 2)               \
+    X(Product, "product", 1)
 RING_ENUM(ReduceOp, std::uint8_t, RING_REDUCE_OPS);
+#define RING_NUMBER(value, name, nccl) nccl,
+constexpr int kNcclReductions[] = {RING_REDUCE_OPS(RING_NUMBER)};
+#undef RING_NUMBER
 
 // Whether the ranks' tensors are added up.
 constexpr bool is_sum(ReduceOp op) {

@@ -25,7 +25,7 @@
 #include "ring/communicator/work.hpp"
 #include "ring/group/host_group.hpp"
 #include "ring/group/recorder.hpp"
-#include "ring/messages/post_office.hpp"
+#include "ring/messages/point_to_point.hpp"
 
 namespace ring {
 
@@ -42,16 +42,16 @@ struct SmallAllreduce;
 class Communicator {
    public:
     struct Setup {
-        std::shared_ptr<Domain> domain;
+        std::shared_ptr<RingMemory> ring_memory;
         std::vector<int> ranks;      // of all members, in the whole job
-        std::vector<int> local;      // local ranks in the domain of the members on this host, in group order
+        std::vector<int> local;      // local ranks in the ring memory of the members on this host, in group order
         std::vector<int> host_of;    // of all members; empty when they share this host
         std::vector<int> addresses;  // of all members on the link
         std::shared_ptr<Link> link;
         int index = 0;  // of this process in the group
         std::uint64_t generation = 0;
-        std::uint64_t run = 0;    // number of the run that the generation belongs to; 0 for none
-        std::int64_t doubts = 0;  // a number; all ranks get the maximum
+        std::uint64_t run = 0;         // number of the run that the generation belongs to; 0 for none
+        std::int64_t disruptions = 0;  // a number; all ranks get the maximum
         Options options;
         std::shared_ptr<Devices> devices;   // null where tensors on devices are refused
         std::shared_ptr<OperationLog> log;  // null where the last operations are not kept
@@ -65,7 +65,7 @@ class Communicator {
     const std::vector<int>& ranks() const { return topology_.ranks; }
     // The host of each member; empty when all share one.
     std::vector<int> host_of() const { return fabric_ ? fabric_->host_of() : std::vector<int>{}; }
-    const std::shared_ptr<Domain>& domain() const { return group_->shared_domain(); }
+    const std::shared_ptr<RingMemory>& ring_memory() const { return group_->shared_ring_memory(); }
 
     // Carries out the operation in this thread when nothing is queued, else waits for the progress thread to do it, or
     // to launch it on a device. `timeout` in seconds, 0 for none; `check` is called during the wait and may throw.
@@ -103,7 +103,7 @@ class Communicator {
     // The same, but also returns when the work was launched on a device.
     void wait_launched(Work& work, double timeout, const Interruption& check);
 
-    // Messages to and from members (group indices); `from` may be PostOffice::kAny. The progress thread carries a
+    // Messages to and from members (group indices); `from` may be PointToPoint::kAny. The progress thread carries a
     // message while its caller does not wait for it.
     std::shared_ptr<Message> send(int to, int tag, const void* data, std::uint64_t count, DType dtype, double timeout,
                                   bool attended);
@@ -120,7 +120,7 @@ class Communicator {
     void close(const Interruption& check);
     bool closed() const { return queue_.closed(); }
     // The maximum of the numbers that the ranks gave to `open`; 0 for a group in a generation.
-    std::int64_t doubts() const { return doubts_; }
+    std::int64_t disruptions() const { return disruptions_; }
     // Totals of this rank's operations that match by order, since the group began.
     struct Counts {
         std::uint64_t operations = 0, gates = 0;
@@ -143,9 +143,9 @@ class Communicator {
     friend class Progress;
     friend class MemberGroup;
     friend class NamedLane;
-    // Blocked: waits for a gate or the link. Flying: a device works, and no thread need wait for it. Polling: waits for
-    // the link or a device, which ring no bell.
-    enum class Served { Idle, Blocked, Flying, Polling, Moved, Done };
+    // Blocked: waits for a gate or the link. OnDevice: a device works, and no thread need wait for it. Polling: waits
+    // for the link or a device, which ring no bell.
+    enum class Served { Idle, Blocked, OnDevice, Polling, Moved, Done };
 
     // Shared by the communicators of one generation.
     struct Generation {
@@ -192,7 +192,6 @@ class Communicator {
     // The state machine. Only one thread at a time is in it: the inline caller or the progress thread.
     void begin(Work& work);
     void place_tensors(Work& work) const;
-    void place_list(Work& work) const;
     void check_posted(const std::vector<Header>& headers) const;
     void move_to_ring(Work& work);
     std::unique_ptr<Algorithm> make_algorithm(Work& work, const std::vector<Header>& headers);
@@ -236,11 +235,11 @@ class Communicator {
     Generation generation_;
     int number_;  // of this group in the generation
     LogGroup log_group_;
-    std::int64_t doubts_ = 0;
+    std::int64_t disruptions_ = 0;
     std::uint64_t sequence_ = 0;  // written by the thread that carries out an operation
 
-    std::unique_ptr<PostOffice> post_;  // null in the lane of named operations
-    std::int64_t next_look_ = 0;        // when the progress thread next checks the peers of messages
+    std::unique_ptr<PointToPoint> point_to_point_;  // null in the lane of named operations
+    std::int64_t next_look_ = 0;                    // when the progress thread next checks the peers of messages
 
     OperationQueue queue_;
     std::atomic<bool> in_order_{false};  // after match_in_order()

@@ -18,7 +18,7 @@
 #include <utility>
 #include <vector>
 
-#include "ring/collectives/device/device_group.hpp"
+#include "ring/collectives/device/device_stream.hpp"
 #include "ring/communicator/communicator.hpp"
 
 namespace ring {
@@ -27,6 +27,13 @@ class DeviceOpening;
 
 class DeviceSide {
    public:
+    // What moves tensors on devices.
+    enum class Way {
+        Unknown,  // the ranks have not agreed yet
+        Nccl,
+        Host,   // through host memory, for a reason
+        Error,  // some rank insists on NCCL, which cannot be used for a reason
+    };
     DeviceSide(Communicator& owner, std::shared_ptr<DeviceStream> stream);
     // Aborts operations under way; returns when none of their kernels runs, or one cannot be ended.
     ~DeviceSide();
@@ -67,10 +74,22 @@ class DeviceSide {
     // Polls the launched operations.
     Served serve();
 
-    DeviceGroup& group() { return group_; }
+    DeviceStream& stream() const { return *stream_; }
+    Way way() const { return way_; }
+
+    // --- for the agreement ---
+    // Null in a group of one rank, and until the ranks connect.
+    NcclCommunicator* nccl() const { return nccl_.get(); }
+    void connect(const NcclId& id, NcclCommunicator::Key key, int index);
+    // Takes one that the stream has adopted.
+    void reuse(std::shared_ptr<NcclCommunicator> nccl) { nccl_ = std::move(nccl); }
+    void conclude(Way way, std::string reason);
+    // Gives the communicator up; null where there is none.
+    std::shared_ptr<const Reaper> disconnect();
 
    private:
-    struct Flight {
+    // Operations that the device carries out.
+    struct Launched {
         std::vector<std::shared_ptr<Work>> works;  // none: a joined rank's part
         std::shared_ptr<DeviceWork> device;
         std::exception_ptr error;
@@ -78,17 +97,19 @@ class DeviceSide {
     };
     bool through_host(const Work& work) const;
     void bring_back(Work& work);
-    void fly(Flight flight);
-    void check_flights();
-    void land(Flight& flight, std::exception_ptr error, bool must_keep) noexcept;
-    // A flight has ended.
-    void touch_down();
+    void watch(Launched launched);
+    void check_launched();
+    void finish(Launched& launched, std::exception_ptr error, bool must_keep) noexcept;
+    void count_end();
     void abort(const std::exception_ptr& error) noexcept;
 
     Communicator& owner_;
-    DeviceGroup group_;
+    std::shared_ptr<DeviceStream> stream_;
+    std::shared_ptr<NcclCommunicator> nccl_;
+    Way way_;
+    std::string reason_;
     std::unique_ptr<DeviceOpening> opening_;
-    std::deque<Flight> flights_;
+    std::deque<Launched> launched_;
     std::atomic<std::size_t> under_way_{0};
     std::int64_t next_check_ = 0;
     std::exception_ptr error_;  // of the abort that is under way

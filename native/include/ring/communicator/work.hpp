@@ -42,27 +42,21 @@ class Work : public std::enable_shared_from_this<Work> {
     Doorbell& bell() { return bell_; }
 
     // --- what was asked for ---
-    // Names: all ranks have posted it by name. JoinedForOnce: a joined rank's part of such an operation. Trial: of
+    // Names: all ranks have posted it by name. JoinedForOnce: a joined rank's part of such an operation. Check: of
     // NCCL; its failure does not end the generation.
-    enum class Origin : char { Caller, Names, JoinedForOnce, Trial };
+    enum class Origin : char { Caller, Names, JoinedForOnce, Check };
     Request request;
     Header header;
     Origin origin = Origin::Caller;
     std::shared_ptr<const Work> first;  // of the same call: this one fails with it where the ranks mismatch
     std::int64_t deadline = 0;          // monotonic ns, 0 for none
     std::int64_t patience = 0;          // ns for which it continues after an abort: a commit between hosts
-    bool is_trial() const { return origin == Origin::Trial; }
+    bool is_check() const { return origin == Origin::Check; }
 
     // --- how far it is; for the thread that carries it out ---
     // Agreed: between hosts, the ranks have compared their headers; Moved: only notices that are on their way may still
     // fail it.
     enum class Stage : char { Queued, Posted, Agreed, Moved };
-    struct Guest {
-        const std::byte* from;
-        std::byte* copy;
-        std::byte* to;
-        std::size_t bytes;
-    };
     struct Machine {
         Stage stage = Stage::Queued;
         std::unique_ptr<Agreement> agreement;
@@ -71,8 +65,7 @@ class Work : public std::enable_shared_from_this<Work> {
         std::uint64_t gate = 0;        // to wait for
         std::uint64_t gates = 0;       // passed since the agreement or algorithm began
         bool polling = false;          // waits for the link and not for a gate
-        std::optional<Region> bounce;  // the copy of the tensor in ring memory, or that of a list (place_list)
-        std::vector<Guest> guests;     // tensors of a list that have copies in `bounce`
+        std::optional<Region> bounce;  // the copy of the tensors in ring memory
         std::int64_t next_check = 0;
         std::int64_t since = 0;  // when it was posted by name, or began to wait for gate `stalled_at`
         std::uint64_t stalled_at = 0;

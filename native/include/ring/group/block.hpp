@@ -39,9 +39,9 @@ enum class Reference : std::uint32_t { NotTaken = 0, Held = 1, Dropped = 2 };
 
 struct alignas(128) Mailbox {
     SharedAtomic<std::uint64_t> arrivals{0};
-    SharedAtomic<std::uint32_t> busy{0};            // is touching other ranks' memory, in an operation
-    SharedAtomic<std::uint32_t> reading{0};         // the same, in what a message brought
-    SharedAtomic<std::uint64_t> letters{kNowhere};  // the newest message to this member that it has not taken
+    SharedAtomic<std::uint32_t> busy{0};              // is touching other ranks' memory, in an operation
+    SharedAtomic<std::uint32_t> reading{0};           // the same, in what a message brought
+    SharedAtomic<std::uint64_t> envelopes{kNowhere};  // the newest message to this member that it has not taken
     SharedAtomic<RankState> state{RankState::Idle};
     SharedAtomic<std::int64_t> since{0};
     SharedAtomic<std::uint32_t> left{0};
@@ -85,7 +85,7 @@ struct BlockLayout {
 class BlockReservation {
    public:
     // A block for a group of these local ranks, in this rank's arena. Throws OutOfMemory.
-    BlockReservation(std::shared_ptr<Domain> domain, const std::vector<int>& local, const Room& room);
+    BlockReservation(std::shared_ptr<RingMemory> ring_memory, const std::vector<int>& local, const Room& room);
     // Lets nobody in any more; the block is freed when the last member has dropped its reference or died.
     ~BlockReservation();
     BlockReservation(const BlockReservation&) = delete;
@@ -96,18 +96,18 @@ class BlockReservation {
    private:
     class Unused;
 
-    std::shared_ptr<Domain> domain_;
+    std::shared_ptr<RingMemory> ring_memory_;
     std::uint64_t offset_ = kNowhere;
     std::shared_ptr<Unused> unused_;
 };
 
 // A member's reference to the block. As a condition it holds when no other member touches this rank's memory. It keeps
-// the mapping and not the domain, which may keep this.
+// the mapping and not the ring memory, which may keep this.
 class BlockReference : public Arena::Condition {
    public:
     // `is_valid` says whether the offset still counts once its owner sees that this rank takes a reference. Throws
     // Aborted where it does not, and where the block is not that of as many members.
-    BlockReference(Domain& domain, std::uint64_t offset, std::vector<int> local, int index,
+    BlockReference(RingMemory& ring_memory, std::uint64_t offset, std::vector<int> local, int index,
                    const std::function<bool()>& is_valid);
     ~BlockReference() override;
     BlockReference(const BlockReference&) = delete;
@@ -117,7 +117,7 @@ class BlockReference : public Arena::Condition {
     Mailbox& mailbox(int member) const { return mailboxes_[member]; }
     // The byte at that distance from the block's beginning.
     std::byte* at(std::size_t distance) const { return reinterpret_cast<std::byte*>(block_.get()) + distance; }
-    bool holds(Domain& domain) noexcept override;
+    bool holds(RingMemory& ring_memory) noexcept override;
 
    private:
     Owner owner_;

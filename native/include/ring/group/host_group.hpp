@@ -38,7 +38,7 @@ constexpr std::size_t kSegmentBytes = 256 << 10;
 // Where ranks outnumber cores a gate takes switches of context: fewer of them are worth some of the cache.
 constexpr std::size_t kSegmentBytesCrowded = 512 << 10;
 // One of these sizes, or what the options set; benchmarks/thresholds.py measures which are best.
-std::size_t segment_bytes(const Options& options, const Domain& domain);
+std::size_t segment_bytes(const Options& options, const RingMemory& ring_memory);
 
 struct RankActivity {
     int rank = 0;  // global
@@ -53,7 +53,7 @@ using Interruption = std::function<void()>;
 
 class HostGroup {
    public:
-    // `local` are local ranks of the domain, `ranks` their numbers in the whole job, for messages.
+    // `local` are local ranks of the ring memory, `ranks` their numbers in the whole job, for messages.
     struct Members {
         std::vector<int> local;
         std::vector<int> ranks;
@@ -64,11 +64,12 @@ class HostGroup {
     };
 
     // Shows the members of a generation, in this rank's slot, where the block lies; `kNowhere` where there is none.
-    static void publish(Domain& domain, const std::vector<int>& local, std::uint64_t block, std::uint64_t generation);
+    static void publish(RingMemory& ring_memory, const std::vector<int>& local, std::uint64_t block,
+                        std::uint64_t generation);
     // Takes a reference to the block; throws Aborted where it is too late for that. The member that has reserved the
     // block hands the reservation over. `generation` is the group whose abort and departures count for this one too;
     // null for a generation's own group. `lane_of` is the group whose lane this is, if it is one.
-    HostGroup(std::shared_ptr<Domain> domain, std::uint64_t block, Members members,
+    HostGroup(std::shared_ptr<RingMemory> ring_memory, std::uint64_t block, Members members,
               std::unique_ptr<BlockReservation> reservation, std::shared_ptr<HostGroup> generation = nullptr,
               const HostGroup* lane_of = nullptr);
     ~HostGroup();
@@ -83,11 +84,10 @@ class HostGroup {
     int rank() const { return members_.ranks[static_cast<std::size_t>(members_.index)]; }
     const std::vector<int>& ranks() const { return members_.ranks; }
     int local_rank(int member) const { return members_.local[static_cast<std::size_t>(member)]; }
-    Domain& domain() const { return *domain_; }
-    const std::shared_ptr<Domain>& shared_domain() const { return domain_; }
-    Doorbell& bell() const { return domain_->slot(domain_->local_rank()).bell; }
+    RingMemory& ring_memory() const { return *ring_memory_; }
+    const std::shared_ptr<RingMemory>& shared_ring_memory() const { return ring_memory_; }
+    Doorbell& bell() const { return ring_memory_->slot(ring_memory_->local_rank()).bell; }
     const SpinPolicy& spin() const { return spin_; }
-    void set_spin(const SpinPolicy& spin) { spin_ = spin; }
 
     // --- the gate ---
     void post(const Header& header);
@@ -203,8 +203,8 @@ class HostGroup {
         SharedAtomic<std::uint32_t>& mark_;
     };
     // The messages to a member, newest first.
-    SharedAtomic<std::uint64_t>& letters(int member) const { return mailbox(member).letters; }
-    void ring_bell_of(int member) const { domain_->slot(local_rank(member)).bell.ring(); }
+    SharedAtomic<std::uint64_t>& envelopes(int member) const { return mailbox(member).envelopes; }
+    void ring_bell_of(int member) const { ring_memory_->slot(local_rank(member)).bell.ring(); }
     // After an abort: returns when no other member touches this rank's memory, or false when one still does after a
     // time that only a stopped process needs. None begins to again.
     bool wait_quiet() const noexcept;
@@ -231,7 +231,7 @@ class HostGroup {
     Mailbox& mailbox(int member) const { return reference_->mailbox(member); }
     const Room& room() const { return room_; }
 
-    std::shared_ptr<Domain> domain_;
+    std::shared_ptr<RingMemory> ring_memory_;
     Members members_;
     std::shared_ptr<HostGroup> generation_;
     std::unique_ptr<BlockReservation> reservation_;  // of the first member
@@ -241,7 +241,7 @@ class HostGroup {
     GroupBlock* generation_block_;
     Tickets tickets_;
     BlockLayout layout_;
-    SpinPolicy spin_;
+    const SpinPolicy spin_;
     std::uint64_t arrivals_ = 0;
     std::uint32_t departures_seen_ = 0;
     std::atomic<std::int64_t> patience_{0};            // ns

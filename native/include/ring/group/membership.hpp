@@ -20,7 +20,7 @@ struct GenerationCall {
 
 // A number newer than any that a candidate has tried. Throws Aborted when a candidate has died or left the run, and
 // Timeout.
-std::uint64_t agree_on_generation(Domain& domain, const GenerationCall& call, double timeout,
+std::uint64_t agree_on_generation(RingMemory& ring_memory, const GenerationCall& call, double timeout,
                                   const Interruption& check);
 
 }  // namespace ring

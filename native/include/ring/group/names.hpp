@@ -61,7 +61,6 @@ class NameTable {
     // Those that have become complete, in the order in which they were first posted, and forgets them.
     std::vector<Ready> take_ready();
     bool empty() const { return entries_.empty(); }
-    bool knows(const NameKey& key) const { return entries_.count(key) != 0; }
     // Members that have yet to post it; all of them for one that the table does not know.
     std::vector<std::size_t> missing(const NameKey& key) const;
     // A name that will never be complete, because `member` has posted its last; null when there is none.

@@ -14,7 +14,7 @@
 
 namespace ring {
 
-class Domain;
+class RingMemory;
 
 // Bytes of freed memory whose pages a rank keeps where the machine has that much left. They serve blocks that live for
 // one operation: between hosts the copies of ordinary tensors, of up to four buckets at RING_FUSION_THRESHOLD's
@@ -24,11 +24,11 @@ constexpr std::size_t reserve_for(std::size_t left) { return left < 4 * kReserve
 
 class Arena {
    public:
-    // A condition for reusing a released block. It must not own the domain, which owns it.
+    // A condition for reusing a released block. It must not own the ring memory, which owns it.
     class Condition {
        public:
         virtual ~Condition() = default;
-        virtual bool holds(Domain& domain) noexcept = 0;
+        virtual bool holds(RingMemory& ring_memory) noexcept = 0;
     };
 
     // `bytes` from `start` of the file; `rank` is the local rank, for messages.
@@ -42,7 +42,7 @@ class Arena {
     // Keeps the block in use that `offset` lies in until the condition holds too. Does nothing for other memory.
     void keep(std::uint64_t offset, const std::shared_ptr<Condition>& until) noexcept;
     // Frees released blocks whose condition holds now.
-    void reclaim(Domain& domain) noexcept;
+    void reclaim(RingMemory& ring_memory) noexcept;
     // Gives all of the reserve back to the machine.
     void trim() noexcept;
     // Bytes that are not free.

@@ -1,6 +1,6 @@
 // Ring memory: one memfd that every rank of a host maps.
 //
-//   | control page(s): DomainHeader, RankSlot per rank | arena of rank 0 | arena of rank 1 | ...
+//   | control page(s): RingMemoryHeader, RankSlot per rank | arena of rank 0 | arena of rank 1 | ...
 //
 // The file is sparse: an arena is as large as the machine's memory and takes pages only where a rank has allocated.
 // A place in ring memory is an offset from the start of the file, the same number for every rank; each process adds
@@ -55,19 +55,19 @@ struct alignas(128) RankSlot {
     SharedAtomic<std::uint64_t> cores[kCoreWords] = {};
 };
 
-class Domain {
+class RingMemory {
    public:
     // The creator sends `pid`, `fd` and `token` to the other ranks by any means (MPI, inheritance). `arena` is the most
     // that one rank may allocate, in bytes; 0 means the machine's memory.
-    static std::shared_ptr<Domain> create(int local_rank, int local_size, std::size_t arena = 0);
-    static std::shared_ptr<Domain> attach(int local_rank, int local_size, std::int64_t pid, int fd,
-                                          std::uint64_t token);
+    static std::shared_ptr<RingMemory> create(int local_rank, int local_size, std::size_t arena = 0);
+    static std::shared_ptr<RingMemory> attach(int local_rank, int local_size, std::int64_t pid, int fd,
+                                              std::uint64_t token);
     // For another rank of this process, which runs as a thread: shares the mapping, so that addresses are the same for
     // both.
-    std::shared_ptr<Domain> share(int local_rank) const;
-    ~Domain();
-    Domain(const Domain&) = delete;
-    Domain& operator=(const Domain&) = delete;
+    std::shared_ptr<RingMemory> share(int local_rank) const;
+    ~RingMemory();
+    RingMemory(const RingMemory&) = delete;
+    RingMemory& operator=(const RingMemory&) = delete;
 
     int local_rank() const { return local_rank_; }
     int local_size() const { return local_size_; }
@@ -90,7 +90,7 @@ class Domain {
     // Offset of `bytes` at `address` when all of it is ring memory; else kNowhere.
     std::uint64_t offset_of(const void* address, std::size_t bytes) const;
 
-    // The object at the offset; the pointer keeps the mapping alive, but not the domain.
+    // The object at the offset; the pointer keeps the mapping alive, but not the ring memory.
     template <class T>
     std::shared_ptr<T> hold(std::uint64_t offset) const {
         return {mapping_, at<T>(offset)};
@@ -150,7 +150,8 @@ class Domain {
         std::byte* base = nullptr;
     };
 
-    Domain(int local_rank, int local_size, std::shared_ptr<Mapping> mapping, std::size_t arena, std::uint64_t token);
+    RingMemory(int local_rank, int local_size, std::shared_ptr<Mapping> mapping, std::size_t arena,
+               std::uint64_t token);
     void introduce();
 
     int local_rank_;
@@ -169,17 +170,17 @@ class Domain {
 // A block of ring memory that frees itself; Python's view of it.
 class Region {
    public:
-    Region(std::shared_ptr<Domain> domain, std::size_t bytes)
-        : domain_(std::move(domain)), bytes_(bytes), offset_(domain_->allocate(bytes)) {}
-    ~Region() { domain_->release(offset_); }
+    Region(std::shared_ptr<RingMemory> ring_memory, std::size_t bytes)
+        : ring_memory_(std::move(ring_memory)), bytes_(bytes), offset_(ring_memory_->allocate(bytes)) {}
+    ~Region() { ring_memory_->release(offset_); }
     Region(const Region&) = delete;
     Region& operator=(const Region&) = delete;
 
-    void* data() const { return domain_->at(offset_); }
+    void* data() const { return ring_memory_->at(offset_); }
     std::size_t bytes() const { return bytes_; }
 
    private:
-    std::shared_ptr<Domain> domain_;
+    std::shared_ptr<RingMemory> ring_memory_;
     std::size_t bytes_;
     std::uint64_t offset_;
 };

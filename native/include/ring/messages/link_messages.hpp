@@ -65,7 +65,7 @@ struct Stream {
 
 class LinkMessages {
    public:
-    LinkMessages(std::shared_ptr<Fabric> fabric, std::shared_ptr<Domain> domain);
+    LinkMessages(std::shared_ptr<Fabric> fabric, std::shared_ptr<RingMemory> ring_memory);
     // Waits a moment until small messages have left; the link keeps those that were not received by then.
     ~LinkMessages();
     LinkMessages(const LinkMessages&) = delete;
@@ -107,7 +107,7 @@ class LinkMessages {
     static bool move_all(std::deque<std::shared_ptr<Stream>>& streams, const LinkMessages& self);
 
     std::shared_ptr<Fabric> fabric_;
-    std::shared_ptr<Domain> domain_;
+    std::shared_ptr<RingMemory> ring_memory_;
     std::uint64_t last_number_ = 0;
     std::deque<Outgoing> outgoing_;
     std::atomic<std::size_t> leaving_{0};

@@ -13,6 +13,10 @@ namespace ring {
 namespace {
 
 constexpr std::chrono::milliseconds kPause{1};
+constexpr std::size_t kLeastPinned = std::size_t{64} << 10;
+constexpr std::size_t kKeptPinned = std::size_t{512} << 20;  // blocks beyond that end when the next one is taken
+
+bool is_free(const std::shared_ptr<PinnedRegion>& block) { return block.use_count() == 1; }
 
 bool works(const std::shared_ptr<NcclCommunicator>& communicator) {
     try {
@@ -71,6 +75,27 @@ void* DeviceStream::handle() {
 void* DeviceStream::copies() {
     if (copies_ == nullptr) copies_ = context()->make_stream();
     return copies_;
+}
+
+std::shared_ptr<PinnedRegion> DeviceStream::pinned(const std::shared_ptr<RingMemory>& ring_memory, std::size_t bytes) {
+    std::shared_ptr<PinnedRegion> taken;
+    std::size_t kept = 0;
+    for (const auto& block : pinned_) {
+        kept += block->bytes();
+        if (is_free(block) && block->bytes() >= bytes && (!taken || block->bytes() < taken->bytes())) taken = block;
+    }
+    const auto drop = [&](const std::shared_ptr<PinnedRegion>& block) {
+        if (kept <= kKeptPinned || !is_free(block)) return false;
+        kept -= block->bytes();
+        return true;
+    };
+    kept += taken ? 0 : bytes;
+    pinned_.erase(std::remove_if(pinned_.begin(), pinned_.end(), drop), pinned_.end());
+    if (!taken) {
+        const std::size_t rounded = round_up(std::max(bytes, kLeastPinned), kLeastPinned);
+        pinned_.push_back(taken = std::make_shared<PinnedRegion>(context(), ring_memory, rounded));
+    }
+    return taken;
 }
 
 bool DeviceStream::claim(const void* owner) {

@@ -10,7 +10,7 @@ namespace ring {
 Launch::Launch(const Operation& operation)
     : group_(operation.group),
       fabric_(operation.fabric),
-      stream_(operation.devices->stream()),
+      stream_(*operation.stream),
       on_device_(*operation.on_device),
       has_ticket_(operation.fabric == nullptr) {}
 

@@ -6,7 +6,7 @@
 #include <optional>
 #include <vector>
 
-#include "ring/collectives/device/device_group.hpp"
+#include "ring/collectives/device/device_stream.hpp"
 #include "ring/collectives/device/device_work.hpp"
 #include "ring/collectives/host/algorithm.hpp"
 #include "ring/collectives/inter_host/fabric.hpp"

@@ -30,7 +30,7 @@ class NcclLaunch : public Launch {
         : Launch(operation),
           request_(operation.request),
           result_(operation.result),
-          nccl_(*operation.devices->nccl()),
+          nccl_(*operation.nccl),
           lead_(lead_header(operation.headers)),
           size_(static_cast<int>(operation.headers.size())),
           index_(operation.fabric == nullptr

@@ -139,13 +139,6 @@ class OnOneHost : public GatedAlgorithm {
 };
 
 MakeAlgorithm make_nothing, make_join, make_adasum;
-// One tensor of a list, as its rank shows it to the others: the offset in its header points to an array of these.
-struct ListedPiece {
-    std::uint64_t input, output;  // offsets
-    std::uint64_t count;          // elements
-};
-
-MakeAlgorithm make_push_list;
 MakeAlgorithm make_local_allreduce, make_one_shot_allreduce, make_push_allreduce, make_staged_allreduce;
 MakeAlgorithm make_one_shot_reducescatter, make_pull_reducescatter, make_staged_reducescatter;
 MakeAlgorithm make_one_shot_broadcast, make_pull_broadcast, make_staged_broadcast;

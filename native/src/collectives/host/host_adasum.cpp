@@ -38,7 +38,7 @@ class AdasumAllreduce : public OnOneHost {
    private:
     std::byte* copy(int member, std::uint64_t round) const {
         const std::uint64_t second = round % 2 * lead_.count * item_;
-        return group_.domain().at<std::byte>(headers_[static_cast<std::size_t>(member)].input + second);
+        return group_.ring_memory().at<std::byte>(headers_[static_cast<std::size_t>(member)].input + second);
     }
 
     std::vector<Header> headers_;

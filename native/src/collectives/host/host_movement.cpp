@@ -18,7 +18,7 @@ class PullBroadcast : public OnOneHost {
         const bool is_root = request_.root == group_.index();
         const std::byte* from = is_root   ? piece.input
                                 : inline_ ? mailbox(request_.root)
-                                          : group_.domain().at<std::byte>(input_);
+                                          : group_.ring_memory().at<std::byte>(input_);
         if (piece.output != from && piece.count > 0) std::memcpy(piece.output, from, piece.count * item_);
         return inline_;
     }
@@ -91,7 +91,7 @@ class Pull : public Gathering {
         for (int member = 0; member < group_.size(); ++member) {
             if (count(member) == 0) continue;
             const auto i = static_cast<std::size_t>(member);
-            const std::byte* tensor = inline_ ? mailbox(member) : group_.domain().at<std::byte>(headers_[i].input);
+            const std::byte* tensor = inline_ ? mailbox(member) : group_.ring_memory().at<std::byte>(headers_[i].input);
             const std::byte* from = tensor + from_[i] * item_;
             // When FSDP gathers in place, a rank's own part is there already.
             if (from != part(member)) std::memcpy(part(member), from, count(member) * item_);

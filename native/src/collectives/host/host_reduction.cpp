@@ -23,7 +23,7 @@ class RingMemoryReduction : public HostReduction {
    protected:
     // An element of what a member's header points to.
     std::byte* place(int member, std::uint64_t Header::* where, std::uint64_t element) const {
-        return group_.domain().at<std::byte>(headers_[static_cast<std::size_t>(member)].*where) + element * item_;
+        return group_.ring_memory().at<std::byte>(headers_[static_cast<std::size_t>(member)].*where) + element * item_;
     }
 
    private:
@@ -209,48 +209,6 @@ class StagedReduceScatter : public HostReduction {
     std::uint64_t unit_, steps_;
 };
 
-// Allreduce of a list of tensors that lie anywhere in ring memory: the owner of a part reads it from all inputs and
-// writes the result to all outputs, as for one tensor.
-class PushList : public RingMemoryReduction {
-   public:
-    using RingMemoryReduction::RingMemoryReduction;
-
-    bool step(std::uint64_t k) override {
-        if (k == 1) return true;
-        const Range own = own_chunk();
-        std::uint64_t start = 0;
-        for (int piece = 0; piece < lead_.tensors && start < own.end; ++piece) {
-            const std::uint64_t count = listed(reduction_.contributors().front(), piece).count;
-            const std::uint64_t begin = std::max(own.begin, start), end = std::min(own.end, start + count);
-            if (begin < end) reduce(piece, {begin - start, end - start});
-            start += count;
-        }
-        return false;
-    }
-
-   private:
-    const ListedPiece& listed(int member, int piece) const {
-        return reinterpret_cast<const ListedPiece*>(place(member, &Header::input, 0))[piece];
-    }
-
-    void reduce(int piece, const Range& range) {
-        if (group_.stops()) throw Aborted(group_.abort_reason());
-        in_parts(group_, range, item_, [&](const Range& part) {
-            const auto at = [&](std::uint64_t offset) {
-                if (!group_.domain().contains(offset + part.begin * item_, part.size() * item_))
-                    throw Error("a rank of this host lists a tensor beyond ring memory: its memory is damaged");
-                return group_.domain().at(offset + part.begin * item_);
-            };
-            outputs_.clear();
-            for (int member : reduction_.contributors()) outputs_.push_back(at(listed(member, piece).output));
-            reduction_.run(outputs_.data(), static_cast<int>(outputs_.size()), part.size(),
-                           [&](int member) { return at(listed(member, piece).input); });
-        });
-    }
-
-    std::vector<void*> outputs_;
-};
-
 }  // namespace
 
 std::unique_ptr<Algorithm> make_local_allreduce(const Operation& operation) {
@@ -265,7 +223,6 @@ std::unique_ptr<Algorithm> make_push_allreduce(const Operation& operation) {
 std::unique_ptr<Algorithm> make_staged_allreduce(const Operation& operation) {
     return std::make_unique<StagedAllreduce>(operation);
 }
-std::unique_ptr<Algorithm> make_push_list(const Operation& operation) { return std::make_unique<PushList>(operation); }
 std::unique_ptr<Algorithm> make_one_shot_reducescatter(const Operation& operation) {
     return std::make_unique<PullReduceScatter>(operation, true);
 }

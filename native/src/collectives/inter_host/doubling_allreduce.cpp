@@ -13,7 +13,7 @@ class DoublingAllreduce : public ReductionBetweenHosts {
         : ReductionBetweenHosts(operation), plan_(doubling_plan(fabric_.hosts(), fabric_.host())) {
         if (!is_lane()) return;
         chunk_ = lane_chunk();
-        sum_.emplace(group_.shared_domain(), std::max<std::size_t>(bytes(), item_));
+        sum_.emplace(group_.shared_ring_memory(), std::max<std::size_t>(bytes(), item_));
         landing_ = std::make_shared<std::vector<std::byte>>(bytes());
     }
 

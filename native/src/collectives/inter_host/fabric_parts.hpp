@@ -28,9 +28,9 @@ class BetweenHosts : public Algorithm {
     std::byte* input(int index) const {
         const Header& own = header(index);
         return own.is_inline != 0 ? group_.inline_slot(fabric_.local_index(index), own.sequence)
-                                  : group_.domain().at<std::byte>(own.input);
+                                  : group_.ring_memory().at<std::byte>(own.input);
     }
-    std::byte* output(int index) const { return group_.domain().at<std::byte>(header(index).output); }
+    std::byte* output(int index) const { return group_.ring_memory().at<std::byte>(header(index).output); }
     // The rank of `host` that handles the tensor of a rank of another host.
     int agent(int host, int index) const {
         const std::vector<int>& members = fabric_.members(host);

@@ -138,7 +138,7 @@ void Agreement::begin_round(const Round& round) {
         runs.push_back({host, {1, bytes}});
         behind += sizeof(BlockRun) + bytes;
     }
-    Region& packed = packed_.emplace_back(group_.shared_domain(), sizeof behind + behind);
+    Region& packed = packed_.emplace_back(group_.shared_ring_memory(), sizeof behind + behind);
     auto* out = static_cast<std::byte*>(packed.data());
     std::memcpy(out, &behind, sizeof behind);
     out += sizeof behind;

@@ -93,7 +93,7 @@ class PairwiseReduceScatter : public ReductionBetweenHosts {
     }
 
     std::byte* add_sum(std::size_t bytes) {
-        sums_->emplace_back(group_.shared_domain(), bytes);
+        sums_->emplace_back(group_.shared_ring_memory(), bytes);
         return static_cast<std::byte*>(sums_->back().data());
     }
 
@@ -152,8 +152,8 @@ class LandingAllgather : public BetweenHosts {
             transfers_.send(agent(host, index_), input(index_), bytes(index_));
             for (int from : fabric_.members(host)) {
                 if (agent(fabric_.host(), from) != index_ || bytes(from) == 0) continue;
-                landed_->emplace_back(group_.shared_domain(), bytes(from));
-                landing_places(group_)[from] = group_.domain().offset_of(landed_->back().data(), bytes(from));
+                landed_->emplace_back(group_.shared_ring_memory(), bytes(from));
+                landing_places(group_)[from] = group_.ring_memory().offset_of(landed_->back().data(), bytes(from));
                 transfers_.receive(from, landed_->back().data(), bytes(from));
             }
         }
@@ -168,7 +168,7 @@ class LandingAllgather : public BetweenHosts {
             const bool is_here = fabric_.host_of(from) == fabric_.host();
             if (bytes(from) == 0) continue;
             const std::byte* tensor =
-                is_here ? input(from) : group_.domain().at<std::byte>(landing_places(group_)[from]);
+                is_here ? input(from) : group_.ring_memory().at<std::byte>(landing_places(group_)[from]);
             std::byte* const out = places[static_cast<std::size_t>(from)];
             if (tensor == out) continue;
             in_parts(group_, {0, bytes(from)}, 1,

@@ -28,11 +28,11 @@ class RingAllreduce : public ReductionBetweenHosts {
         const std::uint64_t messages = plan_.size() * segments_;
         window_.emplace(fabric_, neighbour(-1), neighbour(1), messages, messages);
         if (narrows()) {
-            outgoing_.emplace(group_.shared_domain(), Window::kInFlight * Window::kMostBytes);
+            outgoing_.emplace(group_.shared_ring_memory(), Window::kInFlight * Window::kMostBytes);
             widened_.resize(per_segment_);
         }
         // A joined rank has no tensor of its own, but reduces its chunk for the other ranks of its host.
-        if (header(index_).output == kNowhere) scratch_.emplace(group_.shared_domain(), lead_.count * item_);
+        if (header(index_).output == kNowhere) scratch_.emplace(group_.shared_ring_memory(), lead_.count * item_);
     }
 
     Step advance(std::uint64_t gates) override {

@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "ring/base/text.hpp"
-#include "ring/communicator/device_side.hpp"
 
 namespace ring {
 namespace {
@@ -24,8 +23,8 @@ float known_sum(int size, std::size_t i) {
 
 }  // namespace
 
-DeviceOpening::DeviceOpening(Communicator& owner, DeviceGroup& group, const Work& asks)
-    : owner_(owner), group_(group), asks_(asks) {
+DeviceOpening::DeviceOpening(Communicator& owner, DeviceSide& side, const Work& asks)
+    : owner_(owner), side_(side), asks_(asks) {
     try {
         write_card();
     } catch (const DeviceError& error) {
@@ -35,7 +34,7 @@ DeviceOpening::DeviceOpening(Communicator& owner, DeviceGroup& group, const Work
 }
 
 void DeviceOpening::write_card() {
-    DeviceStream& stream = group_.stream();
+    DeviceStream& stream = side_.stream();
     Devices& devices = stream.devices();
     card_.insists = devices.settings().choice == DeviceChoice::Nccl ? 1 : 0;
     card_.shares = devices.settings().shares ? 1 : 0;
@@ -57,12 +56,12 @@ void DeviceOpening::write_card() {
 // Only where ranks will connect: NCCL listens for them from now on.
 void DeviceOpening::make_id() {
     if (owner_.index() != 0) return;
-    const std::shared_ptr<const Nccl> nccl = group_.stream().devices().nccl();
+    const std::shared_ptr<const Nccl> nccl = side_.stream().devices().nccl();
     nccl->check(nccl->ncclGetUniqueId(&card_.id), "ncclGetUniqueId", nullptr);
 }
 
 void DeviceOpening::drop_kept() {
-    if (kept_) group_.stream().drop(std::exchange(kept_, nullptr));
+    if (kept_) side_.stream().drop(std::exchange(kept_, nullptr));
     card_.kept = {};
 }
 
@@ -95,7 +94,7 @@ Communicator::Served DeviceOpening::advance() {
     using Served = Communicator::Served;
     owner_.group_->check_members();
     if (stage_ == Stage::Dropping) {
-        DeviceStream& stream = group_.stream();
+        DeviceStream& stream = side_.stream();
         if (reaper_->over()) return conclude(why_);
         if (deadline_now() <= deadline_) return Served::Polling;
         stream.abandon();
@@ -121,7 +120,7 @@ Communicator::Served DeviceOpening::go_on() {
     const bool connects = stage_ == Stage::Cards;
     if (stage_ == Stage::Summing) return conclude("");
     if (connects && have_kept_one(cards_)) {
-        group_.reuse(std::move(kept_));
+        side_.reuse(std::move(kept_));
         return conclude("");
     }
     const bool has_id = !is_zero(cards_.front().id);
@@ -150,17 +149,17 @@ Communicator::Served DeviceOpening::go_on() {
 }
 
 void DeviceOpening::connect() {
-    deadline_ = deadline_after(group_.stream().devices().settings().connect_limit);
-    group_.connect(cards_.front().id, {owner_.ranks(), owner_.named_ == nullptr}, owner_.index());
+    deadline_ = deadline_after(side_.stream().devices().settings().connect_limit);
+    side_.connect(cards_.front().id, {owner_.ranks(), owner_.named_ == nullptr}, owner_.index());
 }
 
 bool DeviceOpening::look() {
     const bool connects = stage_ == Stage::Connecting;
     try {
-        if (connects ? group_.nccl()->ready() : look_at_sum()) return true;
+        if (connects ? side_.nccl()->ready() : look_at_sum()) return true;
         if (deadline_now() <= deadline_) return false;
         throw DeviceError((connects ? "NCCL has not connected in " : "a sum by NCCL was not done in ") +
-                          seconds_text(group_.stream().devices().settings().connect_limit));
+                          seconds_text(side_.stream().devices().settings().connect_limit));
     } catch (const DeviceError& error) {
         refuse(error.what());
     }
@@ -170,7 +169,7 @@ bool DeviceOpening::look() {
 // An ordinary operation in its turn, and the first one on NCCL, which connects only then. So it leaves the queue as
 // soon as it was issued, and the ranks can exchange further cards.
 void DeviceOpening::begin_sum() {
-    DeviceStream& stream = group_.stream();
+    DeviceStream& stream = side_.stream();
     const std::shared_ptr<DeviceContext> context = stream.context();
     values_.resize(kTerms);
     for (std::size_t i = 0; i < kTerms; ++i) values_[i] = term(owner_.index(), i);
@@ -187,8 +186,8 @@ void DeviceOpening::begin_sum() {
     request.shape = {static_cast<std::int64_t>(kTerms)};
     request.name = "check of NCCL";
     sum_ = owner_.prepare(std::move(request), 0);
-    sum_->origin = Work::Origin::Trial;
-    owner_.device_->prepare(*sum_);
+    sum_->origin = Work::Origin::Check;
+    side_.prepare(*sum_);
     sum_->device->own = terms_;
     owner_.queue_.push_front(sum_);
 }
@@ -202,10 +201,10 @@ bool DeviceOpening::look_at_sum() {
     }
     sum_->get();
     if (!sum_->done()) {
-        group_.nccl()->ready();
+        side_.nccl()->ready();
         return false;
     }
-    DeviceStream& stream = group_.stream();
+    DeviceStream& stream = side_.stream();
     const std::shared_ptr<DeviceContext> context = stream.context();
     context->copy_to_host(values_.data(), terms_->data(), kTerms * sizeof(float), stream.copies());
     copied_ = context->event_on(stream.copies());
@@ -230,19 +229,19 @@ Communicator::Served DeviceOpening::give_up(const std::string& why) {
     drop_kept();
     if (!sum_) return conclude(why);
     if (!sum_->launched()) owner_.fail(*sum_, std::make_exception_ptr(DeviceError(why)));
-    reaper_ = group_.disconnect();
+    reaper_ = side_.disconnect();
     why_ = why;
-    deadline_ = deadline_after(group_.stream().devices().settings().abort_limit);
+    deadline_ = deadline_after(side_.stream().devices().settings().abort_limit);
     stage_ = Stage::Dropping;
     return Communicator::Served::Moved;
 }
 
 Communicator::Served DeviceOpening::conclude(const std::string& why) {
     if (why.empty()) {
-        group_.conclude(DeviceGroup::Way::Nccl, "");
+        side_.conclude(DeviceSide::Way::Nccl, "");
     } else {
-        group_.disconnect();
-        group_.conclude(insists_ ? DeviceGroup::Way::Error : DeviceGroup::Way::Host, why);
+        side_.disconnect();
+        side_.conclude(insists_ ? DeviceSide::Way::Error : DeviceSide::Way::Host, why);
     }
     return Communicator::Served::Done;
 }

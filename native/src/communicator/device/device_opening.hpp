@@ -13,14 +13,13 @@
 #include <vector>
 
 #include "ring/collectives/device/device_card.hpp"
-#include "ring/collectives/device/device_group.hpp"
-#include "ring/communicator/communicator.hpp"
+#include "ring/communicator/device_side.hpp"
 
 namespace ring {
 
 class DeviceOpening {
    public:
-    DeviceOpening(Communicator& owner, DeviceGroup& group, const Work& asks);
+    DeviceOpening(Communicator& owner, DeviceSide& side, const Work& asks);
 
     // The operation that waits for the agreement.
     const Work& asks() const { return asks_; }
@@ -50,7 +49,7 @@ class DeviceOpening {
     Communicator::Served conclude(const std::string& why);
 
     Communicator& owner_;
-    DeviceGroup& group_;
+    DeviceSide& side_;
     const Work& asks_;
     Stage stage_ = Stage::Cards;
     DeviceCard card_;

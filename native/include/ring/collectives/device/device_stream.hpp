@@ -5,12 +5,13 @@
 #pragma once
 
 #include <atomic>
+#include <cstddef>
 #include <memory>
 #include <mutex>
 #include <vector>
 
 #include "ring/base/process.hpp"
-#include "ring/collectives/device/host_copies.hpp"
+#include "ring/collectives/device/device_work.hpp"
 #include "ring/collectives/device/late_failure.hpp"
 #include "ring/collectives/device/launch_order.hpp"
 #include "ring/device/devices.hpp"
@@ -40,14 +41,18 @@ class DeviceStream {
     std::size_t under_way() const { return under_way_.load(std::memory_order_seq_cst); }
 
     // The rest is for the thread that carries out operations.
-    void take_off() { under_way_.fetch_add(1, std::memory_order_seq_cst); }
-    void land() { under_way_.fetch_sub(1, std::memory_order_seq_cst); }
+    void operation_begins() { under_way_.fetch_add(1, std::memory_order_seq_cst); }
+    void operation_ends() { under_way_.fetch_sub(1, std::memory_order_seq_cst); }
     LaunchOrder& order() { return order_; }
     void* handle();
     // A second stream, for copies to and from host memory. It never waits for an event, because a copy may block its
     // caller until the stream is idle.
     void* copies();
-    HostCopies& host_copies() { return host_copies_; }
+    // At least so many bytes of pinned ring memory, which nobody else has, for copies of tensors that host memory
+    // moves. To pin memory the driver locks each page, so blocks are kept for the next operations. They end with the
+    // generation: in the next one a rank may still read what an aborted operation has left. Any thread may drop the
+    // result. Throws OutOfMemory.
+    std::shared_ptr<PinnedRegion> pinned(const std::shared_ptr<RingMemory>& ring_memory, std::size_t bytes);
     // NCCL launches one operation at a time. False while another owner launches.
     bool claim(const void* owner);
     void release(const void* owner);
@@ -83,7 +88,7 @@ class DeviceStream {
     std::shared_ptr<DeviceContext> context_;
     void* stream_ = nullptr;
     void* copies_ = nullptr;
-    HostCopies host_copies_;
+    std::vector<std::shared_ptr<PinnedRegion>> pinned_;
     LaunchOrder order_;
     std::atomic<const void*> launching_{nullptr};
     std::vector<std::shared_ptr<NcclCommunicator>> communicators_;

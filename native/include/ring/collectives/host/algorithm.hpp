@@ -24,8 +24,9 @@
 
 namespace ring {
 
-class DeviceGroup;
 class DeviceMemory;
+class DeviceStream;
+class NcclCommunicator;
 struct DeviceWork;
 
 // One tensor of an operation. Operations other than allreduce and alltoall have exactly one.
@@ -115,7 +116,8 @@ struct Operation {
     Result& result;
     Fabric* fabric = nullptr;              // null on one host
     const Agreement* agreement = nullptr;  // between hosts: the splits and payloads that came with the headers
-    DeviceGroup* devices = nullptr;        // what the ranks have agreed on for tensors on devices
+    DeviceStream* stream = nullptr;        // of tensors on devices
+    NcclCommunicator* nccl = nullptr;      // null where the group has one rank
     DeviceWork* on_device = nullptr;       // the device side of this operation
 };
 // Makes the algorithm of an operation. The algorithm may keep references to all parts of the operation except, on one

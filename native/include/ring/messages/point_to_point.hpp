@@ -1,12 +1,12 @@
 // Messages from one rank to another, matched by sender and tag in the order in which they were sent.
 //
-// Between hosts they travel as `LinkMessages` says. On one host the sender writes a *letter* into its own ring memory
-// and appends it to the receiver's mailbox, so that no rank needs a connection to another. The payload of a letter is
-// of one of three kinds:
+// Between hosts they travel as `LinkMessages` says. On one host the sender writes an *envelope* into its own ring
+// memory and appends it to the receiver's mailbox, so that no rank needs a connection to another. The payload of an
+// envelope is of one of three kinds:
 //
-//   small     behind the letter: the send is complete at once, whatever the receiver does
+//   small     behind the envelope: the send is complete at once, whatever the receiver does
 //   pulled    in the sender's tensor, which is in ring memory: the receiver copies it from there
-//   streamed  through a window behind the letter, which the sender fills while the receiver empties it
+//   streamed  through a window behind the envelope, which the sender fills while the receiver empties it
 //
 // Only `wait` waits. A thread that waits for a message moves all messages of the office (`advance`); the progress
 // thread does so for messages that no thread waits for.
@@ -29,7 +29,7 @@
 
 namespace ring {
 
-struct Letter;
+struct Envelope;
 
 // One message that this rank sends or receives.
 class Message {
@@ -46,7 +46,7 @@ class Message {
     std::int64_t waited_since(std::int64_t begin) const { return std::max<std::int64_t>(0, came_ - begin); }
 
    private:
-    friend class PostOffice;
+    friend class PointToPoint;
     enum class State : int { Pending, Done, Failed };
 
     Header header_;  // kind, dtype, count and tag, for timelines and errors
@@ -56,8 +56,8 @@ class Message {
     std::size_t bytes_ = 0;
     std::size_t moved_ = 0;            // bytes of a stream
     std::shared_ptr<Stream> stream_;   // to or from another host
-    Letter* letter_ = nullptr;         // sent or matched
-    std::uint64_t offset_ = kNowhere;  // of a letter that was sent
+    Envelope* envelope_ = nullptr;     // sent or matched
+    std::uint64_t offset_ = kNowhere;  // of an envelope that was sent
     std::int64_t deadline_ = 0;
     OperationTimes times_;
     std::int64_t came_ = 0;  // when the other side came
@@ -67,7 +67,7 @@ class Message {
     std::exception_ptr error_;
 };
 
-class PostOffice {
+class PointToPoint {
    public:
     static constexpr int kAny = -1;
 
@@ -82,11 +82,11 @@ class PostOffice {
         std::shared_ptr<StandstillWatch> standstill;
         int number;  // of the group, for timelines
     };
-    explicit PostOffice(Place place);
+    explicit PointToPoint(Place place);
     // Cancels messages under way. Small messages that were sent can be received as long as their receiver lives.
-    ~PostOffice();
-    PostOffice(const PostOffice&) = delete;
-    PostOffice& operator=(const PostOffice&) = delete;
+    ~PointToPoint();
+    PointToPoint(const PointToPoint&) = delete;
+    PointToPoint& operator=(const PointToPoint&) = delete;
 
     // To and from members (group indices). Throws Mismatch where the receiver has refused an earlier small message.
     // `attended`: the caller will wait for the message.
@@ -120,11 +120,11 @@ class PostOffice {
         int tag;
         DType dtype;
         std::uint64_t count;
-        Letter* letter;  // null from another host
+        Envelope* envelope;  // null from another host
         RemoteMessage remote;
     };
     void post(Message& message);
-    Letter* letter_at(std::uint64_t offset) const;
+    Envelope* envelope_at(std::uint64_t offset) const;
     void take_arrivals();
     bool match();
     void accept(Message& message, Arrival& arrival);
@@ -143,7 +143,7 @@ class PostOffice {
     void finish(Message& message, std::exception_ptr error) noexcept;
     void fail_all(const std::exception_ptr& error) noexcept;
     void reap();
-    void give_up_letter(std::uint64_t offset, int to) noexcept;
+    void give_up_envelope(std::uint64_t offset, int to) noexcept;
     void report_wait(const Message& message) const;
     std::string describe(const Message& message) const;
     std::string describe_call(const Message& message) const;
@@ -162,8 +162,8 @@ class PostOffice {
         std::uint64_t offset;
         int to;
     };
-    std::deque<Posted> posted_;  // small letters whose send is complete
-    std::exception_ptr late_;    // of such a letter
+    std::deque<Posted> posted_;  // small envelopes whose send is complete
+    std::exception_ptr late_;    // of such an envelope
     std::atomic<int> pending_{0};
     std::atomic<int> unattended_{0};
 };

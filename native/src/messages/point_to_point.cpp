@@ -1,5 +1,5 @@
-// Letters: sent, matched, and received.
-#include "ring/messages/post_office.hpp"
+// Envelopes: sent, matched, and received.
+#include "ring/messages/point_to_point.hpp"
 
 #include <algorithm>
 #include <cstdio>
@@ -8,7 +8,7 @@
 #include <string>
 #include <utility>
 
-#include "messages/letter.hpp"
+#include "messages/envelope.hpp"
 #include "ring/base/errors.hpp"
 #include "ring/base/text.hpp"
 #include "ring/group/header_damage.hpp"
@@ -34,21 +34,21 @@ std::string elements(std::uint64_t count, DType dtype) {
 
 }  // namespace
 
-PostOffice::PostOffice(Place place)
+PointToPoint::PointToPoint(Place place)
     : place_(std::move(place)),
-      link_(place_.fabric ? std::make_unique<LinkMessages>(place_.fabric, group_->shared_domain()) : nullptr) {}
+      link_(place_.fabric ? std::make_unique<LinkMessages>(place_.fabric, group_->shared_ring_memory()) : nullptr) {}
 
-PostOffice::~PostOffice() {
-    if (!group_->domain().owned()) {
+PointToPoint::~PointToPoint() {
+    if (!group_->ring_memory().owned()) {
         static_cast<void>(link_.release());  // its link belongs to the parent process
         return;
     }
     close(nullptr);
-    for (const Posted& one : posted_) give_up_letter(one.offset, one.to);
+    for (const Posted& one : posted_) give_up_envelope(one.offset, one.to);
 }
 
-std::shared_ptr<Message> PostOffice::make(OpKind kind, int peer, int tag, void* data, std::uint64_t count, DType dtype,
-                                          double timeout, bool attended) {
+std::shared_ptr<Message> PointToPoint::make(OpKind kind, int peer, int tag, void* data, std::uint64_t count,
+                                            DType dtype, double timeout, bool attended) {
     auto message = std::make_shared<Message>();
     message->attended_ = attended;
     message->peer_ = peer;
@@ -63,8 +63,8 @@ std::shared_ptr<Message> PostOffice::make(OpKind kind, int peer, int tag, void* 
     return message;
 }
 
-std::shared_ptr<Message> PostOffice::send(int to, int tag, const void* data, std::uint64_t count, DType dtype,
-                                          double timeout, bool attended) {
+std::shared_ptr<Message> PointToPoint::send(int to, int tag, const void* data, std::uint64_t count, DType dtype,
+                                            double timeout, bool attended) {
     auto message = make(OpKind::Send, to, tag, const_cast<void*>(data), count, dtype, timeout, attended);
     {
         const std::lock_guard<std::mutex> lock(mutex_);
@@ -94,8 +94,8 @@ std::shared_ptr<Message> PostOffice::send(int to, int tag, const void* data, std
     return message;
 }
 
-std::shared_ptr<Message> PostOffice::receive(int from, int tag, void* data, std::uint64_t count, DType dtype,
-                                             double timeout, bool attended) {
+std::shared_ptr<Message> PointToPoint::receive(int from, int tag, void* data, std::uint64_t count, DType dtype,
+                                               double timeout, bool attended) {
     auto message = make(OpKind::Receive, from, tag, data, count, dtype, timeout, attended);
     {
         const std::lock_guard<std::mutex> lock(mutex_);
@@ -108,44 +108,44 @@ std::shared_ptr<Message> PostOffice::receive(int from, int tag, void* data, std:
 }
 
 // Throws where an earlier message was refused, and after an abort.
-void PostOffice::check_open(const Message& message) {
+void PointToPoint::check_open(const Message& message) {
     reap();
     if (late_) std::rethrow_exception(std::exchange(late_, nullptr));
     if (group_->aborted()) throw Aborted(describe(message) + " stopped because " + group_->abort_reason());
 }
 
-void PostOffice::begin(const Message& message) {
+void PointToPoint::begin(const Message& message) {
     ++pending_;
     if (!message.attended_) ++unattended_;
 }
 
-// Writes the letter and appends it to the receiver's mailbox.
-void PostOffice::post(Message& message) {
-    Domain& domain = group_->domain();
+// Writes the envelope and appends it to the receiver's mailbox.
+void PointToPoint::post(Message& message) {
+    RingMemory& ring_memory = group_->ring_memory();
     const bool is_small = message.bytes_ <= kSmallBytes;
-    const std::uint64_t tensor = is_small ? kNowhere : domain.offset_of(message.data_, message.bytes_);
+    const std::uint64_t tensor = is_small ? kNowhere : ring_memory.offset_of(message.data_, message.bytes_);
     const std::size_t behind = is_small ? message.bytes_ : tensor == kNowhere ? kWindowBytes : 0;
-    message.offset_ = domain.allocate(sizeof(Letter) + behind);
-    auto* letter = new (domain.at(message.offset_)) Letter();
-    letter->from = place_.index;
-    letter->tag = message.tag_;
-    letter->dtype = message.header_.dtype;
-    letter->count = message.header_.count;
+    message.offset_ = ring_memory.allocate(sizeof(Envelope) + behind);
+    auto* envelope = new (ring_memory.at(message.offset_)) Envelope();
+    envelope->from = place_.index;
+    envelope->tag = message.tag_;
+    envelope->dtype = message.header_.dtype;
+    envelope->count = message.header_.count;
     if (is_small) {
-        letter->data = message.offset_ + sizeof(Letter);
-        if (message.bytes_ > 0) std::memcpy(letter->behind(), message.data_, message.bytes_);
+        envelope->data = message.offset_ + sizeof(Envelope);
+        if (message.bytes_ > 0) std::memcpy(envelope->behind(), message.data_, message.bytes_);
     } else if (tensor != kNowhere) {
-        letter->data = tensor;
+        envelope->data = tensor;
     }
-    message.letter_ = letter;
-    if (letter->data == kNowhere) fill(message);
-    SharedAtomic<std::uint64_t>& letters = group_->letters(local(message.peer_));
-    letter->next = letters.load(std::memory_order_relaxed);
-    while (!letters.compare_exchange_weak(letter->next, message.offset_, std::memory_order_seq_cst)) {
+    message.envelope_ = envelope;
+    if (envelope->data == kNowhere) fill(message);
+    SharedAtomic<std::uint64_t>& envelopes = group_->envelopes(local(message.peer_));
+    envelope->next = envelopes.load(std::memory_order_relaxed);
+    while (!envelopes.compare_exchange_weak(envelope->next, message.offset_, std::memory_order_seq_cst)) {
     }
 }
 
-bool PostOffice::advance() {
+bool PointToPoint::advance() {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (pending_.load(std::memory_order_relaxed) == 0 && !(link_ && link_->is_sending())) return false;
     if (!group_->aborted()) {
@@ -160,7 +160,7 @@ bool PostOffice::advance() {
     return true;
 }
 
-bool PostOffice::advance_locked() {
+bool PointToPoint::advance_locked() {
     bool moved = link_ && link_->advance();
     take_arrivals();
     moved |= match();
@@ -177,21 +177,21 @@ bool PostOffice::advance_locked() {
     return moved;
 }
 
-// Sender: writes what fits into the letter, and ends when its receiver has taken or refused it.
-bool PostOffice::hand_over(Message& message) {
-    Letter& letter = *message.letter_;
+// Sender: writes what fits into the envelope, and ends when its receiver has taken or refused it.
+bool PointToPoint::hand_over(Message& message) {
+    Envelope& envelope = *message.envelope_;
     const bool moved = fill(message);
-    const LetterState state = letter.state.load(std::memory_order_seq_cst);
-    if (state == LetterState::Sent) return moved;
+    const EnvelopeState state = envelope.state.load(std::memory_order_seq_cst);
+    if (state == EnvelopeState::Sent) return moved;
     std::exception_ptr error;
-    if (state == LetterState::Refused) error = refused(message, letter.wanted_count, letter.wanted_dtype);
-    group_->domain().release(std::exchange(message.offset_, kNowhere));
+    if (state == EnvelopeState::Refused) error = refused(message, envelope.wanted_count, envelope.wanted_dtype);
+    group_->ring_memory().release(std::exchange(message.offset_, kNowhere));
     finish(message, error);
     return true;
 }
 
 // Completes a message between hosts whose stream has ended.
-bool PostOffice::settle(Message& message) {
+bool PointToPoint::settle(Message& message) {
     const Stream& stream = *message.stream_;
     if (stream.state == Stream::State::Done) {
         finish(message, nullptr);
@@ -203,10 +203,10 @@ bool PostOffice::settle(Message& message) {
     return true;
 }
 
-void PostOffice::accept(Message& message, Arrival& arrival) {
+void PointToPoint::accept(Message& message, Arrival& arrival) {
     message.source_ = arrival.from;
     message.came_ = monotonic_ns();
-    message.letter_ = arrival.letter;
+    message.envelope_ = arrival.envelope;
     if (recorder_->on()) set_title(message.header_, place_.ranks[static_cast<std::size_t>(arrival.from)], message.tag_);
     recorder_->end_phase(message.times_, Phase::Waiting, message.header_, place_.number,
                          place_.ranks[static_cast<std::size_t>(arrival.from)]);
@@ -214,7 +214,7 @@ void PostOffice::accept(Message& message, Arrival& arrival) {
         refuse(message, arrival);
         return;
     }
-    if (arrival.letter == nullptr) {
+    if (arrival.envelope == nullptr) {
         if (arrival.remote.head.kind == MessageHead::Kind::Large) {
             message.stream_ = link_->accept(arrival.remote.head, message.data_);
             return;
@@ -223,35 +223,35 @@ void PostOffice::accept(Message& message, Arrival& arrival) {
         finish(message, nullptr);
         return;
     }
-    Letter& letter = *arrival.letter;
-    const std::uint64_t place = letter.data;
+    Envelope& envelope = *arrival.envelope;
+    const std::uint64_t place = envelope.data;
     if (place == kNowhere) {
         empty(message);
         return;
     }
-    if (!group_->domain().contains(place, message.bytes_))
+    if (!group_->ring_memory().contains(place, message.bytes_))
         throw Error(rank_of(message.source_) + " sent a tensor beyond ring memory: its memory is damaged");
     {
         const HostGroup::Moving moving(*group_, &Mailbox::reading);
-        const std::byte* from = group_->domain().at<std::byte>(place);
+        const std::byte* from = group_->ring_memory().at<std::byte>(place);
         for (std::size_t at = 0; at < message.bytes_; at += kPart) {
             if (group_->aborted()) throw Aborted(group_->abort_reason());
             std::memcpy(message.data_ + at, from + at, std::min(kPart, message.bytes_ - at));
         }
     }
-    letter.state.store(LetterState::Taken, std::memory_order_seq_cst);
+    envelope.state.store(EnvelopeState::Taken, std::memory_order_seq_cst);
     ring_bell_of(message.source_);
     finish(message, nullptr);
 }
 
-void PostOffice::refuse(Message& message, Arrival& arrival) {
+void PointToPoint::refuse(Message& message, Arrival& arrival) {
     const Header& wanted = message.header_;
-    if (arrival.letter == nullptr) {
+    if (arrival.envelope == nullptr) {
         link_->refuse(arrival.remote.head, wanted.dtype, wanted.count);
     } else {
-        arrival.letter->wanted_count = wanted.count;
-        arrival.letter->wanted_dtype = wanted.dtype;
-        arrival.letter->state.store(LetterState::Refused, std::memory_order_seq_cst);
+        arrival.envelope->wanted_count = wanted.count;
+        arrival.envelope->wanted_dtype = wanted.dtype;
+        arrival.envelope->state.store(EnvelopeState::Refused, std::memory_order_seq_cst);
         ring_bell_of(message.source_);
     }
     finish(message, std::make_exception_ptr(Mismatch(
@@ -259,28 +259,28 @@ void PostOffice::refuse(Message& message, Arrival& arrival) {
                         elements(arrival.count, arrival.dtype) + "; send and receive tensors of one size and dtype")));
 }
 
-std::exception_ptr PostOffice::refused(const Message& message, std::uint64_t count, DType dtype) const {
+std::exception_ptr PointToPoint::refused(const Message& message, std::uint64_t count, DType dtype) const {
     return std::make_exception_ptr(Mismatch(describe(message) + ": " + rank_of(message.peer_) + " expected " +
                                             elements(count, dtype) +
                                             "; send and receive tensors of one size and dtype"));
 }
 
 // Sender: writes the next part of a stream into the window.
-bool PostOffice::fill(Message& message) {
-    Letter& letter = *message.letter_;
-    if (letter.data != kNowhere) return false;
+bool PointToPoint::fill(Message& message) {
+    Envelope& envelope = *message.envelope_;
+    if (envelope.data != kNowhere) return false;
     bool moved = false;
     while (message.moved_ < message.bytes_) {
-        const std::size_t there = message.moved_ - letter.emptied.load(std::memory_order_seq_cst);
+        const std::size_t there = message.moved_ - envelope.emptied.load(std::memory_order_seq_cst);
         if (there > kWindowBytes)
             throw Error(rank_of(message.peer_) + " read more than was sent to it: its memory is damaged");
         const std::size_t room = kWindowBytes - there;
         const std::size_t at = message.moved_ % kWindowBytes;
         const std::size_t part = std::min({room, kWindowBytes - at, message.bytes_ - message.moved_, kStepBytes});
         if (part == 0) break;
-        std::memcpy(letter.behind() + at, message.data_ + message.moved_, part);
+        std::memcpy(envelope.behind() + at, message.data_ + message.moved_, part);
         message.moved_ += part;
-        letter.filled.store(message.moved_, std::memory_order_seq_cst);
+        envelope.filled.store(message.moved_, std::memory_order_seq_cst);
         ring_bell_of(message.peer_);
         moved = true;
     }
@@ -288,32 +288,32 @@ bool PostOffice::fill(Message& message) {
 }
 
 // Receiver: reads the content of the window.
-bool PostOffice::empty(Message& message) {
-    Letter& letter = *message.letter_;
+bool PointToPoint::empty(Message& message) {
+    Envelope& envelope = *message.envelope_;
     bool moved = false;
     const HostGroup::Moving moving(*group_, &Mailbox::reading);
     for (;;) {
-        const std::size_t there = letter.filled.load(std::memory_order_seq_cst) - message.moved_;
+        const std::size_t there = envelope.filled.load(std::memory_order_seq_cst) - message.moved_;
         if (there > std::min(kWindowBytes, message.bytes_ - message.moved_))
             throw Error(rank_of(message.source_) + " sent more than it announced: its memory is damaged");
         const std::size_t at = message.moved_ % kWindowBytes;
         const std::size_t part = std::min({there, kWindowBytes - at, kStepBytes});
         if (part == 0) break;
-        std::memcpy(message.data_ + message.moved_, letter.behind() + at, part);
+        std::memcpy(message.data_ + message.moved_, envelope.behind() + at, part);
         message.moved_ += part;
-        letter.emptied.store(message.moved_, std::memory_order_seq_cst);
+        envelope.emptied.store(message.moved_, std::memory_order_seq_cst);
         ring_bell_of(message.source_);
         moved = true;
     }
     if (message.moved_ == message.bytes_) {
-        letter.state.store(LetterState::Taken, std::memory_order_seq_cst);
+        envelope.state.store(EnvelopeState::Taken, std::memory_order_seq_cst);
         ring_bell_of(message.source_);
         finish(message, nullptr);
     }
     return moved;
 }
 
-void PostOffice::finish(Message& message, std::exception_ptr error) noexcept {
+void PointToPoint::finish(Message& message, std::exception_ptr error) noexcept {
     if (message.came_ == 0) message.came_ = monotonic_ns();
     if (recorder_->on() && message.header_.name[0] == '\0')  // a send, or a receive that was never matched
         set_title(message.header_, message.peer_ < 0 ? -1 : place_.ranks[static_cast<std::size_t>(message.peer_)],
@@ -327,8 +327,8 @@ void PostOffice::finish(Message& message, std::exception_ptr error) noexcept {
     group_->bell().ring();  // another thread may wait for it
 }
 
-// Frees small letters that were received, oldest first; notes small messages that were refused.
-void PostOffice::reap() {
+// Frees small envelopes that were received, oldest first; notes small messages that were refused.
+void PointToPoint::reap() {
     const auto note = [&](std::uint64_t count, DType dtype, int tag, int by, std::uint64_t wanted, DType as) {
         late_ = std::make_exception_ptr(Mismatch("an earlier message of " + elements(count, dtype) + " with tag " +
                                                  std::to_string(tag) + " was refused by " + rank_of(by) +
@@ -340,69 +340,70 @@ void PostOffice::reap() {
             note(head.count, head.dtype, head.tag, head.from, head.wanted_count, head.wanted_dtype);
     }
     while (!posted_.empty()) {
-        auto* letter = group_->domain().at<Letter>(posted_.front().offset);
-        const LetterState state = letter->state.load(std::memory_order_seq_cst);
-        if (state == LetterState::Sent) return;
-        if (state == LetterState::Refused)
-            note(letter->count, letter->dtype, letter->tag, posted_.front().to, letter->wanted_count,
-                 letter->wanted_dtype);
-        group_->domain().release(posted_.front().offset);
+        auto* envelope = group_->ring_memory().at<Envelope>(posted_.front().offset);
+        const EnvelopeState state = envelope->state.load(std::memory_order_seq_cst);
+        if (state == EnvelopeState::Sent) return;
+        if (state == EnvelopeState::Refused)
+            note(envelope->count, envelope->dtype, envelope->tag, posted_.front().to, envelope->wanted_count,
+                 envelope->wanted_dtype);
+        group_->ring_memory().release(posted_.front().offset);
         posted_.pop_front();
     }
 }
 
 namespace {
 
-// A letter's memory is free when its receiver has received it, or never will.
+// An envelope's memory is free when its receiver has received it, or never will.
 class Delivered : public Arena::Condition {
    public:
-    Delivered(std::shared_ptr<Letter> letter, int receiver) : letter_(std::move(letter)), receiver_(receiver) {}
-    bool holds(Domain& domain) noexcept override {
-        return letter_->state.load(std::memory_order_seq_cst) != LetterState::Sent || domain.dead(receiver_);
+    Delivered(std::shared_ptr<Envelope> envelope, int receiver) : envelope_(std::move(envelope)), receiver_(receiver) {}
+    bool holds(RingMemory& ring_memory) noexcept override {
+        return envelope_->state.load(std::memory_order_seq_cst) != EnvelopeState::Sent || ring_memory.dead(receiver_);
     }
 
    private:
-    std::shared_ptr<Letter> letter_;
+    std::shared_ptr<Envelope> envelope_;
     int receiver_;  // local rank
 };
 
 }  // namespace
 
-int PostOffice::local(int member) const {
+int PointToPoint::local(int member) const {
     if (!place_.fabric) return member;
     return place_.fabric->host_of(member) == place_.fabric->host() ? place_.fabric->local_index(member) : -1;
 }
 
 // A rank of another host polls, so it needs no bell.
-void PostOffice::ring_bell_of(int member) const {
+void PointToPoint::ring_bell_of(int member) const {
     const int here = local(member);
     if (here >= 0) group_->ring_bell_of(here);
 }
 
-bool PostOffice::is_gone(int member) const {
+bool PointToPoint::is_gone(int member) const {
     if (member == place_.index) return false;
     const int here = local(member);
-    if (here >= 0) return group_->has_left(group_->local_rank(here)) || group_->domain().dead(group_->local_rank(here));
+    if (here >= 0)
+        return group_->has_left(group_->local_rank(here)) || group_->ring_memory().dead(group_->local_rank(here));
     const int address = place_.fabric->address(member);
     return place_.fabric->notices().has_left(address) || place_.generation_fabric->notices().has_left(address);
 }
 
-std::string PostOffice::rank_of(int member) const {
+std::string PointToPoint::rank_of(int member) const {
     return "rank " + std::to_string(place_.ranks[static_cast<std::size_t>(member)]);
 }
 
-std::string PostOffice::describe(const Message& message) const {
+std::string PointToPoint::describe(const Message& message) const {
     return "rank " + std::to_string(group_->rank()) + ": " + describe_call(message);
 }
 
-std::string PostOffice::describe_call(const Message& message) const {
+std::string PointToPoint::describe_call(const Message& message) const {
     const bool sends = message.header_.kind == OpKind::Send;
     const int peer = message.source_ >= 0 ? message.source_ : message.peer_;
     return std::string(to_string(message.header_.kind)) + (sends ? " to " : " from ") +
            (peer == kAny ? "any rank" : rank_of(peer)) + " (tag " + std::to_string(message.tag_) + ")";
 }
 
-void PostOffice::wait(Message& message, double timeout, const Interruption& check) {
+void PointToPoint::wait(Message& message, double timeout, const Interruption& check) {
     const std::int64_t deadline = deadline_after(timeout);
     std::int64_t next_look = monotonic_ns() + kCheckEvery;
     try {
@@ -432,19 +433,19 @@ void PostOffice::wait(Message& message, double timeout, const Interruption& chec
 }
 
 // Whether the other side has done its part, but `advance` has not seen it yet.
-bool PostOffice::has_ended(const Message& message) {
+bool PointToPoint::has_ended(const Message& message) {
     if (message.stream_)
         return message.stream_->state == Stream::State::Done || message.stream_->state == Stream::State::Refused;
-    const bool is_sent = message.letter_ != nullptr && message.header_.kind == OpKind::Send;
-    return is_sent && message.letter_->state.load(std::memory_order_seq_cst) != LetterState::Sent;
+    const bool is_sent = message.envelope_ != nullptr && message.header_.kind == OpKind::Send;
+    return is_sent && message.envelope_->state.load(std::memory_order_seq_cst) != EnvelopeState::Sent;
 }
 
 // For one that the other side has not begun to receive, or has not sent.
-void PostOffice::report_wait(const Message& message) const {
+void PointToPoint::report_wait(const Message& message) const {
     const bool receives = message.header_.kind == OpKind::Receive;
     const bool lacks_call = receives          ? message.source_ < 0
                             : message.stream_ ? message.stream_->state == Stream::State::Announced
-                                              : message.letter_->emptied.load(std::memory_order_seq_cst) == 0;
+                                              : message.envelope_->emptied.load(std::memory_order_seq_cst) == 0;
     if (lacks_call) {
         place_.standstill->awaits(&message, 0, 1, describe_call(message));
     } else {
@@ -452,7 +453,7 @@ void PostOffice::report_wait(const Message& message) const {
     }
 }
 
-void PostOffice::look() noexcept {
+void PointToPoint::look() noexcept {
     const std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
     if (!lock.owns_lock() || group_->aborted()) return;
     const auto examine = [&](const Message& message) {
@@ -489,7 +490,7 @@ void PostOffice::look() noexcept {
 
 // After an abort no rank begins to read a tensor, and one that reads now ends soon: then the tensors belong to their
 // callers again.
-void PostOffice::fail_all(const std::exception_ptr& error) noexcept {
+void PointToPoint::fail_all(const std::exception_ptr& error) noexcept {
     group_->wait_quiet();
     if (link_) link_->drop_streams();
     for (auto* queue : {&wanted_, &receiving_, &sending_}) {
@@ -503,14 +504,14 @@ void PostOffice::fail_all(const std::exception_ptr& error) noexcept {
             } catch (...) {
                 own = std::current_exception();
             }
-            if (message->offset_ != kNowhere) give_up_letter(message->offset_, message->peer_);
+            if (message->offset_ != kNowhere) give_up_envelope(message->offset_, message->peer_);
             if (!message->done()) finish(*message, own);
         }
         queue->clear();
     }
 }
 
-void PostOffice::close(std::exception_ptr error) noexcept {
+void PointToPoint::close(std::exception_ptr error) noexcept {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (wanted_.empty() && receiving_.empty() && sending_.empty()) return;
     try {
@@ -520,31 +521,32 @@ void PostOffice::close(std::exception_ptr error) noexcept {
     } catch (...) {
         error = std::current_exception();
     }
-    // A receiver that has matched a letter of ours must not find other data in it.
+    // A receiver that has matched an envelope of ours must not find other data in it.
     if (!sending_.empty() || !receiving_.empty())
         group_->abort(FixedText("rank %d left with messages under way", group_->rank()));
     fail_all(error);
 }
 
-void PostOffice::give_up_letter(std::uint64_t offset, int to) noexcept {
-    Domain& domain = group_->domain();
+void PointToPoint::give_up_envelope(std::uint64_t offset, int to) noexcept {
+    RingMemory& ring_memory = group_->ring_memory();
     try {
         // After an abort no rank begins to read it, and one that reads it now is soon done.
         if (group_->aborted()) {
-            domain.keep(offset, group_->quiet());
+            ring_memory.keep(offset, group_->quiet());
         } else {
-            domain.keep(offset, std::make_shared<Delivered>(domain.hold<Letter>(offset), group_->local_rank(to)));
+            ring_memory.keep(offset,
+                             std::make_shared<Delivered>(ring_memory.hold<Envelope>(offset), group_->local_rank(to)));
         }
     } catch (...) {
-        return;  // no memory to note it: the letter is never freed
+        return;  // no memory to note it: the envelope is never freed
     }
-    domain.release(offset);
+    ring_memory.release(offset);
 }
 
 namespace {
 
-// More letters than a mailbox can ever hold, because each takes memory of its sender.
-constexpr std::size_t kMostLetters = std::size_t{1} << 20;
+// More envelopes than a mailbox can ever hold, because each takes memory of its sender.
+constexpr std::size_t kMostEnvelopes = std::size_t{1} << 20;
 
 Error damaged(const std::string& what) {
     return Error("another rank of this host wrote invalid data (" + what +
@@ -555,41 +557,41 @@ Error damaged(const std::string& what) {
 
 // Messages to this rank are read from the mailbox and the link, and matched with its receives.
 
-// Another process wrote both the offset and the letter, so both are checked.
-Letter* PostOffice::letter_at(std::uint64_t offset) const {
-    const Domain& domain = group_->domain();
-    if (offset % alignof(Letter) != 0 || !domain.contains(offset, sizeof(Letter)))
+// Another process wrote both the offset and the envelope, so both are checked.
+Envelope* PointToPoint::envelope_at(std::uint64_t offset) const {
+    const RingMemory& ring_memory = group_->ring_memory();
+    if (offset % alignof(Envelope) != 0 || !ring_memory.contains(offset, sizeof(Envelope)))
         throw damaged("a message beyond ring memory");
-    auto* const letter = domain.at<Letter>(offset);
-    if (letter->from < 0 || letter->from >= static_cast<int>(place_.ranks.size()) || local(letter->from) < 0)
-        throw damaged("a message of member " + std::to_string(letter->from));
-    if (!is_known(letter->dtype) || letter->count >= kNoTensor / item_size(letter->dtype))
-        throw damaged("a message of " + std::to_string(letter->count) + " elements of " + to_string(letter->dtype));
-    return letter;
+    auto* const envelope = ring_memory.at<Envelope>(offset);
+    if (envelope->from < 0 || envelope->from >= static_cast<int>(place_.ranks.size()) || local(envelope->from) < 0)
+        throw damaged("a message of member " + std::to_string(envelope->from));
+    if (!is_known(envelope->dtype) || envelope->count >= kNoTensor / item_size(envelope->dtype))
+        throw damaged("a message of " + std::to_string(envelope->count) + " elements of " + to_string(envelope->dtype));
+    return envelope;
 }
 
 // Takes the messages that have arrived since, oldest first.
-void PostOffice::take_arrivals() {
+void PointToPoint::take_arrivals() {
     if (link_)
         for (RemoteMessage remote; link_->take(remote);) {
             const MessageHead& head = remote.head;
             arrived_.push_back({head.from, head.tag, head.dtype, head.count, nullptr, std::move(remote)});
         }
-    SharedAtomic<std::uint64_t>& letters = group_->letters(group_->index());
-    if (letters.load(std::memory_order_seq_cst) == kNowhere) return;
-    std::uint64_t newest = letters.exchange(kNowhere, std::memory_order_seq_cst);
+    SharedAtomic<std::uint64_t>& envelopes = group_->envelopes(group_->index());
+    if (envelopes.load(std::memory_order_seq_cst) == kNowhere) return;
+    std::uint64_t newest = envelopes.exchange(kNowhere, std::memory_order_seq_cst);
     const auto before = static_cast<std::ptrdiff_t>(arrived_.size());
     while (newest != kNowhere) {
-        Letter* const letter = letter_at(newest);
-        if (arrived_.size() - static_cast<std::size_t>(before) > kMostLetters)
+        Envelope* const envelope = envelope_at(newest);
+        if (arrived_.size() - static_cast<std::size_t>(before) > kMostEnvelopes)
             throw damaged("an endless list of messages");
-        arrived_.push_back({letter->from, letter->tag, letter->dtype, letter->count, letter, {}});
-        newest = letter->next;
+        arrived_.push_back({envelope->from, envelope->tag, envelope->dtype, envelope->count, envelope, {}});
+        newest = envelope->next;
     }
     std::reverse(arrived_.begin() + before, arrived_.end());
 }
 
-bool PostOffice::match() {
+bool PointToPoint::match() {
     bool moved = false;
     for (std::size_t i = 0; i < wanted_.size();) {
         const auto message = wanted_[i];

@@ -10,20 +10,20 @@
 
 namespace ring {
 
-enum class LetterState : std::uint32_t { Sent = 0, Taken = 1, Refused = 2 };
+enum class EnvelopeState : std::uint32_t { Sent = 0, Taken = 1, Refused = 2 };
 
-struct alignas(64) Letter {
-    std::uint64_t next = kNowhere;  // the letter to the same receiver that was sent before
+struct alignas(64) Envelope {
+    std::uint64_t next = kNowhere;  // the envelope to the same receiver that was sent before
     std::int32_t from = 0;          // member
     std::int32_t tag = 0;
     DType dtype = DType::UInt8;
     std::uint64_t count = 0;
     std::uint64_t data = kNowhere;  // offset of the payload; kNowhere for a stream
-    // The dtype and count that the receiver asked for, where it has refused the letter.
+    // The dtype and count that the receiver asked for, where it has refused the envelope.
     DType wanted_dtype = DType::UInt8;
     std::uint64_t wanted_count = 0;
-    SharedAtomic<LetterState> state{LetterState::Sent};
-    // Bytes of a stream so far; the difference is in the window, a circular buffer behind the letter.
+    SharedAtomic<EnvelopeState> state{EnvelopeState::Sent};
+    // Bytes of a stream so far; the difference is in the window, a circular buffer behind the envelope.
     alignas(64) SharedAtomic<std::uint64_t> filled{0};
     alignas(64) SharedAtomic<std::uint64_t> emptied{0};
 
