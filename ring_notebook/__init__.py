@@ -100,4 +100,4 @@ def __dir__() -> list[str]:
 def load_ipython_extension(shell: InteractiveShell) -> None:
     """``%load_ext ring_notebook``: register ``%%ringtrain``, ``%%ringscale`` and ``%ring``."""
     _load("ring_notebook.notebook.cluster.engine_forks").begin_ahead()  # first: what follows takes as long
-    _load("ring_notebook.notebook.magics.magics").register(shell)
+    _load("ring_notebook.notebook.magics.ipython_magics").register(shell)

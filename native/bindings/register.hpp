@@ -6,8 +6,8 @@
 #include <string>
 #include <string_view>
 
+#include "ring/base/dtypes_and_ops.hpp"
 #include "ring/base/errors.hpp"
-#include "ring/base/types.hpp"
 #include "ring/group/host_group.hpp"
 
 void register_errors(pybind11::module_& module);

@@ -2,7 +2,7 @@
 #include <cstdint>
 
 #include "register.hpp"
-#include "ring/kernels/reduce.hpp"
+#include "ring/kernels/kernels.hpp"
 
 namespace py = pybind11;
 
@@ -29,7 +29,7 @@ void unpack(std::uintptr_t out, std::uintptr_t data, std::size_t count, bool add
 void register_bytes(py::module_& module) {
     module.def("packed_size", &ring::Bytes::size, py::arg("count"), "Bytes that `pack` makes of so many numbers.");
     module.def("pack", &pack, py::arg("out"), py::arg("values"), py::arg("left"), py::arg("now_left"), py::arg("count"),
-               "Numbers as bytes, by addresses, of which `left` and `now_left` may be 0; see kernels/reduce.hpp.");
+               "Numbers as bytes, by addresses, of which `left` and `now_left` may be 0; see kernels/kernels.hpp.");
     module.def("unpack", &unpack, py::arg("out"), py::arg("data"), py::arg("count"), py::arg("adds"),
                "The numbers of such bytes, by addresses; `adds` adds them to those in `out`.");
 }

@@ -7,7 +7,7 @@
 #include "ring/base/native_stack.hpp"
 #include "ring/base/options.hpp"
 #include "ring/base/wait.hpp"
-#include "ring/kernels/reduce.hpp"
+#include "ring/kernels/kernels.hpp"
 
 namespace py = pybind11;
 

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "register.hpp"
-#include "ring/base/types.hpp"
+#include "ring/base/dtypes_and_ops.hpp"
 
 namespace py = pybind11;
 using ring::DType;

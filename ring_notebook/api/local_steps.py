@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ring_notebook.api.arguments import check_integer, check_scale
-from ring_notebook.core.sync_every import of_run
+from ring_notebook.core.sync_every_of_run import of_run
 
 
 @dataclass(frozen=True)

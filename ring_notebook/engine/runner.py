@@ -20,7 +20,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from ring_notebook.core import checkpoint_place, logical_ranks, metrics, other_waits, step_points, trace, world
 from ring_notebook.core.gradient_log import gradient_log
 from ring_notebook.core.steering import present, steering
-from ring_notebook.core.sync_every import of_run as local_steps
+from ring_notebook.core.sync_every_of_run import of_run as local_steps
 from ring_notebook.core.time_spent import TimeSpent
 from ring_notebook.engine import (
     debuggers,
@@ -44,9 +44,9 @@ from ring_notebook.files.snapshot_files import kept_text
 from ring_notebook.horovod.as_horovod import as_horovod
 from ring_notebook.horovod.names import NAME
 from ring_notebook.machine.energy import LACKS
-from ring_notebook.protocol.cell_request import CellRequest
 from ring_notebook.protocol.question import QUESTIONS, Question
 from ring_notebook.protocol.records import RECORDS, SET, Ended, Failure, Load, Params, Record, Status, Trace, messages
+from ring_notebook.protocol.ringtrain_options import CellRequest
 from ring_notebook.rank.exit_watch import EndingForks
 from ring_notebook.rank.rank_variables import master, rank_variables
 from ring_notebook.text.words import plural

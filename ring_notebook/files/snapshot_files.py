@@ -22,9 +22,9 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Protocol
 
-from ring_notebook.config import config
 from ring_notebook.errors import RingError
 from ring_notebook.files.private_files import changed_by_others, is_own, make_private_folder, open_own
+from ring_notebook.files.run_folders import runs_directory
 from ring_notebook.files.whole_file import is_whole, whole_file
 from ring_notebook.text.words import plural, ranks, size_text
 
@@ -71,7 +71,7 @@ class Snapshot:
 
 def root() -> Path:
     """The folder of this notebook's snapshots."""
-    return Path(config().runs_dir).absolute().parent / "snapshots"
+    return runs_directory().parent / "snapshots"
 
 
 class _Cell(Protocol):

@@ -30,7 +30,7 @@ from ring_notebook import __version__
 from ring_notebook.analysis.verdict import SECONDS_TO_CONNECT, describe_exit
 from ring_notebook.config import config
 from ring_notebook.files.private_files import temporary_folder
-from ring_notebook.launch.host_checks import (
+from ring_notebook.launch.doctor_checks import (
     Check,
     against_limit,
     check_allreduce,

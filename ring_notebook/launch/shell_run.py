@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from ring_notebook.analysis.spent import RankTimes
-from ring_notebook.config import config
 from ring_notebook.files.private_files import make_private_folder, open_private
-from ring_notebook.files.run_names import RUN, SUMMARY, new_run_id
+from ring_notebook.files.run_folders import RUN, SUMMARY, new_run_id, runs_directory
 
 _LONGEST_SOURCE = 1 << 20  # bytes
 
@@ -56,7 +55,7 @@ class ShellRun:
                 if one.seconds
             ],
         }
-        folder = Path(config().runs_dir).absolute() / self._id
+        folder = runs_directory() / self._id
         make_private_folder(folder)
         self._write(folder / SUMMARY, summary)
         self._write(folder / RUN, about)  # last: without it there is no run

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from harness.two_hosts import NAMES, TwoHosts
-from ring_notebook.launch.host_checks import Check
+from ring_notebook.launch.doctor_checks import Check
 
 DOCTOR = [str(Path(sys.executable).with_name("ringrun")), "--doctor"]
 

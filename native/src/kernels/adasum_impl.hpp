@@ -5,7 +5,7 @@
 // adds orthogonal components and averages parallel ones. Products are summed in float64.
 #pragma once
 
-#include "kernels/kernels_impl.hpp"
+#include "kernels/reduce_impl.hpp"
 
 namespace {
 

@@ -1,11 +1,11 @@
-// Numbers as bytes, see Bytes in ring/kernels/reduce.hpp.
+// Numbers as bytes, see Bytes in ring/kernels/kernels.hpp.
 //
 // Scales and roundings are the same to the bit on every instruction set: ranks on different processors must agree.
 #pragma once
 
 #include <float.h>
 
-#include "kernels/kernels_impl.hpp"
+#include "kernels/reduce_impl.hpp"
 
 namespace {
 

@@ -3,7 +3,7 @@
 
 #include "kernels/adasum_impl.hpp"
 #include "kernels/bytes_impl.hpp"
-#include "kernels/kernels_impl.hpp"
+#include "kernels/reduce_impl.hpp"
 
 namespace {
 

@@ -4,8 +4,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "ring/base/dtypes_and_ops.hpp"
 #include "ring/base/shared_atomic.hpp"
-#include "ring/base/types.hpp"
 #include "ring/memory/memory.hpp"
 
 namespace ring {

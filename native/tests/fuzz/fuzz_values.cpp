@@ -12,7 +12,7 @@
 #include "ring/group/mismatch.hpp"
 #include "ring/group/names.hpp"
 #include "ring/group/recorder.hpp"
-#include "ring/kernels/reduce.hpp"
+#include "ring/kernels/kernels.hpp"
 #include "support.hpp"
 
 namespace ring::test {

@@ -16,9 +16,9 @@ from threading import Event, Thread, current_thread
 from typing import Any
 
 from ring_notebook.analysis.verdict import judge_batch_job
-from ring_notebook.config import config
 from ring_notebook.errors import ClusterError, RingError
 from ring_notebook.files.private_files import is_own, make_private_folder, open_private
+from ring_notebook.files.run_folders import runs_directory
 from ring_notebook.launch import batch_job
 from ring_notebook.launch.batch_systems import SLURM, JobState, clock
 from ring_notebook.launch.job_script import BatchRequest
@@ -208,7 +208,7 @@ def _folders() -> list[Path]:
 
 
 def _root() -> Path:
-    return Path(config().runs_dir).absolute().parent / "jobs"
+    return runs_directory().parent / "jobs"
 
 
 class BatchCluster:

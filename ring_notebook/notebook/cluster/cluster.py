@@ -15,8 +15,8 @@ from typing import Any
 
 import cloudpickle
 
-from ring_notebook.config import config
 from ring_notebook.errors import ClusterError, RingError
+from ring_notebook.files.run_folders import runs_directory
 from ring_notebook.files.snapshot_files import Snapshot
 from ring_notebook.launch.batch_job import job_name, walltime
 from ring_notebook.launch.launchers.hosts import Host, check_slots, only_here, parse_hosts, slots_by_name
@@ -24,11 +24,11 @@ from ring_notebook.launch.launchers.own_launchers import too_many_ranks
 from ring_notebook.launch.lent_places import LentPlaces, engine_at
 from ring_notebook.notebook.cluster import cluster_folders, snapshots
 from ring_notebook.notebook.cluster.death import Death
+from ring_notebook.notebook.cluster.death_watch import LostRanks
 from ring_notebook.notebook.cluster.default_size import choose_size
 from ring_notebook.notebook.cluster.engine_forks import EngineForks, take_forks
 from ring_notebook.notebook.cluster.engine_status import EngineStatus, engine_statuses
 from ring_notebook.notebook.cluster.heal import NOT_HERE, end, heal, meet, prepare_engines, remove
-from ring_notebook.notebook.cluster.lost_ranks import LostRanks
 from ring_notebook.notebook.cluster.processes import Processes, require_descriptors, require_processes
 from ring_notebook.notebook.cluster.readiness import UnfinishedRuns, check_ranks, require_living
 from ring_notebook.notebook.cluster.stacks import Stack, stacks
@@ -621,7 +621,7 @@ class Cluster:
 
     def _follow_runs(self, engines: Engines) -> None:
         """Watch the runs in progress in a cluster that another kernel has started."""
-        for log in logs_in_progress(Path(config().runs_dir).absolute(), self.directory, self.foreign):
+        for log in logs_in_progress(runs_directory(), self.directory, self.foreign):
             ranks = log.environment.get("ranks")
             self.runs.add(Run(engines.part(ranks) if ranks else engines, log))
 

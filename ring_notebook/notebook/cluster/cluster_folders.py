@@ -19,9 +19,9 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from ring_notebook.config import config
 from ring_notebook.errors import ClusterError
 from ring_notebook.files.private_files import changed_by_others, is_own, make_private_folder, owner_of, temporary_folder
+from ring_notebook.files.run_folders import runs_directory
 from ring_notebook.machine.process_life import began, is_alive
 from ring_notebook.notebook.record.run_files import notebook, read_json, write_json
 from ring_notebook.notebook.run.takeover import journals_of
@@ -202,7 +202,7 @@ def running() -> Iterator[Path]:
 
 
 def _runs() -> Path:
-    return Path(config().runs_dir).absolute()
+    return runs_directory()
 
 
 def _roots() -> list[Path]:

@@ -13,7 +13,7 @@ from ring_notebook.errors import ClusterError
 from ring_notebook.launch.supervisor.engine_supervisor import Request
 from ring_notebook.machine.process_life import began
 from ring_notebook.notebook.cluster.death import Death
-from ring_notebook.notebook.cluster.lost_ranks import LostRanks
+from ring_notebook.notebook.cluster.death_watch import LostRanks
 from ring_notebook.notebook.engines import Engine, Engines
 from ring_notebook.notebook.run.takeover import journals_of
 

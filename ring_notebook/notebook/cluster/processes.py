@@ -33,8 +33,8 @@ from ring_notebook.launch.supervisor.rank_failure import split_reports
 from ring_notebook.machine.os_calls import Wake, exit_descriptor, resource_limits, set_resource_limits
 from ring_notebook.machine.own_python import module_command
 from ring_notebook.notebook.cluster.death import Death, by_batch_system, explain, explain_failure, not_started, tail
+from ring_notebook.notebook.cluster.death_watch import LostRanks
 from ring_notebook.notebook.cluster.engine_forks import EngineForks, shared_imports
-from ring_notebook.notebook.cluster.lost_ranks import LostRanks
 from ring_notebook.notebook.record.run_files import read_json, read_text
 from ring_notebook.rank.rank_variables import MASTER
 

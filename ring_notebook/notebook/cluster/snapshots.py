@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 
 from ring_notebook.errors import ClusterError, RingError
 from ring_notebook.files import snapshot_files
-from ring_notebook.files.run_names import new_run_id
+from ring_notebook.files.run_folders import new_run_id
 from ring_notebook.files.snapshot_files import Snapshot, by_reason, kept_text, python_version
 from ring_notebook.notebook.engines import Engines
 from ring_notebook.notebook.record.run_record import RunRecord
 from ring_notebook.notebook.table import Listing
-from ring_notebook.protocol.cell_request import CellOptions
+from ring_notebook.protocol.ringtrain_options import CellOptions
 from ring_notebook.text.words import plural, size_text
 
 _RANK_SIDE = "ring_notebook.engine.kept_variables"

@@ -16,6 +16,7 @@ from ring_notebook.analysis.verdict import WALLTIME_WARNING
 from ring_notebook.config import config
 from ring_notebook.errors import ClusterError, RingError
 from ring_notebook.files.private_files import make_private_folder, open_private
+from ring_notebook.files.run_folders import runs_directory
 from ring_notebook.launch.batch_job import end_of_job
 from ring_notebook.launch.batch_systems import BatchError
 from ring_notebook.launch.job_script import BatchRequest
@@ -36,8 +37,8 @@ def submit(request: BatchRequest, runs: Sequence[RunRecord]) -> str:
 
     Raises ClusterError when the batch system rejects it.
     """
-    folder = Path(config().runs_dir).absolute().parent / "jobs" / f"submitted-{uuid.uuid4().hex[:8]}"
-    name = runs[-1].options.get("name") or spoken_name(Path(config().runs_dir).absolute())
+    folder = runs_directory().parent / "jobs" / f"submitted-{uuid.uuid4().hex[:8]}"
+    name = runs[-1].options.get("name") or spoken_name(runs_directory())
     names = [*(one.name for one in runs[:-1]), name]
     cells = [
         {"source": one.source, "options": one.options, "name": called} for one, called in zip(runs, names, strict=True)

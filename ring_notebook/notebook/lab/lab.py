@@ -13,6 +13,7 @@ from threading import Thread
 from typing import Any
 
 from ring_notebook.errors import RingError
+from ring_notebook.files.run_folders import runs_directory
 from ring_notebook.files.snapshot_files import Snapshot
 from ring_notebook.notebook.cluster.cluster import Cluster
 from ring_notebook.notebook.cluster.snapshots import continued
@@ -28,7 +29,7 @@ from ring_notebook.notebook.session.run_cell import send_cell, set_up
 from ring_notebook.notebook.session.session import Session
 from ring_notebook.notebook.style import shown
 from ring_notebook.notebook.table import Listing
-from ring_notebook.protocol.cell_request import CellOptions
+from ring_notebook.protocol.ringtrain_options import CellOptions
 from ring_notebook.text.words import plural, rank_list
 
 _MOST_HANDLES = 500  # that a laboratory remembers; older runs are found on disk
@@ -135,7 +136,7 @@ class Lab:
         given = CellOptions(**{"first_line": 1 + above, **options}, n=n, timeout=seconds, who=self.who)
         given = replace(given, pause_at=(*given.pause_at, steps)) if steps else given
         check_syntax(cell, given.first_line)
-        name = name or spoken_name(catalogue.runs_directory())
+        name = name or spoken_name(runs_directory())
         ranks = frozenset(self.cluster.chosen(given.n, given.ranks))
         queued = QueuedCell(name, ranks)
         handle = Handle(self, name, lambda: queued.run, queued)
@@ -278,7 +279,7 @@ class Lab:
         """
 
         def run(cell: str, options: CellOptions, only: Sequence[int]) -> None:
-            name = spoken_name(catalogue.runs_directory())
+            name = spoken_name(runs_directory())
             send_cell(self.session, cell, options, QueuedCell(name, frozenset(only)), only).wait()
 
         with self.session.waiting.held():

@@ -10,8 +10,8 @@ from time import monotonic
 from ipywidgets import HTML, Layout, Output, VBox
 
 from ring_notebook.notebook import close_widgets
+from ring_notebook.notebook.colors import GREY, rank_color
 from ring_notebook.notebook.record.displays import Displayed
-from ring_notebook.notebook.style import GREY, rank_color
 from ring_notebook.text.words import rank_list
 
 # A server drops messages of a kernel above a megabyte per second, and the charts need some of it.

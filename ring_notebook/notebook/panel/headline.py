@@ -10,12 +10,13 @@ from typing import NamedTuple
 
 from ring_notebook.analysis.verdict import WALLTIME_WARNING
 from ring_notebook.machine.energy import energy_text
+from ring_notebook.notebook.colors import RED, STATUS_COLORS
 from ring_notebook.notebook.panel import machines
 from ring_notebook.notebook.panel.progress import Progress, progress
 from ring_notebook.notebook.panel.waits import left_out, left_out_in_loop, stall_sentence
 from ring_notebook.notebook.record.run_record import RunRecord
 from ring_notebook.notebook.record.run_view import EPOCH, RankView, RunView
-from ring_notebook.notebook.style import RED, STATUS_COLORS, duration, whole, with_code
+from ring_notebook.notebook.style import duration, whole, with_code
 from ring_notebook.protocol.records import TRANSPORTS
 from ring_notebook.text.words import plural, ranks
 

@@ -9,8 +9,8 @@ from html import escape
 from itertools import zip_longest
 from typing import NamedTuple
 
+from ring_notebook.notebook.colors import GREY, rank_color
 from ring_notebook.notebook.record.run_view import Printed
-from ring_notebook.notebook.style import GREY, rank_color
 from ring_notebook.text.words import rank_list
 
 _RankLine = tuple[int, str, str]  # rank, stream and line

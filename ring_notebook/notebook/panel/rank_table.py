@@ -9,19 +9,11 @@ from functools import lru_cache
 from html import escape
 
 from ring_notebook.analysis.spent import SHARES, shares
+from ring_notebook.notebook.colors import PHASE_COLORS, PHASE_WORDS, RED, STATUS_COLORS, rank_color
 from ring_notebook.notebook.panel import machines
 from ring_notebook.notebook.panel.charts.chart import RATE
 from ring_notebook.notebook.record.run_view import LOGICAL, RankView, RunView
-from ring_notebook.notebook.style import (
-    PHASE_COLORS,
-    PHASE_WORDS,
-    RED,
-    STATUS_COLORS,
-    duration,
-    number,
-    rank_color,
-    whole,
-)
+from ring_notebook.notebook.style import duration, number, whole
 from ring_notebook.text.words import shortened
 
 MOST_COLORS = 8  # ranks with a color each

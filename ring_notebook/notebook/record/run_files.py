@@ -13,7 +13,7 @@ from typing import Any
 
 from ring_notebook.files.appender import Appender
 from ring_notebook.files.private_files import make_private_folder, open_private, open_regular, replace_text
-from ring_notebook.files.run_names import SUMMARY
+from ring_notebook.files.run_folders import SUMMARY
 from ring_notebook.protocol.records import Record, decode, stamped
 from ring_notebook.text.error_text import printable
 

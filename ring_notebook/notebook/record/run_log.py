@@ -11,7 +11,7 @@ from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Any
 
-from ring_notebook.files.run_names import RUN
+from ring_notebook.files.run_folders import RUN
 from ring_notebook.notebook.record.run_files import RunFiles, write_json
 from ring_notebook.notebook.record.run_record import RunRecord, RunStatus
 from ring_notebook.notebook.record.run_view import RunView

@@ -10,7 +10,7 @@ from pathlib import Path
 from threading import Condition
 from typing import Any, Literal, TypeVar, get_args
 
-from ring_notebook.files.run_names import RUN, SUMMARY
+from ring_notebook.files.run_folders import RUN, SUMMARY
 from ring_notebook.notebook.record.choices import Labels, Look, keep_look, read_labels, read_look
 from ring_notebook.notebook.record.constants import constants
 from ring_notebook.notebook.record.displays import Displayed, bundles

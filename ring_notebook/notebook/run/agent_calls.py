@@ -12,7 +12,7 @@ from threading import Lock
 from typing import Any
 
 from ring_notebook.files.private_files import make_private_folder, open_private
-from ring_notebook.notebook.run.catalogue import runs_directory
+from ring_notebook.files.run_folders import runs_directory
 from ring_notebook.notebook.table import Listing
 
 _MOST_BYTES = 4 << 20  # of the journal; that before it is kept too

@@ -13,11 +13,10 @@ from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any
 
-from ring_notebook.config import config
 from ring_notebook.errors import RingError
 from ring_notebook.files import checkpoint_names
 from ring_notebook.files.private_files import open_private
-from ring_notebook.files.run_names import RUN
+from ring_notebook.files.run_folders import RUN, runs_directory
 from ring_notebook.notebook.panel import labelled_lines
 from ring_notebook.notebook.panel.charts.chart import axes
 from ring_notebook.notebook.panel.comparison import Comparison, Origin
@@ -41,11 +40,6 @@ _BRANCH = "branch of"
 _ASKED = "asked by"
 _PIECES = 1000  # of output that are read at a time
 _BARS = " ▁▂▃▄▅▆▇█"
-
-
-def runs_directory() -> Path:
-    """Where runs are kept: RING_RUNS_DIR, by default below the notebook's working directory."""
-    return Path(config().runs_dir).absolute()
 
 
 def listing(most: int = 20, *, every: bool = False, sort: str = "", where: Sequence[str] = ()) -> Listing:

@@ -25,8 +25,9 @@ from IPython.display import display
 from ring_notebook.errors import RingError
 from ring_notebook.files.private_files import open_regular
 from ring_notebook.files.whole_file import checked
+from ring_notebook.notebook.colors import RED, STATUS_COLORS
 from ring_notebook.notebook.run.sharing import MOST_BYTES, PERIOD, SIGN_OF_LIFE, SUFFIX, Tile, read_tile
-from ring_notebook.notebook.style import RED, STATUS_COLORS, duration, number, sparkline, whole
+from ring_notebook.notebook.style import duration, number, sparkline, whole
 from ring_notebook.text.words import aligned, plural
 
 MOST_TILES = 400

@@ -11,7 +11,7 @@ from pathlib import Path
 from IPython.core.inputtransformer2 import TransformerManager
 
 from ring_notebook.errors import RingError
-from ring_notebook.files.run_names import RUN
+from ring_notebook.files.run_folders import RUN
 from ring_notebook.frameworks import default, named, names_in
 from ring_notebook.notebook.panel.report import changes_text
 from ring_notebook.notebook.record.run_record import UNREADABLE, RunRecord, read_about

@@ -9,12 +9,12 @@ import numpy as np
 
 from ring_notebook.analysis.scaling import Measured, Scaling, measured, table, write_csv
 from ring_notebook.analysis.spent import RankTimes
+from ring_notebook.notebook.colors import rank_color
 from ring_notebook.notebook.panel.charts import svg_chart
 from ring_notebook.notebook.panel.charts.chart import Chart
 from ring_notebook.notebook.panel.charts.curves import Band, Curves, Line
 from ring_notebook.notebook.record.run_record import RunRecord
 from ring_notebook.notebook.record.run_view import SAMPLES
-from ring_notebook.notebook.style import rank_color
 from ring_notebook.notebook.table import Listing
 
 

@@ -10,17 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from ring_notebook.files.checkpoint_names import CHECKPOINTS
-from ring_notebook.files.run_names import new_run_id
+from ring_notebook.files.run_folders import new_run_id, runs_directory
 from ring_notebook.machine.hardware import cores
 from ring_notebook.notebook.deferred_interrupt import DeferredInterrupt
 from ring_notebook.notebook.engines import Engines
 from ring_notebook.notebook.record.run_log import RunLog
 from ring_notebook.notebook.run.answering import Answering
-from ring_notebook.notebook.run.catalogue import find, resumes_from, runs_directory
+from ring_notebook.notebook.run.catalogue import find, resumes_from
 from ring_notebook.notebook.run.knob_changes import begins_with, changes_of, pauses_at
 from ring_notebook.notebook.run.run import Run
-from ring_notebook.protocol.cell_request import CellOptions, CellRequest
 from ring_notebook.protocol.records import encode
+from ring_notebook.protocol.ringtrain_options import CellOptions, CellRequest
 
 _RANK_SIDE = "ring_notebook.engine.runner:execute"
 

@@ -9,8 +9,7 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 
-from ring_notebook.config import config
-from ring_notebook.files.run_names import RUN, SUMMARY
+from ring_notebook.files.run_folders import RUN, SUMMARY, runs_directory
 from ring_notebook.notebook.record.run_files import JOURNAL, Journal
 from ring_notebook.notebook.record.run_log import RunLog
 from ring_notebook.notebook.record.run_record import UNREADABLE, RunRecord, RunStatus, read_about, read_summary
@@ -35,7 +34,7 @@ def journals_of(directory: Path) -> Path:
 
     Hosts that share the folder of the notebook share this one too.
     """
-    return Path(config().runs_dir).absolute().parent / "kept" / directory.name
+    return runs_directory().parent / "kept" / directory.name
 
 
 def logs_in_progress(runs: Path, directory: Path, foreign: bool) -> list[FollowedLog | TakenOverLog]:

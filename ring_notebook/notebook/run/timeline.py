@@ -18,8 +18,8 @@ from IPython.display import HTML, display
 from ring_notebook.analysis.operation_log import OPERATION, PARTING, complete
 from ring_notebook.analysis.slow_ranks import explain
 from ring_notebook.analysis.spent import SHARES, Spent, links, own_time, shares
+from ring_notebook.notebook.colors import GREY, PHASE_COLORS
 from ring_notebook.notebook.record.run_files import TIMELINE
-from ring_notebook.notebook.style import GREY, PHASE_COLORS
 from ring_notebook.notebook.table import Listing
 from ring_notebook.protocol.records import COUNTED, PROGRAM, TRAINING
 from ring_notebook.text.words import plural, rank_list, size_text

@@ -19,7 +19,7 @@ from ring_notebook.notebook.run.notices import show_in_lab
 from ring_notebook.notebook.run.run import Run
 from ring_notebook.notebook.session.run_cell import run_cell
 from ring_notebook.notebook.session.session import Session
-from ring_notebook.protocol.cell_request import CellOptions
+from ring_notebook.protocol.ringtrain_options import CellOptions
 
 _SECONDS_TO_REQUEUE = 120.0  # from the end of a run to the news that its job is in the queue again
 

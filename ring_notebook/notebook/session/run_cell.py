@@ -12,9 +12,9 @@ from typing import Any
 from IPython.display import display
 
 from ring_notebook.errors import RingError
+from ring_notebook.files.run_folders import runs_directory
 from ring_notebook.notebook.cluster.cluster import Cluster
 from ring_notebook.notebook.note import Note
-from ring_notebook.notebook.run.catalogue import runs_directory
 from ring_notebook.notebook.run.export import set_up_cells
 from ring_notebook.notebook.run.failures import brief
 from ring_notebook.notebook.run.run import Run
@@ -23,7 +23,7 @@ from ring_notebook.notebook.session.cell_queue import QueuedCell
 from ring_notebook.notebook.session.cells import check_syntax
 from ring_notebook.notebook.session.live_lines import ElapsedLine
 from ring_notebook.notebook.session.session import Session
-from ring_notebook.protocol.cell_request import CellOptions
+from ring_notebook.protocol.ringtrain_options import CellOptions
 from ring_notebook.text.words import plural
 from ring_notebook.text.words import ranks as rank_text
 

@@ -23,7 +23,7 @@ from ring_notebook.notebook.run.sweep_report import STOPPED, SweepReport, Trial
 from ring_notebook.notebook.session.cell_queue import QueuedCell
 from ring_notebook.notebook.session.run_cell import send_cell
 from ring_notebook.notebook.session.session import Session
-from ring_notebook.protocol.cell_request import CellOptions
+from ring_notebook.protocol.ringtrain_options import CellOptions
 
 _TICK = 0.05  # seconds between two looks at the runs
 _REDRAW = 2.0  # seconds: a table and a chart of many runs are tens of kilobytes

@@ -1,11 +1,11 @@
-"""Reduces the gradients of an optimizer's parameters over a group of ranks, at the end of each backward pass.
+"""Reduces the gradients of an optimizer's parameters over ranks, during and at the end of each backward pass.
 
 1. A hook notes each gradient as soon as autograd has it.
 2. Full buckets are reduced: during backward on the progress thread, as they become full, or at the end of the pass.
    During backward they match by name: ranks may fill them in different orders, and leave some out. In CPU memory the
    gradients are reduced in place; a copy into one buffer costs more than it saves. On a device the reduction is queued
    on another stream than backward's, and the host waits for neither.
-3. At the end of the pass, see `backward_pass`, `reduce` reduces the remaining buckets that some rank's pass has
+3. At the end of the pass, see `backward_end`, `reduce` reduces the remaining buckets that some rank's pass has
    reached, with zeros for gradients that this rank does not have, and waits.
 
 An average of averages is itself, so any number of passes may reduce the same gradients. Where a reduction multiplies
@@ -39,8 +39,8 @@ from ring_notebook.core.communicator import Communicator, ReduceOp
 from ring_notebook.torch.collectives.sparse_allreduce import sparse_allreduce_async, sparse_gradient
 from ring_notebook.torch.compression import AutoCompression, Compression, Compressor, GradientCompression
 from ring_notebook.torch.free_cores import reduces_beside_backward
-from ring_notebook.torch.optimizer import backward_pass
-from ring_notebook.torch.optimizer.bucket_runtime import Bucket
+from ring_notebook.torch.optimizer import backward_end
+from ring_notebook.torch.optimizer.bucket import Bucket
 from ring_notebook.torch.optimizer.compressed_gradients import MOST, Residuals, averager_of, spans_hosts
 from ring_notebook.torch.optimizer.link_choice import LinkChoice
 from ring_notebook.torch.tensors import dtype_of, multiply_each, real_view
@@ -88,7 +88,7 @@ class GradientReducer:
         sparse_as_dense: bool,
         passes: int,
     ) -> None:
-        self.number = next(backward_pass.numbers)
+        self.number = next(backward_end.numbers)
         self.nested = False
         self.passes = passes
         self._share = 1.0  # weight of the gradients of one pass in their sum
@@ -140,7 +140,7 @@ class GradientReducer:
         """Reduce the gradients of ``owner`` from now on, also those of parameters that it has been given since."""
         self._owner = weakref.ref(owner)
         self._slot_text = ""
-        backward_pass.register(self)
+        backward_end.register(self)
         for _, parameter in owner.named_gradients():
             if parameter not in self._hooks and (parameter.is_floating_point() or parameter.is_complex()):
                 self._hooks[parameter] = _hooked(parameter, weakref.ref(self), self._multiplies)
@@ -160,7 +160,7 @@ class GradientReducer:
         """Remove the hooks: another reducer has taken over the parameters."""
         self._layout = None
         _remove(self._hooks)
-        backward_pass.remove(self)
+        backward_end.remove(self)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -177,7 +177,7 @@ class GradientReducer:
 
         That are gradients that the program has set itself, and all of them where no pass has reached any on this rank.
         """
-        backward_pass.end_broken()
+        backward_end.end_broken()
         self._enter_generation()
         for _, parameter in self._trainable():
             if parameter.grad is not None and parameter not in self._settled:
@@ -185,7 +185,7 @@ class GradientReducer:
         if self._has_reduced and not self._touched and not self._micro:
             return False
         before = self._reductions
-        backward_pass.reduce_together([self])
+        backward_end.reduce_together([self])
         return self._reductions > before and self.how.process_set.size() > 1
 
     def end_step(self) -> None:
@@ -195,7 +195,7 @@ class GradientReducer:
 
     def forget(self) -> None:
         """Forget what has been noted of gradients: they are dropped, or zero."""
-        backward_pass.end_broken()
+        backward_end.end_broken()
         self._enter_generation()
         self._forget()
 
@@ -239,7 +239,7 @@ class GradientReducer:
             self.drop_residuals()
         self._choice = LinkChoice() if isinstance(self._compression, AutoCompression) else None
 
-    # --- as `backward_pass` sees it ---
+    # --- as `backward_end` sees it ---
     def slot_text(self) -> str:
         """The names and shapes of the parameters."""
         if not self._slot_text:
@@ -405,7 +405,7 @@ class GradientReducer:
             threshold, form = min(threshold, MOST), repr(self._compression)
         division = (threshold, self._groups(parameters), form)
         beside = (
-            backward_pass.ENDS_ARE_SEEN
+            backward_end.ENDS_ARE_SEEN
             and not self.nested
             and reduces_beside_backward(any(not parameter.is_cpu for parameter in parameters))
         )
@@ -447,7 +447,7 @@ class GradientReducer:
         if not world.is_initialized():
             return
         self._enter_generation()
-        if backward_pass.ENDS_ARE_SEEN and backward_pass.note(self, parameter):
+        if backward_end.ENDS_ARE_SEEN and backward_end.note(self, parameter):
             self.nested = True
         self._touch(parameter)
         if self._choice is not None:

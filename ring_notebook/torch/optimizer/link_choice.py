@@ -23,7 +23,7 @@ from ring_notebook.core.communicator import Communicator, ReduceOp
 from ring_notebook.text.words import plural
 from ring_notebook.torch.compression import Compression, Compressor, Int8Compression
 from ring_notebook.torch.optimizer.averages import Average, Besides, in_bytes, in_floats
-from ring_notebook.torch.optimizer.bucket_runtime import Bucket
+from ring_notebook.torch.optimizer.bucket import Bucket
 from ring_notebook.torch.optimizer.compressed_gradients import groups_of
 
 WAYS: dict[str, Compressor] = {name: getattr(Compression, name) for name in ("none", "bf16", "int8")}

@@ -26,7 +26,7 @@ from ring_notebook.core.gradient_log import gradient_log
 from ring_notebook.core.logical_ranks import LogicalRanks, Turn
 from ring_notebook.torch.collectives.allgather import gathered
 from ring_notebook.torch.collectives.alltoall import exchanged
-from ring_notebook.torch.optimizer import backward_pass
+from ring_notebook.torch.optimizer import backward_end
 from ring_notebook.torch.optimizer.gradient_reducer import GradientReducer, Named
 from ring_notebook.torch.optimizer.ordered_sum import OrderedSum, nodes_of, total
 from ring_notebook.torch.steps.state_digest import word_sum
@@ -235,7 +235,7 @@ class LogicalReducer(GradientReducer):
 
     def settle(self) -> bool:
         """As the base class: reduce in the last turn if no pass has; those of this rank may have reached nothing."""
-        backward_pass.end_broken()
+        backward_end.end_broken()
         self._enter_generation()
         leaf = self.open("optimizer.step()")
         if self._reached:  # where the end of a pass is not seen
@@ -244,7 +244,7 @@ class LogicalReducer(GradientReducer):
         if leaf.is_closed or leaf.is_reduced or is_dropped or self.logical.is_between:
             return False
         before = self._reductions
-        backward_pass.reduce_together([self])
+        backward_end.reduce_together([self])
         return self._reductions > before and self.logical.ranks > 1
 
     def forget(self) -> None:
@@ -252,7 +252,7 @@ class LogicalReducer(GradientReducer):
 
         Behind a reduction that is all, unless another pass makes gradients before the step.
         """
-        backward_pass.end_broken()
+        backward_end.end_broken()
         self._enter_generation()
         now, leaf = self.logical.now, self._leaf
         if leaf is None or now is None or leaf.turn != now or leaf.is_closed:
@@ -271,7 +271,7 @@ class LogicalReducer(GradientReducer):
         super().reset()
         self._flat_layout = self._mark = None
 
-    # --- as `backward_pass` sees it ---
+    # --- as `backward_end` sees it ---
     def end_pass(self) -> bool:
         """Take the gradients of a pass; whether those of all logical ranks are due."""
         leaf = self.open()
@@ -411,7 +411,7 @@ class LogicalReducer(GradientReducer):
             return
         self._enter_generation()
         leaf = self.open()
-        if backward_pass.ENDS_ARE_SEEN and backward_pass.note(self, parameter):
+        if backward_end.ENDS_ARE_SEEN and backward_end.note(self, parameter):
             self.nested = True
         if parameter in leaf.layout.places:
             self._reached[parameter] = None

@@ -39,7 +39,7 @@ from ring_notebook.torch.training.prepare import scale_rates, unwrapped
 from ring_notebook.torch.training.turn_state import continue_turns, kept_turns
 
 if TYPE_CHECKING:
-    from ring_notebook.torch.training.shards import Shards
+    from ring_notebook.torch.training.checkpoint_shards import Shards
 
 _OF_PARAMETER = re.compile(r"state\.(\d+)\..*")
 _RANDOM = "random"  # what shards have random numbers as, by rank or logical rank
@@ -167,7 +167,9 @@ class TorchCheckpoint(Checkpoint):
     @property
     def _shards(self) -> Shards:
         if self._own_shards is None:
-            from ring_notebook.torch.training.shards import Shards  # torch's checkpoints take a second to import
+            from ring_notebook.torch.training.checkpoint_shards import (
+                Shards,  # torch's checkpoints take a second to import
+            )
 
             self._own_shards = Shards(self._place)
         return self._own_shards

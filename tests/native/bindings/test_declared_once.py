@@ -1,4 +1,4 @@
-"""Element types, reductions and operations are declared once, in types.hpp: what must know of a new one is found.
+"""Element types, reductions and operations are declared once, in dtypes_and_ops.hpp: a new one is missed nowhere.
 
 The compiler finds the places in C++ (`-Werror=switch-enum`), this test those in Python.
 """
@@ -19,7 +19,7 @@ from ring_notebook._core import DType, ReduceOp, paths
 ROOT = Path(__file__).parents[3]
 NATIVE = ROOT / "native"
 PACKAGE = ROOT / "ring_notebook"
-TYPES = NATIVE / "include" / "ring" / "base" / "types.hpp"
+TYPES = NATIVE / "include" / "ring" / "base" / "dtypes_and_ops.hpp"
 SWITCH = re.compile(r"\bcase (ring::)?(DType|Numbers|ReduceOp|OpKind|Output)::")
 # What a new declaration looks like, by the list that it goes into.
 NEW = {
@@ -37,8 +37,8 @@ static_assert(to_string(ReduceOp::Xor)[0] == 'x' && reduces(OpKind::Scan));
 }  // namespace ring
 """
 FOUND = {
-    ("Xor", "types.hpp", "is_sum"),
-    ("Xor", "kernels_impl.hpp", "kernel_of"),
+    ("Xor", "dtypes_and_ops.hpp", "is_sum"),
+    ("Xor", "reduce_impl.hpp", "kernel_of"),
     ("Scan", "nccl_reduction.cpp", "nccl_moves"),
     ("Scan", "nccl_launch.cpp", "call"),
     ("Scan", "small_messages.cpp", "advance"),
@@ -49,9 +49,9 @@ FOUND = {
 
 
 def compiled(types: str, folder: Path) -> str:
-    """What the compiler says of the core with this types.hpp, of all files that have a table or a switch."""
+    """What the compiler says of the core with this dtypes_and_ops.hpp, of all files that have a table or a switch."""
     (folder / "ring" / "base").mkdir(parents=True)
-    (folder / "ring" / "base" / "types.hpp").write_text(types)
+    (folder / "ring" / "base" / "dtypes_and_ops.hpp").write_text(types)
     sources = [path for path in (NATIVE / "src").rglob("*.cpp") if SWITCH.search(path.read_text())]
     sources += [NATIVE / "src" / name for name in ("kernels/kernels_baseline.cpp", "collectives/paths.cpp")]
     sources.append(NATIVE / "bindings" / "dlpack.hpp")

@@ -66,13 +66,13 @@ MUTANTS = {
         "test_logging.py::test_a_logged_loss_does_not_wait_for_its_device",
     ),
     "flags of a bucket in CPU memory": (
-        "torch.optimizer.bucket_runtime",
+        "torch.optimizer.bucket",
         'dtype=kind, device="cpu")',
         "dtype=kind, device=self.parameters[0].device)",
         "test_device_training.py::test_the_host_waits_for_nothing_within_a_step",
     ),
     "small gradients brought back": (
-        "torch.optimizer.bucket_runtime",
+        "torch.optimizer.bucket",
         "self._packer.unpack()",
         "pass",
         "test_device_training.py::test_ranks_train_as_one_process",

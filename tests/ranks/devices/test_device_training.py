@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from harness.devices.pretended_gpu import PretendedGpu
-from ring_notebook.torch.optimizer import bucket_runtime
-from ring_notebook.torch.optimizer.bucket_runtime import Packer
+from ring_notebook.torch.optimizer import bucket as bucket_module
+from ring_notebook.torch.optimizer.bucket import Packer
 
 pytestmark = pytest.mark.sizes(2, slow=(1, 3))
 
@@ -57,7 +57,7 @@ def distributed(hvd: ModuleType, device: torch.device, **options: Any) -> tuple[
     return model, hvd.DistributedOptimizer(optimizer, model.named_parameters(), **options)
 
 
-@pytest.mark.parametrize("small", [0, 200, bucket_runtime.SMALL], ids=["in place", "some packed", "all packed"])
+@pytest.mark.parametrize("small", [0, 200, bucket_module.SMALL], ids=["in place", "some packed", "all packed"])
 @pytest.mark.parametrize("overlap", ["thread", "inline"])
 def test_ranks_train_as_one_process(
     hvd: ModuleType,
@@ -70,7 +70,7 @@ def test_ranks_train_as_one_process(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     settings(overlap=overlap, fusion_threshold=1000)  # several buckets
-    monkeypatch.setattr(bucket_runtime, "SMALL", small)
+    monkeypatch.setattr(bucket_module, "SMALL", small)
     model, optimizer = distributed(hvd, device)
     for got, want in zip(train(model, optimizer, batches(rank)), expected(size), strict=True):
         torch.testing.assert_close(got, want)
@@ -165,9 +165,9 @@ def test_buckets_start_during_backward(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     begun: list[bool] = []
-    start = bucket_runtime.Bucket.start
+    start = bucket_module.Bucket.start
     monkeypatch.setattr(
-        bucket_runtime.Bucket, "start", lambda one, *, blocking: (begun.append(blocking), start(one, blocking=blocking))
+        bucket_module.Bucket, "start", lambda one, *, blocking: (begun.append(blocking), start(one, blocking=blocking))
     )
     settings(fusion_threshold=1000)
     model, optimizer = distributed(hvd, device)

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 import ring_notebook.torch as ring
 from ring_notebook.errors import CollectiveAborted, CollectiveError
-from ring_notebook.torch.optimizer import backward_pass
+from ring_notebook.torch.optimizer import backward_end
 
 PAGE = Path(__file__).parents[3] / "docs" / "gradients.md"
 ROWS = 12
@@ -350,7 +350,7 @@ def test_passes_of_ranks_that_part_are_named() -> None:
 
 
 def test_without_the_private_names_the_step_reduces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backward_pass, "ENDS_ARE_SEEN", False)
+    monkeypatch.setattr(backward_end, "ENDS_ARE_SEEN", False)
     ours, alone = network(), network()
     single = torch.optim.SGD(alone.parameters(), 0.1)
     ours, optimizer = ring.prepare(ours, torch.optim.SGD(ours.parameters(), 0.1))

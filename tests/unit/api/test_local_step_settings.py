@@ -7,7 +7,7 @@ import random
 import pytest
 
 from ring_notebook.api.local_steps import LocalSteps, plan_fragments, settings_of
-from ring_notebook.core.sync_every import of_run
+from ring_notebook.core.sync_every_of_run import of_run
 
 
 @pytest.mark.parametrize(

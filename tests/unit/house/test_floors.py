@@ -119,6 +119,7 @@ MAY_IMPORT = {
         "ground",
     },
     "notebook/magics/commands": {
+        "files",
         "notebook/lab",
         "notebook/session",
         "notebook/cluster",

@@ -75,7 +75,7 @@ def test_every_room_is_known() -> None:
     ("path", "line"),
     [
         ("src/base/wait.cpp", '#include "ring/memory/memory.hpp"'),
-        ("include/ring/group/header.hpp", '#include "ring/kernels/reduce.hpp"'),
+        ("include/ring/group/header.hpp", '#include "ring/kernels/kernels.hpp"'),
         ("src/transport/link_mpi.cpp", '#include "ring/group/host_group.hpp"'),
         ("src/collectives/host/host_reduction.cpp", '#include "collectives/inter_host/fabric_parts.hpp"'),
         ("src/collectives/inter_host/fabric.cpp", '#include "ring/collectives/paths.hpp"'),

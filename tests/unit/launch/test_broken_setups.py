@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from ring_notebook.analysis.verdict import RankFailure
-from ring_notebook.launch import doctor, host_checks
+from ring_notebook.launch import doctor, doctor_checks
 from ring_notebook.launch.doctor import Visit, compare
-from ring_notebook.launch.host_checks import Check
+from ring_notebook.launch.doctor_checks import Check
 
 TESTS = Path(__file__).parents[2]
 REFUSING = [sys.executable, str(TESTS / "places" / "refusing.py"), "1"]
@@ -23,7 +23,7 @@ SMALL_SHM = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=64k none 
 _FILL = 'mount -t tmpfs -o size=40m none /dev/shm && head -c 30M /dev/zero > /dev/shm/x && exec "$@"'
 FULL_SHM = [*SMALL_SHM[:-2], _FILL, "sh"]
 NO_PROC = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs none /proc && exec "$@"', "sh"]
-MPI, DISK = "host_checks._mpi()", "doctor._disk('.', '', '')"
+MPI, DISK = "doctor_checks._mpi()", "doctor._disk('.', '', '')"
 NEEDS = "needs 30 MiB of /dev/shm for 2 ranks, and"
 NO_CORE = "import sys; sys.modules['ring_notebook._core'] = None"
 
@@ -34,7 +34,7 @@ def elsewhere(what: str, *wrap: str, folder: Path, **env: str) -> list[Check]:
         pytest.skip("NOT TESTED with another /dev/shm: needs root")
     code = (
         "import json, sys\nfrom dataclasses import asdict\n"
-        "from ring_notebook.launch import doctor, gpu_check, host_checks\n"
+        "from ring_notebook.launch import doctor, gpu_check, doctor_checks\n"
         f"found = {what}\nprint(json.dumps([asdict(one) for one in (found if isinstance(found, list) else [found])]))"
     )
     done = subprocess.run(
@@ -65,9 +65,9 @@ def without_core(folder: Path) -> dict[str, str]:
         (MPI, SMALL_SHM, {}, "warn", f"{NEEDS} 0.0625 MiB are free", "`docker run --shm-size=1g`"),
         (MPI, FULL_SHM, {}, "warn", f"{NEEDS} 10 MiB are free", "free space there"),
         (MPI, refused("sched_getaffinity"), {}, "warn", "MPI needs sched_getaffinity", "run these elsewhere"),
-        ("host_checks._files()", refused("prlimit64"), {}, "ok", "any number of open files", ""),
+        ("doctor_checks._files()", refused("prlimit64"), {}, "ok", "any number of open files", ""),
         (
-            "host_checks.diagnose()",
+            "doctor_checks.diagnose()",
             NO_PROC,
             {},
             "fail",
@@ -77,7 +77,7 @@ def without_core(folder: Path) -> dict[str, str]:
         (DISK, refused("mknodat"), {}, "warn", "takes no named pipes (Operation not permitted)", "a local disk"),
         ("doctor.diagnose_hosts()", refused("clone3"), {}, "fail", "refuses clone3 with EPERM", "Docker 20.10.10"),
         (
-            "host_checks.Check('gpus', *gpu_check.check_gpus())",
+            "doctor_checks.Check('gpus', *gpu_check.check_gpus())",
             [],
             {"CUDA_VISIBLE_DEVICES": "0"},
             "warn",
@@ -107,7 +107,7 @@ def test_a_broken_set_up(
     ],
 )
 def test_each_call_that_is_refused_has_a_line_with_its_substitute(names: str, words: str, tmp_path: Path) -> None:
-    (check,) = elsewhere("host_checks.check_system()", *refused(names), folder=tmp_path)
+    (check,) = elsewhere("doctor_checks.check_system()", *refused(names), folder=tmp_path)
     assert (check.name, check.status) == ("system", "ok")
     assert check.found.startswith(words)
 
@@ -118,7 +118,7 @@ def test_a_core_that_is_not_compiled_is_the_only_line_about_it(compiler: bool, c
     if compiler:
         (tmp_path / "c++").write_text("#!/bin/sh\n")
         (tmp_path / "c++").chmod(0o755)
-    looks = "setattr(host_checks, '_LOOKS', (host_checks._core, host_checks._memory)) or host_checks.diagnose()"
+    looks = "setattr(doctor_checks, '_LOOKS', (doctor_checks._core, doctor_checks._memory)) or doctor_checks.diagnose()"
     checks = elsewhere(looks, folder=tmp_path, PATH=str(tmp_path), **without_core(tmp_path))
     failed = [check for check in checks if check.status != "ok"]
     assert [check.name for check in failed] == ["core"]
@@ -128,7 +128,7 @@ def test_a_core_that_is_not_compiled_is_the_only_line_about_it(compiler: bool, c
 def test_a_rank_that_dies_is_told_in_words() -> None:
     report = json.dumps(asdict(RankFailure(0, "vm", -signal.SIGBUS, 1.5)))
     done = subprocess.CompletedProcess([], 1, "", f"[0] said\n\x1e{report}\x1e\n")
-    assert host_checks._last_line(done) == "rank 0 on vm failed first: killed by SIGBUS"
+    assert doctor_checks._last_line(done) == "rank 0 on vm failed first: killed by SIGBUS"
 
 
 HERE = {"ring_notebook": "1.0", "Python": "3.11.7", "torch": "2.13.0"}

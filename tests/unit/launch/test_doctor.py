@@ -8,7 +8,7 @@ import pytest
 
 from ring_notebook.launch import doctor
 from ring_notebook.launch.doctor import Visit, compare, render
-from ring_notebook.launch.host_checks import Check, against_limit
+from ring_notebook.launch.doctor_checks import Check, against_limit
 
 SAME = {"ring_notebook": "1.0", "Python": "3.11.7", "torch": "2.13.0"}
 

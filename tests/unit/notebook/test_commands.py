@@ -13,7 +13,7 @@ from ring_notebook.notebook.line_command import Command, Option
 from ring_notebook.notebook.magics import commands, rank_names
 from ring_notebook.notebook.magics.commands import GROUPS, MAGICS, RING
 from ring_notebook.notebook.session.session import Session
-from ring_notebook.protocol.cell_request import CellOptions
+from ring_notebook.protocol.ringtrain_options import CellOptions
 from ring_notebook.text.line_options import count, values_of
 
 MOST_COMMANDS = 29  # with help

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ring_notebook.launch import host_checks
+from ring_notebook.launch import doctor_checks
 from ring_notebook.launch.run_function import run
 from ring_notebook.machine import hardware
 from ring_notebook.rank.rank_threads import (
@@ -120,11 +120,11 @@ def test_what_a_user_has_set() -> None:
 
 def test_the_doctor_warns_of_more_threads_than_cores(eight_cores: pytest.MonkeyPatch) -> None:
     eight_cores.delenv("OMP_NUM_THREADS", raising=False)
-    assert host_checks._cores().status == "ok"
+    assert doctor_checks._cores().status == "ok"
     eight_cores.setenv("OMP_NUM_THREADS", "1")
-    assert host_checks._cores().status == "ok"
+    assert doctor_checks._cores().status == "ok"
     eight_cores.setenv("OMP_NUM_THREADS", "4")
-    check = host_checks._cores()
+    check = doctor_checks._cores()
     assert check.status == "warn"
     assert check.found.endswith("gives 8 ranks 4 threads each")
     assert check.advice == "unset both: ranks then share the cores"

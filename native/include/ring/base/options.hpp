@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "ring/base/types.hpp"
+#include "ring/base/dtypes_and_ops.hpp"
 
 namespace ring {
 

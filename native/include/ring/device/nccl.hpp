@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "ring/base/types.hpp"
+#include "ring/base/dtypes_and_ops.hpp"
 #include "ring/device/driver.hpp"
 
 namespace ring {

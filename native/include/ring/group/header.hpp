@@ -8,8 +8,8 @@
 #include <string_view>
 #include <vector>
 
+#include "ring/base/dtypes_and_ops.hpp"
 #include "ring/base/shared_atomic.hpp"
-#include "ring/base/types.hpp"
 #include "ring/memory/memory.hpp"
 
 namespace ring {

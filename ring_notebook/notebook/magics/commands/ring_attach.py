@@ -3,12 +3,12 @@
 from typing import Annotated
 
 from ring_notebook.errors import ClusterError
+from ring_notebook.files.run_folders import runs_directory
 from ring_notebook.notebook.cluster import cluster_folders
 from ring_notebook.notebook.cluster.batch import BatchJob, running_in
 from ring_notebook.notebook.cluster.cluster import Cluster
 from ring_notebook.notebook.line_command import Option, command
 from ring_notebook.notebook.magics.commands.ring_stop import stop
-from ring_notebook.notebook.run.catalogue import runs_directory
 from ring_notebook.notebook.run.export import set_up_cells, set_up_runs
 from ring_notebook.notebook.session.follow_job import follow_job
 from ring_notebook.notebook.session.run_cell import LIVE_AFTER

@@ -10,7 +10,7 @@ from ring_notebook.notebook.run.export import set_up_cells
 from ring_notebook.notebook.session.live_lines import ElapsedLine
 from ring_notebook.notebook.session.run_cell import run_cell
 from ring_notebook.notebook.session.session import Session
-from ring_notebook.protocol.cell_request import CellOptions
+from ring_notebook.protocol.ringtrain_options import CellOptions
 from ring_notebook.text.line_options import count, rank_numbers
 from ring_notebook.text.words import plural
 

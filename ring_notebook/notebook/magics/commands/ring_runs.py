@@ -18,7 +18,7 @@ from ring_notebook.notebook.session import known_names
 from ring_notebook.notebook.session.run_cell import run_cell
 from ring_notebook.notebook.session.session import Session
 from ring_notebook.notebook.table import Listing
-from ring_notebook.protocol.cell_request import CellOptions
+from ring_notebook.protocol.ringtrain_options import CellOptions
 from ring_notebook.text.line_options import count
 from ring_notebook.text.words import plural
 

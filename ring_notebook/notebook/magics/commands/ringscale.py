@@ -16,7 +16,7 @@ from ring_notebook.notebook.run.scaling_report import ScalingReport, measured_ru
 from ring_notebook.notebook.session.cells import check_syntax
 from ring_notebook.notebook.session.run_cell import run_cell
 from ring_notebook.notebook.session.session import Session
-from ring_notebook.protocol.cell_request import CellOptions
+from ring_notebook.protocol.ringtrain_options import CellOptions
 from ring_notebook.text.line_options import count
 from ring_notebook.text.words import plural
 

@@ -1,4 +1,4 @@
-"""`%%ringtrain`: the cell on the ranks."""
+"""`%%ringtrain`: the cell on the ranks. The options of a cell are those of `protocol/ringtrain_options.py`."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -12,7 +12,7 @@ from ring_notebook.notebook.session.cells import check_syntax
 from ring_notebook.notebook.session.run_cell import run_cell
 from ring_notebook.notebook.session.session import Session
 from ring_notebook.notebook.session.sweep import sweep as run_sweep
-from ring_notebook.protocol.cell_request import CellOptions
+from ring_notebook.protocol.ringtrain_options import CellOptions
 from ring_notebook.text.line_options import values_of
 
 _Sweep = Annotated[

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ring_notebook.notebook.colors import VALIDATION, rank_color
 from ring_notebook.notebook.panel.charts.curves import RANK, Curves, Line, many, mean, mean_line, per_rank
 from ring_notebook.notebook.panel.charts.metric_names import (
     Section,
@@ -23,7 +24,7 @@ from ring_notebook.notebook.panel.charts.metric_names import (
 from ring_notebook.notebook.record.choices import AXES, STEP, TIME, Look
 from ring_notebook.notebook.record.run_view import EPOCH, LOGICAL, SAMPLES, UNCHARTED, RunView
 from ring_notebook.notebook.record.series import Points
-from ring_notebook.notebook.style import VALIDATION, number, rank_color, shown, whole
+from ring_notebook.notebook.style import number, shown, whole
 from ring_notebook.protocol.records import RESUME
 from ring_notebook.text.words import shortened
 

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ring_notebook.notebook.colors import MEAN, rank_color
 from ring_notebook.notebook.record.run_view import LOGICAL
 from ring_notebook.notebook.record.series import Points
-from ring_notebook.notebook.style import MEAN, rank_color
 
 MOST_LINES = 2  # ranks that are all drawn; of more ranks the mean is drawn, and each one on demand
 GRID = 256  # points of a chart whose ranks logged at different steps

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from ipecharts import EChartsRawWidget
 
+from ring_notebook.notebook.colors import CHANGED, GREY, RED
 from ring_notebook.notebook.panel.charts.axes import Scale, margin, scales
 from ring_notebook.notebook.panel.charts.chart import Chart
 from ring_notebook.notebook.panel.charts.curves import BAND, WORDS, Band, Floats, Line
 from ring_notebook.notebook.panel.charts.svg_chart import BOTTOM, HEIGHT, NEAR, RAW, TOP
-from ring_notebook.notebook.style import CHANGED, GREY, RED
 
 _LEGEND = "88%"  # of the width, beside the labels of the y axis
 _RIGHT = 16  # pixels, so that neither a mark nor a label at the end is cut

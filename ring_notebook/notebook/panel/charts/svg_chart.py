@@ -18,10 +18,11 @@ from html import escape
 
 import numpy as np
 
+from ring_notebook.notebook.colors import CHANGED, GREY, RED
 from ring_notebook.notebook.panel.charts.axes import Scale, margin, scales
 from ring_notebook.notebook.panel.charts.chart import Chart, columns
 from ring_notebook.notebook.panel.charts.curves import BAND, Curves, Floats
-from ring_notebook.notebook.style import CHANGED, GREY, RED, number
+from ring_notebook.notebook.style import number
 
 HEIGHT = 250  # pixels
 TOP, BOTTOM = 48, 32  # margins

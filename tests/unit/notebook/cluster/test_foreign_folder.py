@@ -13,7 +13,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from ring_notebook.config import config
 from ring_notebook.errors import ClusterError
 from ring_notebook.notebook.cluster import cluster_folders
-from ring_notebook.notebook.magics.magics import register
+from ring_notebook.notebook.magics.ipython_magics import register
 
 NOBODY = 54321
 

@@ -8,9 +8,9 @@ from array import array
 from collections.abc import Callable
 from types import FrameType
 
+from ring_notebook.notebook.colors import PHASE_COLORS, rank_color
 from ring_notebook.notebook.panel import machines, rank_table
 from ring_notebook.notebook.record.run_view import RunState, RunView
-from ring_notebook.notebook.style import PHASE_COLORS, rank_color
 from ring_notebook.protocol.records import Load, MetricBatch, Status
 
 RANKS = 4

@@ -15,13 +15,14 @@ import pytest
 
 from ring_notebook.config import config
 from ring_notebook.core import metrics
+from ring_notebook.notebook.colors import GREY, RED, STATUS_COLORS
 from ring_notebook.notebook.panel import headline, rank_table, report, waits
 from ring_notebook.notebook.panel.comparison import Comparison
 from ring_notebook.notebook.record.run_log import RunLog
 from ring_notebook.notebook.record.run_record import first_line
 from ring_notebook.notebook.run import catalogue
 from ring_notebook.notebook.run.trackers import to_media
-from ring_notebook.notebook.style import GREY, RED, STATUS_COLORS, ago, duration, whole
+from ring_notebook.notebook.style import ago, duration, whole
 from ring_notebook.protocol.records import Display, Ended, Load, MetricBatch, Output, Record, Status, encode
 from ring_notebook.text.words import rank_list
 

@@ -20,7 +20,7 @@
 
 #include "ring/group/header.hpp"
 #include "ring/group/host_group.hpp"
-#include "ring/kernels/reduce.hpp"
+#include "ring/kernels/kernels.hpp"
 
 namespace ring {
 

@@ -12,7 +12,7 @@
 #include <cstddef>
 #include <string>
 
-#include "ring/base/types.hpp"
+#include "ring/base/dtypes_and_ops.hpp"
 
 namespace ring {
 

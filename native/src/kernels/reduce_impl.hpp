@@ -12,7 +12,7 @@
 #include <immintrin.h>
 #endif
 
-#include "ring/kernels/reduce.hpp"
+#include "ring/kernels/kernels.hpp"
 
 namespace {
 

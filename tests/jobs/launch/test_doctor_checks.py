@@ -10,10 +10,10 @@ import pytest
 
 from native.fakes.device import environment
 from ring_notebook import config as settings
-from ring_notebook.launch import gpu_check, host_checks
+from ring_notebook.launch import doctor_checks, gpu_check
 from ring_notebook.launch.doctor import render
+from ring_notebook.launch.doctor_checks import Check, diagnose
 from ring_notebook.launch.gpu_check import Finding, check_gpus
-from ring_notebook.launch.host_checks import Check, diagnose
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +29,7 @@ def by_name(checks: list[Check]) -> dict[str, Check]:
 
 def test_what_is_amiss_does_not_hide_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RING_MPIEXEC", "/no/such/mpiexec")
-    monkeypatch.setattr(host_checks, "_LOOKS", (host_checks._python, host_checks._mpi))
+    monkeypatch.setattr(doctor_checks, "_LOOKS", (doctor_checks._python, doctor_checks._mpi))
     checks = by_name(diagnose())
     assert checks["mpi"].status == "fail"
     assert "/no/such/mpiexec does not run" in checks["mpi"].found
@@ -42,7 +42,7 @@ def test_ranks_that_do_not_meet_are_noticed(monkeypatch: pytest.MonkeyPatch, tmp
     alone.write_text('#!/bin/sh\n[ "$1" = --version ] && exit\nshift 2\n"$@"\n"$@"\n')
     alone.chmod(0o755)
     monkeypatch.setenv("RING_MPIEXEC", str(alone))
-    check = host_checks._mpi()
+    check = doctor_checks._mpi()
     assert check.status == "fail"
     assert "starts ranks that found sizes 1 1, expected 2 2" in check.found
     assert "RING_MPIEXEC" in check.advice
@@ -50,7 +50,7 @@ def test_ranks_that_do_not_meet_are_noticed(monkeypatch: pytest.MonkeyPatch, tmp
 
 def test_settings_that_are_not_at_their_defaults_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RING_ALGORITHM", "ring")
-    assert "algorithm=ring" in host_checks._settings().found
+    assert "algorithm=ring" in doctor_checks._settings().found
 
 
 def test_the_table_puts_what_to_do_under_what_was_found() -> None:
@@ -168,8 +168,8 @@ def test_what_became_of_the_check(printed: str, errors: str, in_time: bool, stat
 @pytest.mark.slow
 def test_a_torch_that_is_too_old_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plain `pip install` leaves the torch that is there alone, however old it is."""
-    monkeypatch.setattr(host_checks.importlib.metadata, "requires", lambda _name: ["torch>=99.1; extra == 'torch'"])
-    check = host_checks._torch()
+    monkeypatch.setattr(doctor_checks.importlib.metadata, "requires", lambda _name: ["torch>=99.1; extra == 'torch'"])
+    check = doctor_checks._torch()
     assert check.status == "fail"
     assert check.found.endswith("but Ring Notebook needs torch>=99.1")
     assert check.advice == "`pip install -U torch`"
@@ -177,4 +177,4 @@ def test_a_torch_that_is_too_old_is_named(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.parametrize(("older", "newer"), [("2.9.1", "torch>=2.10"), ("2.13.0+cu130", "2.15.0.dev20261101+cpu")])
 def test_versions_are_compared_as_numbers(older: str, newer: str) -> None:
-    assert host_checks._release(older) < host_checks._release(newer)
+    assert doctor_checks._release(older) < doctor_checks._release(newer)

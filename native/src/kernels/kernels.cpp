@@ -1,4 +1,4 @@
-#include "ring/kernels/reduce.hpp"
+#include "ring/kernels/kernels.hpp"
 
 #include <atomic>
 
