@@ -14,6 +14,10 @@ from ring_notebook.machine.own_python import prepare_for_jupyter
 
 prepare_for_jupyter()
 from ipyparallel.engine.app import IPEngine  # noqa: E402
+from zmq.eventloop.zmqstream import ZMQStream  # noqa: E402
+
+from ring_notebook.protocol.registration import FORMATION, REPLACED  # noqa: E402
+from ring_notebook.rank.rank_variables import STARTED_AGAIN  # noqa: E402
 
 _SECONDS_TO_WRITE = 10.0  # for the controller, on a busy machine
 
@@ -24,6 +28,29 @@ class Engine(IPEngine):  # type: ignore[misc]
     ipyparallel puts the current folder first. Then a user's ``random.py`` would replace Python's, and in a clone the
     sources of this package the installed one.
     """
+
+    async def register(self) -> None:
+        """Ask the controller for the number of this rank, with the formation that this engine was started for."""
+        metadata = self.session.metadata
+        self.session.metadata = {**metadata, FORMATION: int(os.environ.get(STARTED_AGAIN) or 0)}
+        try:
+            await super().register()
+        finally:
+            self.session.metadata = metadata
+
+    async def complete_registration(self, msg: list[bytes], *connections: Any) -> None:
+        """Connect with the controller, which may say later that another engine has this one's place."""
+        self._end_if_replaced(msg)
+        await super().complete_registration(msg, *connections)
+        ZMQStream(self.registrar, self.loop).on_recv(self._end_if_replaced)
+
+    def _end_if_replaced(self, msg: list[bytes]) -> None:
+        session = self.session.clone()  # which may read a message once, as this one may
+        _, parts = session.feed_identities(msg)
+        content = session.deserialize(parts)["content"]
+        if content.get("ename") == REPLACED:
+            self.log.critical(content["evalue"])
+            self.exit(255)
 
     def init_engine(self) -> None:
         """Find the controller and register there."""

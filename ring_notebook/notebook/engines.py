@@ -18,6 +18,7 @@ from ipyparallel.serialize import deserialize_object
 from ring_notebook.errors import ClusterError
 from ring_notebook.protocol.question import CONTROL, QUESTIONS
 from ring_notebook.protocol.records import RECORDS
+from ring_notebook.protocol.registration import FORMATION
 from ring_notebook.rank.named_interrupt import interrupt
 from ring_notebook.text import words
 
@@ -98,14 +99,16 @@ class Engines:
                 raise ClusterError(f"{there} of {len(ranks)} engines registered within {timeout:g} s")
             sleep(_POLL)
 
-    def forget(self, rank: int, timeout: float) -> None:
+    def forget(self, rank: int, formation: int, timeout: float) -> None:
         """Have the controller and this client forget the engine of ``rank``, also one that has yet to register.
 
-        Raises ClusterError when the controller does not do that in time.
+        The controller refuses those that were started before ``formation``, whenever they come back. Raises
+        ClusterError when it does not do that in time.
         """
         client = self._client
         self._heard.discard(rank)
-        client._send(client._query_stream, "unregistration_request", content={"id": rank})
+        content = {"id": rank, FORMATION: formation}
+        client._send(client._query_stream, "unregistration_request", content=content)
         deadline = monotonic() + timeout
         while rank in client.ids:
             if trouble := self.trouble():

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 MASTER = "RING_MASTER"
 """The variable in which a launcher tells ranks the host of rank 0 and a port of it, as ``host:port``."""
 STARTED_AGAIN = "RING_STARTED_AGAIN"
-"""Set for a process that joins ranks which run, maybe in place of one that has died. MPI cannot take it in."""
+"""Set for a process that joins ranks which run, maybe in place of one that has died. MPI cannot take it in. For an
+engine it is the number of the formation that it was started for."""
 NO_MPI = "RING_NO_MPI"
 """Why MPICH would end this process when it starts; unset where it would not."""
 _LOOPBACK, _USUAL_PORT = "127.0.0.1", 29500

@@ -120,7 +120,7 @@ class RemoteRanks(HostRanks):
             self._selector.unregister(self._stderr)
         self._stream.unwatch()
 
-    def start(self, rank: int, channel: socket.socket, again: bool = False) -> None:
+    def start(self, rank: int, channel: socket.socket, again: int = 0) -> None:
         if self.lost:
             with contextlib.suppress(KeyError):  # it has ended
                 self._selector.unregister(self._stderr)
@@ -134,7 +134,7 @@ class RemoteRanks(HostRanks):
         self._operations.pop(rank, None)
         self._running.add(rank)
         self._channels.add(rank, channel.dup(), self._selector)
-        now = {"ranks": self.ranks, "size": self._assignment.size}
+        now = {"ranks": self.ranks, "size": self._assignment.size, "again": again}
         self._send(Kind.START, rank, json.dumps(now).encode() if again else b"")
 
     def _send(self, kind: Kind, number: int = 0, payload: bytes = b"") -> None:

@@ -18,7 +18,8 @@ from ring_notebook.launch.connections.connections import Connections
 from ring_notebook.launch.supervisor.supervisor import Hosts, Supervisor
 
 Request = Literal["start", "end", "interrupt", "size", "slots"]
-"""Start a rank again, or the first time; end one; interrupt a run on one; have so many ranks, or slots on a host."""
+"""Start a rank again, or the first time, for a formation; end one; interrupt a run on one; have so many ranks, or slots
+on a host."""
 _REQUEST = re.compile(rb"(start|end|interrupt|size|slots) (\d{1,9})(?: (\S{1,255}))?")
 _CAPACITY = 1 << 12  # bytes
 
@@ -29,7 +30,8 @@ def make_requests(path: Path) -> None:
 
 
 def request(path: Path, what: Request, number: int, name: str = "") -> None:
-    """Ask the supervisor of the pipe at ``path`` for something: of a rank, or a number, by the ``name`` of host or run.
+    """Ask the supervisor of the pipe at ``path`` for something: of a rank, or a number, by the ``name`` of host, run or
+    formation.
 
     Raises OSError when no supervisor reads from it.
     """
@@ -44,7 +46,7 @@ class EngineSupervisor(Supervisor):
     """``program`` on ``n`` engines, as many of which live as do; it ends when all have. ``requests`` is the pipe."""
 
     def __init__(self, hosts: Hosts, connections: Connections, n: int, program: list[str], requests: str) -> None:
-        self._wanted: set[int] = set()  # to be started again as soon as their processes have ended
+        self._wanted: dict[int, int] = {}  # ranks to be started again when their processes have ended: for a formation
         self._unread = b""
         super().__init__(hosts, connections, Rules(n, engines=True), program)
         # For writing too: so the pipe has a writer when all kernels have closed it, and never reads as closed.
@@ -71,13 +73,13 @@ class EngineSupervisor(Supervisor):
         elif what == "interrupt":
             self._hosts.of(number).interrupt(number, name)
         elif number in self._running:
-            self._wanted.add(number)
+            self._wanted[number] = _formation(name)
         else:
             self._assign(number, self._hosts.names([number]).get(number) or self._hosts.free(self._running))
-            self._start_again(number)
+            self._start_again(number, _formation(name))
 
     def _end(self, rank: int) -> None:
-        self._wanted.discard(rank)
+        self._wanted.pop(rank, None)
         if rank in self._running:
             self._note("unwanted", rank)
 
@@ -91,5 +93,9 @@ class EngineSupervisor(Supervisor):
     def _handle_exit(self, how: RankFailure) -> None:
         super()._handle_exit(how)
         if how.rank in self._wanted and not self._verdict.is_ending:
-            self._wanted.discard(how.rank)
-            self._start_again(how.rank)
+            self._start_again(how.rank, self._wanted.pop(how.rank))
+
+
+def _formation(name: str) -> int:
+    """The number that a request has for a new engine; 1, the first, where it names none."""
+    return max(1, int(name)) if name.isascii() and name.isdecimal() else 1

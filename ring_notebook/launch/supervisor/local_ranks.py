@@ -95,11 +95,11 @@ class HostRanks(ABC):
         self._while_starting = while_starting
 
     @abstractmethod
-    def start(self, rank: int, channel: socket.socket, again: bool = False) -> None:
+    def start(self, rank: int, channel: socket.socket, again: int = 0) -> None:
         """Start the program as ``rank``, with its end of the socket between rank and supervisor.
 
-        One that is started ``again`` cannot join the MPI of the others, and gets none. Raises NoProgramError when the
-        program is the reason that it cannot, OSError else.
+        One that is started ``again`` cannot join the MPI of the others, and gets none, but that number, which is not 0.
+        Raises NoProgramError when the program is the reason that it cannot, OSError else.
         """
 
     def check(self) -> None:  # noqa: B027 - most have nothing to check
@@ -161,7 +161,7 @@ class LocalRanks(HostRanks):
     def __init__(
         self,
         assignment: Assignment,
-        variables: Callable[[int, int, socket.socket, bool], dict[str, str]],
+        variables: Callable[[int, int, socket.socket, int], dict[str, str]],
         files: tuple[int, int],
         carrier: Callable[[subprocess.Popen[bytes], int | None], Carrier] = carry,
         stdin: int | None = None,
@@ -206,7 +206,7 @@ class LocalRanks(HostRanks):
         """What the ranks run."""
         return self._assignment.program
 
-    def start(self, rank: int, channel: socket.socket, again: bool = False) -> None:
+    def start(self, rank: int, channel: socket.socket, again: int = 0) -> None:
         if again:
             self._carries = True  # all ranks that the host began with have been started
             self._oom_kills = oom_kills()

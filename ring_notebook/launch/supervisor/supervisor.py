@@ -142,7 +142,7 @@ class Supervisor:
     def _now(self) -> float:
         return time.monotonic() - self._began
 
-    def _start(self, rank: int, again: bool = False) -> None:
+    def _start(self, rank: int, again: int = 0) -> None:
         ours, theirs = self._connections.pair(rank)
         with theirs:
             self._hosts.of(rank).start(rank, theirs, again)
@@ -154,12 +154,12 @@ class Supervisor:
         for host in self._hosts.by_name.values():
             host.speak()
 
-    def _start_again(self, rank: int) -> None:
-        """Start a process as ``rank`` in place of one that has exited, or as one more rank."""
+    def _start_again(self, rank: int, number: int = 1) -> None:
+        """Start a process as ``rank`` in place of one that has exited, or as one more rank; it is told ``number``."""
         self._hang_up(rank)
         self._note("started", rank)
         try:
-            self._start(rank, again=True)
+            self._start(rank, number)
         except OSError as error:
             code = report_start_error(self._program, error)
             self._note("exited", self._hosts.of(rank).failure(rank, code))

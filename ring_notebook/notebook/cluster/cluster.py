@@ -344,7 +344,7 @@ class Cluster:
         self.runs.require_idle(engines, True)
         dropped = list(range(n, self.n))
         self._begin_formation(engines, processes)
-        remove(engines, lost, processes.request, n, self.n)
+        remove(engines, lost, processes.request, n, self.n, self._formation)
         self._take_size(n)
         meet(engines, engines.living(), self._formation, n)
         self._met = True

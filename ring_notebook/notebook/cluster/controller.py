@@ -12,6 +12,8 @@ from ring_notebook.machine.own_python import prepare_for_jupyter
 prepare_for_jupyter()
 from ipyparallel.controller import app, hub  # noqa: E402
 
+from ring_notebook.protocol.registration import FORMATION, REPLACED  # noqa: E402
+
 
 class Hub(hub.Hub):  # type: ignore[misc]
     """Gives every engine the number that it asks for, which is its rank.
@@ -20,7 +22,40 @@ class Hub(hub.Hub):  # type: ignore[misc]
     sent no heartbeat. A dead engine then blocks the number for the one that replaces it, which nobody finds under
     another number. Here the engine that sent its first heartbeat last has the number. The one before is unregistered,
     and its callers get an error.
+
+    An engine that was started for an earlier formation than the one that has its number, and comes back with a host
+    that was lost, is refused and ends.
     """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._least: dict[int, int] = {}  # the earliest formation of an engine of each number
+
+    def register_engine(self, reg: list[bytes], msg: dict[str, Any]) -> int | None:
+        """Begin the registration of an engine, unless another was started in its place."""
+        number = msg["content"].get("id")
+        if msg["metadata"].get(FORMATION, 0) < self._least.get(number, 0):
+            self._refuse(reg, number)
+            return None
+        eid: int | None = super().register_engine(reg, msg)
+        return eid
+
+    def unregister_engine(self, ident: list[bytes], msg: dict[str, Any]) -> None:
+        """Forget an engine, and tell it when another is started in its place."""
+        number, formation = msg["content"].get("id"), msg["content"].get(FORMATION)
+        if formation is not None:
+            self._least[number] = formation
+            known = [self.engines[number]] if number in self.engines else []
+            for engine in [*known, *self.incoming_registrations.values()]:
+                if engine.id == number:
+                    self._refuse(engine.ident, number)
+        super().unregister_engine(ident, msg)
+
+    def _refuse(self, engine: list[bytes] | bytes, number: int) -> None:
+        why = f"rank {number} was started again elsewhere while this engine could not be reached: this one ends"
+        self.log.info(f"registration::refusing engine {number}: another was started in its place")
+        content = {"status": "error", "ename": REPLACED, "evalue": why}
+        self.session.send(self.query, "registration_reply", content=content, ident=engine)
 
     def new_engine_id(self, requested_id: int | None = None) -> int:
         """The number of an engine that registers."""

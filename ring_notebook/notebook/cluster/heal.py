@@ -30,7 +30,7 @@ _FORGET_TIMEOUT = 10.0
 def heal(
     engines: Engines,
     lost: LostRanks,
-    request: Callable[[Request, int], None],
+    request: Callable[[Request, int, str], None],
     ranks: Sequence[int],
     n: int,
     directory: Path,
@@ -47,9 +47,9 @@ def heal(
     try:
         for rank in ranks:
             lost.expect(rank)
-            request("end", rank)
-            engines.forget(rank, _FORGET_TIMEOUT)
-            request("start", rank)
+            request("end", rank, "")
+            engines.forget(rank, formation, _FORGET_TIMEOUT)
+            request("start", rank, str(formation))
         ended = functools.partial(_failed, lost, ranks)  # they are watched only when it is known who they are
         engines.wait_for(ranks, _START_TIMEOUT, ended)
         for engine in prepare_engines(engines, n, directory, keep, True, ranks, ended):
@@ -60,30 +60,32 @@ def heal(
         for rank in ranks:
             end(lost, request, rank, "was ended and not started again", deaths.get(rank))
         if n > before:
-            remove(engines, lost, request, before, n)
+            remove(engines, lost, request, before, n, formation)
         raise
 
 
-def remove(engines: Engines, lost: LostRanks, request: Callable[[Request, int], None], n: int, before: int) -> None:
-    """End all engines of ``before`` but the first ``n``, which are to `meet` again."""
-    request("size", n)
+def remove(
+    engines: Engines, lost: LostRanks, request: Callable[[Request, int, str], None], n: int, before: int, formation: int
+) -> None:
+    """End all engines of ``before`` but the first ``n``, which are to `meet` again in ``formation``."""
+    request("size", n, "")
     del engines.all[n:]
     for rank in range(n, before):
         lost.forget(rank)
     for rank in range(n, before):
-        engines.forget(rank, _FORGET_TIMEOUT)
+        engines.forget(rank, formation, _FORGET_TIMEOUT)
 
 
 def end(
     lost: LostRanks,
-    request: Callable[[Request, int], None],
+    request: Callable[[Request, int, str], None],
     rank: int,
     how: str,
     before: Death | None = None,
 ) -> None:
     """End the engine of ``rank``, which has died then: ``before``, or as ``how`` says."""
     lost.expect(rank)
-    request("end", rank)
+    request("end", rank, "")
     lost.add(rank, before or Death(f"rank {rank} {how}", rank, advice="`%ring heal` starts it again"))
 
 

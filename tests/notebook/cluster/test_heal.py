@@ -26,6 +26,7 @@ from ring_notebook.notebook.cluster.cluster import Cluster
 from ring_notebook.notebook.cluster.heal import prepare_engines
 from ring_notebook.notebook.engines import Engine, Engines
 from ring_notebook.notebook.run.run import Run
+from ring_notebook.protocol.registration import FORMATION
 
 PRELUDE = "import faulthandler, os, signal, sys, time, torch\n"
 SUM = "import torch\ntotal = float(ring.allreduce(torch.ones(1), op=ring.Sum))\n"
@@ -350,10 +351,11 @@ def test_the_new_engine_dies_before_its_heart_beats(cluster: Cluster, monkeypatc
 def test_a_dead_engine_asks_for_its_number_late(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """What it has sent arrives when the controller has forgotten it, before the new one asks."""
 
-    def forget_and_ask(engines: Engines, rank: int, timeout: float) -> None:
-        forget(engines, rank, timeout)
+    def forget_and_ask(engines: Engines, rank: int, formation: int, timeout: float) -> None:
+        forget(engines, rank, formation, timeout)
         client = engines._client
-        client._send(client._query_stream, "registration_request", content={"uuid": "of the dead", "id": rank})
+        content = {"uuid": "of the dead", "id": rank}
+        client._send(client._query_stream, "registration_request", content=content, metadata={FORMATION: formation})
 
     kill(cluster, 2)
     forget = Engines.forget
@@ -365,11 +367,10 @@ def test_a_dead_engine_asks_for_its_number_late(cluster: Cluster, monkeypatch: p
     assert_whole(cluster)
 
 
-def test_another_engine_takes_a_number(cluster: Cluster) -> None:
-    """Who waits for the engine that had it is told at once, and a heal mends it."""
+@contextlib.contextmanager
+def engine_beside(cluster: Cluster, rank: int, formation: int) -> Iterator[subprocess.Popen[str]]:
+    """An engine of ``rank``, started for ``formation``, that no supervisor knows: as on a host that was lost."""
     files = [str(path) for path in (cluster.directory / "security").glob("*-engine.json")]
-    engines = cluster._engines
-    assert engines is not None
     command = [
         sys.executable,
         "-m",
@@ -378,14 +379,78 @@ def test_another_engine_takes_a_number(cluster: Cluster) -> None:
         "--IPEngine.enable_nanny=False",
     ]
     command += [f"--file={path}" for path in files]
-    with subprocess.Popen(command, env={**os.environ, "RING_RANK": "2"}) as other:
+    variables = {"RING_RANK": str(rank), "RING_STARTED_AGAIN": str(formation)}
+    with subprocess.Popen(command, env={**os.environ, **variables}, stderr=subprocess.PIPE, text=True) as other:
         try:
-            with pytest.raises(ClusterError, match="died while running task"):
-                engines.call("time:sleep", 40.0, ranks=[2])
+            yield other
         finally:
             other.kill()
+
+
+def test_another_engine_takes_a_number(cluster: Cluster) -> None:
+    """Who waits for the engine that had it is told at once, and a heal mends it."""
+    engines = cluster._engines
+    assert engines is not None
+    with (
+        engine_beside(cluster, 2, cluster._formation),
+        pytest.raises(ClusterError, match="died while running task"),
+    ):
+        engines.call("time:sleep", 40.0, ranks=[2])
     assert cluster.heal([2]) == [2]
     assert names(cluster) == ["int 0", "int 1", None]
+    assert_whole(cluster)
+
+
+REPLACED = "rank 2 was started again elsewhere while this engine could not be reached: this one ends"
+
+
+def test_an_engine_registers_after_its_replacement(cluster: Cluster) -> None:
+    """A heal lost its host before it had registered, and the next one has started another: it is refused, and ends."""
+    kill(cluster, 2)
+    with (
+        when_it_starts(cluster, lambda pid: os.kill(pid, signal.SIGKILL)),
+        pytest.raises(ClusterError, match="was killed by SIGKILL"),
+    ):
+        cluster.heal()
+    lost = cluster._formation
+    assert cluster.heal() == [2]
+    cluster.run("name = ring.rank()").wait()
+    pids = [one.pid for one in cluster.status()]
+    run = cluster.run("import time\ntime.sleep(20)", ranks=[2])
+    with engine_beside(cluster, 2, lost) as late:
+        _, said = late.communicate(timeout=60)
+        assert late.returncode == 255
+        assert REPLACED in said
+        assert "Traceback" not in said
+    assert not run.done
+    assert run.stop(10.0)
+    assert [one.pid for one in cluster.status()] == pids
+    assert names(cluster) == ["int 0", "int 1", "int 2"]
+    assert_whole(cluster)
+
+
+def test_a_registered_engine_is_back_after_its_replacement(cluster: Cluster) -> None:
+    """Its host could not be reached for a while: it is told, and ends."""
+    processes = cluster._processes
+    assert processes is not None
+
+    def registered() -> int:
+        return processes.log("controller").count("engine::Engine Connected: 2")
+
+    before = registered()
+    with engine_beside(cluster, 2, cluster._formation) as lost:
+        until(lambda: registered() > before)
+        lost.send_signal(signal.SIGSTOP)
+        assert cluster.heal([2]) == [2]
+        cluster.run("name = ring.rank()").wait()
+        pids = [one.pid for one in cluster.status()]
+        lost.send_signal(signal.SIGCONT)
+        _, said = lost.communicate(timeout=60)
+        assert lost.returncode == 255
+        assert REPLACED in said
+        assert "Traceback" not in said
+    assert [one.pid for one in cluster.status()] == pids
+    assert names(cluster) == ["int 0", "int 1", "int 2"]
     assert_whole(cluster)
 
 
