@@ -66,7 +66,7 @@ class Hub(hub.Hub):  # type: ignore[misc]
         """Register the engine whose first heartbeat has come, in place of one that has its number."""
         engine = self.incoming_registrations.get(heart)
         if engine is not None and engine.id in self.engines:
-            self.unregister_engine(heart, {"content": {"id": engine.id}})
+            self.unregister_engine([heart], {"content": {"id": engine.id}})
         super().finish_registration(heart)
 
 

@@ -8,12 +8,14 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
 from ring_notebook.analysis.verdict import RankFailure
+from ring_notebook.config import config
 from ring_notebook.launch.remote.remote_ranks import RemoteRanks, connect
 from ring_notebook.launch.supervisor.local_ranks import Assignment
 
@@ -21,12 +23,22 @@ REMOTE_SHELL = '#!/bin/sh\nshift\nexec sh -c "$*"\n'
 PROGRAM = "import os, time; open(f'rank-{os.environ[\"RING_RANK\"]}-{os.getpid()}', 'w').close(); time.sleep(60)"
 
 
+@pytest.fixture
+def remote_shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """This host is reached by a shell, whatever an earlier test of this process has read of the settings."""
+    (tmp_path / "ssh").write_text(REMOTE_SHELL)
+    (tmp_path / "ssh").chmod(0o755)
+    with monkeypatch.context() as patch:
+        patch.setenv("RING_REMOTE_SHELL", str(tmp_path / "ssh"))
+        config.cache_clear()
+        yield
+    config.cache_clear()
+
+
+@pytest.mark.usefixtures("remote_shell")
 def test_a_rank_is_started_again_while_its_host_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The one lost with it fails for the reason that it did, and not for none."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("RING_REMOTE_SHELL", str(tmp_path / "ssh"))
-    (tmp_path / "ssh").write_text(REMOTE_SHELL)
-    (tmp_path / "ssh").chmod(0o755)
     failures: list[RankFailure] = []
     ours: dict[int, socket.socket] = {}
 
