@@ -28,6 +28,7 @@ for wheel in "$source"/dist/*.whl; do if [ -e "$wheel" ]; then cp "$wheel" "$roo
 cat > "$root/work/install" <<'INSIDE'
 cd /work
 [ -x environment/bin/pip ] || python3 -m venv environment
+environment/bin/python -c 'import sys; sys.exit(sys.version_info < (3, 10))' || exit 0 # too old: a test has pip say so
 pip() { environment/bin/pip "$1" -q -c source/constraints.txt "${@:2}"; }
 for wheel in wheels/*.whl; do pip install "$wheel" && exit; done  # it says so of one that is for another Python
 pip install scikit-build-core pybind11 cmake ninja

@@ -62,7 +62,7 @@ class Connections:
             channel.close()
         self._host.close()
 
-    def variables(self, size: int, rank: int, channel: socket.socket, again: bool) -> dict[str, str]:
+    def variables(self, size: int, rank: int, channel: socket.socket, again: int) -> dict[str, str]:
         """Those that tell ``rank`` of ``size``, its first process or ``again``, of its socket."""
         return self._host.variables(size, rank, channel, again)
 
