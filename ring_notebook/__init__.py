@@ -77,7 +77,10 @@ def _load(module: str) -> Any:
     from importlib import import_module
 
     try:
-        return import_module(module)
+        loaded = import_module(module)
+        if sys.flags.optimize > 1 and "ipyparallel" in sys.modules:
+            import_module("ipyparallel.client.magics")  # which it does with its first client
+        return loaded
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
         if missing in ("", __name__):
