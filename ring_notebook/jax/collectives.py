@@ -6,6 +6,7 @@ All ranks call them with the same shapes: XLA fixes the shapes of results before
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import jax.numpy as jnp
@@ -36,7 +37,8 @@ def collective(what: ForeignCall, values: Sequence[Any], process_set: ProcessSet
     if not arrays:
         return []
     if any(_is_on_several_devices(array) for array in arrays):
-        return _on_several_devices(what, arrays, process_set)
+        with _no_mesh():
+            return _on_several_devices(what, arrays, process_set)
     shapes = static_shapes(what, [array.shape for array in arrays], process_set)
     pairs = [movable(array, what) for array in arrays]
     operands = [operand for operand, _ in pairs]
@@ -49,6 +51,14 @@ def collective(what: ForeignCall, values: Sequence[Any], process_set: ProcessSet
 
 def _is_on_several_devices(array: Array) -> bool:
     return not isinstance(array, jax.core.Tracer) and len(array.sharding.device_set) > 1
+
+
+def _no_mesh() -> AbstractContextManager[Any]:
+    """Outside of `jax.set_mesh`, within which JAX computes on all devices of its mesh or not at all."""
+    if not hasattr(jax, "set_mesh") or jax.sharding.get_abstract_mesh().empty:
+        return nullcontext()
+    found: AbstractContextManager[Any] = jax.set_mesh(jax.sharding.Mesh(np.empty((), object), ()))
+    return found
 
 
 def _on_several_devices(what: ForeignCall, arrays: list[Array], process_set: ProcessSet) -> list[Array]:

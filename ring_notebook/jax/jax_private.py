@@ -18,7 +18,8 @@ import jax
 from ring_notebook.api.foreign_calls import original
 
 PRIVATE_NAMES = {
-    # These two let XLA call the core with its tokens. Without: JAX's ordered callback, which copies, and a warning.
+    # These two let XLA call the core with its tokens. Without: JAX's ordered callback, which copies, and a warning; and
+    # no `checkpoint` over calls by name in a program of several devices.
     "effects": "jax._src.effects",
     "lowering": "jax._src.interpreters.mlir",
     # Holds the tokens between programs. Without: programs start 100 µs later, and a program that has failed makes all
@@ -59,18 +60,18 @@ def has(name: str) -> bool:
     return True
 
 
-def token_effect(text: str) -> Any:
-    """An effect that orders programs and the calls in them; ``text`` is its name in JAX's errors.
+def effect(text: str, *, ordered: bool) -> Any:
+    """An effect that may stand wherever JAX lets effects stand; ``text`` is its name in JAX's errors.
 
-    Raises AttributeError where this JAX has no such effects.
+    ``ordered``: it orders programs and the calls in them. Raises AttributeError where this JAX has no such effects.
     """
     effects = private("effects")
     allowed = [
         effects.lowerable_effects,
-        effects.ordered_effects,
         effects.control_flow_allowed_effects,
         effects.custom_derivatives_allowed_effects,
         effects.remat_allowed_effects,
+        *([effects.ordered_effects] if ordered else []),
     ]
     kind = type("RingEffect", (effects.Effect,), {"__str__": lambda self: text, "__repr__": lambda self: text})
     for one in allowed:

@@ -64,7 +64,7 @@ def call(what: ForeignCall, arrays: Sequence[Any], results: Sequence[Result]) ->
         axes = jax_private.mapped_axes()
         if what.name:
             way, what = _BY_NAME, replace(what, by_name=True)
-            operands = (_index_in(axes), *(_differing(array, axes) for array in operands))
+            operands = (_index_in(axes), *operands)
         elif axes:
             raise ValueError(
                 f"{what.kind} needs a name in a function that runs on several devices, whose calls have no order; pass "
@@ -76,17 +76,6 @@ def call(what: ForeignCall, arrays: Sequence[Any], results: Sequence[Result]) ->
 def _index_in(axes: Sequence[str]) -> Any:
     """Which part of a mapped function this is; -1 where it is not mapped."""
     return jnp.asarray(jax.lax.axis_index(tuple(axes)) if axes else -1, jnp.int32)
-
-
-def _differing(array: Any, axes: Sequence[str]) -> Any:
-    """``array`` as one that differs between the parts of a mapped function, whose gradients JAX then adds up."""
-    varying = jax_private.varying_axes(array.aval)
-    same = [] if varying is None else [axis for axis in axes if axis not in varying]
-    if not same:
-        return array
-    if hasattr(jax.lax, "pcast"):
-        return jax.lax.pcast(array, tuple(same), to="varying")
-    return jax.lax.pvary(array, tuple(same))
 
 
 # --- the primitive ---
@@ -107,10 +96,10 @@ class _Ways:
 @lru_cache(maxsize=1)
 def _ways() -> _Ways:
     watch_interrupts()
-    effects, lower = {way: _effects_of_callback(way) for way in (_CALLED_BACK, _BY_NAME)}, None
+    effects, lower = {_CALLED_BACK: _effects_of_callback(ordered=True), _BY_NAME: _effects_by_name()}, None
     if jax.default_backend() == "cpu":
         try:
-            effect = jax_private.token_effect(_NEEDS_NAME)
+            effect = jax_private.effect(_NEEDS_NAME, ordered=True)
             lower = jax_private.token_lowering(effect)
         except AttributeError as error:
             warnings.warn(
@@ -128,11 +117,18 @@ def _ways() -> _Ways:
     return _Ways(_CALLED_BACK if lower is None else _DIRECT, effects, jax.local_device_count(), lower)
 
 
-def _effects_of_callback(way: str) -> Any:
+def _effects_of_callback(*, ordered: bool) -> Any:
     from jax.experimental import io_callback
 
-    traced = jax.make_jaxpr(lambda: io_callback(lambda: None, None, ordered=way == _CALLED_BACK))()
+    traced = jax.make_jaxpr(lambda: io_callback(lambda: None, None, ordered=ordered))()
     return set(traced.effects)
+
+
+def _effects_by_name() -> Any:
+    try:
+        return {jax_private.effect("a collective with a name", ordered=False)}
+    except AttributeError:
+        return _effects_of_callback(ordered=False)  # JAX refuses these in `checkpoint`
 
 
 primitive = Primitive("ring_collective")
@@ -162,16 +158,16 @@ def _execute(*operands: Any, spec: str, results: Results, way: str) -> Any:
 
 def _evaluate(*operands: Any, spec: str, results: Results, way: str) -> Any:
     made = [jax.core.ShapedArray(shape, np.dtype(dtype)) for shape, dtype in results]
-    if way == _BY_NAME and jax_private.varying_axes(operands[0]):  # see `_differing`
-        made = [_like(operands[0], one) for one in made]
+    if way == _BY_NAME and jax_private.varying_axes(operands[0]):
+        made = [_like(operand, one) for operand, one in zip(operands[1:], made, strict=True)]
     return made, _ways().effects[way]
 
 
-def _like(varying: Any, aval: Any) -> Any:
-    """``aval`` in the parts of a mapped function in which ``varying`` differs."""
+def _like(operand: Any, aval: Any) -> Any:
+    """``aval`` as a result that differs between the parts of a mapped function where ``operand`` does."""
     spec = jax.sharding.PartitionSpec(*[None] * len(aval.shape))
-    sharding = varying.sharding.update(spec=spec)
-    return varying.update(shape=aval.shape, dtype=aval.dtype, weak_type=False, sharding=sharding)
+    sharding = operand.sharding.update(spec=spec)
+    return operand.update(shape=aval.shape, dtype=aval.dtype, weak_type=False, sharding=sharding)
 
 
 def _lower(ctx: Any, *operands: Any, spec: str, results: Results, way: str) -> Any:

@@ -68,6 +68,20 @@ def case_sharded_arrays_outside_of_compiled_functions() -> None:
     np.testing.assert_allclose(swapped, np.tile(np.arange(2) + 2 * hvd.rank(), size))
 
 
+def case_sharded_arrays_where_a_mesh_is_set() -> None:
+    if not hasattr(jax, "set_mesh"):
+        return
+    for kind in (jax.sharding.AxisType.Auto, jax.sharding.AxisType.Explicit):
+        with jax.set_mesh(jax.make_mesh((2,), ("d",), axis_types=(kind,))):
+            array = jax.device_put(jnp.arange(8.0) * (hvd.rank() + 1), HALVES)
+            expected = np.arange(8.0) * (hvd.size() + 1) / 2
+            reduced = hvd.allreduce(array)
+            np.testing.assert_allclose(reduced, expected)
+            assert reduced.sharding == array.sharding
+            np.testing.assert_allclose(hvd.allreduce(np.ones(3) * hvd.rank()), np.full(3, (hvd.size() - 1) / 2))
+            np.testing.assert_allclose(jax.jit(lambda x: hvd.allreduce(x, name="set"))(array), expected)
+
+
 def case_programs_of_one_device_need_no_name() -> None:
     for call in (hvd.allreduce, jax.jit(hvd.allreduce), jax.jit(jax.vmap(hvd.allreduce))):
         np.testing.assert_allclose(call(jnp.ones((2, 3)) * hvd.rank()), np.full((2, 3), (hvd.size() - 1) / 2))
@@ -124,6 +138,34 @@ def case_a_replicated_weight_in_a_mapped_function_has_the_gradient_of_all_device
 
     total = np.arange(8.0).sum() * (hvd.size() + 1) / 2
     np.testing.assert_allclose(jax.jit(jax.grad(loss))(jnp.ones(()), own()), total, rtol=1e-6)
+
+
+def case_a_step_in_a_mapped_function_has_equal_weights_on_all_devices() -> None:
+    """As JAX can tell, so that the function may give them as replicated."""
+    if not FOLLOWS:
+        return
+
+    def loss(weight, x):
+        return ((x @ weight) ** 2).mean()
+
+    def step(weight, x):
+        gradient = jax.grad(lambda weight: jax.lax.pmean(loss(weight, x), "d"))(weight)
+        return weight - 0.01 * hvd.average_gradients(gradient)
+
+    replicated = PartitionSpec()
+    found = jax.jit(shard_map(step, mesh=MESH, in_specs=(replicated, HALVES), out_specs=replicated))(jnp.ones(2), own())
+    every = [np.arange(8.0, dtype=np.float32).reshape(4, 2) * (r + 1) for r in range(hvd.size())]
+    mean_gradient = np.mean([jax.grad(loss)(jnp.ones(2), rows) for rows in every], axis=0)
+    np.testing.assert_allclose(found, 1 - 0.01 * mean_gradient, rtol=1e-4)
+
+
+def case_what_is_computed_again_in_the_backward_pass() -> None:
+    def loss(x):
+        return (jnp.sin(hvd.allreduce(x, name="again")) ** 2).sum()
+
+    for function in (loss, lambda x: mapped(lambda x: loss(x).reshape(1, 1))(x).sum()):
+        gradient = jax.jit(jax.grad(jax.checkpoint(function)))(own())
+        np.testing.assert_allclose(gradient, np.sin(2 * mean()), rtol=1e-4, atol=1e-5)
 
 
 def case_pmap() -> None:
