@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, NamedTuple
+
+import jax.numpy as jnp
 
 import jax
 from ring_notebook.api.arguments import number_of
@@ -20,15 +23,45 @@ def average_gradients(tree: Any, op: ReduceOp = ReduceOp.AVERAGE, process_set: P
     when the trees differ.
     """
     leaves, structure = jax.tree_util.tree_flatten(tree)
-    reduced = grouped_allreduce(leaves, name="gradients", op=op, process_set=process_set, commits=True)
-    return jax.tree_util.tree_unflatten(structure, reduced)
+    at = [index for index, leaf in enumerate(leaves) if not _is_of_integers(leaf)]
+    given = [leaves[index] for index in at]
+    reduced = grouped_allreduce(given, name="gradients", op=op, process_set=process_set, commits=True)
+    for index, gradient in zip(at, reduced, strict=True):
+        leaves[index] = gradient
+    return jax.tree_util.tree_unflatten(structure, leaves)
 
 
-class GradientTransformation(NamedTuple):
-    """An optimizer, as optax and libraries like it have them."""
+def _is_of_integers(gradient: Any) -> bool:
+    """Whether this is what JAX has for the gradient of integers (``allow_int``), which has no values."""
+    return bool(getattr(gradient, "dtype", None) == jax.dtypes.float0)
 
+
+class Distributed:
+    """What the type of a distributed optimizer has beyond that of the optimizer."""
+
+    __slots__ = ()
     init: Any
     update: Any
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Its type has no name by which a snapshot could find it."""
+        return _distributed, (type(self).__bases__[1], self.init, self.update)
+
+
+class _GradientTransformation(NamedTuple):
+    init: Any
+    update: Any
+
+
+@cache
+def _distributed_kind(kind: type) -> Any:
+    """A type of the same kind: optax asks for it before it passes arguments of its own to ``update``."""
+    pair = kind if getattr(kind, "_fields", ()) == _GradientTransformation._fields else _GradientTransformation
+    return type(pair.__name__.strip("_"), (Distributed, pair), {"__slots__": ()})
+
+
+def _distributed(kind: type, init: Any, update: Any) -> Any:
+    return _distributed_kind(kind)(init, update)
 
 
 def is_optimizer(value: Any) -> bool:
@@ -38,10 +71,11 @@ def is_optimizer(value: Any) -> bool:
 
 def DistributedOptimizer(  # noqa: N802 - the name of the other faces
     optimizer: Any, op: ReduceOp = ReduceOp.AVERAGE, process_set: ProcessSet = global_process_set
-) -> GradientTransformation:
+) -> Any:
     """An optax optimizer (``init`` and ``update``) that updates with the gradients of all ranks.
 
-    On a rank outside of ``process_set`` it updates with its own.
+    It is of the same type, so that `optax.chain` passes on what its ``update`` takes beside the gradients. On a rank
+    outside of ``process_set`` it updates with its own.
     """
     if not is_optimizer(optimizer):
         raise TypeError(f"DistributedOptimizer takes an optax optimizer, got {type(optimizer).__name__}")
@@ -50,23 +84,32 @@ def DistributedOptimizer(  # noqa: N802 - the name of the other faces
         gradients = average_gradients(updates, op, process_set) if process_set.included() else updates
         return optimizer.update(gradients, state, params, **more)
 
-    return GradientTransformation(optimizer.init, update)
+    return _distributed(type(optimizer), optimizer.init, update)
 
 
 def broadcast_parameters(tree: Any, root_rank: int = 0, process_set: ProcessSet = global_process_set) -> Any:
     """The pytree with the leaves of ``root_rank``: parameters, the state of an optimizer, keys of random numbers.
 
-    Leaves that are no arrays and no numbers stay, such as the functions in a module of Equinox.
+    Numbers of Python stay such; leaves that are neither arrays nor numbers stay, such as the functions in a module of
+    Equinox.
     """
     leaves, structure = jax.tree_util.tree_flatten(tree)
     what = ForeignCall("broadcast", "parameters", root=root_rank, process_set=number_of(process_set))
     process_set.group_rank(root_rank)
     at = [index for index, leaf in enumerate(leaves) if is_value(leaf)]
     for index, value in zip(at, collective(what, [leaves[index] for index in at], process_set), strict=True):
-        leaves[index] = value
+        leaves[index] = _as_given(leaves[index], value)
     return jax.tree_util.tree_unflatten(structure, leaves)
+
+
+def _as_given(leaf: Any, sent: Any) -> Any:
+    """``sent`` as a number of Python where ``leaf`` is one: modules of Equinox decide by them how to compute."""
+    if hasattr(leaf, "dtype") or isinstance(sent, jax.core.Tracer):
+        return sent
+    # An array has fewer digits than the number that it was made of.
+    return leaf if sent == jnp.asarray(leaf) else type(leaf)(sent.item())
 
 
 def is_value(leaf: Any) -> bool:
     """Whether a leaf is an array or a number."""
-    return hasattr(leaf, "dtype") or isinstance(leaf, (int, float, complex))
+    return (hasattr(leaf, "dtype") and not _is_of_integers(leaf)) or isinstance(leaf, (int, float, complex))

@@ -10,8 +10,8 @@ import jax
 from ring_notebook.api.foreign_calls import steps_made
 from ring_notebook.api.preparation import by_kind, furthest, in_order, of_another
 from ring_notebook.jax.averaging import (
+    Distributed,
     DistributedOptimizer,
-    GradientTransformation,
     broadcast_parameters,
     is_optimizer,
     is_value,
@@ -25,9 +25,12 @@ def has_values(tree: Any) -> bool:
 
 
 def _is_of_nnx(value: Any) -> bool:
-    """A module or an optimizer of flax.nnx, which changes in place."""
+    """An object of flax.nnx that changes in place: a module, an optimizer, random numbers, metrics.
+
+    Its `Rngs` have any attribute, also those of an optimizer of optax.
+    """
     nnx = sys.modules.get("flax.nnx")
-    return nnx is not None and isinstance(value, (nnx.Module, nnx.Optimizer))
+    return nnx is not None and isinstance(value, (nnx.Module, nnx.Optimizer, nnx.Rngs, nnx.metrics.Metric))
 
 
 def _is_of_linen(value: Any) -> bool:
@@ -52,8 +55,8 @@ def prepare(*objects: Any, **options: Any) -> Any:
     - the pytree with the leaves of rank 0; after a failed run: of the rank that has made the most steps, which a rank
       that was started again has not. That of a training in flax, which has an optimizer, has a distributed one;
     - a `DistributedOptimizer`, whose ``update`` takes the mean of the gradients of all ranks;
-    - modules and optimizers of flax.nnx themselves, changed in the same way; those of flax.linen, which have no values,
-      unchanged.
+    - modules, optimizers, random numbers and metrics of flax.nnx themselves, changed in the same way; modules of
+      flax.linen, which have no values, unchanged.
 
     May be called again on its results. Each rank takes its share of the data itself, as in ``x[rank()::size()]``.
     ``options`` are keyword arguments of `DistributedOptimizer`. Models of Keras go to the `prepare` of that face.
@@ -80,5 +83,5 @@ def prepare(*objects: Any, **options: Any) -> Any:
 
 
 def _distributed(optimizer: Any, options: dict[str, Any]) -> Any:
-    own = isinstance(optimizer, GradientTransformation)  # the cell was run again
-    return optimizer if own else DistributedOptimizer(optimizer, **options)
+    was_run_again = isinstance(optimizer, Distributed)
+    return optimizer if was_run_again else DistributedOptimizer(optimizer, **options)

@@ -66,6 +66,24 @@ def case_dtypes_of_one_tree_stay() -> None:
         hvd.allreduce(jnp.ones(2, jnp.float8_e4m3fn))
 
 
+def case_numbers_of_python_stay_such() -> None:
+    """Exact on the rank that sends them, and where they are equal."""
+    sent = hvd.broadcast_parameters(
+        {"step": hvd.rank(), "rate": 0.1, "factor": 0.3 + hvd.rank(), "off": hvd.rank() > 0}
+    )
+    assert {name: type(one) for name, one in sent.items()} == {"step": int, "rate": float, "factor": float, "off": bool}
+    assert (sent["step"], sent["rate"], sent["off"]) == (0, 0.1, False)
+    assert sent["factor"] == (0.3 if hvd.rank() == 0 else np.float32(0.3))
+
+
+def case_gradients_of_integers_have_no_values() -> None:
+    gradients = jax.grad(lambda tree: (tree["w"] * tree["n"]).sum(), allow_int=True)({"w": own(), "n": jnp.arange(4)})
+    reduced = hvd.average_gradients(gradients)
+    np.testing.assert_allclose(reduced["w"], np.arange(4.0))
+    assert reduced["n"].dtype == jax.dtypes.float0
+    assert hvd.broadcast_parameters(gradients)["n"].dtype == jax.dtypes.float0
+
+
 def case_complex_numbers_are_added_up_and_have_gradients() -> None:
     size, rank = hvd.size(), hvd.rank()
     own_values = jnp.array([1 + 2j, 3j], jnp.complex64) * (rank + 1)
@@ -99,6 +117,11 @@ def case_every_dtype_moves() -> None:
             np.testing.assert_array_equal(gathered[-2 * size :], np.asarray(values + values if size > 1 else values))
     finally:
         jax.config.update("jax_enable_x64", False)
+    for name in ("float4_e2m1fn", "int2", "uint2"):
+        if hasattr(jnp, name):
+            gathered = hvd.allgather(jnp.ones(1, name) if rank == 0 else jnp.zeros(1, name))
+            assert gathered.dtype == jnp.dtype(name)
+            assert np.asarray(gathered).astype(np.float32).tolist() == [1.0] + [0.0] * (size - 1)
     nan = jnp.asarray(np.array([0x7E, 0x7F], np.uint8)).view(jnp.float8_e5m2)  # two of several bit patterns
     assert np.asarray(hvd.broadcast(nan, 0)).view(np.uint8).tolist() == [0x7E, 0x7F]
     with pytest.raises(TypeError, match="no gradient for float8_e5m2"):

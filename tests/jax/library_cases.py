@@ -74,6 +74,43 @@ def case_equinox() -> None:
     assert again.activation is not None
 
 
+class _WithState(equinox.Module):
+    linear: equinox.nn.Linear
+    norm: equinox.nn.BatchNorm
+    dropout: equinox.nn.Dropout
+
+    def __init__(self, key):
+        self.linear = equinox.nn.Linear(5, 3, key=key)
+        self.norm = equinox.nn.BatchNorm(3, "batch", mode="batch")
+        self.dropout = equinox.nn.Dropout(0.1)
+
+    def __call__(self, x, state, key):
+        x, state = self.norm(self.linear(x), state)
+        return self.dropout(x, key=key).sum(), state
+
+
+def case_equinox_with_states_and_numbers() -> None:
+    """Numbers that Equinox asks for while it traces."""
+    key = jax.random.key(hvd.rank())
+    model, state = hvd.prepare(*equinox.nn.make_with_state(_WithState)(key))
+    assert (model.dropout.p, model.dropout.inference) == (0.1, False)
+
+    @equinox.filter_jit
+    def step(model, state, x):
+        def loss(model, state):
+            mapped = jax.vmap(model, axis_name="batch", in_axes=(0, None, None), out_axes=(0, None))
+            found, state = mapped(x, state, key)
+            return (found**2).mean(), state
+
+        gradients, state = equinox.filter_grad(loss, has_aux=True)(model, state)
+        gradients = hvd.average_gradients(gradients)
+        return equinox.apply_updates(model, jax.tree.map(lambda one: -0.1 * one, gradients)), state
+
+    for _ in range(2):
+        model, state = step(model, state, own_rows()[0])
+    equal_on_all_ranks(equinox.filter(model, equinox.is_array))
+
+
 class _Linen(linen.Module):
     @linen.compact
     def __call__(self, x):
@@ -128,6 +165,11 @@ def case_flax_nnx_with_random_numbers() -> None:
     for _ in range(3):
         step(model, optimizer, *own_rows())
     equal_on_all_ranks(nnx.state(model, nnx.Param))
+    rngs, metrics = nnx.Rngs(hvd.rank()), nnx.MultiMetric(loss=nnx.metrics.Average("loss"))
+    metrics.update(loss=jnp.float32(hvd.rank()))
+    assert hvd.prepare(rngs, model, metrics) == (rngs, model, metrics)
+    equal_on_all_ranks(nnx.state(rngs))
+    equal_on_all_ranks(nnx.state(metrics))
     sent = hvd.broadcast_parameters(nnx.state(model))
     assert jax.tree.structure(sent) == jax.tree.structure(nnx.state(model))
 
@@ -147,3 +189,17 @@ def case_states_of_optax() -> None:
     for _ in range(2):
         updates, state = jax.jit(accumulating.update)(gradient, state, parameters)
     np.testing.assert_allclose(updates["b"], [-0.1, -0.1])
+
+
+def case_a_distributed_optimizer_of_optax_is_of_its_type() -> None:
+    """`optax.chain` asks for it, and passes values of the loss only to optimizers that take them."""
+    for plain in (optax.contrib.reduce_on_plateau(patience=1), optax.lbfgs(), optax.sgd(0.1)):
+        distributed = hvd.prepare(plain)
+        assert hvd.prepare(distributed) is distributed
+        for kind in (optax.GradientTransformation, optax.GradientTransformationExtraArgs):
+            assert isinstance(distributed, kind) == isinstance(plain, kind)
+    chained = optax.chain(hvd.DistributedOptimizer(optax.contrib.reduce_on_plateau()), optax.sgd(0.1))
+    parameters = {"w": jnp.ones(3)}
+    gradients = {"w": jnp.full(3, 1.0 + hvd.rank())}
+    updates, _ = chained.update(gradients, chained.init(parameters), parameters, value=1.0)
+    np.testing.assert_allclose(updates["w"], np.full(3, -0.1 * (hvd.size() + 1) / 2), rtol=1e-6)

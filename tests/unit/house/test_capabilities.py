@@ -69,8 +69,8 @@ JAX_CASES = {
         "case_pmap",
     ],
     "`jax.distributed`": ["test_jax_distributed_beside_our_collectives"],
-    "optax": ["case_states_of_optax"],
-    "Equinox": ["case_equinox"],
+    "optax": ["case_states_of_optax", "case_a_distributed_optimizer_of_optax_is_of_its_type"],
+    "Equinox": ["case_equinox", "case_equinox_with_states_and_numbers"],
     "flax.linen": ["case_flax_linen"],
     "flax.nnx": ["case_flax_nnx_with_random_numbers"],
 }
