@@ -163,17 +163,19 @@ def _work(shares: Mapping[str, float], ranks: Sequence[Spent]) -> str:
 def _find_ranks(spent: Mapping[int, Spent]) -> SlowRanks | None:
     """The ranks that the others wait for, of ranks that keep step through collectives.
 
-    Ranks in lockstep all have the same samples/s. The slow rank is the one that hardly waits.
+    Ranks in lockstep all have the same samples/s. The slow rank is the one that hardly waits. The newest report of a
+    rank may be older than that of another and cover fewer steps, so shares of time are compared.
     """
-    usual = median_low(one.busy for one in spent.values())
-    slow = {rank: one for rank, one in spent.items() if one.busy > SLOWER * usual > 0}
-    others = [one for rank, one in spent.items() if rank not in slow]
-    waits = median(one.share(one.idle) for one in others)
+    busy = {rank: one.share(one.busy) for rank, one in spent.items()}
+    usual = median_low(busy.values())
+    slow = [rank for rank, share in busy.items() if share > SLOWER * usual > 0]
+    others = [rank for rank in spent if rank not in slow]
+    waits = median(spent[rank].share(spent[rank].idle) for rank in others)
     if not slow or waits < WAITS:
         return None
-    slowest = max(slow.values(), key=lambda one: one.busy)
-    like = min(others, key=lambda one: abs(one.busy - usual))
-    return SlowRanks(tuple(slow), median(one.busy for one in slow.values()) / usual, cause(slowest, like), waits)
+    slowest = spent[max(slow, key=busy.__getitem__)]
+    like = spent[min(others, key=lambda rank: abs(busy[rank] - usual))].over(slowest.seconds)
+    return SlowRanks(tuple(slow), median(busy[rank] for rank in slow) / usual, cause(slowest, like), waits)
 
 
 def _find_link(spent: Mapping[int, Spent]) -> SlowLink | None:

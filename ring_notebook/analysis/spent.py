@@ -95,6 +95,14 @@ class Spent:
         """Seconds of the rank's own work, without those asleep."""
         return max(0.0, self.busy - self.data - self.asleep)
 
+    def over(self, seconds: float) -> Spent:
+        """The same shares and rates over so many seconds; of nothing, nothing."""
+        times = seconds / self.seconds if self.seconds > 0 else 1.0
+        moving, waiting, bubble, data = (times * part for part in (self.moving, self.waiting, self.bubble, self.data))
+        own = OwnTime(*(times * getattr(self.own, one.name) for one in fields(OwnTime)))
+        links = tuple(Sent(to, times * busy, times * sent) for to, busy, sent in self.links)
+        return Spent(times * self.seconds, moving, waiting, bubble, data, own, links)
+
     def share(self, seconds: float) -> float:
         """A part of the seconds, 0 to 1."""
         return min(seconds / self.seconds, 1.0) if self.seconds > 0 else 0.0

@@ -265,7 +265,22 @@ def read_spans(events: Iterable[dict[str, Any]]) -> list[Span]:
                 args.get("line", ""),
             )
         )
-    return sorted(spans, key=attrgetter("begin"))
+    return _told_apart(sorted(spans, key=attrgetter("begin")))
+
+
+def _told_apart(spans: Iterable[Span]) -> list[Span]:
+    """The same spans by begin; once the data of a collective moves, its waits for more of the data count as moving.
+
+    As in the table: a rank waits until the others have called the operation.
+    """
+    told, under_way = [], set()
+    for span in spans:
+        operation = span.rank, span.group, span.sequence
+        if span.phase == "moving":
+            under_way.add(operation)
+        is_part = span.phase == "waiting" and span.sequence and operation in under_way
+        told.append(span._replace(phase="moving") if is_part else span)
+    return told
 
 
 def read_training(events: Iterable[dict[str, Any]]) -> dict[int, tuple[float, float]]:

@@ -105,6 +105,26 @@ def test_nobody_is_slow_in_the_first_steps_or_seconds() -> None:
     assert find({1: SLOW}, 100) is None
 
 
+def test_a_rank_whose_newest_report_is_older_than_that_of_another_is_not_slow() -> None:
+    """Two equal ranks: one has told what it did in 50 steps, the other one what it did in 62."""
+    rank = Spent(5.0, 1.0, 1.5, 0.0, 0.3, OwnTime(on_cpu=1.4, queued=1.0, beside=0.1, samples=50 * 16))
+    later = rank.over(6.2)
+    assert later.own.samples == pytest.approx(62 * 16)
+    assert find({0: rank, 1: later}, 60) is None
+    assert find({0: later, 1: rank}, 60) is None
+
+
+def test_the_age_of_a_report_changes_neither_factor_nor_cause() -> None:
+    links = (Sent(2, 1.0, 1e6),)
+    for seconds in (8.0, 10.0, 14.0):
+        for ranks in ({0: USUAL, 1: replace(SLOW, links=links).over(seconds)}, {0: USUAL.over(seconds), 1: SLOW}):
+            found = find(ranks, 100)
+            assert isinstance(found, SlowRanks)
+            assert (found.ranks, found.cause) == ((1,), "compute")
+            assert (found.factor, found.waits) == pytest.approx((2.25, 0.5))
+    assert Spent(0.0, 0.0, 0.0, 0.0, 0.0).over(3.0) == Spent(0.0, 0.0, 0.0, 0.0, 0.0)
+
+
 def test_a_recording_says_the_same_however_short_it_is() -> None:
     ranks = {0: replace(USUAL, seconds=3.0, waiting=1.5), 1: replace(SLOW, seconds=3.0)}
     found = find(ranks)

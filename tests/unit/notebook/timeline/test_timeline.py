@@ -223,6 +223,22 @@ def test_the_chart_holds_every_span_and_stays_small_when_there_are_many() -> Non
     assert len(json.dumps(vega_lite(many))) < 500_000
 
 
+def test_the_chart_and_the_table_call_the_same_seconds_waiting(tmp_path: Path) -> None:
+    """Rank 0 waits a second for rank 1 to come, then three times for more of its data."""
+    core = [(0.0, 1.0, "waiting"), (1.0, 0.1, "moving"), *((1.1 + at, 0.9, "waiting") for at in (0, 1, 2))]
+    core += [(2.0 + at, 0.1, "moving") for at in (0, 1, 2)]
+    own = [{**event(0, begin, seconds, phase, 1), "tid": 0} for begin, seconds, phase in core]
+    held = [event(0, 0, 4.1, "held"), event(0, 0, 1, "held up", 1), event(1, 1, 3.1, "held")]
+    late = {**event(0, 4.1, 0.9, "waiting", 1, sequence=2), "tid": 0}
+    recorded = timeline(tmp_path, *trained(0, 5), *own, *held, late, event(0, 4.1, 0.9, "held up", 1, sequence=2))
+    bars = [bar for bar in vega_lite(recorded.spans)["data"]["values"] if bar["rank"] == 0]
+    drawn = {
+        word: sum(bar["end"] - bar["begin"] for bar in bars if bar["phase"] == word) for word in ("waiting", "moving")
+    }
+    assert drawn["waiting"] == pytest.approx(recorded.accounts[0].spent.waiting) == pytest.approx(1.9)
+    assert drawn["moving"] == pytest.approx(3.1)
+
+
 def test_what_ranks_say_of_the_whole_run_stands_below_the_table(tmp_path: Path) -> None:
     label = {"ph": "M", "name": "process_labels", "pid": 0, "tid": 0, "args": {"labels": "GPU tensors by NCCL"}}
     whole = timeline(tmp_path, label, event(0, 0, 1, "moving"), event(1, 0, 1, "moving"), *trained(0, 1))
