@@ -20,10 +20,9 @@ from ring_notebook.launch.supervisor.fork_server import start_server
 from ring_notebook.launch.supervisor.forked_rank import ADDRESS, answers
 from ring_notebook.launch.supervisor.outer_job import with_variables_of_job
 from ring_notebook.launch.supervisor.output_lines import Carrier, carry
-from ring_notebook.launch.supervisor.rank_failure import failure_of
+from ring_notebook.launch.supervisor.rank_failure import MemoryKills, failure_of
 from ring_notebook.launch.supervisor.start_and_signal import end_children, end_if_late, send_signal, start_rank
 from ring_notebook.machine.gpus import gpus, gpus_of_script
-from ring_notebook.machine.hardware import oom_kills
 from ring_notebook.machine.os_calls import exit_descriptor, resource_limits, set_resource_limits
 from ring_notebook.rank.named_interrupt import interrupt
 from ring_notebook.rank.rank_status import RankStatus, StatusFile
@@ -171,7 +170,7 @@ class LocalRanks(HostRanks):
         self._files = files
         self._carrier = carrier
         self._stdin = stdin  # of rank 0; None for that of this process
-        self._oom_kills = oom_kills()
+        self._memory_kills = MemoryKills()
         self._gpus = gpus()
         self._status_files: dict[int, StatusFile] = {}
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
@@ -209,7 +208,7 @@ class LocalRanks(HostRanks):
     def start(self, rank: int, channel: socket.socket, again: int = 0) -> None:
         if again:
             self._carries = True  # all ranks that the host began with have been started
-            self._oom_kills = oom_kills()
+            self._memory_kills = MemoryKills()
         if before := self._status_files.get(rank):
             before.close()
         self._status_files[rank] = StatusFile()
@@ -235,6 +234,7 @@ class LocalRanks(HostRanks):
         self._selector.register(self._exits[rank], selectors.EVENT_READ, lambda: self._handle_exit(rank))
 
     def check(self) -> None:
+        self._memory_kills.look()
         for rank, process in self._processes.items():
             if end_if_late(process, self.status(rank)):
                 self._late.add(rank)
@@ -267,7 +267,7 @@ class LocalRanks(HostRanks):
         return file.operations() if file else b""
 
     def failure(self, rank: int, code: int) -> RankFailure:
-        return failure_of(rank, code, self.status(rank), self._oom_kills)
+        return failure_of(rank, code, self.status(rank), self._memory_kills)
 
     def end_children(self) -> None:
         for group in self._groups:  # the program behind a shell script is a child of it

@@ -31,6 +31,7 @@ _REPORT = re.compile(rb"(?:\x1d\d{1,9}:)?\x1e(\{[^\x1e\n]{,4096}\})\x1e\r?\n")
 _UNFINISHED = re.compile(rb"\x1e(\{[^\x1e\n]{,4096}(\}\x1e\r?)?)?\Z")
 
 _BOOTED = time.time() - time.monotonic()
+_RECENT = 30.0  # seconds: a process that is killed for its memory takes some of them to end
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +42,32 @@ class RankMark:
     ended: bool
 
 
-def failure_of(rank: int, code: int, status: RankStatus, oom_kills_before: int) -> RankFailure:
+class MemoryKills:
+    """Whether the Linux kernel has killed a process here for lack of memory in the last half minute to minute.
+
+    It counts those of all users and containers of the machine, so that one of an hour ago says nothing of a rank.
+    """
+
+    def __init__(self) -> None:
+        self._before = self._newer = oom_kills()
+        self._read_at = time.monotonic()
+
+    def look(self) -> None:
+        """To be called every second or so."""
+        if time.monotonic() - self._read_at >= _RECENT:
+            self._before, self._newer, self._read_at = self._newer, oom_kills(), time.monotonic()
+
+    @property
+    def recent(self) -> bool:
+        """Whether there was one."""
+        return oom_kills() > self._before
+
+
+def failure_of(rank: int, code: int, status: RankStatus, kills: MemoryKills) -> RankFailure:
     """The failure of a rank of this host that exits now with ``code`` and has reported ``status``."""
     # Across hosts only the clocks agree. One that is set meanwhile must not change which rank of this host was first.
     failed_at = _BOOTED + (status.failed_at(code) or time.monotonic())
-    killed = oom_kills() > oom_kills_before
-    return RankFailure(rank, socket.gethostname(), code, failed_at, killed, status.aborted, behind=status.behind)
+    return RankFailure(rank, socket.gethostname(), code, failed_at, kills.recent, status.aborted, behind=status.behind)
 
 
 def report(what: RankFailure | RankMark) -> None:

@@ -19,7 +19,7 @@ import time
 from ring_notebook.analysis.verdict import ENDS_NOTHING, LINGER, judge_parting
 from ring_notebook.launch.supervisor.outer_job import with_variables_of_job
 from ring_notebook.launch.supervisor.output_lines import TAGGED, carry
-from ring_notebook.launch.supervisor.rank_failure import RankMark, failure_of, report, report_start_error
+from ring_notebook.launch.supervisor.rank_failure import MemoryKills, RankMark, failure_of, report, report_start_error
 from ring_notebook.launch.supervisor.start_and_signal import (
     FORWARDED,
     end_children,
@@ -28,7 +28,6 @@ from ring_notebook.launch.supervisor.start_and_signal import (
     start_rank,
 )
 from ring_notebook.machine.gpus import gpus, gpus_of_script
-from ring_notebook.machine.hardware import oom_kills
 from ring_notebook.machine.os_calls import exit_descriptor, set_resource_limits
 from ring_notebook.rank.rank_status import StatusFile, rank_of_process
 from ring_notebook.rank.rank_threads import launched_thread_variables
@@ -54,11 +53,12 @@ def _hang_up(manager: int) -> None:
             time.sleep(LINGER)
 
 
-def _wait(child: subprocess.Popen[bytes], status_file: StatusFile) -> int:
+def _wait(child: subprocess.Popen[bytes], status_file: StatusFile, kills: MemoryKills) -> int:
     """Wait for the program, and end one that has failed and waits for other ranks. Returns how it ended."""
     late = False
     exited = exit_descriptor(child.pid)
     while not select.select([exited], [], [], _SECONDS_TO_LOOK)[0]:
+        kills.look()
         late = end_if_late(child, status_file.read())
     os.close(exited)
     code = child.wait()
@@ -68,7 +68,7 @@ def _wait(child: subprocess.Popen[bytes], status_file: StatusFile) -> int:
 def main() -> None:
     """Run the program of ``sys.argv``, pass signals on to it, and end as it ends."""
     stopping = False
-    oom_before = oom_kills()
+    kills = MemoryKills()
 
     def pass_on(signum: int, _frame: object) -> None:
         nonlocal stopping
@@ -97,19 +97,19 @@ def main() -> None:
         )
     except OSError as error:
         code = report_start_error(sys.argv[1:], error)
-        report(failure_of(rank_of_process(), code, status_file.read(), oom_before))
+        report(failure_of(rank_of_process(), code, status_file.read(), kills))
         sys.exit(code)
     report(RankMark(rank_of_process(), ended=False))
     output = carry(child, rank_of_process() if TAGGED in os.environ else None)
     if stopping:  # a signal came before there was a child
         child.terminate()
-    code = _wait(child, status_file)
+    code = _wait(child, status_file, kills)
     if stopping:
         end_children(child.pid)
     status = status_file.read()
     reports, linger, hangs_up = judge_parting(code, status.left_early, status.aborted, stopping)
     if reports:
-        report(failure_of(rank_of_process(), code, status, oom_before))
+        report(failure_of(rank_of_process(), code, status, kills))
     output.join()
     report(RankMark(rank_of_process(), ended=True))
     time.sleep(linger)

@@ -86,7 +86,7 @@ def explain_failure(failure: RankFailure) -> str:
     if failure.code < 0:
         how = f"was killed by {signal_name(-failure.code)}"
         if -failure.code == signal.SIGKILL:
-            how += ", out of memory" if failure.out_of_memory else ", not out of memory"
+            how += ", probably out of memory" if failure.out_of_memory else ", not out of memory"
     return f"rank {failure.rank} on {failure.host} {how}"
 
 

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from ring_notebook.analysis.verdict import RankFailure
-from ring_notebook.notebook.cluster.death import explain, tail
+from ring_notebook.notebook.cluster.death import explain, explain_failure, tail
 
 
 def test_a_rank_that_others_have_aborted_is_not_named(tmp_path: Path) -> None:
@@ -15,6 +15,13 @@ def test_a_rank_that_others_have_aborted_is_not_named(tmp_path: Path) -> None:
     failures = [RankFailure(0, "a", 1, 1.0, aborted=True), RankFailure(3, "b", -9, 2.0)]
     output = "".join(f"\x1e{json.dumps(asdict(failure))}\x1e\n" for failure in failures)
     assert explain("engines", output, tmp_path).rank == 3
+
+
+def test_the_kernel_has_killed_some_process_of_the_host_maybe_another_one() -> None:
+    """Its count is of the machine, and anybody may have killed the rank."""
+    killed = "rank 3 on b was killed by SIGKILL, "
+    assert explain_failure(RankFailure(3, "b", -9, 2.0, out_of_memory=True)) == f"{killed}probably out of memory"
+    assert explain_failure(RankFailure(3, "b", -9, 2.0)) == f"{killed}not out of memory"
 
 
 def test_stacks_that_were_asked_for_are_no_part_of_the_log() -> None:
