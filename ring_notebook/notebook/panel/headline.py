@@ -91,8 +91,10 @@ def _asked_by(log: RunRecord) -> list[str]:
 
 
 def _on_ranks(log: RunRecord, view: RunView) -> str:
-    """How many ranks, and logical ranks, and which of the cluster if the cell runs on some."""
-    chosen = log.options.get("ranks")
+    """How many ranks, and logical ranks, and which of the cluster if the cell runs on some, as a set-up cell may."""
+    only, chosen = log.options.get("only"), log.options.get("ranks")
+    if isinstance(only, list) and only and all(isinstance(rank, int) for rank in only):
+        return f"{ranks(only)} of {view.size}"
     logical = log.params.get("logical_ranks")
     count = plural(view.size, "rank")
     if view.logical and isinstance(logical, int):

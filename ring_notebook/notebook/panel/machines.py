@@ -132,6 +132,9 @@ def warnings(log: RunRecord, view: RunView) -> tuple[str, ...]:
 
 
 def _running_out(view: RunView) -> list[str]:
+    """What runs out soon, also of a run that failed, maybe because of it; what ended well needs no more."""
+    if all(rank.ended and rank.ended.status == "ok" for rank in view.ranks):
+        return []
     found = []
     for name, what in (("memory_left", "memory"), ("gpu_memory_left", "GPU memory")):
         times = {rank: left for rank, line in view.loads.get(name, {}).items() if (left := _seconds_left(line))}

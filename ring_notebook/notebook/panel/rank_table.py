@@ -47,7 +47,7 @@ def table(view: RunView, still: bool = False, loads: machines.Cells | None = Non
     compute = parts.pop("compute", None)  # the rest of the others
     metrics = view.charted[:MOST_METRICS]
     more = len(view.charted) - len(metrics)
-    silent = not still and any(rank.quiet > SILENT and not rank.ended for rank in view.ranks)
+    silent = not still and not view.paused and any(rank.quiet > SILENT and not rank.ended for rank in view.ranks)
     columns = ["rank", "status", "step", *[RATE] * bool(view.throughput), *parts, *["silent for"] * silent]
     titles = [title for name, title in machines.COLUMNS.items() if view.loads.get(name)]
     aside = frozenset({RATE, *metrics[max(FIRST_METRICS, NARROW - len(titles)) :]})
@@ -109,6 +109,8 @@ def status_of(rank: RankView, still: bool = False, died: bool = False) -> str:
         return "stopped" if died and rank.ended.status == "aborted" else rank.ended.status
     if still:
         return "stopped" if died else "lost"
+    if rank.status and rank.status.extra.get("paused"):
+        return "paused"
     return "waiting" if rank.status and rank.status.waiting else "running"
 
 

@@ -16,14 +16,16 @@ from ring_notebook.protocol.records import Ended, Load, Status, encode
 GIB = 2.0**30
 
 
-def recorded(directory: Path, name: str, values: list[float], size: int = 1, **facts: float) -> RunLog:
-    """A run whose ranks have sent these readings of one load, one a second."""
+def recorded(
+    directory: Path, name: str, values: list[float], size: int = 1, status: str = "ok", **facts: float
+) -> RunLog:
+    """A run whose ranks have sent these readings of one load, one a second, and then ended with ``status``."""
     log = RunLog(directory / "run", "run", "", size, "train()", {}, {"cores": 8, "hosts": ["here"]})
     for rank in range(size):
         loads = [Load("run", rank, log.started + second, {name: value}) for second, value in enumerate(values)]
         log.put(encode([*loads, Status("run", rank, log.started, extra=dict(facts))]))
-        log.put(encode([Ended("run", rank, "ok", 20.0, dict(facts))]))
-    log.finish("ok")
+        log.put(encode([Ended("run", rank, status, 20.0, dict(facts))]))  # type: ignore[arg-type]
+    log.finish(status)
     return log
 
 
@@ -86,11 +88,16 @@ def test_readings_are_kept_drawn_and_listed(tmp_path: Path) -> None:
     ids=["falls", "slowly", "jump", "level", "noise", "few", "start"],
 )
 def test_memory_that_runs_out_is_said_before(tmp_path: Path, values: list[float], warns: bool) -> None:
-    log = recorded(tmp_path, "memory_left", values)
+    log = recorded(tmp_path, "memory_left", values, status="failed")
     found = machines.warnings(log, log.view())
     assert bool(found) is warns
     if warns:
         assert found == ("memory runs out in about 31 s: 6.2 GiB left where rank 0 runs",)
+
+
+def test_a_run_that_ended_well_has_had_memory_enough(tmp_path: Path) -> None:
+    log = recorded(tmp_path, "memory_left", [GIB * (10 - 0.2 * second) for second in range(20)])
+    assert machines.warnings(log, log.view()) == ()
 
 
 def test_ranks_that_share_cores(tmp_path: Path) -> None:

@@ -126,3 +126,18 @@ def cielab(color: str) -> tuple[float, float, float]:
     )
     x, y, z = (one ** (1 / 3) if one > 0.008856 else 7.787 * one + 16 / 116 for one in white)
     return 116 * y - 16, 500 * (x - y), 200 * (y - z)
+
+
+def test_ranks_that_wait_for_the_end_of_a_pause_are_paused_and_owe_no_sign_of_life() -> None:
+    state = running()
+    facts = {"training": 60.0, "communication": 0.5, "waiting": 0.25}
+    for rank in range(RANKS):
+        state.apply(Status("run", rank, 1060.0, 3, progress=(59, 100), extra={**facts, "paused": True}), 1060.0)
+    content = rank_table.table(state.view(1090.0))
+    assert {row[1] for row in content.rows} == {"paused"}
+    assert "silent for" not in content.columns
+    for rank in range(RANKS):
+        state.apply(Status("run", rank, 1090.0, 3, progress=(59, 100), extra=facts), 1090.0)
+    content = rank_table.table(state.view(1090.0))
+    assert {row[1] for row in content.rows} == {"running"}
+    assert "silent for" in content.columns

@@ -108,6 +108,14 @@ def test_a_failed_run_says_why_and_a_lost_rank_is_named(tmp_path: Path) -> None:
     assert statuses == ["failed", "lost"]
 
 
+def test_a_set_up_cell_on_a_new_rank_alone_names_that_rank(tmp_path: Path) -> None:
+    """The others take part in the run and do nothing."""
+    log = run(tmp_path / "r1", 2, steps=0)
+    for only, said in (([], "2 ranks"), ([1], "rank 1 of 2")):
+        log.options["only"] = only
+        assert f" {said} " in report.mime_bundle(log)["text/plain"].splitlines()[0]
+
+
 def test_a_run_without_metrics_is_one_line_and_its_output(tmp_path: Path) -> None:
     bundle = report.mime_bundle(run(tmp_path / "r1", 2, steps=0))
     assert images(bundle["text/html"]) == []
