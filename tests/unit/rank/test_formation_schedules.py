@@ -230,8 +230,7 @@ class Supervised:
                 assert len(formed) == len(members)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("count", [2_000, pytest.param(10_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [100, pytest.param(2_000, marks=pytest.mark.slow)])
 def test_ranks_of_a_supervisor(count: int) -> None:
     """Messages cut anywhere, ranks that start late, are killed, interrupted, fail by themselves and start again."""
     formed = 0
@@ -359,8 +358,7 @@ def meet(seed: int) -> int:
     return sum(map(len, jobs.values()))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("count", [300, pytest.param(10_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [20, pytest.param(500, marks=pytest.mark.slow)])
 def test_ranks_at_an_address(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks that are late, missing, one too many or twice there, end or fail, and strangers among them."""
     for name in (*JOB, "RANK", "WORLD_SIZE"):
