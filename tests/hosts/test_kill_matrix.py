@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import re
 import shlex
@@ -63,8 +62,12 @@ VICTIMS = {
 }
 WHEN = ["start", "collective", "between", "end"]
 CELLS = [
-    cell for count, names in VICTIMS.items() for cell in itertools.product([count], names, WHEN, ["plain", "elastic"])
+    (count, name, when, ["plain", "elastic"][(at + moment) % 2])
+    for count, names in VICTIMS.items()
+    for at, name in enumerate(names)
+    for moment, when in enumerate(WHEN)
 ]
+"""Each victim at each moment, in the one kind of job or the other."""
 
 
 @pytest.fixture(scope="module")
