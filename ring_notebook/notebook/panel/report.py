@@ -49,7 +49,7 @@ def mime_bundle(log: RunRecord, plot: Sequence[str] = (), displays: bool = False
         for one, after in zip(view.displays, _between(view)[1:], strict=True):
             page += f"<div>{display_area.html([one])}</div>{_output(log, after)}"
             text += display_area.text([one]) + _printed(after)
-    return {"text/html": page, "text/plain": text}
+    return _bundle(page, text)
 
 
 def under_way(log: RunRecord, waiting: bool = False) -> dict[str, str]:
@@ -69,7 +69,7 @@ def under_way(log: RunRecord, waiting: bool = False) -> dict[str, str]:
         f"Run {log.title} on {plural(log.size, 'rank')} was in progress when this page last heard of it. "
         f"%ring attach {here}; its records are in {log.directory}"
     )
-    return {"text/html": f"<div>{escape(text)}</div>", "text/plain": text}
+    return _bundle(f"<div>{escape(text)}</div>", text)
 
 
 def last_state(log: RunRecord, plot: Sequence[str] = (), waiting: bool = False) -> dict[str, str]:
@@ -90,7 +90,19 @@ def last_state(log: RunRecord, plot: Sequence[str] = (), waiting: bool = False) 
         f"{waits.beginning_html(doing)}{shown}{display_area.row(view.media)}"
         f"<div class='ring-rows'>{table}</div>{_output(log, view.output, view.dropped_lines)}</div>"
     )
-    return {"text/html": page, "text/plain": "\n".join([_text(log, view, plot, error=True), *doing, notice])}
+    return _bundle(page, "\n".join([_text(log, view, plot, error=True), *doing, notice]))
+
+
+def _bundle(page: str, text: str) -> dict[str, str]:
+    """Both, without surrogates, which no front end takes: in the locale C, Python has bytes of a folder's name so."""
+    return {"text/html": _encodable(page), "text/plain": _encodable(text)}
+
+
+def _encodable(text: str) -> str:
+    try:
+        return text.encode(errors="surrogateescape").decode(errors="replace")
+    except UnicodeEncodeError:  # halves of a character, which a cell has printed
+        return text.encode(errors="replace").decode()
 
 
 def run_class(log: RunRecord) -> str:

@@ -72,7 +72,9 @@ def test_a_heal_at_once_finds_who_has_died(cluster: Cluster) -> None:
 def test_the_cell_says_that_memory_ran_out_and_heal_brings_the_rank_back(cluster: Cluster, group: Path) -> None:
     if not write(group, "cgroup.procs", cluster.status()[1].pid):
         pytest.skip("processes cannot be moved to another control group here")
-    with pytest.raises(ClusterError, match=r"rank 1 on .* was killed by SIGKILL, probably out of memory\. The other ranks keep"):
+    with pytest.raises(
+        ClusterError, match=r"rank 1 on .* was killed by SIGKILL, probably out of memory\. The other ranks keep"
+    ):
         cluster.run(TAKES_MEMORY).wait()
     assert "out of memory" in cluster.status()[1].death
     assert cluster.pull("kept", 0) == 7

@@ -89,6 +89,16 @@ def test_text_for_a_terminal(tmp_path: Path) -> None:
     assert lines[-1] == "[0-1] epoch 1"
 
 
+def test_what_no_front_end_takes_is_replaced(tmp_path: Path) -> None:
+    """In the locale C, Python has bytes of a folder's name as surrogates; a cell may print half a character."""
+    log = run(tmp_path / "gr\udcc3\udcb6\udcc3\udc9fe", 2)
+    shown = [report.mime_bundle(log), report.last_state(log), report.under_way(log)]
+    shown.append(report.mime_bundle(run(tmp_path / "halves", 2, Output("halves", 0, "stdout", "\ud83d\n"))))
+    for bundle in shown:
+        "".join(bundle.values()).encode()
+    assert "größe" in report.under_way(log)["text/plain"]
+
+
 def test_many_ranks_are_a_band_and_a_short_text(tmp_path: Path) -> None:
     bundle = report.mime_bundle(run(tmp_path / "r1", 20))
     assert "mean of 20" in texts(images(bundle["text/html"])[0])
