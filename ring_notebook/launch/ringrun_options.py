@@ -56,9 +56,11 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         words = message.removeprefix("unrecognized arguments: ")
-        near = (
-            difflib.get_close_matches(words.split()[0], self._option_string_actions, 1, 0.7) if words != message else []
-        )
+        known, near = list(self._option_string_actions), []
+        if words != message:
+            word = words.split()[0]
+            begun = [one for one in known if one.startswith(word)] if word.startswith("--") else []
+            near = difflib.get_close_matches(word, known, 1, 0.7) or begun
         super().error(f"{message}; did you mean: {near[0]}" if near else message)
 
 

@@ -169,6 +169,7 @@ def ringrun(*arguments: str) -> subprocess.CompletedProcess[str]:
         ("-cb -np 2", "--doctor starts no program, and takes no -np"),
         ("--json -np 2 p", "--json is an option of --doctor"),
         ("--min-np 2 -np 2 -H a,b --mpi-args=-v true", "an elastic job starts without mpiexec; leave out the options"),
+        ("-np 2 --timelin x", "unrecognized arguments: --timelin; did you mean: --timeline-filename"),
         ("-np 2 --elastci true", "unrecognized arguments: --elastci; did you mean: --elastic"),
         ("--ppn 2 -np 4 true", "-np 4 with --ppn 2 needs several hosts; name them with -H"),
         ("--ppn 2 -np 5 -H a,b true", "5 ranks need 5 slots, the hosts have 4 slots"),
