@@ -111,7 +111,7 @@ MUTANTS = {
 
 def run(core: Path, mutation: str, tests: str) -> subprocess.CompletedProcess[str]:
     file, *only = tests.split("::")
-    choice = ["-k", only[0]] if only else ["-k", "threads"]
+    choice = ["-m", "slow or not slow", "-k", only[0] if only else "threads"]
     command = [sys.executable, "-c", RUN, str(core), mutation, *choice, str(TESTS / file)]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
 

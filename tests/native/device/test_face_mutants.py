@@ -88,7 +88,8 @@ def run(test: str, folder: Path, mutation: tuple[str, str, str]) -> subprocess.C
         "MUTATED_PASSAGE": passage,
         "MUTATED_REPLACEMENT": replacement,
     }
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", f"{TESTS}/{test}"]
+    choice = ["-m", "slow or not slow", f"{TESTS}/{test}"]
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *choice]
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
 
 
