@@ -19,7 +19,7 @@ cat > old.h <<'HEADER'
 #undef __NR_pidfd_open
 #undef SYS_pidfd_open
 HEADER
-./configure -q --prefix="$1/python" CFLAGS="-O1 -include $PWD/old.h" ac_cv_func_memfd_create=no ac_cv_func_eventfd=no \
+./configure -q --without-ensurepip --prefix="$1/python" CFLAGS="-O1 -include $PWD/old.h" ac_cv_func_memfd_create=no ac_cv_func_eventfd=no \
     ac_cv_func_close_range=no ac_cv_func_copy_file_range=no ac_cv_func_preadv2=no ac_cv_func_pwritev2=no
 nice make -s -j2 > build.log 2>&1
 make -s install > install.log 2>&1
