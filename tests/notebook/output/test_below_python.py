@@ -55,7 +55,8 @@ def test_a_program_that_empties_its_output(cluster: Cluster) -> None:
 def test_a_cell_that_closes_its_descriptors(cluster: Cluster) -> None:
     source = "import os\nkept = os.dup(1), os.dup(2)\nos.close(1); os.close(2)\nprint('python')\n"
     run = cluster.run(source + "os.dup2(kept[0], 1); os.dup2(kept[1], 2)\n_ = os.write(1, b'again\\n')").wait()
-    assert {one.text for one in run.view.output} == {"python\nagain\n"}
+    lines = labelled_lines.Lines().take(run.view.output, last=True)
+    assert [(line.text, line.stream) for line in lines] == [("python", "stdout"), ("again", "stdout")]
 
 
 def test_the_last_words_of_a_rank(cluster: Cluster) -> None:
