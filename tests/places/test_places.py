@@ -11,6 +11,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ from places.places import (
     NEEDED_ELSEWHERE,
     PLACES,
     PROGRAMS,
+    SAYS_WHY,
     SUBSTITUTED,
     UNUSED,
     WITHOUT_PROC,
@@ -106,7 +108,7 @@ def test_the_documentation_shows_this_table_and_these_calls() -> None:
 OPTIONS = [
     "`python -O`, `-I`, `-P`, PYTHONSAFEPATH, PYTHONWARNINGS=error, the locale C with a script `größe.py`",
     "nothing. ipyparallel cannot be imported by `python -OO`",
-    "options, variables",
+    "options, variables: one at a time here, together in the places above",
     "runs; with `-OO` an error says why",
     "runs",
 ]
@@ -118,8 +120,27 @@ FLAGS = {
     "-P": ({}, ["-P"] if sys.version_info >= (3, 11) else []),
     "warnings": ({"PYTHONWARNINGS": "error"}, []),
     "safe path": ({"PYTHONSAFEPATH": "1"}, []),
-    "locale C": ({"LC_ALL": "C", "LANG": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}, []),
+    # The encoding is that of a terminal, which this IPython takes for its notebook.
+    "locale C": (
+        {"LC_ALL": "C", "LANG": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0", "PYTHONIOENCODING": "utf-8"},
+        [],
+    ),
 }
+
+
+def started(
+    place: Place, column: str, variables: Mapping[str, str], options: list[str], folder: Path
+) -> subprocess.CompletedProcess[str]:
+    """What becomes of a column of the table in ``folder``, by a program whose name is not ASCII."""
+    command, _ = COLUMNS[column]
+    program = f"größe_{Path(command[-1]).name}"
+    (folder / program).write_bytes((PROGRAMS / Path(command[-1]).name).read_bytes())
+    words = []
+    for word in [*command[:-1], program]:
+        words += [word, *options] if word == sys.executable else [word]
+    if words[0] != sys.executable:
+        words = [sys.executable, *options, *words]
+    return place.start(words, folder, **variables)
 
 
 @pytest.mark.parametrize(
@@ -131,29 +152,34 @@ FLAGS = {
     ],
 )
 def test_an_interpreter_with_options(name: str, column: str, tmp_path: Path) -> None:
-    """Programs whose names are not ASCII, under the options and variables that change what Python does at its start."""
+    """The options and variables that change what Python does at its start, one at a time."""
     variables, options = FLAGS[name]
     folder = tmp_path / "Übung"
     folder.mkdir()
-    command, expected = COLUMNS[column]
-    program = folder / f"größe_{Path(command[-1]).name}"
-    program.write_bytes((PROGRAMS / Path(command[-1]).name).read_bytes())
-    words = []
-    for word in [*command[:-1], str(program)]:
-        words += [word, *options] if word == sys.executable else [word]
-    if words[0] != sys.executable:
-        words = [sys.executable, *options, *words]
-    environment = dict(variables)
-    if options == ["-I"]:  # then PYTHONPATH does not lead to the framework without PyTorch
-        environment["RING_FRAMEWORK"] = ""
-    if name == "locale C":
-        environment["PYTHONIOENCODING"] = "utf-8"  # of a terminal, which this IPython takes for its notebook
-    done = Place(name, "").start(words, folder, **environment)
+    # With -I, PYTHONPATH does not lead to the framework without PyTorch.
+    environment = {**variables, **({"RING_FRAMEWORK": ""} if options == ["-I"] else {})}
+    done = started(Place(name, ""), column, environment, options, folder)
     if (name, column) == ("-OO", "cell"):
         assert "ipyparallel, which `python -OO` cannot import because that removes docstrings; use -O" in done.stderr
         return
     assert done.returncode == 0, done.stdout + done.stderr
-    assert expected in done.stdout, done.stdout + done.stderr
+    assert COLUMNS[column][1] in done.stdout, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("place", "column"), _cases())
+def test_a_place_with_all_options(made: Place, column: str, tmp_path: Path) -> None:
+    """In each place all at once that can be."""
+    if SAYS_WHY in (made.cell if column == "cell" else made.script):
+        pytest.skip("nothing runs there")
+    alike = [FLAGS[name] for name in ("-O", "safe path", "locale C")]
+    variables = {name: value for given, _ in alike for name, value in given.items()}
+    if not made.dear:  # there are libraries of other versions, which warn
+        variables["PYTHONWARNINGS"] = "error,ignore:IPython parent"  # which IPython says without a HOME
+    with small_group(GROUP) if made.group else contextlib.nullcontext():
+        done = started(made, column, variables, [option for _, given in alike for option in given], tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert COLUMNS[column][1] in done.stdout, done.stdout + done.stderr
 
 
 def test_the_ranks_end_with_their_launcher_where_the_system_does_not_end_them(tmp_path: Path) -> None:
