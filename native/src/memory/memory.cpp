@@ -155,6 +155,10 @@ std::shared_ptr<RingMemory> RingMemory::attach(int local_rank, int local_size, s
 }
 
 std::shared_ptr<RingMemory> RingMemory::share(int local_rank) const {
+    // A rank's second object would hand out blocks that the first one has given away.
+    if (local_rank == local_rank_)
+        throw Error("ring memory: local rank " + std::to_string(local_rank) + " has its arena already, share() " +
+                    "takes another rank of this process; allocate from the object that you have");
     return std::shared_ptr<RingMemory>(new RingMemory(local_rank, local_size_, mapping_, arena_.bytes(), token_));
 }
 

@@ -9,6 +9,7 @@
 
 #include "fakes/intercepted.hpp"
 #include "faults/faults.hpp"
+#include "ring/base/errors.hpp"
 #include "support.hpp"
 
 namespace ring::test {
@@ -84,6 +85,17 @@ void what_is_kept_does_not_keep_the_memory() {
     expect(gone[0].expired() && gone[1].expired(), "ring memory outlives all that use it");
 }
 
+void no_rank_has_two_arenas() {
+    const auto ring_memory = RingMemory::create(0, 2, kArena);
+    bool refused = false;
+    try {
+        ring_memory->share(0);
+    } catch (const Error&) {
+        refused = true;
+    }
+    expect(refused, "two objects allocate from one arena");
+}
+
 void nothing_is_kept_where_memory_is_short() {
     expect(reserve_for(4 * kReserve) == kReserve, "a rank keeps no reserve on a machine that has plenty");
     expect(reserve_for(4 * kReserve - 1) == 0 && reserve_for(0) == 0, "a rank keeps what others need");
@@ -126,6 +138,7 @@ void check_memory() {
     a_block_is_kept();
     pages_are_reserved_beside_other_calls();
     what_is_kept_does_not_keep_the_memory();
+    no_rank_has_two_arenas();
     nothing_is_kept_where_memory_is_short();
 }
 

@@ -62,9 +62,9 @@ class Connections:
             channel.close()
         self._host.close()
 
-    def variables(self, size: int, rank: int, channel: socket.socket, again: int) -> dict[str, str]:
-        """Those that tell ``rank`` of ``size``, its first process or ``again``, of its socket."""
-        return self._host.variables(size, rank, channel, again)
+    def variables(self, size: int, rank: int, channel: socket.socket, formation: int) -> dict[str, str]:
+        """Those that tell ``rank`` of ``size`` of its socket, as the first process or for a later ``formation``."""
+        return self._host.variables(size, rank, channel, formation)
 
     def take_abort(self, rank: int) -> int | None:
         """The exit code with which ``rank`` has asked to end the whole job, once; None when it has not."""

@@ -71,12 +71,15 @@ class MpiHost:
         self._elastic = elastic
         self._folder = FOLDER / job
 
-    def variables(self, size: int, rank: int, channel: socket.socket, again: int) -> dict[str, str]:
-        """Those that make a process rank ``rank`` of ``size``, which must inherit ``channel``; ``again`` has no MPI."""
+    def variables(self, size: int, rank: int, channel: socket.socket, formation: int) -> dict[str, str]:
+        """Those that make a process rank ``rank`` of ``size``, which must inherit ``channel``.
+
+        One that joins ranks which run has no MPI.
+        """
         descriptor = channel.fileno()  # one socket for our rendezvous and for MPI's
         found = {**rendezvous.variables(rank, size, descriptor), **self._network}
-        if self._elastic or again:
-            return {**found, STARTED_AGAIN: str(again)} if again else found
+        if self._elastic or formation:
+            return {**found, STARTED_AGAIN: str(formation)} if formation else found
         if self._problem:
             found[NO_MPI] = self._problem
         # What UCX names while it starts would outlive ranks that are killed then.

@@ -152,7 +152,7 @@ class Agent:
         ours, theirs = socket.socketpair()
         with theirs:
             try:
-                self._ranks.start(rank, theirs, int(now.get("again", 0)))
+                self._ranks.start(rank, theirs, int(now.get("formation", 0)))
             except OSError as error:
                 ours.close()
                 self._refuse(rank, error)

@@ -120,7 +120,7 @@ class RemoteRanks(HostRanks):
             self._selector.unregister(self._stderr)
         self._stream.unwatch()
 
-    def start(self, rank: int, channel: socket.socket, again: int = 0) -> None:
+    def start(self, rank: int, channel: socket.socket, formation: int = 0) -> None:
         if self.lost:
             with contextlib.suppress(KeyError):  # it has ended
                 self._selector.unregister(self._stderr)
@@ -128,14 +128,14 @@ class RemoteRanks(HostRanks):
                 stream.close()
             self._start_agent()
             self._watch_agent()
-        if again and not self._outputs:  # the first rank of this agent
+        if formation and not self._outputs:  # the first rank of this agent
             self._carry_output()
         self._statuses.pop(rank, None)
         self._operations.pop(rank, None)
         self._running.add(rank)
         self._channels.add(rank, channel.dup(), self._selector)
-        now = {"ranks": self.ranks, "size": self._assignment.size, "again": again}
-        self._send(Kind.START, rank, json.dumps(now).encode() if again else b"")
+        now = {"ranks": self.ranks, "size": self._assignment.size, "formation": formation}
+        self._send(Kind.START, rank, json.dumps(now).encode() if formation else b"")
 
     def _send(self, kind: Kind, number: int = 0, payload: bytes = b"") -> None:
         if self.ready:

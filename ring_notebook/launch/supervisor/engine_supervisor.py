@@ -97,5 +97,5 @@ class EngineSupervisor(Supervisor):
 
 
 def _formation(name: str) -> int:
-    """The number that a request has for a new engine; 1, the first, where it names none."""
+    """The formation that a request names for a new engine, or 1."""
     return max(1, int(name)) if name.isascii() and name.isdecimal() else 1

@@ -94,11 +94,12 @@ class HostRanks(ABC):
         self._while_starting = while_starting
 
     @abstractmethod
-    def start(self, rank: int, channel: socket.socket, again: int = 0) -> None:
+    def start(self, rank: int, channel: socket.socket, formation: int = 0) -> None:
         """Start the program as ``rank``, with its end of the socket between rank and supervisor.
 
-        One that is started ``again`` cannot join the MPI of the others, and gets none, but that number, which is not 0.
-        Raises NoProgramError when the program is the reason that it cannot, OSError else.
+        A process that joins ranks which run is told the number of their next ``formation``, from 1. It gets no MPI,
+        because it cannot join that of the others. Raises NoProgramError when the program is the reason that it cannot,
+        OSError else.
         """
 
     def check(self) -> None:  # noqa: B027 - most have nothing to check
@@ -205,15 +206,15 @@ class LocalRanks(HostRanks):
         """What the ranks run."""
         return self._assignment.program
 
-    def start(self, rank: int, channel: socket.socket, again: int = 0) -> None:
-        if again:
+    def start(self, rank: int, channel: socket.socket, formation: int = 0) -> None:
+        if formation:
             self._carries = True  # all ranks that the host began with have been started
             self._memory_kills = MemoryKills()
         if before := self._status_files.get(rank):
             before.close()
         self._status_files[rank] = StatusFile()
-        stdin = self._stdin if rank == 0 and not again else subprocess.DEVNULL
-        variables = self._variables(self._assignment.size, rank, channel, again)
+        stdin = self._stdin if rank == 0 and not formation else subprocess.DEVNULL
+        variables = self._variables(self._assignment.size, rank, channel, formation)
         self._launch(rank, variables, stdin, [channel.fileno()])
 
     def _launch(self, rank: int, variables: dict[str, str], stdin: int | None, inherited: list[int]) -> None:

@@ -142,10 +142,10 @@ class Supervisor:
     def _now(self) -> float:
         return time.monotonic() - self._began
 
-    def _start(self, rank: int, again: int = 0) -> None:
+    def _start(self, rank: int, formation: int = 0) -> None:
         ours, theirs = self._connections.pair(rank)
         with theirs:
-            self._hosts.of(rank).start(rank, theirs, again)
+            self._hosts.of(rank).start(rank, theirs, formation)
         self._channels[rank] = ours
         self._selector.register(ours, selectors.EVENT_READ, lambda: self._read_message(rank))
 
@@ -154,12 +154,12 @@ class Supervisor:
         for host in self._hosts.by_name.values():
             host.speak()
 
-    def _start_again(self, rank: int, number: int = 1) -> None:
-        """Start a process as ``rank`` in place of one that has exited, or as one more rank; it is told ``number``."""
+    def _start_again(self, rank: int, formation: int = 1) -> None:
+        """Start a process as ``rank`` in place of one that has exited, or as one more rank."""
         self._hang_up(rank)
         self._note("started", rank)
         try:
-            self._start(rank, number)
+            self._start(rank, formation)
         except OSError as error:
             code = report_start_error(self._program, error)
             self._note("exited", self._hosts.of(rank).failure(rank, code))

@@ -44,7 +44,7 @@ def new_directory(keep: bool = False) -> Path:
     root = _roots()[-1 if keep else 0]
     directory = root / f"{os.getpid()}-{uuid.uuid4().hex[:8]}-{socket.gethostname()}"
     try:
-        make_private_folder(_runs())
+        make_private_folder(runs_directory())
         for name in ("log", "security"):  # where ipyparallel writes, which leaves their mode to the umask
             with suppress(FileNotFoundError):  # another kernel has just removed the folder above, which was empty
                 make_private_folder(directory / name)
@@ -83,7 +83,7 @@ def remove(directory: Path) -> None:
 
 def check_folder() -> None:
     """Raise ClusterError if another user could replace the files of a cluster or its runs."""
-    folders = [(_runs().parent, "RING_RUNS_DIR")] if _runs().parent.name == ".ring" else []
+    folders = [(runs_directory().parent, "RING_RUNS_DIR")] if runs_directory().parent.name == ".ring" else []
     folders += zip((root.parent for root in reversed(_roots())), ("TMPDIR", "XDG_RUNTIME_DIR"), strict=False)
     for folder, setting in folders:
         if how := changed_by_others(folder):
@@ -201,10 +201,6 @@ def running() -> Iterator[Path]:
     yield from (directory for _, _, directory in sorted(found, reverse=True))
 
 
-def _runs() -> Path:
-    return runs_directory()
-
-
 def _roots() -> list[Path]:
     """The folders with the clusters of this folder of notebooks: that of the runtime if there is one, and the lasting.
 
@@ -213,7 +209,7 @@ def _roots() -> list[Path]:
     lasting = Path(temporary_folder(), f"ring-notebook-{os.geteuid()}")
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
     own = [Path(runtime, "ring-notebook")] if runtime and os.access(runtime, os.W_OK) else []
-    name = sha256(os.fsencode(_runs().parent)).hexdigest()[:12]
+    name = sha256(os.fsencode(runs_directory().parent)).hexdigest()[:12]
     return [folder / name for folder in (*own, lasting)]
 
 
@@ -231,7 +227,7 @@ def _directories() -> list[Path]:
 
 
 def _whose() -> str:
-    ring = _runs().parent
+    ring = runs_directory().parent
     if not os.path.lexists(ring) or ring.lstat().st_uid == os.geteuid():
         return ""
     return f" ({ring} belongs to {owner_of(ring)})"

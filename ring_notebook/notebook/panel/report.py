@@ -94,7 +94,7 @@ def last_state(log: RunRecord, plot: Sequence[str] = (), waiting: bool = False) 
 
 
 def _bundle(page: str, text: str) -> dict[str, str]:
-    """Both, without surrogates, which no front end takes: in the locale C, Python has bytes of a folder's name so."""
+    """Both without surrogates, which cannot be printed. In the locale C they stand for bytes of a folder's name."""
     return {"text/html": _encodable(page), "text/plain": _encodable(text)}
 
 

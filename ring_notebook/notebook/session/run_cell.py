@@ -140,7 +140,7 @@ def send_cell(session: Session, cell: str, options: CellOptions, queued: QueuedC
         name=queued.name,
         timeout=options.timeout,
         first_line=options.first_line,
-        options={**options.kept(), **({"only": [*only]} if only else {})},
+        options=options.kept() | ({"only": [*only]} if only else {}),
         only=only,
     )
     session.sent.append(run.log.run)

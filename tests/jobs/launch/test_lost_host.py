@@ -42,16 +42,16 @@ def test_a_rank_is_started_again_while_its_host_is_lost(tmp_path: Path, monkeypa
     failures: list[RankFailure] = []
     ours: dict[int, socket.socket] = {}
 
-    def start(rank: int, again: bool = False) -> None:
+    def start(rank: int, formation: int = 0) -> None:
         ours[rank], theirs = socket.socketpair()
         with theirs:
-            host.start(rank, theirs, again)
+            host.start(rank, theirs, formation)
 
     def fail(how: RankFailure) -> None:
         ours.pop(how.rank).close()
         failures.append(how)
         if len(failures) == 1:
-            start(how.rank, again=True)
+            start(how.rank, formation=1)
 
     def serve(starts: int, fails: int) -> None:
         deadline = time.monotonic() + 60

@@ -63,7 +63,7 @@ class RingMemory {
     static std::shared_ptr<RingMemory> attach(int local_rank, int local_size, std::int64_t pid, int fd,
                                               std::uint64_t token);
     // For another rank of this process, which runs as a thread: shares the mapping, so that addresses are the same for
-    // both.
+    // both. Throws Error for this rank itself.
     std::shared_ptr<RingMemory> share(int local_rank) const;
     ~RingMemory();
     RingMemory(const RingMemory&) = delete;
