@@ -243,7 +243,7 @@ def _compute(run: Measured) -> float:
 
 def _alone(run: Measured) -> float:
     """Seconds of a step outside of collectives, in which ranks may have taken turns."""
-    return max(1e-9, sum(run.shares[part] for part in ("compute", "asleep", "data", "bubble")) * run.step)
+    return max(1e-9, sum(run.shares[part] for part in ("compute", "asleep", "off_core", "data", "bubble")) * run.step)
 
 
 def _moving(run: Measured) -> float:

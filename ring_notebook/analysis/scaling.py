@@ -20,6 +20,7 @@ _EQUAL = 0.1  # by which global batches may differ that are meant to be the same
 _CAUSES = {
     "compute": "in compute, which takes longer for each sample: ranks share memory and caches, or have smaller batches",
     "asleep": "in sleeping or waiting outside of collectives, on every rank for itself",
+    "off_core": "in sleeping or in waiting for a core",
     "data": "in waiting for data: the loaders of all ranks share disk and cores",
     "moving": "in moving data between ranks: larger batches or compression move less for each sample",
     "waiting": "in waiting for the slowest rank",
@@ -184,7 +185,7 @@ def table(points: Sequence[Scaling]) -> tuple[list[str], list[list[str]]]:
     """Columns and rows, a row for each size; one that was predicted has an interval instead of a spread."""
     counts = all(point.rate for point in points)
     names = dict(zip(SHARES.values(), SHARES, strict=True))
-    rare = {"asleep": SLEEPS, "bubble": 0.005}  # shown from this share of the time on
+    rare = {"asleep": SLEEPS, "off_core": SLEEPS, "bubble": 0.005}  # shown from this share of the time on
     parts = [part for part in PARTS if any(point.shares[part] >= rare.get(part, 0.0) for point in points)]
     burnt = any(point.joules is not None for point in points)
     rows = [

@@ -31,6 +31,7 @@ _MANY_FAULTS = 20.0  # pages a second read from the disk
 _FAULT_SECONDS = 1e-4  # of the processor's time for one of them, at least
 _MUCH_DISK = 1e6  # bytes a second
 _DISK_SECONDS = 1e-9  # of the processor's time for a byte that is read or written, at least
+_MORE_WORK = 0.2  # of the usual rank's seconds on cores; less is chance where each costs a wait for a core
 _MORE_SAMPLES = 1.05  # times those of the others
 
 CAUSES = {
@@ -156,8 +157,9 @@ def _work(shares: Mapping[str, float], ranks: Sequence[Spent]) -> str:
     """What ranks spend their own time on, as far as it was counted."""
     if not all(one.own.on_cpu for one in ranks):
         return f"{shares['compute']:.0%} of the time is spent outside of collectives"
-    asleep = f", and {shares['asleep']:.0%} sleep or waiting outside of collectives"
-    return f"{shares['compute']:.0%} of the time is compute{asleep * (shares['asleep'] > NOTABLE)}"
+    others = {"asleep": "sleep or waiting outside of collectives", "off_core": "sleep or waiting for a core"}
+    parts = [f", and {shares[part]:.0%} {words}" for part, words in others.items() if shares[part] > NOTABLE]
+    return f"{shares['compute']:.0%} of the time is compute{''.join(parts)}"
 
 
 def _find_ranks(spent: Mapping[int, Spent]) -> SlowRanks | None:
@@ -200,14 +202,18 @@ def _find_link(spent: Mapping[int, Spent]) -> SlowLink | None:
 
 
 def cause(slow: Spent, usual: Spent) -> str:
-    """The name of what explains most of the time that ``slow`` takes longer than ``usual``."""
+    """The name of what explains most of the time that ``slow`` takes longer than ``usual``.
+
+    What a busy machine adds to it, waits for a core that are as long for the usual rank, is no cause: only where
+    nothing else explains a third is it named.
+    """
     own, other = slow.own, usual.own
     longer = slow.busy - usual.busy
     # For each second on a core both wait as long for one, where others use all cores alike.
-    alike = other.queued * max(1.0, own.on_cpu / other.on_cpu if other.on_cpu else 1.0)
-    queued = max(0.0, own.queued - alike)
+    each = other.queued / other.on_cpu if other.on_cpu else 0.0
+    queued = max(0.0, own.queued - max(other.queued, each * own.on_cpu))
     throttled = min(max(0.0, own.throttled - other.throttled), queued)
-    asleep = max(0.0, _quiet(slow) - _quiet(usual))
+    asleep = _slept_longer(slow, usual)
     held = _held_by_threads(slow, usual, asleep + queued)
     explained: dict[str, float] = defaultdict(float)
     explained["data"] = slow.data - usual.data
@@ -215,18 +221,26 @@ def cause(slow: Spent, usual: Spent) -> str:
     explained["throttled"] = throttled
     explained[held or "queued"] += queued - throttled
     explained[held or _kind_of_sleep(slow, usual)] += asleep
-    explained[_kind_of_work(slow, usual, longer)] += longer - sum(explained.values())
+    rest = longer - sum(explained.values())
+    worked = own.on_cpu + own.beside - other.on_cpu - other.beside
+    worked = worked if worked > _MORE_WORK * (other.on_cpu + other.beside) else 0.0
+    behind_others = min(max(0.0, rest - worked * (1 + each)), own.queued - queued)
+    explained[_kind_of_work(slow, usual, longer)] += rest - behind_others
     most = max(explained, key=explained.__getitem__)
-    return most if explained[most] > _LEAST_SHARE * longer else "several"
+    if explained[most] > _LEAST_SHARE * longer:
+        return most
+    return "queued" if behind_others > _LEAST_SHARE * longer else "several"
 
 
-def _quiet(spent: Spent) -> float:
-    """Seconds without waits in which a main thread was on no core and wanted none; 0 where unknown.
+def _slept_longer(slow: Spent, usual: Spent) -> float:
+    """Seconds that the main thread of ``slow`` slept longer in its own work; 0 where unknown.
 
-    In them another thread may have moved data for it, which takes alike on all ranks.
+    Of its waits for others, and for data that another thread moves, it sleeps as large a part as the usual rank.
     """
-    own = spent.own
-    return max(0.0, spent.seconds - own.on_cpu - own.queued - spent.idle - spent.data) if own.on_cpu else 0.0
+    held, usually_held = slow.idle + slow.moving, usual.idle + usual.moving
+    in_waits = min(usual.blocked, usually_held)
+    part = in_waits / usually_held if usually_held else 0.0
+    return max(0.0, slow.blocked - part * held - (usual.blocked - in_waits))
 
 
 def _held_by_threads(slow: Spent, usual: Spent, seconds: float) -> str:

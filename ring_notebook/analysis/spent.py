@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 SENDING, SENT = "sending to ", "sent to "
@@ -11,6 +12,7 @@ SENDING, SENT = "sending to ", "sent to "
 SHARES = {
     "compute": "compute",
     "asleep": "asleep",
+    "off core": "off_core",
     "loading": "data",
     "moving": "moving",
     "waiting": "waiting",
@@ -18,7 +20,9 @@ SHARES = {
 }
 """The words for the parts of a rank's time, which make up all of it, and the attributes of `Spent`."""
 SLEEPS = 0.05
-"""The least share of time that is shown as sleep; any thread sleeps now and then."""
+"""The least share of time that is shown as sleep, or as time off a core: any thread has some now and then."""
+_REST = ("asleep", "off core")
+"""Words of what is shown as compute where no rank has `SLEEPS` of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,20 +84,39 @@ class Spent:
         return max(0.0, self.seconds - self.moving - self.idle)
 
     @property
+    def own_work(self) -> float:
+        """Seconds outside of collectives, messages and waits for data."""
+        return max(0.0, self.busy - self.data)
+
+    @property
+    def blocked(self) -> float:
+        """Seconds in which the main thread was on no core and wanted none, whatever it waited for; 0 if not counted."""
+        own = self.own
+        return max(0.0, self.seconds - own.on_cpu - own.queued - self.data) if own.on_cpu else 0.0
+
+    @property
     def asleep(self) -> float:
         """Seconds of the rank's own work in which its process was on no core and wanted none; 0 where not counted.
 
         At least: a main thread that sleeps while others of its process compute may wait for them, and while it moves
         data it may sleep or not.
         """
+        return min(max(0.0, self.blocked - self.own.beside - self.idle - self.moving), self.own_work)
+
+    @property
+    def off_core(self) -> float:
+        """Other seconds of its own work in which it was on no core: it slept, or waited for a core that others used.
+
+        Which of them cannot be told: nothing counts apart how long a rank waits for a core while it waits for others.
+        """
         own = self.own
-        awake = own.on_cpu + own.queued + own.beside + self.idle + self.moving + self.data
-        return min(max(0.0, self.seconds - awake), self.busy - self.data) if own.on_cpu else 0.0
+        without = self.own_work - self.asleep - own.on_cpu - own.beside
+        return min(max(0.0, without), own.queued) if own.on_cpu else 0.0
 
     @property
     def compute(self) -> float:
-        """Seconds of the rank's own work, without those asleep."""
-        return max(0.0, self.busy - self.data - self.asleep)
+        """Seconds of the rank's own work, without those asleep or off a core."""
+        return max(0.0, self.own_work - self.asleep - self.off_core)
 
     def over(self, seconds: float) -> Spent:
         """The same shares and rates over so many seconds; of nothing, nothing."""
@@ -114,18 +137,19 @@ NOTHING_SPENT = Spent(0.0, 0.0, 0.0, 0.0, 0.0)
 def shares(ranks: Sequence[Spent]) -> dict[str, list[float]]:
     """By word of `SHARES` the shares of each rank's time, which make up all of it; without what is 0 for all ranks.
 
-    Less sleep than `SLEEPS` on every rank counts as compute.
+    Less of `_REST` than `SLEEPS` on every rank counts as compute.
     """
-    sleeps = any(one.share(one.asleep) >= SLEEPS for one in ranks)
-    found = {word: [getattr(one, part) for one in ranks] for word, part in SHARES.items()}
-    if not sleeps:
-        found["compute"] = [one.compute + one.asleep for one in ranks]
-        del found["asleep"]
-    return {
-        word: [one.share(value) for one, value in zip(ranks, values, strict=True)]
-        for word, values in found.items()
-        if any(values)
-    }
+    found = dict(zip(SHARES, map(list, zip(*map(_parts, ranks), strict=True)), strict=False))
+    for word in _REST:
+        if found and max(found[word]) < SLEEPS:
+            found["compute"] = [sum(pair) for pair in zip(found["compute"], found.pop(word), strict=True)]
+    return {word: parts for word, parts in found.items() if any(parts)}
+
+
+@lru_cache(maxsize=1024)  # a panel draws them again five times a second
+def _parts(spent: Spent) -> tuple[float, ...]:
+    """The shares of a rank's time, in the order of `SHARES`."""
+    return tuple(spent.share(getattr(spent, part)) for part in SHARES.values())
 
 
 def spent(facts: Mapping[str, Any], elapsed: float) -> Spent:

@@ -13,6 +13,7 @@ RED = "#ef4444"
 PHASE_COLORS = {
     "compute": "#64748b",
     "asleep": "#dcdcc4",
+    "off_core": "#746454",
     "data": "#b694c9",
     "packing": "#7d9c8a",
     "waiting": "#d3ae78",
@@ -24,6 +25,7 @@ PHASE_COLORS = {
 PHASE_WORDS = {
     "compute": "compute",
     "asleep": "sleeping or waiting outside of collectives",
+    "off_core": "sleeping, or waiting for a core that others use",
     "moving": "moving data",
     "waiting": "waiting for ranks",
     "bubble": "idle until a message comes",

@@ -186,11 +186,11 @@ _BROKEN = ("nan", "inf", "-inf")
 
 
 def _legend(columns: tuple[str, ...]) -> str:
-    """The legend of the bars; it has sleep and the bubble only if the run has them."""
+    """The legend of the bars; it has what is rare only if the run has them."""
     return " ".join(
         f"<span style='color:{PHASE_COLORS[phase]}' title='{PHASE_WORDS[phase]}'>■</span>&nbsp;<span>{word}</span>"
         for word, phase in SHARES.items()
-        if word not in ("asleep", "bubble") or word in columns
+        if word not in ("asleep", "off core", "bubble") or word in columns
     )
 
 

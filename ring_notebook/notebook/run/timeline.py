@@ -27,7 +27,7 @@ from ring_notebook.text.words import plural, rank_list, size_text
 MIME = "application/vnd.vegalite.v5+json"
 WORDS = {part: word for word, part in SHARES.items()}
 """The words of phases, where they are not the phases themselves: those of the table."""
-OWN_WORK = "compute or sleep"
+OWN_WORK = "outside collectives"
 """What a rank does while nothing is known to hold it."""
 # JupyterLab lets the place of a chart follow the width of the chart. One that follows its place needs this style; with
 # Vega-Lite's own width "container" the page hangs without it. Where a page drops the style, the width is _WIDTH.
@@ -148,7 +148,7 @@ class Timeline:
         """What ranks did while nothing held them, as far as it was counted."""
         ranks = [one.spent for one in self.accounts]
         counted = ranks and all(one.own.on_cpu for one in ranks)
-        return "compute" if counted and "asleep" not in shares(ranks) else OWN_WORK
+        return "compute" if counted and not {"asleep", "off core"} & shares(ranks).keys() else OWN_WORK
 
     @property
     def _where(self) -> str:

@@ -19,7 +19,7 @@ from ring_notebook.analysis.prediction import (
     predict,
     turns,
 )
-from ring_notebook.analysis.scaling import Measured, Scaling
+from ring_notebook.analysis.scaling import PARTS, Measured, Scaling
 
 GBIT = 1e9 / 8
 # 10 ms of compute for a sample; 10 MB over 1 Gbit/s take 80 ms in a ring of two hosts.
@@ -30,7 +30,7 @@ def run_of(model: StepModel, ranks: int, hosts: int, samples: float = 8.0, slowe
     """A run that follows the model exactly, and takes ``slower`` times as long."""
     parts = model.step(ranks, hosts, samples)
     step = sum(parts.values())
-    shares = {"asleep": 0.0, "data": 0.0, "bubble": 0.0, **{name: seconds / step for name, seconds in parts.items()}}
+    shares = {**dict.fromkeys(PARTS, 0.0), **{name: seconds / step for name, seconds in parts.items()}}
     batch = samples * ranks
     return Measured(ranks, 10.0, batch / step / slower, batch, shares, hosts, model.cores, model.bytes)
 

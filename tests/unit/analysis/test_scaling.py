@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from ring_notebook.analysis.scaling import (
+    PARTS,
     Kind,
     Measured,
     Scaling,
@@ -21,7 +22,7 @@ from ring_notebook.analysis.scaling import (
 )
 from ring_notebook.analysis.spent import RankTimes
 
-ALL_COMPUTE = {"compute": 1.0, "asleep": 0.0, "data": 0.0, "moving": 0.0, "waiting": 0.0, "bubble": 0.0}
+ALL_COMPUTE = {**dict.fromkeys(PARTS, 0.0), "compute": 1.0}
 
 
 def shares(**parts: float) -> dict[str, float]:
@@ -39,9 +40,7 @@ def test_a_run_is_measured_from_what_its_ranks_say() -> None:
     run = measured([RankTimes(rank, 2, 8, 4, 2.0 + rank, 60.0, spent) for rank in range(2)])
     assert (run.ranks, run.seconds, run.rate, run.batch, run.step) == (2, 3.0, 50.0, 30.0, 0.6)
     assert (run.hosts, run.cores, run.posted) == (2, 8, 1000.0)
-    assert run.shares == pytest.approx(
-        {"compute": 0.5, "asleep": 0.0, "data": 0.1, "moving": 0.1, "waiting": 0.3, "bubble": 0.0}
-    )
+    assert run.shares == pytest.approx({**ALL_COMPUTE, "compute": 0.5, "data": 0.1, "moving": 0.1, "waiting": 0.3})
 
 
 def test_repeated_runs_give_their_median_and_spread() -> None:
@@ -62,9 +61,7 @@ def test_without_samples_the_time_counts() -> None:
 def test_what_is_lost_adds_up() -> None:
     points = measure([one(1, 100.0), one(4, 200.0, parts=shares(moving=0.2, waiting=0.25))])
     parts = lost(points[0], points[1])
-    assert parts == pytest.approx(
-        {"compute": 0.05, "data": 0, "moving": 0.2, "waiting": 0.25, "bubble": 0, "asleep": 0}
-    )
+    assert parts == pytest.approx({**ALL_COMPUTE, "compute": 0.05, "moving": 0.2, "waiting": 0.25})
     assert sum(parts.values()) == pytest.approx(1 - points[1].efficiency)
 
 
@@ -109,10 +106,10 @@ def test_the_numbers_as_a_file_and_as_a_table(tmp_path: Path) -> None:
     predicted = Scaling(8, 2.0, 300.0, 256.0, 0.0, 6.0, 0.75, shares(moving=0.5), (0.5, 0.8))
     write_csv([point, predicted], tmp_path / "scale.csv")
     assert (tmp_path / "scale.csv").read_text().splitlines() == [
-        "ranks,seconds,samples_per_s,batch,spread,speedup,efficiency,compute,asleep,data,moving,waiting,bubble,low,high,"
+        "ranks,seconds,samples_per_s,batch,spread,speedup,efficiency,compute,asleep,off_core,data,moving,waiting,bubble,low,high,"
         "joules_per_sample",
-        "2,1.5,100,64,0.1,1.8,0.9,0.75,0,0,0.25,0,0,,,0.25",
-        "8,2,300,256,0,6,0.75,0.5,0,0,0.5,0,0,0.5,0.8,",
+        "2,1.5,100,64,0.1,1.8,0.9,0.75,0,0,0,0.25,0,0,,,0.25",
+        "8,2,300,256,0,6,0.75,0.5,0,0,0,0.5,0,0,0.5,0.8,",
     ]
     columns, rows = table([point, predicted])
     assert columns[:7] == ["ranks", "seconds", "global batch", "samples/s", "spread", "speedup", "efficiency"]

@@ -71,6 +71,33 @@ def test_more_computing_waits_more_often_for_a_core() -> None:
     assert cause(replace(rank, own=OwnTime(on_cpu=1.3, queued=8.7)), usual) == "queued"
 
 
+def measured(seconds: float, moving: float, waiting: float, on_cpu: float, queued: float, beside: float) -> Spent:
+    return Spent(seconds, moving, waiting, 0.0, 0.0, OwnTime(on_cpu=on_cpu, queued=queued, beside=beside))
+
+
+@pytest.mark.parametrize(
+    ("usual", "rank", "expected"),
+    [
+        # 50 steps with 10 ms, then 5 ms of sleep; 80 steps with 20 ms; 50 steps with 100 ms.
+        ((2.060, 1.032, 0.875, 0.0281, 2.007, 0.0145), (2.092, 0.981, 0.298, 0.0327, 1.623, 0.0164), "asleep"),
+        ((1.812, 1.123, 0.620, 0.0220, 1.841, 0.0129), (1.823, 0.993, 0.365, 0.0275, 1.578, 0.0119), "asleep"),
+        ((4.965, 1.015, 3.456, 0.2440, 3.693, 0.0320), (4.956, 1.035, 1.045, 0.2473, 3.129, 0.0323), "asleep"),
+        ((5.878, 0.601, 4.984, 0.1378, 2.030, 0.0418), (5.869, 0.671, 0.580, 0.1450, 1.736, 0.0416), "asleep"),
+        # 20 steps with 20 ms of computing
+        ((5.439, 0.283, 4.986, 0.0746, 1.148, 0.0349), (5.448, 0.520, 0.241, 0.5429, 4.900, 0.0373), "compute"),
+        # As the second, had it not slept: what it takes longer is chance of the machine.
+        ((1.812, 1.123, 0.620, 0.0220, 1.841, 0.0129), (1.823, 0.993, 0.365, 0.0240, 1.799, 0.0129), "queued"),
+    ],
+)
+def test_a_busy_machine_changes_no_cause(usual: tuple[float, ...], rank: tuple[float, ...], expected: str) -> None:
+    """Measured beside eight to fourteen other processes on one core; a rank that has no core does not compute."""
+    own, other = measured(*rank), measured(*usual)
+    assert cause(own, other) == expected
+    of_both = shares([own, other])
+    assert of_both["compute"][0] <= own.share(own.own.on_cpu + own.own.beside) + 1e-9
+    assert all(sum(parts) == pytest.approx(1.0) for parts in zip(*of_both.values(), strict=True))
+
+
 def test_sleep_is_a_part_of_the_time_of_its_own() -> None:
     ranks = [slow(on_cpu=3.0), USUAL]
     assert (ranks[0].compute, ranks[0].asleep) == (3.0, 6.0)

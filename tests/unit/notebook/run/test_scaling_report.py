@@ -28,7 +28,7 @@ def test_a_run_is_measured_after_its_warm_up(tmp_path: Path) -> None:
     run = measured_run(log, warmup=3)
     assert (run.ranks, run.seconds, run.rate, run.batch) == (2, 4.0, 32.0, 64.0)
     assert run.shares == pytest.approx(
-        {"compute": 0.5, "asleep": 0.0, "data": 0.1, "moving": 0.1, "waiting": 0.3, "bubble": 0.0}
+        {**dict.fromkeys(PARTS, 0.0), "compute": 0.5, "data": 0.1, "moving": 0.1, "waiting": 0.3}
     )
     assert measured_run(log, warmup=1).rate == pytest.approx(2 * 4 * 32 / 56)
     assert measured_run(log, warmup=6).rate == 0.0
