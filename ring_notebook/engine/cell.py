@@ -18,6 +18,7 @@ from typing import Any
 from IPython.core.interactiveshell import InteractiveShell
 
 from ring_notebook.frameworks import names_in
+from ring_notebook.text.error_text import cell_file
 from ring_notebook.text.parsing import parse
 
 # Number of cells whose source is kept, for tracebacks through functions that they defined.
@@ -53,7 +54,7 @@ class Cell:
     def __init__(
         self, shell: InteractiveShell, source: str, run: str, first_line: int = 1, begin: Begin | None = None
     ) -> None:
-        self.file = f"<cell of run {run}>"
+        self.file = cell_file(run)
         self._shell = shell
         self._namespace: dict[str, Any] = shell.user_ns
         text = "\n" * (first_line - 1) + shell.transform_cell(source)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 import os
 import pdb
-import re
 import sys
 from contextlib import redirect_stderr, redirect_stdout
 from pdb import Pdb
@@ -20,21 +19,19 @@ from ring_notebook.core import world
 from ring_notebook.engine.dialogue import ask, release
 from ring_notebook.engine.interrupt import Interruptible
 from ring_notebook.rank.named_interrupt import DEBUGGER
-from ring_notebook.text.error_text import printable
-
-_CELL = re.compile(r"<cell of run [^>]*>")
+from ring_notebook.text.error_text import CELL, printable
 
 
 def _begins_cell(frame: FrameType) -> bool:
     """Whether the frame is that of a cell itself, and not of a function."""
-    return frame.f_code.co_name == "<module>" and _CELL.fullmatch(frame.f_code.co_filename) is not None
+    return frame.f_code.co_name == "<module>" and CELL.fullmatch(frame.f_code.co_filename) is not None
 
 
 class _CellPdb(Pdb):
     """pdb whose stack says ``Cell(3)inner()`` for a line of a cell."""
 
     def format_stack_entry(self, frame_lineno: Any, lprefix: str = ": ") -> str:
-        return _CELL.sub("Cell", super().format_stack_entry(frame_lineno, lprefix), count=1)
+        return CELL.sub("Cell", super().format_stack_entry(frame_lineno, lprefix), count=1)
 
 
 # Stepping skips these, so that the next line is always one of the user's.
@@ -60,7 +57,7 @@ def _set_trace(**_: Any) -> None:
 def break_in_cell() -> None:
     """Open this debugger at the next line of the innermost function of the cell that is being executed."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and not _CELL.fullmatch(frame.f_code.co_filename):
+    while frame is not None and not CELL.fullmatch(frame.f_code.co_filename):
         frame = frame.f_back
     if frame is not None:
         debugger = _LiveDebugger()

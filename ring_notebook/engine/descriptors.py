@@ -19,6 +19,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
+from ring_notebook.files import rank_logs
+
 Stream = Literal["stdout", "stderr"]
 
 _CAPACITY = 1 << 20
@@ -46,6 +48,7 @@ class _Tail:
 
 
 _tails = _Tail("stdout"), _Tail("stderr")
+_kept_in: tuple[Path, int] | None = None  # the folder, and the rank that has these files there
 _lock = threading.Lock()
 _taker: int | None = None  # the thread that holds it
 
@@ -56,12 +59,13 @@ def redirect(folder: Path, rank: int) -> int:
     Where there is no such folder the files have no name. Returns the descriptor for what a crash writes: that of
     ``rank-N.log``, or what descriptor 2 was.
     """
+    global _kept_in
     named = folder.is_dir()
-    crashes = _create(folder / f"rank-{rank}.log") if named else os.dup(2)
+    crashes = _create(rank_logs.log_path(folder, rank, rank_logs.CRASH)) if named else os.dup(2)
     for descriptor, tail in enumerate(_tails, 1):
         file = -1
         if named:
-            file = _create(folder / f"rank-{rank}.{tail.stream[3:]}")
+            file = _create(rank_logs.log_path(folder, rank, tail.stream[3:]))
         else:
             with suppress(OSError), tempfile.TemporaryFile() as unnamed:
                 file = os.dup(unnamed.fileno())
@@ -73,7 +77,16 @@ def redirect(folder: Path, rank: int) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(line_buffering=True)
     _buffer_lines()
+    if named:
+        _kept_in = folder, rank
+        cell_begins()
     return crashes
+
+
+def cell_begins() -> None:
+    """Remember that what these files hold by now is of earlier cells."""
+    if _kept_in is not None:
+        rank_logs.cell_begins(*_kept_in)
 
 
 def take() -> Generator[tuple[Stream, str], None, None]:

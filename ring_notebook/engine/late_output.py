@@ -31,6 +31,7 @@ def cell_begins() -> _Written:
     """What was written since the last cell ended and no notebook asks for; nothing of the start of the engine."""
     global _last
     written = list(descriptors.take())
+    descriptors.cell_begins()
     with _lock:
         if not _started_in:
             _started_in.update(dict.fromkeys(threading.enumerate(), _NO_RUN))

@@ -5,6 +5,20 @@ from __future__ import annotations
 import re
 
 MOST = 10_000  # characters
+CELL = re.compile(r"<cell of run (?P<run>[^>]*)>")
+"""The file of a cell's code, as Python sees it."""
+# As tracebacks, faulthandler and `warnings` write a line of it.
+_PLACE = re.compile(rf'(?:File ")?{CELL.pattern}(?:", line |:)(?P<line>\d+)')
+
+
+def cell_file(run: str) -> str:
+    """The file of the code of a run's cell: ``<cell of run ID>``."""
+    return f"<cell of run {run}>"
+
+
+def name_cells(text: str) -> str:
+    """The same text with lines of cells named as a notebook does: ``Cell, line 3``."""
+    return _PLACE.sub(r"Cell, line \g<line>", text)
 
 
 def error_text(error: BaseException) -> str:

@@ -9,9 +9,10 @@ from itertools import takewhile
 from pathlib import Path
 
 from ring_notebook.analysis.verdict import RankFailure, first_failure, signal_name
+from ring_notebook.files.rank_logs import of_last_cell
 from ring_notebook.launch.batch_job import who_ended_it
 from ring_notebook.launch.supervisor.rank_failure import split_reports
-from ring_notebook.notebook.record.run_files import read_text
+from ring_notebook.text.error_text import CELL, name_cells
 
 _TAIL = 30  # lines
 # Of MPICH's launcher, of faulthandler, and of what a batch system starts ranks with.
@@ -21,8 +22,6 @@ _STACK = "Stack (most recent call first):"
 _CALL = "  File "
 # What `%ring stacks` has asked for is no part of a death.
 _ASKED_FOR = re.compile(r"Stack .*:\n(  .*\n)*Native stack .*:\n(  .*\n)*End of native stack\n?")
-_IN_CELL = f'{_CALL}"<cell of run '
-_CELL = re.compile(r'File "<cell of run [^>"]*>"')
 _HEAL = "The other ranks keep their variables; `%ring heal` starts this one again"
 _RESTART = "`%ring restart` brings the cluster back"
 _NEW_JOB = "`%ring start` in a new job starts a cluster"
@@ -30,8 +29,9 @@ _NEW_JOB = "`%ring start` in a new job starts a cluster"
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """What ended a rank, or a cluster. ``rank`` is -1 when no rank failed; ``log`` is the end of that rank's log.
+    """What ended a rank, or a cluster.
 
+    ``rank`` is -1 when no rank failed; ``log`` is the end of what that rank has written since its last cell began.
     ``advice`` says what to do next.
     """
 
@@ -92,9 +92,8 @@ def explain_failure(failure: RankFailure) -> str:
 
 def _log(rank: int, text: bytes, logs: Path) -> str:
     # A rank has a log of its own once it has started; before that it writes to the output of all ranks.
-    # What it wrote comes before the stack of its crash.
-    own = "".join(read_text(logs / f"rank-{rank}.{suffix}") for suffix in ("out", "err", "log"))
-    return tail(own or text.decode(errors="replace"))
+    own = of_last_cell(logs, rank)
+    return tail(text.decode(errors="replace") if own is None else own)
 
 
 def not_started(reason: str, output: str) -> str:
@@ -112,8 +111,8 @@ def tail(output: str) -> str:
     """The last lines of a log that are the user's: no banner of MPICH, no calls of the engine in a crash's stack."""
     output = _ASKED_FOR.sub("", output)
     lines = [line for line in output.strip().splitlines() if not line.startswith(_NOISE)]
-    cells = [index for index, line in enumerate(lines) if line.startswith(_IN_CELL)]
+    cells = [index for index, line in enumerate(lines) if line.startswith(_CALL) and CELL.search(line)]
     if cells and _STACK in lines[: cells[0]]:
         outside = len(list(takewhile(lambda line: line.startswith(_CALL), lines[cells[-1] + 1 :])))
         del lines[cells[-1] + 1 : cells[-1] + 1 + outside]
-    return "\n".join(_CELL.sub('File "Cell"', line) for line in lines[-_TAIL:]).strip()
+    return name_cells("\n".join(lines[-_TAIL:])).strip()

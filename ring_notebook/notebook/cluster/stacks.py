@@ -11,7 +11,9 @@ from pathlib import Path, PurePath
 from time import monotonic, sleep
 from typing import TYPE_CHECKING
 
+from ring_notebook.files.rank_logs import CRASH, log_path
 from ring_notebook.machine.process_life import is_stopped
+from ring_notebook.text.error_text import CELL
 from ring_notebook.text.words import ranks
 
 if TYPE_CHECKING:
@@ -34,7 +36,6 @@ _OUTERMOST = re.compile(r'.*/engine_program\.py", line \d+ in <module>$')
 _CUT_OFF = "  ..."
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$')
 _HEAD = "Stack (most recent call first):"
-_CELL = "<cell of run "
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ class Frame:
     @property
     def in_cell(self) -> bool:
         """Whether the line is one of a cell."""
-        return self.file.startswith(_CELL)
+        return CELL.fullmatch(self.file) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,7 @@ def stacks(engines: Engines, logs: Path) -> list[Stack]:
 
     Returns after at most 15 seconds, and at once where every rank answers, has died or is stopped.
     """
-    files = [logs / f"rank-{engine.rank}.log" for engine in engines.all]
+    files = [log_path(logs, engine.rank, CRASH) for engine in engines.all]
     before = [_size(file) for file in files]
     living = engines.living()
     found = {rank: Stack(engines.all[rank].rank, trouble="it has died") for rank in range(len(files))}
@@ -153,10 +154,11 @@ def render(found: Sequence[Stack], cells: Mapping[str, tuple[str, int]]) -> str:
     """The stacks as text, equal ones once. ``cells``: by run, its source and the number of its first line."""
 
     def shown(frame: Frame) -> str:
-        where = "Cell" if frame.in_cell else frame.file
-        source, first_line = cells.get(frame.file.removeprefix(_CELL).removesuffix(">"), ("", 1))
+        cell = CELL.fullmatch(frame.file)
+        where = "Cell" if cell else frame.file
+        source, first_line = cells.get(cell["run"], ("", 1)) if cell else ("", 1)
         lines, index = source.splitlines(), frame.line - first_line
-        code = f"\n      {lines[index].strip()}" if frame.in_cell and 0 <= index < len(lines) else ""
+        code = f"\n      {lines[index].strip()}" if 0 <= index < len(lines) else ""
         return f"    {where}, line {frame.line}, in {frame.function}{code}"
 
     groups: dict[str, list[int]] = {}

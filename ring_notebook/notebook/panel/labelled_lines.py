@@ -11,11 +11,10 @@ from typing import NamedTuple
 
 from ring_notebook.notebook.colors import GREY, rank_color
 from ring_notebook.notebook.record.run_view import Printed
+from ring_notebook.text.error_text import name_cells
 from ring_notebook.text.words import rank_list
 
 _RankLine = tuple[int, str, str]  # rank, stream and line
-# How `warnings` and tracebacks name a place in a cell.
-_CELL = re.compile(r'(?:File ")?<cell of run [^>]*>(?:", line |:)(\d+)')
 _BLOCK = "display:inline-block;vertical-align:top;max-width:calc(100% - 6ch);white-space:pre-wrap;word-break:break-all"
 LONGEST = 2000  # characters of a line in a page
 _MOST_OF_A_ROUND = 3  # pieces of a rank; a message with blocks has several
@@ -113,7 +112,7 @@ def html(lines: Iterable[Line]) -> str:
     for line in lines:
         color = rank_color(line.ranks[0]) if len(line.ranks) == 1 else GREY
         label = f"<span style='color:{color};user-select:none'>[{rank_list(line.ranks)}]</span>"
-        shown = _CELL.sub(r"Cell, line \1", line.text)
+        shown = name_cells(line.text)
         more = len(shown) - LONGEST if "\n" not in shown else 0
         body = f"{escape(shown[:LONGEST])} … {more:,} more characters" if more > 0 else escape(shown)
         if "\n" in line.text:
@@ -128,7 +127,7 @@ def text(lines: Iterable[Line]) -> str:
     for line in lines:
         label = f"[{rank_list(line.ranks)}] "
         below = "\n" + " " * len(label)
-        text = _CELL.sub(r"Cell, line \1", line.text)
+        text = name_cells(line.text)
         shown.append(f"{label}{text.replace(chr(10), below)}\n")
     return "".join(shown)
 

@@ -16,7 +16,7 @@ from ring_notebook.errors import RunFailed
 from ring_notebook.notebook.panel.waits import count_calls
 from ring_notebook.protocol.records import Failure
 from ring_notebook.text import words
-from ring_notebook.text.error_text import printable
+from ring_notebook.text.error_text import name_cells, printable
 
 # IPython shows these by itself: with frames of this package, or as if the cell had not failed.
 _SHOWN_OTHERWISE = (SyntaxError, UsageError, SystemExit)
@@ -60,8 +60,7 @@ def describe(
     first_to_fail = primary(failures)
     groups = grouped(first_to_fail)
     first, ranks = groups[0]
-    place = f'File "<cell of run {first.run}>"'
-    lines = [first.traceback.rstrip().replace(place, "Cell")]
+    lines = [name_cells(first.traceback.rstrip())]
     if len(ranks) > 1:
         lines.append(f"{words.ranks(ranks)}: same")
     elif len(failures) > 1 or not first.aborted:

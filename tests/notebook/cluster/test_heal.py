@@ -107,12 +107,14 @@ def test_mpi_raises_once_a_rank_has_died(cluster: Cluster) -> None:
     ],
 )
 def test_survivors_keep_their_variables(cluster: Cluster, rank: int, code: str, how: str) -> None:
+    ended(cluster.run("import sys; print('of an earlier cell', file=sys.__stderr__, flush=True)"))
     dies = f"if ring.rank() == {rank}:\n    print('last words', file=sys.__stderr__, flush=True)\n    {code}\n"
     run = ended(cluster.run(f"{dies}ring.allreduce(torch.ones(1), name='sum')"))
     message = str(run.error)
     assert isinstance(run.error, ClusterError)
     assert message.startswith(f"rank {rank} on ")
     assert message.count(how) == message.count("last words") == message.count("%ring heal") == 1
+    assert "of an earlier cell" not in message
     assert f"stopped because rank {rank} " in message
     assert "ipyparallel" not in message  # of the stack of a crash, the calls of the cell alone
     statuses = {one: run.log.ended()[one].status for one in range(3)}

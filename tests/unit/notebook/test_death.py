@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from ring_notebook.analysis.verdict import RankFailure
+from ring_notebook.files.rank_logs import cell_begins
 from ring_notebook.notebook.cluster.death import explain, explain_failure, tail
 
 
@@ -31,7 +32,7 @@ def test_stacks_that_were_asked_for_are_no_part_of_the_log() -> None:
     native = "Native stack (most recent call first):\n  sleep of /libc.so.6\nEnd of native stack\n"
     crash = "Fatal Python error: Aborted\n\n" + asked
     assert tail("printed\n" + asked + native + "more\n" + asked + native) == "printed\nmore"
-    assert 'File "Cell", line 1' in tail(asked + native + crash)
+    assert "  Cell, line 1 in <module>" in tail(asked + native + crash)
 
 
 def test_a_host_that_is_lost_is_given_as_the_reason(tmp_path: Path) -> None:
@@ -44,3 +45,19 @@ def test_a_host_that_is_lost_is_given_as_the_reason(tmp_path: Path) -> None:
 def test_a_launcher_that_died_leaves_its_words_without_marks(tmp_path: Path) -> None:
     output = '\x1e{"rank": 0, "ended": false}\x1e\nprterun lost its way\n'
     assert explain("engines", output, tmp_path).log == "prterun lost its way"
+
+
+def test_the_log_of_a_dead_rank_is_that_of_its_last_cell(tmp_path: Path) -> None:
+    """The files have what all cells have written below Python."""
+    dead = [RankFailure(0, "a", -9, 1.0)]
+    output = "the ranks start\n" + "".join(f"\x1e{json.dumps(asdict(failure))}\x1e\n" for failure in dead)
+    assert explain("engines", output, tmp_path).log == "the ranks start"
+    for suffix in ("out", "err", "log"):
+        (tmp_path / f"rank-0.{suffix}").write_text(f"an earlier cell wrote ä to {suffix}\n")
+    cell_begins(tmp_path, 0)
+    assert explain("engines", output, tmp_path).log == ""
+    with (tmp_path / "rank-0.err").open("a") as file:
+        file.write("no memory left\n")
+    assert explain("engines", output, tmp_path).log == "no memory left"
+    (tmp_path / "rank-0.out").write_text("after > /dev/stdout\n")
+    assert explain("engines", output, tmp_path).log == "after > /dev/stdout\nno memory left"

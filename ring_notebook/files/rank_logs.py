@@ -1,0 +1,44 @@
+"""The files of what a rank writes below Python, and of what it writes as it crashes; which part is of its last cell."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+from ring_notebook.files.private_files import open_regular, replace_text
+
+CRASH = "log"
+SUFFIXES = ("out", "err", CRASH)
+_BEGIN = "begin"  # of the file that holds how long each of them was when the last cell began
+
+
+def log_path(folder: Path, rank: int, suffix: str) -> Path:
+    """The file of a rank."""
+    return folder / f"rank-{rank}.{suffix}"
+
+
+def cell_begins(folder: Path, rank: int) -> None:
+    """Remember how long the files of this rank are, where it has such files."""
+    with suppress(OSError):
+        sizes = [log_path(folder, rank, suffix).stat().st_size for suffix in SUFFIXES]
+        replace_text(log_path(folder, rank, _BEGIN), " ".join(map(str, sizes)))
+
+
+def of_last_cell(folder: Path, rank: int) -> str | None:
+    """What a rank has written since its last cell began; None where it has no files that can be read here."""
+    begins = [0] * len(SUFFIXES)
+    with suppress(OSError, ValueError):
+        found = [int(size) for size in _read(log_path(folder, rank, _BEGIN)).split()]
+        begins = found if len(found) == len(SUFFIXES) else begins
+    written = []
+    for suffix, begin in zip(SUFFIXES, begins, strict=True):
+        with suppress(FileNotFoundError):
+            text = _read(log_path(folder, rank, suffix))
+            # Where a program of the cell has emptied the file, as `> /dev/stdout` of a shell does, all of it is new.
+            written.append(text[begin if begin <= len(text) else 0 :].decode(errors="replace"))
+    return "".join(written) if written else None
+
+
+def _read(path: Path) -> bytes:
+    with open_regular(path) as file:
+        return file.read()
