@@ -69,6 +69,7 @@ class _Recorder:
         self.of_turns: dict[int, tuple[int, int]] = {}  # by that number: rows and tracked batches of its own turns
         self.outside = (0, 0)  # rows and tracked batches outside of turns
         self.latest = 0  # the step of the last row
+        self.made = 0  # steps that have rows
         self.epoch: tuple[int, float] | None = None  # the step of the first row with this epoch
         self.earlier: list[dict[str, float]] = []  # of the run that this one continues, until it is drained
         self.earlier_samples = 0.0
@@ -83,6 +84,7 @@ class _Recorder:
             step = (self.logged if self.step is None else self.step) // self.batches_per_step
         if self.turn is not None:
             values = {"logical_rank": float(self.turn[0]), **values}
+        self.made += self.first_step is None or step != self.latest
         self.latest = step
         if self.first_step is None:
             self.first_step = step
@@ -108,6 +110,13 @@ class _Recorder:
 
     def present_step(self) -> int:
         return self.latest if self.step is None else self.step // self.batches_per_step
+
+    def next_step(self, points: int) -> int:
+        if self.step is not None:
+            return self.present_step() + 1
+        if not self.made:
+            return self.latest + points
+        return self.latest + 1 + (self.made < points)  # a loop may log a step before its point, or behind it
 
     def enter(self, turn: tuple[int, int] | None) -> None:
         """Count the rows and batches of another logical rank, as a rank would that has no other one.
@@ -477,7 +486,7 @@ def continue_at(position: Position) -> None:
     recorder = _recorder
     recorder.forget_turns()
     recorder.logged, recorder.step, recorder.latest, recorder.earlier_samples, recorder.epoch = position
-    recorder.first_step = None  # the steps of the other run have warmed up nothing here
+    recorder.first_step, recorder.made = None, 0  # the steps of the other run have warmed up nothing here
     recorder.progress = (0 if recorder.step is None else recorder.step + 1, 0)
     earlier = {"samples": recorder.earlier_samples}
     if recorder.epoch is not None:
@@ -505,9 +514,9 @@ def progress() -> tuple[int, int]:
     return _recorder.progress
 
 
-def present_step() -> int:
-    """The step of the next row that is logged without one: the batch of `track`, else that of the last row."""
-    return _recorder.present_step()
+def next_step(points: int) -> int:
+    """The first step that is made from now on, as rows are numbered, when this run has passed so many points."""
+    return _recorder.next_step(points)
 
 
 def data_wait() -> float:

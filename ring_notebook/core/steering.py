@@ -247,7 +247,7 @@ class _Steering:
                 made,
                 change["who"],
                 self.points,
-                metrics.present_step(),
+                metrics.next_step(self.points),
             )
         )
 

@@ -193,8 +193,8 @@ class Change(_OfRank):
     """A change of knobs, or a pause or its end (``action``), as one rank has taken it.
 
     ``number`` counts the changes of a run from 1; those that are due at a point count down from -1. ``who`` has made
-    it. ``point`` is the number of steps that all ranks had committed to then, and ``step`` that of the newest row of
-    this rank.
+    it. ``point`` is the number of steps that all ranks had committed to then, and ``step`` the first that is made with
+    the change, as the rows of this rank are numbered.
     """
 
     kind = "change"

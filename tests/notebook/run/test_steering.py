@@ -195,6 +195,7 @@ def test_a_run_pauses_at_the_steps_that_it_was_given(cluster: Cluster) -> None:
         (PAUSE, 20, True),
         (RESUME, 20, False),
     ]
+    assert [one.step for one in run.changes if one.action == SET] == [10, 20], "the first with the new value"
     rates = [row.values["rate"] for row in run.metrics if row.rank == 1]
     assert rates == [0.5] * 10 + [0.75] * 10 + [0.25] * 10
     again = cluster.run(loop, options={"replay": "stops"}).wait()

@@ -344,6 +344,29 @@ def test_a_run_goes_on_where_another_was() -> None:
     assert metrics.drain("run", 0)[0].earlier == {}, "once"
 
 
+@pytest.mark.parametrize("first", [0, 1, 500])
+@pytest.mark.parametrize("behind", [False, True])
+@pytest.mark.parametrize("named", [False, True])
+def test_the_first_step_made_from_now_on(first: int, behind: bool, named: bool) -> None:
+    """Whether a loop logs a step before its point or behind it, and however it counts."""
+    metrics.begin()
+    first = first if named else 0
+    assert metrics.next_step(0) == 0
+    for point in range(1, 4):
+        number = first + point - 1
+        if not behind:
+            metrics.log(number if named else None, loss=1.0)
+        if point > 1 or not behind:  # else no row has said how it counts
+            assert metrics.next_step(point) == number + 1
+        if behind:
+            metrics.log(number if named else None, loss=1.0)
+    metrics.begin()
+    for number, _ in enumerate(metrics.track([0] * 3), start=1):
+        assert metrics.next_step(number) == number
+    metrics.begin()
+    assert metrics.next_step(7) == 7, "of a loop that logs nothing"
+
+
 def test_without_a_loop_rows_are_counted_on() -> None:
     metrics.begin()
     metrics.log(loss=1.0)

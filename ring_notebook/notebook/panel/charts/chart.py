@@ -90,12 +90,15 @@ class Chart:
 
 
 def _apart(marks: Sequence[Mark], curves: Curves) -> tuple[Mark, ...]:
-    """The marks, without the labels of those that are too near to the last one with a label."""
+    """The marks, without the labels of those that are too near to the last one with a label.
+
+    One behind the last point, of a change whose step has not been made yet, is at that point.
+    """
     ends = [float(end) for line in curves.lines if len(line.x) for end in (line.x[0], line.x[-1])]
     least = _LABEL * (max(ends, default=0.0) - min(ends, default=0.0))
     made: list[Mark] = []
     last = -math.inf
-    for mark in marks:
+    for mark in (replace(one, x=min(one.x, max(ends, default=one.x))) for one in marks):
         shown_here = mark.x - last >= least
         last = mark.x if shown_here and mark.label else last
         made.append(mark if shown_here else replace(mark, label=""))

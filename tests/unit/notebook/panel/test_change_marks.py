@@ -44,6 +44,8 @@ def test_each_change_is_a_mark_once() -> None:
         "step 50: resume (me, panel)",
     ]
     assert not parted(seen)
+    (waits,) = charts(view(change(1, 100, "pause")), ["loss"], Look())
+    assert [mark.x for mark in waits.changes] == [99], "its step has not been made"
 
 
 def test_labels_lie_apart_and_many_marks_have_none() -> None:
