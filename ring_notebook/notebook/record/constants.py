@@ -20,7 +20,8 @@ _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 def constants(source: str) -> dict[str, Any]:
     """The constants by name, the last value of each; empty for a cell that Python alone cannot read.
 
-    What the cell also computes, counts up or loops over, such as ``step = 0``, is a variable and left out.
+    What the cell also computes, counts up or loops over, such as ``step = 0``, is a variable and left out, and so is
+    what begins at nothing for functions of other cells, which count or note something in it: the cell does not read it.
     """
     try:
         body = parse(source).body
@@ -30,6 +31,9 @@ def constants(source: str) -> dict[str, Any]:
     found = {target.id: literal for target, _, literal in given if not target.id.startswith("_")}
     targets = {target for target, _, _ in given}
     variables = {name.id for node in body for name in _stored(node) if name not in targets}
+    names = [one for node in body for one in ast.walk(node)]
+    read = {one.id for one in names if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Load)}
+    variables |= {name for name, literal in found.items() if not literal and name not in read}
     return dict([item for item in found.items() if item[0] not in variables][:_MOST])
 
 
@@ -84,6 +88,11 @@ def _stored(node: ast.AST) -> Iterator[ast.Name]:
     """Where the cell gives a name a value; functions, classes and comprehensions have names of their own."""
     if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
         yield node
-    elif not isinstance(node, (*_FUNCTIONS, *_COMPREHENSIONS)):
+    elif isinstance(node, _FUNCTIONS):
+        inner = [*ast.walk(node)]
+        shared = {name for one in inner if isinstance(one, ast.Global) for name in one.names}
+        stored = (one for one in inner if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store))
+        yield from (one for one in stored if one.id in shared)
+    elif not isinstance(node, _COMPREHENSIONS):
         for child in ast.iter_child_nodes(node):
             yield from _stored(child)

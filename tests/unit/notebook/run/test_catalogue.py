@@ -299,6 +299,24 @@ def test_a_variable_of_the_cell_is_no_parameter() -> None:
     assert constants(cell) == {"epochs": 3, "lr": 0.2, "n": 5}
 
 
+@pytest.mark.parametrize(
+    ("cell", "expected"),
+    [
+        ("done, losses = 0, {}\ntrain(model, 160)\n", {}),  # counted by `train`, which another cell has defined
+        ("stop = False\nLR = 0.1\ntrain()\n", {"LR": 0.1}),
+        ("seed, decay = 0, 0.0\ntrain(seed, decay)\n", {"seed": 0, "decay": 0.0}),
+        ("seen = 5\ndef note():\n    global seen\n    seen += 1\n", {}),
+        ("n = 5\nclass A:\n    n = 6\n", {"n": 5}),
+        ("best = 9.0\nwhile better():\n    best = loss()\n", {}),
+        ("use_bias = False\nnet = Linear(8, bias=use_bias)\n", {"use_bias": False}),
+        ("x = 1\nx += 1\ny = 2\nif (y := f()): pass\n", {}),
+        ("i = 3\nwith open(p) as i: pass\nj = 4\nfor k, j in z: pass\nm = 8\n", {"m": 8}),
+    ],
+)
+def test_what_a_user_would_call_a_hyper_parameter(cell: str, expected: dict[str, object]) -> None:
+    assert constants(cell) == expected
+
+
 def test_a_run_without_a_name_is_found_by_that_of_the_list(runs: Path) -> None:
     log = trained(runs, "1", 0.25, 0.5)
     assert log.name == ""
