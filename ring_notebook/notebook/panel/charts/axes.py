@@ -84,7 +84,7 @@ def scales(curves: Curves, from_zero: bool, log: bool = False) -> tuple[Scale, S
     rows = [line.y for line in drawn]
     if curves.band is not None and drawn:
         rows += [curves.band.low, curves.band.high]
-    x, y = _scale([line.x for line in drawn], False), _scale(rows, from_zero)
+    x, y = _along([line.x for line in drawn if len(line.x)]), _scale(rows, from_zero)
     if all((line.x == np.round(line.x)).all() for line in drawn):  # steps and ranks: there is no step 0.5
         x = replace(x, least=1.0)
     if log and y.low > 0:
@@ -123,5 +123,12 @@ def _scale(arrays: list[Floats], from_zero: bool) -> Scale:
         low = min(low, 0.0)
         high = high if high > low else low + 1.0
     if high - low <= _SAME * max(abs(low), abs(high)):
-        low, high = low - (abs(low) / 2 or 0.5), high + (abs(high) / 2 or 0.5)
+        least, most = (0.0, 1.0) if 0 <= low <= high <= 1 else (-math.inf, math.inf)  # it may be a share
+        low, high = max(least, low - (abs(low) / 2 or 0.5)), min(most, high + (abs(high) / 2 or 0.5))
     return Scale(low, high)
+
+
+def _along(places: list[Floats]) -> Scale:
+    """The x axis: from the first place to the last; around a single one half a step on both sides."""
+    low, high = min((one[0] for one in places), default=0.0), max((one[-1] for one in places), default=1.0)
+    return Scale(float(low), float(high)) if low < high else Scale(float(low) - 0.5, float(high) + 0.5)

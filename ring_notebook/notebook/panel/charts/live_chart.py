@@ -129,7 +129,8 @@ class LiveChart:
                 "nameLocation": "start",
                 "nameGap": 6,
                 "nameTextStyle": {**small, "align": "right", "verticalAlign": "top", "padding": [9, 0, 0, 0]},
-                **_ends(chart),
+                "min": x.low,
+                "max": x.high,
                 "minInterval": x.least,
                 "splitNumber": 4,  # of more, labels touch each other in a narrow page
                 "splitLine": {"show": False},
@@ -150,17 +151,6 @@ class LiveChart:
             },
             "series": [{"id": name, "name": name, **one} for name, one in self._series.items()],
         }
-
-
-def _ends(chart: Chart) -> dict[str, Any]:
-    """Of the x axis: those of the data. Around a single place ECharts would choose fractions of steps."""
-    places = {float(end) for line in chart.curves.drawn if len(line.x) for end in (line.x[0], line.x[-1])}
-    if not places:
-        return {"min": 0, "max": 1}
-    if len(places) > 1:
-        return {"min": "dataMin", "max": "dataMax"}
-    only = places.pop()
-    return {"min": only - 1, "max": only + 1}
 
 
 def _bounds(y: Scale) -> dict[str, Any]:

@@ -179,6 +179,13 @@ def test_there_is_no_half_step_or_rank(x: list[float], ticks: tuple[float, ...])
     assert not scale.finer_ticks or x[0] == 0.5
 
 
+@pytest.mark.parametrize("step", [0, 1, 100])
+def test_a_single_step_is_the_only_tick(step: float) -> None:
+    x, _ = scales(per_rank({0: points([step], [0.97])}), from_zero=False)
+    assert (x.ticks, x.place(step)) == ((step,), 0.5)
+    assert not x.finer_ticks
+
+
 def test_a_value_of_zero_makes_an_axis_linear() -> None:
     assert not scales(per_rank({0: points([0, 1], [0, 1])}), from_zero=False, log=True)[1].log
 
@@ -206,14 +213,17 @@ def test_ticks_that_lie_close_differ_in_their_labels() -> None:
     ("values", "from_zero", "ticks"),
     [
         ([0.1, 0.1], False, (0.0, 0.05, 0.1, 0.15, 0.2)),
-        ([0.0, 0.0], False, (-1.0, -0.5, 0.0, 0.5, 1.0)),
+        ([0.0, 0.0], False, (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)),
+        ([0.97], False, (0.4, 0.6, 0.8, 1.0)),  # an accuracy is not above 1
+        ([1.0, 1.0], False, (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)),
+        ([2.5], False, (1.0, 2.0, 3.0, 4.0)),
         ([0.0, 0.0], True, (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)),
         ([0.75, 4.23], False, (0.0, 1.0, 2.0, 3.0, 4.0, 5.0)),
     ],
 )
 def test_the_y_axis_is_from_tick_to_tick(values: list[float], from_zero: bool, ticks: tuple[float, ...]) -> None:
     """As a live chart counts them: from the beginning of the axis."""
-    _, y = scales(per_rank({0: points([0, 1], values)}), from_zero=from_zero)
+    _, y = scales(per_rank({0: points([0, 1][: len(values)], values)}), from_zero=from_zero)
     assert y.ticks == ticks
     assert y.low + y.step * (len(ticks) - 1) == pytest.approx(y.high)
 

@@ -161,4 +161,4 @@ def test_a_single_point_has_a_mark_and_lies_between_steps() -> None:
     live.draw(Chart("test", "0.9", "step", one))
     assert [series(live)[f"rank {rank}"]["showSymbol"] for rank in range(2)] == [True, True]
     axis = live.widget.option["xAxis"]
-    assert (axis["min"], axis["max"]) == (115, 117)
+    assert (axis["min"], axis["max"], axis["minInterval"]) == (115.5, 116.5, 1)
