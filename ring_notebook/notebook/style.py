@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
+
+_BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 def number(value: float) -> str:
@@ -46,6 +48,13 @@ def sparkline(values: Sequence[float], width: int = 80, height: int = 16) -> str
     )
     source = f"data:image/svg+xml;base64,{b64encode(svg.encode()).decode()}"
     return f"<img alt='' width='{width}' height='{height}' style='vertical-align:middle' src='{source}'>"
+
+
+def blocks(values: Iterable[float], low: float, high: float) -> str:
+    """A curve for a terminal, a character for each value between ``low`` and ``high``; blank where it is not finite."""
+    scale = (len(_BLOCKS) - 1) / ((high - low) or 1.0)
+    heights = (scale * (min(max(one, low), high) - low) if math.isfinite(one) else -1 for one in values)
+    return "".join([_BLOCKS[round(one)] if one >= 0 else " " for one in heights])
 
 
 def duration(seconds: float) -> str:

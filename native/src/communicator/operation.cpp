@@ -117,7 +117,7 @@ Communicator::Served Communicator::attempt(Work& work) {
             return Served::Blocked;
         }
         if (work.times.blocked != 0 && work.times.released == 0 && !fabric_) work.times.released = monotonic_ns();
-        note(work, Phase::Waiting);
+        note(work, work.machine.algorithm ? Phase::Moving : Phase::Waiting);
     }
     if (fabric_ && work.machine.stage == Work::Stage::Posted) {
         if (!work.machine.agreement)

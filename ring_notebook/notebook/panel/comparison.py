@@ -15,6 +15,7 @@ from ring_notebook.notebook.panel.charts.curves import many
 from ring_notebook.notebook.panel.charts.metric_names import titles
 from ring_notebook.notebook.panel.report import labels
 from ring_notebook.notebook.record.run_record import RunRecord
+from ring_notebook.notebook.record.run_view import charted_in
 from ring_notebook.notebook.style import CSS, number, shown, whole
 from ring_notebook.notebook.table import Listing
 from ring_notebook.protocol.records import SET, Change
@@ -50,7 +51,7 @@ class Comparison:
     def _repr_html_(self) -> str:
         names = labels(self.logs)
         views = {label: log.view() for label, log in zip(names, self.logs, strict=True)}
-        known = tuple(dict.fromkeys(name for view in views.values() for name in view.charted))
+        known = charted_in(views.values())
         made = compared(views, titles(known), self.logs[0].look)
         if rates := {label: view.throughput for label, view in views.items() if view.throughput}:
             made.append(Chart("samples/s per rank", "mean", "seconds", many(rates, order=names), from_zero=True))
@@ -86,11 +87,11 @@ class Comparison:
         views = [log.view() for log in self.logs]
         facts = {
             "status": [str(log.status) for log in self.logs],
-            "error": [str(log.summary.get("error", "")).partition("\n")[0] for log in self.logs],
+            "error": [log.error_line for log in self.logs],
             "seconds": [f"{view.elapsed:.1f}" for view in views],
             "samples/s": [whole(view.samples_per_s) if view.samples_per_s else "" for view in views],
         }
-        for name in dict.fromkeys(name for view in views for name in view.charted):
+        for name in charted_in(views):
             found = [results(view, name) if name in view.curves else None for view in views]
             facts[name] = ["" if one is None else number(one[0]) for one in found]
             facts[f"best {name}"] = [

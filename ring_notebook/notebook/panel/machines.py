@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -13,7 +13,7 @@ from ring_notebook.notebook.record.choices import Look
 from ring_notebook.notebook.record.run_record import RunRecord
 from ring_notebook.notebook.record.run_view import RunView
 from ring_notebook.notebook.record.series import Points
-from ring_notebook.notebook.style import duration, number
+from ring_notebook.notebook.style import blocks, duration, number
 from ring_notebook.text.words import plural, ranks
 
 COLUMNS = {"cpu": "CPU", "memory": "memory", "gpu": "GPU", "gpu_memory": "GPU mem"}  # of the table
@@ -25,7 +25,6 @@ _TITLES = {
     "disk": ("disk", "MB/s of each rank", 1e-6),
     "network": ("network", "MB/s of each host", 1e-6),
 }
-_BLOCKS = "▁▂▃▄▅▆▇█"
 _SPARKS = 8  # characters
 SOON = 300.0  # seconds until memory runs out
 _READINGS, _SPAN = 10, 8.0  # least number of readings, and of seconds, for a trend
@@ -38,11 +37,6 @@ def _parts(values: Sequence[float]) -> list[float]:
     count = min(_SPARKS, len(values))
     edges = [len(values) * index // count for index in range(count + 1)]
     return [sum(values[first:last]) / (last - first) for first, last in pairwise(edges)]  # plain Python: few numbers
-
-
-def _blocks(means: Iterable[float], top: float) -> str:
-    scale = (len(_BLOCKS) - 1) / top
-    return "".join([_BLOCKS[round(scale * (0.0 if mean < 0 else mean if mean < top else top))] for mean in means])
 
 
 class Cells:
@@ -97,7 +91,7 @@ class _Reading:
     def cell(self, top: float) -> str:
         """A sparkline up to ``top`` and the newest value."""
         if self._drawn[0] != top:
-            self._drawn = (top, f"{_blocks(self._means, top) if top > 0 else ''} {self._newest}")
+            self._drawn = (top, f"{blocks(self._means, 0.0, top) if top > 0 else ''} {self._newest}")
         return self._drawn[1]
 
 

@@ -22,7 +22,7 @@ from ring_notebook.notebook.panel.charts.metric_names import Section, expanded, 
 from ring_notebook.notebook.record.choices import Look
 from ring_notebook.notebook.record.run_files import notebook
 from ring_notebook.notebook.record.run_record import RunRecord
-from ring_notebook.notebook.record.run_view import Printed, RunView
+from ring_notebook.notebook.record.run_view import Printed, RunView, charted_in
 from ring_notebook.notebook.style import CSS, shown
 from ring_notebook.text.words import first_names, plural, rank_list
 
@@ -164,7 +164,7 @@ def figure(logs: Sequence[RunRecord], names: Sequence[str] = (), look: Look | No
     there are for a name that is not among them.
     """
     views = {label: log.view() for label, log in zip(labels(logs), logs, strict=True)}
-    known = tuple(dict.fromkeys(name for view in views.values() for name in view.charted))
+    known = charted_in(views.values())
     for name in missing(names, known):
         which = " and ".join(log.run for log in logs)
         raise KeyError(f"run {which} has no metric {name!r}; it logged: {first_names(known) or 'none'}")

@@ -194,6 +194,11 @@ class RunView:
         return alive if all(rank.idle >= after for rank in alive) else ()
 
 
+def charted_in(views: Iterable[RunView]) -> list[str]:
+    """The metrics that have a curve in one of these runs."""
+    return list(dict.fromkeys(name for view in views for name in view.charted))
+
+
 def _passes(rank: RankView) -> float:
     """The passes over the loader that a rank has made; 0 if unknown."""
     done, total = rank.progress

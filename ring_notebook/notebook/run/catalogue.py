@@ -26,7 +26,7 @@ from ring_notebook.notebook.record.constants import constants
 from ring_notebook.notebook.record.run_files import OUTPUT_TEXT
 from ring_notebook.notebook.record.run_record import UNREADABLE, RunRecord, first_line, read_about, read_summary
 from ring_notebook.notebook.record.run_view import SAMPLES
-from ring_notebook.notebook.style import shown, sparkline
+from ring_notebook.notebook.style import blocks, shown, sparkline
 from ring_notebook.notebook.table import Listing, sort_key
 from ring_notebook.text.words import plural
 
@@ -39,7 +39,6 @@ _CURVE = "curve"
 _BRANCH = "branch of"
 _ASKED = "asked by"
 _PIECES = 1000  # of output that are read at a time
-_BARS = " ▁▂▃▄▅▆▇█"
 
 
 def listing(most: int = 20, *, every: bool = False, sort: str = "", where: Sequence[str] = ()) -> Listing:
@@ -299,7 +298,8 @@ class _Entry:
         """The text in a column."""
         value = self.value(name)
         if name == _CURVE:
-            return _bars(self.curve)
+            finite = [one for one in self.curve if math.isfinite(one)]
+            return blocks(self.curve, min(finite), max(finite)) if finite else ""
         if name == "started":
             return time.strftime("%d %b %H:%M", time.localtime(value))
         if name == "samples/s" and value:
@@ -321,12 +321,3 @@ class _Entry:
         texts = (self.cell(one) for one in (*_FACTS, "tags", "note", *self.last))
         given = (f"{name} {self.cell(name)}" for name in self.params)
         return any(word.lower() in text.lower() for text in (*texts, *given))
-
-
-def _bars(values: Sequence[float]) -> str:
-    """A curve for a terminal; blank where a value is not finite."""
-    finite = [value for value in values if math.isfinite(value)]
-    if not finite:
-        return ""
-    low, height = min(finite), (max(finite) - min(finite)) or 1.0
-    return "".join(_BARS[1 + int((value - low) / height * 7)] if math.isfinite(value) else _BARS[0] for value in values)

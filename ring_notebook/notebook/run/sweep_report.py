@@ -11,6 +11,7 @@ from ring_notebook.notebook.panel.charts.chart import compared, results
 from ring_notebook.notebook.panel.charts.metric_names import expanded, titles
 from ring_notebook.notebook.record.choices import Look
 from ring_notebook.notebook.record.run_record import RunRecord
+from ring_notebook.notebook.record.run_view import charted_in
 from ring_notebook.notebook.style import number, shown, whole
 from ring_notebook.notebook.table import Listing
 
@@ -57,7 +58,7 @@ class SweepReport:
     def table(self) -> Listing:
         """A row for each run: its values, how it ended, the newest and the best values of the first metrics."""
         rows: list[dict[str, tuple[Any, str]]] = []
-        known = titles(self._known())[:_METRICS]
+        known = titles(charted_in(log.view() for log in self.runs))[:_METRICS]
         for trial in self.trials:
             row = {name: (value, shown(value)) for name, value in trial.values.items()}
             row["status"] = (trial.status, trial.status)
@@ -72,8 +73,8 @@ class SweepReport:
                 row["seconds"] = (view.elapsed, f"{view.elapsed:.1f}")
                 if view.samples_per_s:
                     row["samples/s"] = (view.samples_per_s, whole(view.samples_per_s))
-                if error := str(log.summary.get("error", "")).partition("\n")[0]:
-                    row["error"] = (error, error)
+                if log.error_line:
+                    row["error"] = (log.error_line, log.error_line)
             rows.append(row)
         wanted = [*self.trials[0].values, "status", *(text for name in known for text in (name, f"best {name}"))]
         wanted += ["seconds", "samples/s", "error"]
@@ -84,15 +85,12 @@ class SweepReport:
         counts = ", ".join(f"{statuses.count(status)} {status}" for status in dict.fromkeys(statuses))
         return Listing(columns, texts, counts, keys)
 
-    def _known(self) -> list[str]:
-        return list(dict.fromkeys(name for log in self.runs for name in log.view().charted))
-
     def __repr__(self) -> str:
         return repr(self.table())
 
     def _repr_html_(self) -> str:
         views = {one.label: one.record.view() for one in self.trials if one.record is not None}
-        known = self._known()
+        known = charted_in(views.values())
         names = expanded(self._plot, known) if self._plot else titles(known)[:1]
         chart = svg_chart.CSS + svg_chart.grid(compared(views, names, Look())) if names else ""
         return f"{self.table()._repr_html_()}{chart}"

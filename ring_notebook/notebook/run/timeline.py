@@ -84,6 +84,8 @@ class Timeline:
         self.spans = read_spans(events)
         self.parting = next((span.what for span in self.spans if span.phase == PARTING), "")
         self._training = read_training(events)
+        if self._training:  # what was before is set-up
+            self.spans = within(self.spans, self.begin, self.begin + self.seconds)
         self._counted = read_counted(events)
         self.labels = sorted({one["args"]["labels"] for one in events if one["name"] == "process_labels"})
 
@@ -95,22 +97,20 @@ class Timeline:
         part._training = {
             rank: (max(began, begin), max(began, min(ended, end))) for rank, (began, ended) in self._training.items()
         }
-        part.spans = [
-            span._replace(begin=max(span.begin, begin), end=min(span.end, end))
-            for span in self.spans
-            if span.end > begin and span.begin < end
-        ]
+        part.spans = within(self.spans, begin, end)
         return part
 
     @property
-    def seconds(self) -> float:
-        """From the first event to the last one."""
-        return max((span.end for span in self.spans), default=0.0) - self.begin
+    def begin(self) -> float:
+        """When it begins, in seconds since the first event of the run: with the training, where ranks have trained."""
+        begins = (begin for begin, _ in self._training.values())
+        return min(begins, default=min((span.begin for span in self.spans), default=0.0))
 
     @property
-    def begin(self) -> float:
-        """When the first event is, in seconds since the first one of the run."""
-        return min((span.begin for span in self.spans), default=0.0)
+    def seconds(self) -> float:
+        """How long it is: what is drawn, and what the shares of the table are of."""
+        ends = (end for _, end in self._training.values())
+        return max(ends, default=max((span.end for span in self.spans), default=0.0)) - self.begin
 
     @property
     def accounts(self) -> list[Account]:
@@ -139,7 +139,7 @@ class Timeline:
             [str(one.rank), *(f"{of[index]:.1%}" for of in parts.values()), f"{one.waited_for:.3g} s"]
             for index, one in enumerate(accounts)
         ]
-        facts = "; ".join([f"{max((one.spent.seconds for one in accounts), default=0.0):.3g} s", *self.labels])
+        facts = "; ".join([f"{self.seconds:.3g} s", *self.labels])
         note = f"{facts}{self._where}"
         return Listing(["rank", *parts, "others waited for it"], rows, note)
 
@@ -265,22 +265,13 @@ def read_spans(events: Iterable[dict[str, Any]]) -> list[Span]:
                 args.get("line", ""),
             )
         )
-    return _told_apart(sorted(spans, key=attrgetter("begin")))
+    return sorted(spans, key=attrgetter("begin"))
 
 
-def _told_apart(spans: Iterable[Span]) -> list[Span]:
-    """The same spans by begin; once the data of a collective moves, its waits for more of the data count as moving.
-
-    As in the table: a rank waits until the others have called the operation.
-    """
-    told, under_way = [], set()
-    for span in spans:
-        operation = span.rank, span.group, span.sequence
-        if span.phase == "moving":
-            under_way.add(operation)
-        is_part = span.phase == "waiting" and span.sequence and operation in under_way
-        told.append(span._replace(phase="moving") if is_part else span)
-    return told
+def within(spans: Iterable[Span], begin: float, end: float) -> list[Span]:
+    """The spans, or the parts of them, from ``begin`` to ``end``."""
+    inside = (span for span in spans if span.end > begin and span.begin < end)
+    return [span._replace(begin=max(span.begin, begin), end=min(span.end, end)) for span in inside]
 
 
 def read_training(events: Iterable[dict[str, Any]]) -> dict[int, tuple[float, float]]:

@@ -10,6 +10,7 @@ import pytest
 from harness.shares import agreed_seconds
 from ring_notebook.analysis.slow_ranks import CAUSES
 from ring_notebook.notebook.cluster.cluster import Cluster
+from ring_notebook.notebook.run.timeline import vega_lite
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 
@@ -66,7 +67,11 @@ def seconds_of(cluster: Cluster, source: str) -> list[dict[str, float]]:
 
 
 def test_a_straggler_that_sleeps(cluster: Cluster) -> None:
-    early, late = seconds_of(cluster, STRAGGLER)
+    run = cluster.run(STRAGGLER.replace("1000", "1 << 20"), options=RECORDED).wait()
+    early, late = agreed_seconds(run)
+    bars = vega_lite(run.timeline().spans)["data"]["values"]
+    drawn = sum(bar["end"] - bar["begin"] for bar in bars if (bar["rank"], bar["phase"]) == (0, "waiting"))
+    assert drawn == pytest.approx(early["waiting"], rel=0.1, abs=0.1), "waits for more of the data are none for a rank"
     assert early["waiting"] > late["waiting"]
     assert late["asleep"] > early["asleep"]
     assert late["asleep"] > 0.5 * 40 * 0.03

@@ -16,10 +16,10 @@
 
 namespace ring {
 
-// Queued: until its turn came. Packing: into the mailbox or ring memory. Waiting: for other ranks; `last` is who came
-// last. Moving: reducing or copying. Sending: the link was at work. Negotiating: until all ranks had posted the name
-// and its turn came. Of its callers: Held, while they were in it or waited for it; HeldUp, the part of that in which
-// other ranks had not come yet.
+// Queued: until its turn came. Packing: into the mailbox or ring memory. Waiting: until all ranks had called it; `last`
+// is who came last. Moving: reducing or copying, and waiting for more of the data. Sending: the link was at work.
+// Negotiating: until all ranks had posted the name and its turn came. Of its callers: Held, while they were in it or
+// waited for it; HeldUp, the part of that in which other ranks had not come yet.
 #define RING_PHASES(X)            \
     X(Queued, "queued")           \
     X(Packing, "packing")         \

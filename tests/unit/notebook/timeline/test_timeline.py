@@ -183,7 +183,7 @@ def test_set_up_counts_in_no_share(tmp_path: Path) -> None:
 
 def test_a_part_of_it(tmp_path: Path) -> None:
     part = timeline(tmp_path, event(0, 0, 0, "data"), *steps(2, {0: 0.4}, last=1)).between(1.5, 1.8)
-    assert (part.begin, part.seconds) == pytest.approx((1.59, 0.21))
+    assert (part.begin, part.seconds) == pytest.approx((1.5, 0.3))
     assert part.accounts[0].spent.waiting == pytest.approx(0.21)
     assert part.accounts[0].spent.seconds == pytest.approx(0.3)
 
@@ -223,20 +223,16 @@ def test_the_chart_holds_every_span_and_stays_small_when_there_are_many() -> Non
     assert len(json.dumps(vega_lite(many))) < 500_000
 
 
-def test_the_chart_and_the_table_call_the_same_seconds_waiting(tmp_path: Path) -> None:
-    """Rank 0 waits a second for rank 1 to come, then three times for more of its data."""
-    core = [(0.0, 1.0, "waiting"), (1.0, 0.1, "moving"), *((1.1 + at, 0.9, "waiting") for at in (0, 1, 2))]
-    core += [(2.0 + at, 0.1, "moving") for at in (0, 1, 2)]
-    own = [{**event(0, begin, seconds, phase, 1), "tid": 0} for begin, seconds, phase in core]
-    held = [event(0, 0, 4.1, "held"), event(0, 0, 1, "held up", 1), event(1, 1, 3.1, "held")]
-    late = {**event(0, 4.1, 0.9, "waiting", 1, sequence=2), "tid": 0}
-    recorded = timeline(tmp_path, *trained(0, 5), *own, *held, late, event(0, 4.1, 0.9, "held up", 1, sequence=2))
-    bars = [bar for bar in vega_lite(recorded.spans)["data"]["values"] if bar["rank"] == 0]
-    drawn = {
-        word: sum(bar["end"] - bar["begin"] for bar in bars if bar["phase"] == word) for word in ("waiting", "moving")
-    }
-    assert drawn["waiting"] == pytest.approx(recorded.accounts[0].spent.waiting) == pytest.approx(1.9)
-    assert drawn["moving"] == pytest.approx(3.1)
+def test_sentence_table_and_chart_are_of_the_same_seconds(tmp_path: Path) -> None:
+    """Those of the training: the first rank begins at 4, and the last one ends at 8.5."""
+    other = [{**one, "ts": one["ts"] + 0.5e6, "pid": 1} for one in trained(4, 8, 1)]
+    spans = [event(0, 0, 2, "moving"), event(0, 3, 2, "moving"), event(1, 8, 2, "moving")]
+    whole = timeline(tmp_path, *trained(4, 8, 1), *other, *({**one, "tid": 0} for one in spans))
+    for part, begin, end in ((whole, 4.0, 8.5), (whole.between(5, 6), 5.0, 6.0)):
+        assert (part.begin, part.seconds) == pytest.approx((begin, end - begin))
+        bars = vega_lite(part.spans, part._training)["data"]["values"]
+        assert (min(bar["begin"] for bar in bars), max(bar["end"] for bar in bars)) == pytest.approx((begin, end))
+        assert f"{end - begin:.3g} s;" in repr(part.table)
 
 
 def test_what_ranks_say_of_the_whole_run_stands_below_the_table(tmp_path: Path) -> None:
