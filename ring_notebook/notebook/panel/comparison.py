@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import unified_diff
 from html import escape
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ring_notebook.notebook.panel import display_area, headline
 from ring_notebook.notebook.panel.charts import svg_chart
@@ -84,20 +84,9 @@ class Comparison:
 
     def outcome(self) -> Listing:
         """How the runs ended: a row for each result that one of them has, and a column for each run."""
-        views = [log.view() for log in self.logs]
-        facts = {
-            "status": [str(log.status) for log in self.logs],
-            "error": [log.error_line for log in self.logs],
-            "seconds": [f"{view.elapsed:.1f}" for view in views],
-            "samples/s": [whole(view.samples_per_s) if view.samples_per_s else "" for view in views],
-        }
-        for name in charted_in(views):
-            found = [results(view, name) if name in view.curves else None for view in views]
-            facts[name] = ["" if one is None else number(one[0]) for one in found]
-            facts[f"best {name}"] = [
-                "" if one is None or one[1] is None else f"{number(one[1][1])} (step {one[1][0]:,.0f})" for one in found
-            ]
-        rows = [[name, *values] for name, values in facts.items() if any(values)]
+        found = [outcome(log, charted_in(one.view() for one in self.logs)) for log in self.logs]
+        names = dict.fromkeys(name for one in found for name in one)
+        rows = [[name, *(one[name][1] if name in one else "" for one in found)] for name in names]
         return Listing(("result", *labels(self.logs)), rows)
 
     def diffs(self, titles: Sequence[str]) -> list[str]:
@@ -122,6 +111,24 @@ class Comparison:
                 taken = [f"{plural(len(taken), 'change')}, the last to {taken[-1]}"]
             text[name] = ", then ".join([*([text[name]] if name in text else []), *taken])
         return text
+
+
+def outcome(log: RunRecord, metrics: Sequence[str]) -> dict[str, tuple[Any, str]]:
+    """How a run has ended or stands, by name: each as a value to sort by and as text, without what it has not got."""
+    view = log.view()
+    found: dict[str, tuple[Any, str]] = {"status": (log.status, log.status)}
+    if error := str(log.summary.get("error", "")).partition("\n")[0]:
+        found["error"] = (error, error)
+    found["seconds"] = (view.elapsed, f"{view.elapsed:.1f}")
+    if view.samples_per_s:
+        found["samples/s"] = (view.samples_per_s, whole(view.samples_per_s))
+    for name in metrics:
+        if name in view.curves:
+            newest, best = results(view, name)
+            found[name] = (newest, number(newest))
+            if best is not None:
+                found[f"best {name}"] = (best[1], f"{number(best[1])} (step {best[0]:,.0f})")
+    return found
 
 
 def _changes(log: RunRecord) -> list[Change]:

@@ -114,11 +114,6 @@ class RunRecord:
         return status
 
     @property
-    def error_line(self) -> str:
-        """The first line of what ended a run that failed; empty for others."""
-        return str(self.summary.get("error", "")).partition("\n")[0]
-
-    @property
     def title(self) -> str:
         """What a person calls the run: its name, else the first line of its cell that does something."""
         return self.name or first_line(self.source) or self.run

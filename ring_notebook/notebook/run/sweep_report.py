@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from ring_notebook.notebook.panel.charts import svg_chart
-from ring_notebook.notebook.panel.charts.chart import compared, results
+from ring_notebook.notebook.panel.charts.chart import compared
 from ring_notebook.notebook.panel.charts.metric_names import expanded, titles
+from ring_notebook.notebook.panel.comparison import outcome
 from ring_notebook.notebook.record.choices import Look
 from ring_notebook.notebook.record.run_record import RunRecord
 from ring_notebook.notebook.record.run_view import charted_in
-from ring_notebook.notebook.style import number, shown, whole
+from ring_notebook.notebook.style import shown
 from ring_notebook.notebook.table import Listing
 
 _METRICS = 3  # of the table, each with its best value; `%ring runs compare` has all
@@ -62,20 +63,7 @@ class SweepReport:
         for trial in self.trials:
             row = {name: (value, shown(value)) for name, value in trial.values.items()}
             row["status"] = (trial.status, trial.status)
-            if (log := trial.record) is not None:
-                view = log.view()
-                for name in known:
-                    if name in view.curves:
-                        newest, best = results(view, name)
-                        row[name] = (newest, number(newest))
-                        if best is not None:
-                            row[f"best {name}"] = (best[1], number(best[1]))
-                row["seconds"] = (view.elapsed, f"{view.elapsed:.1f}")
-                if view.samples_per_s:
-                    row["samples/s"] = (view.samples_per_s, whole(view.samples_per_s))
-                if log.error_line:
-                    row["error"] = (log.error_line, log.error_line)
-            rows.append(row)
+            rows.append(row | (outcome(trial.record, known) if trial.record is not None else {}))
         wanted = [*self.trials[0].values, "status", *(text for name in known for text in (name, f"best {name}"))]
         wanted += ["seconds", "samples/s", "error"]
         columns = [name for name in wanted if any(name in row for row in rows)]
