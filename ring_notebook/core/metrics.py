@@ -62,7 +62,8 @@ class _Recorder:
         self.flushed = 0.0
         self.progress = (0, 0)
         self.loops: Callable[[str, bool], Callable[[int], None]] | None = None
-        self.on_first_row: Callable[[], None] | None = None
+        self.on_first_row: Callable[[], Callable[[], None]] | None = None
+        self.on_next_step: tuple[int, Callable[[], None]] | None = None  # behind the step of that row
         self.warmup = 1
         self.first_step: int | None = None
         self.turn: tuple[int, int] | None = None  # the logical rank whose turn it is, and its number on this rank
@@ -89,8 +90,10 @@ class _Recorder:
         if self.first_step is None:
             self.first_step = step
         if self.on_first_row is not None and step - self.first_step >= self.warmup - 1:
-            self.on_first_row()
-            self.on_first_row = None
+            self.on_next_step, self.on_first_row = (step, self.on_first_row()), None
+        elif self.on_next_step is not None and step != self.on_next_step[0]:
+            self.on_next_step[1]()
+            self.on_next_step = None
         self.logged += 1
         if self.carried:
             values = {**values, **{name: value for name, value in self.carried.items() if name not in values}}
@@ -447,13 +450,14 @@ def _samples(batch: Any) -> int:
 
 def begin(
     loops: Callable[[str, bool], Callable[[int], None]] | None = None,
-    on_first_row: Callable[[], None] | None = None,
+    on_first_row: Callable[[], Callable[[], None]] | None = None,
     warmup: int = 1,
 ) -> None:
     """A run starts: drop all rows, then keep every row until it is drained.
 
     ``on_first_row`` is called before the first row, or with a larger ``warmup`` before the row of the step by which
-    that many steps are done: rows are logged when their steps are. ``loops`` is called with the place (``file:line``)
+    that many steps are done: rows are logged when their steps are. What it returns is called before the first row of
+    the next step: a single row, as of a result, begins no training. ``loops`` is called with the place (``file:line``)
     of each loop that `track` begins, and whether its total covers all passes over the loader; the function that it
     returns is called before each step.
     """

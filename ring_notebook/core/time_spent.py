@@ -66,7 +66,7 @@ _linux = _Linux()
 
 
 class TimeSpent:
-    """How the time of a run is spent, counted from its first row, so that set-up does not distort the shares.
+    """How the time of a run is spent: from its first row, if steps follow, so that set-up does not distort the shares.
 
     ``totals`` is `metrics.totals`.
     """
@@ -78,10 +78,14 @@ class TimeSpent:
         self._ended: dict[str, float] | None = None
         self.energy = EnergyOfRank()
 
-    def begin_training(self) -> None:
-        """The rank logs its first row: earlier time no longer counts."""
+    def moment(self) -> tuple[dict[str, float], float]:
+        """What the rank has counted until now, and when that is, for `begin_training`."""
         _linux.read(fresh=True)
-        self._before, self._begun = self._counters(), monotonic()
+        return self._counters(), monotonic()
+
+    def begin_training(self, moment: tuple[dict[str, float], float]) -> None:
+        """The rank has logged its first row at that moment: earlier time no longer counts."""
+        self._before, self._begun = moment
 
     def end(self) -> None:
         """The cell has ended: later time does not count."""
@@ -153,7 +157,7 @@ class ScriptMeter:
             return
         if self._begun is None or step == self._begun[0]:
             self._begun = step, monotonic()
-            self._spent.begin_training()
+            self._spent.begin_training(self._spent.moment())
             if world.is_initialized():  # a script may shut down before it ends
                 place = world.current()
                 self._place = {"rank": place.rank, "hosts": place.cross_size}

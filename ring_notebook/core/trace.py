@@ -124,10 +124,11 @@ def record() -> None:
     _kept, _training, _counts = [], monotonic_ns(), []
 
 
-def training_begins() -> None:
-    """Training begins now: earlier events are set-up, and are not part of the shares of time."""
+def begin_training(at: float) -> None:
+    """Training began ``at`` a moment of the monotonic clock, in seconds: earlier events are set-up."""
     global _training, _counts
-    _training, _counts = monotonic_ns(), []
+    _training = int(at * 1e9)
+    _counts = [one for one in _counts if one[0] >= _training]
 
 
 def count(values: Mapping[str, float]) -> None:

@@ -6,7 +6,7 @@ import json
 import os
 import resource
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 from functools import partial
@@ -113,7 +113,7 @@ class _Execution:
         children = active_children()
         debuggers.forget_frames()
         shell = InteractiveShell.instance()
-        metrics.begin(self.loops.begin, self._training_begins, self.request.options.warmup)
+        metrics.begin(self.loops.begin, self._first_row, self.request.options.warmup)
         steering.begin(self.run, self.rank, self.request.changes, dialogue.pause, self._at_snapshot)
         if self.begin is not None:
             metrics.continue_held()
@@ -313,10 +313,16 @@ class _Execution:
             records += [self._now(line, paused), *self._load()]
         return records
 
-    def _training_begins(self) -> None:
-        self.spent.begin_training()
-        trace.training_begins()
+    def _first_row(self) -> Callable[[], None]:
+        """Training begins here, if another step follows."""
+        moment = self.spent.moment()
         trace.count(self.spent.counted())
+
+        def begin() -> None:
+            self.spent.begin_training(moment)
+            trace.begin_training(moment[1])
+
+        return begin
 
     def _load(self) -> list[Record]:
         """The load of this rank's machine. Where it cannot be read, tells the user once in a run."""

@@ -13,7 +13,7 @@ RED = "#ef4444"
 PHASE_COLORS = {
     "compute": "#64748b",
     "asleep": "#dcdcc4",
-    "off_core": "#746454",
+    "off_core": "#a4dca4",
     "data": "#b694c9",
     "packing": "#7d9c8a",
     "waiting": "#d3ae78",

@@ -81,6 +81,12 @@ def test_what_moves_beside_a_program_that_sleeps(cluster: Cluster) -> None:
     assert all(own["asleep"] > 0.5 * 20 * 0.03 for own in seconds_of(cluster, OVERLAPPED))
 
 
+def test_a_single_row_begins_no_training(cluster: Cluster) -> None:
+    """The shares are those of the cell, not of the moment behind a result that it logs last."""
+    (first, _) = seconds_of(cluster, "import time; time.sleep(0.5); ring.barrier(); ring.log(result=1.0)")
+    assert first["asleep"] > 0.4
+
+
 def test_a_pipeline(cluster: Cluster) -> None:
     first, second = seconds_of(cluster, PIPELINE)
     assert second["bubble"] > first["bubble"]

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from base64 import b64decode
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -365,6 +365,23 @@ def test_the_first_step_made_from_now_on(first: int, behind: bool, named: bool) 
         assert metrics.next_step(number) == number
     metrics.begin()
     assert metrics.next_step(7) == 7, "of a loop that logs nothing"
+
+
+def test_training_begins_with_the_first_of_several_steps() -> None:
+    """A single row, as of a result at the end of a cell, begins none."""
+    seen: list[str] = []
+
+    def first_row() -> Callable[[], None]:
+        seen.append("first row")
+        return lambda: seen.append("begins there")
+
+    metrics.begin(on_first_row=first_row)
+    metrics.log(3, loss=1.0)
+    metrics.log(3, accuracy=1.0)
+    assert seen == ["first row"]
+    for step in (4, 5):
+        metrics.log(step, loss=1.0)
+    assert seen == ["first row", "begins there"]
 
 
 def test_without_a_loop_rows_are_counted_on() -> None:
