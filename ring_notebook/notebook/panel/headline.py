@@ -107,7 +107,7 @@ def _on_ranks(log: RunRecord, view: RunView) -> str:
 def _speedup(log: RunRecord, view: RunView) -> list[str]:
     """How much faster than one rank, if %%ringscale has measured one before."""
     one = log.options.get("one_rank")
-    if log.status != "ok" or not isinstance(one, int | float) or not one > 0 or not view.samples_per_s:
+    if log.status != "ok" or log.size == 1 or not isinstance(one, int | float) or not one > 0 or not view.samples_per_s:
         return []
     return [f"{view.samples_per_s / one:.2g}x one rank, measured by %%ringscale"]
 

@@ -353,6 +353,8 @@ def test_a_speedup_is_said_when_it_was_measured(tmp_path: Path) -> None:
     assert "one rank" not in report.mime_bundle(log)["text/plain"]
     log.options["one_rank"] = 675.0
     assert "1.9x one rank, measured by %%ringscale" in report.mime_bundle(log)["text/plain"]
+    log.size = 1
+    assert "one rank, measured" not in report.mime_bundle(log)["text/plain"], "its own rate again"
     log.summary["status"] = "failed"
     assert "one rank" not in report.mime_bundle(log)["text/plain"]
 
