@@ -6,6 +6,7 @@ import json
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from html import escape
 from operator import attrgetter
@@ -91,9 +92,7 @@ class Timeline:
 
     def between(self, begin: float, end: float) -> Timeline:
         """The same, from ``begin`` to ``end`` seconds only: drawn in more detail, and summed up for itself."""
-        part = Timeline.__new__(Timeline)
-        part.path, part.labels, part.parting = self.path, self.labels, self.parting
-        part._is_of_last_operations, part._counted = self._is_of_last_operations, self._counted
+        part = copy(self)
         part._training = {
             rank: (max(began, begin), max(began, min(ended, end))) for rank, (began, ended) in self._training.items()
         }
