@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ring_notebook.api.basics import local_size, size
-from ring_notebook.core.metrics import expect_load, note_params
+from ring_notebook.core.metrics import expect_load
 from ring_notebook.core.native import core
 from ring_notebook.torch.collectives.tensor_arguments import check_module, check_optimizer
 from ring_notebook.torch.optimizer.wrapper import original_of
@@ -101,7 +101,6 @@ def memory(
         activations=0 if batch is None else _activations(model, batch),
         available=_free(model) + held,
     )
-    note_params(memory=str(found))
     expect_load(**_expected(model, found.total - held))
     return found
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from ring_notebook.core.metrics import expected_loads
+from ring_notebook.core.metrics import drain_params, expected_loads
 
 
 class Attention(nn.Module):
@@ -138,6 +138,7 @@ def test_the_process_comes_to_what_is_sent_to_the_notebook(hvd: ModuleType) -> N
     x = torch.zeros(4, 2048)
     model, optimizer = hvd.prepare(model, optimizer)
     hvd.memory(model, optimizer, x)
+    assert "memory" not in (drain_params() or {}), "it is no hyper-parameter"
     expected = expected_loads()["memory_expected"]
     before = psutil.Process().memory_info().rss
     for _ in range(2):
