@@ -70,7 +70,7 @@ class _Recorder:
         self.of_turns: dict[int, tuple[int, int]] = {}  # by that number: rows and tracked batches of its own turns
         self.outside = (0, 0)  # rows and tracked batches outside of turns
         self.latest = 0  # the step of the last row
-        self.made = 0  # steps that have rows
+        self.made = self.points = 0  # steps of this run that have rows, and points that it has passed (`steering`)
         self.epoch: tuple[int, float] | None = None  # the step of the first row with this epoch
         self.earlier: list[dict[str, float]] = []  # of the run that this one continues, until it is drained
         self.earlier_samples = 0.0
@@ -114,12 +114,12 @@ class _Recorder:
     def present_step(self) -> int:
         return self.latest if self.step is None else self.step // self.batches_per_step
 
-    def next_step(self, points: int) -> int:
+    def next_step(self) -> int:
         if self.step is not None:
             return self.present_step() + 1
         if not self.made:
-            return self.latest + points
-        return self.latest + 1 + (self.made < points)  # a loop may log a step before its point, or behind it
+            return (self.latest + 1 if self.logged else 0) + self.points
+        return self.latest + 1 + (self.made < self.points)  # a loop may log a step before its point, or behind it
 
     def enter(self, turn: tuple[int, int] | None) -> None:
         """Count the rows and batches of another logical rank, as a rank would that has no other one.
@@ -469,9 +469,11 @@ def begin(
 
 
 def position() -> Position:
-    """Where the rows of this run are."""
-    samples = _recorder.earlier_samples + _recorder.all_samples + _recorder.samples
-    return _recorder.logged, _recorder.step, _recorder.latest, samples, _recorder.epoch
+    """Where the rows of this run are: a step without its row is behind, since what continues makes the next one."""
+    recorder = _recorder
+    samples = recorder.earlier_samples + recorder.all_samples + recorder.samples
+    behind = recorder.next_step() - 1 - recorder.latest if recorder.step is None and recorder.made else 0
+    return recorder.logged + behind, recorder.step, recorder.latest + behind, samples, recorder.epoch
 
 
 def hold_position(position: Position) -> None:
@@ -518,9 +520,14 @@ def progress() -> tuple[int, int]:
     return _recorder.progress
 
 
-def next_step(points: int) -> int:
-    """The first step that is made from now on, as rows are numbered, when this run has passed so many points."""
-    return _recorder.next_step(points)
+def next_step() -> int:
+    """The first step that is made from now on, as rows are numbered."""
+    return _recorder.next_step()
+
+
+def pass_point(points: int) -> None:
+    """All ranks have passed so many points of this run."""
+    _recorder.points = points
 
 
 def data_wait() -> float:

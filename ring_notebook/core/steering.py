@@ -205,6 +205,7 @@ class _Steering:
     def passed(self, agreed: int) -> None:
         """All ranks are at a point, and have received the changes up to ``agreed``."""
         self.points += 1
+        metrics.pass_point(self.points)
         if self.points == self._next:
             self._take_due()
         if agreed > self.taken:
@@ -247,7 +248,7 @@ class _Steering:
                 made,
                 change["who"],
                 self.points,
-                metrics.next_step(self.points),
+                metrics.next_step(),
             )
         )
 

@@ -53,7 +53,7 @@ def save(
             "loses": kept.loses,
             "modules": _own_modules(),
             "point": steering.points if place else 0,  # between runs nobody counts
-            "step": metrics.next_step(steering.points),
+            "step": metrics.next_step(),
             "place": place or {},
             "seconds": perf_counter() - started,
             "written": writer.written,

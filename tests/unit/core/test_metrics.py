@@ -351,20 +351,30 @@ def test_the_first_step_made_from_now_on(first: int, behind: bool, named: bool) 
     """Whether a loop logs a step before its point or behind it, and however it counts."""
     metrics.begin()
     first = first if named else 0
-    assert metrics.next_step(0) == 0
+    assert metrics.next_step() == 0
     for point in range(1, 4):
         number = first + point - 1
         if not behind:
             metrics.log(number if named else None, loss=1.0)
+        metrics.pass_point(point)
         if point > 1 or not behind:  # else no row has said how it counts
-            assert metrics.next_step(point) == number + 1
+            assert metrics.next_step() == number + 1
+            position = metrics.position()
         if behind:
             metrics.log(number if named else None, loss=1.0)
     metrics.begin()
     for number, _ in enumerate(metrics.track([0] * 3), start=1):
-        assert metrics.next_step(number) == number
+        assert metrics.next_step() == number
     metrics.begin()
-    assert metrics.next_step(7) == 7, "of a loop that logs nothing"
+    metrics.continue_at(position)  # a branch: its first row is that of the step behind the last point
+    assert metrics.next_step() == first + 3
+    metrics.drain("run", 0)
+    metrics.log(loss=1.0)
+    (batch,) = metrics.drain("run", 0)
+    assert named or [row[1] for row in batch.rows()] == [3]
+    metrics.begin()
+    metrics.pass_point(7)
+    assert metrics.next_step() == 7, "of a loop that logs nothing"
 
 
 def test_training_begins_with_the_first_of_several_steps() -> None:
