@@ -214,7 +214,8 @@ def test_a_script_at_several_sizes(tmp_path: Path) -> None:
     begins = next(index for index, line in enumerate(printed) if line.startswith("ranks "))
     assert sum("rank 1 of 2" in line for line in printed[:begins]) == 1
     assert "rank 1 of 2\n" in (tmp_path / "out" / "np.2" / "run.1" / "rank.1" / "stdout").read_text()
-    assert printed[begins].split()[-5:] == ["compute", "asleep", "loading", "moving", "waiting"]
+    shown = printed[begins].replace("off core", "")  # of a busy machine
+    assert shown.split()[-5:] == ["compute", "asleep", "loading", "moving", "waiting"]
     assert [line.split()[0] for line in printed[begins + 1 : begins + 4]] == ["1", "2", "4"]
     assert [line.split()[2] for line in printed[begins + 1 : begins + 3]] == ["10", "20"]  # the global batch
     assert "Weak scaling: 10 samples a rank." in printed

@@ -346,7 +346,8 @@ def test_the_same_cell_at_several_sizes(notebook: Notebook) -> None:
     table = outputs[-1]["data"]["text/plain"].splitlines()
     assert table[0].split()[:5] == ["ranks", "seconds", "global", "batch", "samples/s"]
     parts = ["compute", "asleep", "loading", "moving", "waiting"]
-    assert table[0].split()[5:] == ["spread", "speedup", "efficiency", *parts]
+    shown = table[0].replace("off core", "")  # of a busy machine
+    assert shown.split()[5:] == ["spread", "speedup", "efficiency", *parts]
     assert [line.split()[0] for line in table[1:3]] == ["1", "2"]
     assert [line.split()[2] for line in table[1:3]] == ["100", "200"]
     rate, speedup = ([float(line.split()[column].replace(",", "")) for line in table[1:3]] for column in (3, 5))
