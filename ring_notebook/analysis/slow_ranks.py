@@ -219,13 +219,17 @@ def cause(slow: Spent, usual: Spent) -> str:
     explained["data"] = slow.data - usual.data
     explained["garbage"] = own.collecting - other.collecting
     explained["throttled"] = throttled
-    explained[held or "queued"] += queued - throttled
-    explained[held or _kind_of_sleep(slow, usual)] += asleep
+    kind = _kind_of_sleep(slow, usual)
+    # A rank that reads or writes wakes more often, and waits for a core each time, where the others wait for one too.
+    explained[held or (kind if kind != "asleep" and each > 1 else "queued")] += queued - throttled
+    explained[held or kind] += asleep
     rest = longer - sum(explained.values())
     worked = own.on_cpu + own.beside - other.on_cpu - other.beside
     worked = worked if worked > _MORE_WORK * (other.on_cpu + other.beside) else 0.0
-    behind_others = min(max(0.0, rest - worked * (1 + each)), own.queued - queued)
-    explained[_kind_of_work(slow, usual, longer)] += rest - behind_others
+    work, behind_others = _kind_of_work(slow, usual, longer), 0.0
+    if work == "compute":  # else samples, pages or bytes were counted
+        behind_others = min(max(0.0, rest - worked * (1 + each)), own.queued - queued)
+    explained[work] += rest - behind_others
     most = max(explained, key=explained.__getitem__)
     if explained[most] > _LEAST_SHARE * longer:
         return most
