@@ -7,6 +7,7 @@ import contextlib
 import os
 import re
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,7 +16,7 @@ from typing import Any
 import nbformat
 import pytest
 from nbclient import NotebookClient
-from nbclient.exceptions import CellExecutionError
+from nbclient.exceptions import CellExecutionError, CellTimeoutError
 from traitlets.config import Config
 
 __all__ = ["ANSI", "Notebook", "with_cluster", "without_ports"]
@@ -34,6 +35,7 @@ class Notebook:
 
     def __init__(self, directory: Path) -> None:
         self._sockets = TemporaryDirectory(prefix="kernel-")  # sockets have short names
+        self._stacks = Path(self._sockets.name, "stacks")
         self.document = nbformat.v4.new_notebook()
         # Outputs that come late, because the machine is busy, count too.
         self.client = NotebookClient(
@@ -50,6 +52,9 @@ class Notebook:
         self.client.create_kernel_manager()
         await self.client.async_start_new_kernel()
         await self.client.async_start_new_kernel_client()
+        written = f"open({str(self._stacks)!r}, 'w')"
+        code = f"__import__('faulthandler').register(__import__('signal').SIGUSR2, {written})"
+        self.client.kc.execute(code, silent=True)
 
     def run(self, source: str, interrupt_when: Callable[[], bool] | None = None) -> list[dict[str, Any]]:
         """Execute a cell and return its outputs; its error, if it has one, is among them.
@@ -60,8 +65,11 @@ class Notebook:
         self.document.cells.append(cell)
         interrupt = self.loop.create_task(self._interrupt(interrupt_when)) if interrupt_when else None
         index = len(self.document.cells) - 1
-        with contextlib.suppress(CellExecutionError):
-            self.loop.run_until_complete(self.client.async_execute_cell(cell, index))
+        try:
+            with contextlib.suppress(CellExecutionError):
+                self.loop.run_until_complete(self.client.async_execute_cell(cell, index))
+        except CellTimeoutError:
+            pytest.fail(f"the cell did not end:\n{source}\n{cell.outputs}\n{self._where()}", pytrace=False)
         if interrupt is not None:
             interrupt.cancel()
         return [output for output in cell.outputs if output.get("data") != {"text/html": "", "text/plain": ""}]
@@ -152,6 +160,24 @@ class Notebook:
         self.run("%ring stop --runs")
         if [output for output in self.run("%%ringtrain\n%reset -f") if output["output_type"] == "error"]:
             self.run("%ring restart")
+
+    def _where(self) -> str:
+        """The stacks of the kernel, and what its engines have written into their logs last: also their stacks."""
+        parts = []
+        for name in os.listdir("/proc"):
+            with contextlib.suppress(OSError, AttributeError):
+                state = Path(f"/proc/{name}/status").read_text()
+                log = os.readlink(f"/proc/{name}/fd/2")
+                if f"/{self.pid}-" in log or name == str(self.pid):
+                    parts.append(f"{' '.join(state.split()[:20])} {log}")
+                    if int(re.search(r"SigCgt:\s*(\w+)", state).group(1), 16) >> (signal.SIGUSR1 - 1) & 1:  # type: ignore[union-attr]
+                        os.kill(int(name), signal.SIGUSR1)
+        with contextlib.suppress(OSError):
+            os.kill(self.pid, signal.SIGUSR2)
+        time.sleep(3.0)
+        for path in (self._stacks, *{Path(part.split()[-1]) for part in parts if part.endswith(".log")}):
+            parts.append(f"--- {path}\n{path.read_text(errors='replace')[-6000:]}")
+        return "\n".join(parts)
 
     @property
     def pid(self) -> int:
