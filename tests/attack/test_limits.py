@@ -65,6 +65,7 @@ def test_a_limit_on_the_size_of_files(kib: int, expected: str, start: str, recor
     assert "temporary" not in said
 
 
+@pytest.mark.slow
 def test_ring_memory_fits_into_the_largest_file() -> None:
     done = with_file_limit(2_000_000, f"import os, sys\nos.execv(sys.executable, {[*RINGRUN, 'python', '-c', RANK]})")
     assert (done.returncode, sorted(done.stdout.splitlines())) == (0, ["rank 0", "rank 1"]), done.stderr
@@ -95,6 +96,7 @@ def test_a_burst_of_signals_to_a_job(number: signal.Signals) -> None:
         assert re.findall(r"Fatal Python error: (?!init_)", said) == [], said
 
 
+@pytest.mark.slow
 def test_a_burst_of_interrupts_to_a_run(cluster: Cluster) -> None:
     cluster.run("kept = 42").wait()
     run = cluster.run("import time\nfor _ in range(6000): time.sleep(0.01)")

@@ -71,6 +71,7 @@ class Job:
         assert all(f"rank {rank} is well" in self.output for rank in range(2))
 
 
+@pytest.mark.slow
 def test_a_debugger_that_attaches_stops_and_lets_go(tmp_path: Path) -> None:
     """To ranks and supervisor, as gdb and as strace do: the job waits meanwhile, and its sums are right."""
     job = Job(tmp_path)
@@ -108,6 +109,7 @@ def test_a_rank_is_killed_under_a_debugger(takes_note: bool, tmp_path: Path) -> 
     assert "failed first: killed by SIGKILL" in job.output
 
 
+@pytest.mark.slow
 def test_the_supervisor_is_killed_under_a_debugger(tmp_path: Path) -> None:
     job = Job(tmp_path)
     Debugger(job.supervisor).kill()

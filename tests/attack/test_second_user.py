@@ -127,6 +127,7 @@ def scanned() -> list[str]:
     return [line.split()[3] for line in listed.splitlines() if ours.intersection(re.findall(r"pid=(\d+)", line))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("seconds", "least"), [(SECONDS / 4, 1), pytest.param(SECONDS_OF_ALL, TRIES, marks=ALL)])
 def test_a_cluster_that_runs(
     intruder: Stranger, shared_records: Path, cluster: Cluster, seconds: float, least: int

@@ -35,6 +35,7 @@ def served() -> Iterator[tuple[str, bytes]]:
         server.stdin.close()
 
 
+@pytest.mark.slow
 def test_a_stranger_who_connects_and_says_nothing_holds_nobody_up(served: tuple[str, bytes]) -> None:
     host, _, port = served[0].rpartition(":")
     with socket.create_connection((host, int(port))) as stranger, ThreadPoolExecutor(1) as pool:

@@ -118,6 +118,7 @@ def test_the_living_train_on(n: int, victims: str, how: str) -> None:
     assert "\x1e" not in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("when", "victim"),
     [
@@ -147,6 +148,7 @@ def test_too_few_are_left() -> None:
     assert "RingError: 2 of 3 ranks are left, fewer than the 3 of RING_MIN_NP" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_rank_that_never_comes_ends_the_job() -> None:
     code = f"import os, sys\nif os.environ['RING_RANK'] == '1': sys.exit(4)\n{INIT}"
     done = ringrun("--elastic", "-np", "3", "python", "-c", code)
@@ -167,6 +169,7 @@ def test_a_program_without_ranks() -> None:
     assert (done.returncode, done.stdout) == (0, "hello\n" * 2), done.stderr
 
 
+@pytest.mark.slow
 def test_the_supervisor_sleeps_when_a_rank_has_ended() -> None:
     look = "cut -d ' ' -f 14,15 /proc/$PPID/stat"  # its user and system time, in ticks
     done = ringrun(

@@ -64,6 +64,7 @@ def test_so_many_hosts_that_they_pass_headers_on(count: int) -> None:
         assert said.count(f"on {count} hosts: all is well") == count + 1, said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("wire", "mib"), [("", 16), ("bfloat16", 8)])
 def test_an_allreduce_sends_no_more_than_it_must(hosts: TwoHosts, wire: str, mib: int) -> None:
     """2(h-1)/h of 16 MiB leaves each host, however many ranks it has; headers take a few per cent."""

@@ -117,6 +117,7 @@ def test_torchrun_on_both(hosts: TwoHosts, tmp_path: Path, how: str) -> None:
     assert [bool(process.returncode) for process in (one, two)] == [bool(how)] * 2, said
 
 
+@pytest.mark.slow
 def test_a_host_that_has_another_secret(hosts: TwoHosts) -> None:
     """It is refused at once; the other rank waits for it, and says so when its time is over."""
     env = {"RING_RENDEZVOUS": f"{NAMES[0]}:29430", "RING_SIZE": "2", "RING_START_TIMEOUT": "4"}

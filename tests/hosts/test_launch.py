@@ -33,6 +33,7 @@ def test_ringrun_takes_the_allocation(hosts: TwoHosts) -> None:
     assert "ringrun: Slurm job 17: 4 slots on ring-a, ring-b" in lines
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("named", [f"hosts={HOSTS!r}", ""], ids=["named", "allocated"])
 def test_run_brings_the_results_back(hosts: TwoHosts, named: str) -> None:
     program = f"""

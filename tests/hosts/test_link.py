@@ -28,6 +28,7 @@ def test_ranks_are_on_two_hosts_and_their_messages_cross_the_link(hosts: TwoHost
     assert 1 << 20 <= hosts.bytes_sent(0) - before < 2 << 20
 
 
+@pytest.mark.slow
 def test_ranks_of_one_host_share_it(hosts: TwoHosts) -> None:
     lines = sorted(hosts.run(["-c", HELLO], per_host=2).splitlines())
     assert lines == [f"{rank} 4 {name} 2 1048576" for rank, name in enumerate(["ring-a", "ring-a", "ring-b", "ring-b"])]

@@ -79,6 +79,7 @@ def assert_nothing_is_left(hosts: TwoHosts) -> None:
     assert left == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", [BOTH, FAR_FIRST], ids=["here", "there"])
 def test_standard_input_goes_to_rank_0(hosts: TwoHosts, where: list[str]) -> None:
     """More of it than any window holds, and as much output back."""
@@ -108,6 +109,7 @@ def test_a_rank_that_fails_ends_the_job_while_the_others_call_nothing(hosts: Two
     assert "ringrun: rank 3 on ring-b failed first: exit code 7\ncode 7\n" in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["raise", "kill"])
 def test_a_trace_has_the_last_operations_of_ranks_on_both_hosts(hosts: TwoHosts, tmp_path: Path, how: str) -> None:
     """Also of a rank on the other host that was killed: its agent sends its log."""
@@ -129,6 +131,7 @@ def test_a_trace_has_the_last_operations_of_ranks_on_both_hosts(hosts: TwoHosts,
     assert [one["pid"] for one in events if one["cat"] == "parting"] == [3]
 
 
+@pytest.mark.slow
 def test_a_program_that_the_other_host_lacks(hosts: TwoHosts) -> None:
     """The hosts share the disk, and each has a /dev/shm of its own."""
     shell = 'ln -s /bin/sleep /dev/shm/only-here; "$@"'
@@ -136,6 +139,7 @@ def test_a_program_that_the_other_host_lacks(hosts: TwoHosts) -> None:
     assert "on ring-b failed first: there is no program '/dev/shm/only-here'\ncode 127\n" in said
 
 
+@pytest.mark.slow
 def test_what_listens_and_what_others_see(hosts: TwoHosts) -> None:
     """MPI on the link's addresses only, nothing of ours; the environment reaches all ranks and no command line."""
     with job_that_waits(hosts):
@@ -237,6 +241,7 @@ def test_nothing_outlives_a_supervisor_that_is_killed(hosts: TwoHosts) -> None:
     assert_nothing_is_left(hosts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("host", "words"),
     [

@@ -36,7 +36,7 @@ from ring_notebook.machine.process_life import is_alive
 
 pytestmark = pytest.mark.usefixtures("without_torch")
 
-CORNERS = {("old headers", "cell"), ("ENOSYS", "run"), ("EPERM", "cell"), ("gVisor's /proc", "ringrun")}
+CORNERS = {("old headers", "cell"), ("ENOSYS", "run"), ("EPERM", "ringrun"), ("gVisor's /proc", "ringrun")}
 """What `make test` tries of the table."""
 
 
@@ -146,7 +146,7 @@ def started(
 @pytest.mark.parametrize(
     ("name", "column"),
     [
-        pytest.param(name, column, marks=() if (name, column) == ("warnings", "cell") else pytest.mark.slow)
+        pytest.param(name, column, marks=() if (name, column) == ("warnings", "ringrun") else pytest.mark.slow)
         for name in FLAGS
         for column in COLUMNS
     ],

@@ -128,6 +128,7 @@ def test_both_kinds_run_at_once_and_are_reported_as_one(report: str) -> None:
     assert "= 2 failed, 6 passed, 1 skipped, 1 deselected, 1 error in" in report.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_each_kind_looks_for_its_own_leftovers(report: str) -> None:
     said = [line for line in report.splitlines() if line.startswith("ERROR ")]
     assert len(said) == 1

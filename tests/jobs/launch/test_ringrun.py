@@ -513,6 +513,7 @@ def test_run_says_which_rank_died() -> None:
     assert time.monotonic() - began < 60
 
 
+@pytest.mark.slow
 def test_run_says_which_rank_died_where_another_one_is_faster() -> None:
     """What has started the ranks is held up, while rank 0 says what it knows of the death, and ends."""
 
@@ -531,6 +532,7 @@ def test_run_says_which_rank_died_where_another_one_is_faster() -> None:
         run(die, n=2)
 
 
+@pytest.mark.slow
 def test_run_moves_large_results() -> None:
     sizes = [len(part) for part in run(lambda: bytes(30 << 20), n=2)]
     assert sizes == [30 << 20] * 2

@@ -74,6 +74,7 @@ def assert_whole(cluster: Cluster, cell: str = "") -> None:
     assert [cluster.pull("total", rank) for rank in range(cluster.n)] == [cluster.n] * cluster.n
 
 
+@pytest.mark.slow
 def test_mpi_raises_once_a_rank_has_died(cluster: Cluster) -> None:
     cluster.run("has_mpi = 'mpi4py.MPI' in sys.modules").wait()
     if not all(kinds["has_mpi"] == "bool True" for kinds in cluster.variables("has_mpi")):
@@ -431,6 +432,7 @@ def test_an_engine_registers_after_its_replacement(cluster: Cluster) -> None:
     assert_whole(cluster)
 
 
+@pytest.mark.slow
 def test_a_registered_engine_is_back_after_its_replacement(cluster: Cluster) -> None:
     """Its host could not be reached for a while: it is told, and ends."""
     processes = cluster._processes
@@ -516,6 +518,7 @@ def test_heals_hold_no_more_than_a_few(cluster: Cluster) -> None:
     assert all(now <= was + 1 for now, was in zip(held(), before, strict=True)), (before, held())
 
 
+@pytest.mark.slow
 def test_memory_of_the_dead_goes_back(cluster: Cluster) -> None:
     """What a rank held in ring memory, which the others map, does not stay when it is replaced."""
     held = (

@@ -128,6 +128,7 @@ def test_engines_are_forks_of_one_process(new_processes: Callable[[], list[int]]
         assert cluster.run("print(ring.rank())").wait().status == "ok"
 
 
+@pytest.mark.slow
 def test_that_process_is_there_before_a_cluster_and_after_a_restart(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, new_processes: Callable[[], list[int]]
 ) -> None:
@@ -247,6 +248,7 @@ def test_without_the_native_core(
     assert_gone(new_processes())
 
 
+@pytest.mark.slow
 def test_more_ranks_than_engines(cluster: Cluster) -> None:
     with pytest.raises(ClusterError, match="expected 1 to 2 ranks, got 9"):
         cluster.run("pass", n=9)
@@ -272,6 +274,7 @@ def test_what_is_pushed_is_pickled_once(cluster: Cluster) -> None:
     assert Large.pickled == 1
 
 
+@pytest.mark.slow
 def test_engines_are_lost_before_the_launcher_tells_why(monkeypatch: pytest.MonkeyPatch) -> None:
     """Over several hosts the controller may learn of it first."""
     monkeypatch.setattr("ring_notebook.analysis.verdict.REPORTING", 0.1)
@@ -302,6 +305,7 @@ def test_engines_that_were_not_announced_are_asked_for(cluster: Cluster) -> None
     assert cluster.run("pass").wait().status == "ok"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [300, pytest.param(3000, marks=pytest.mark.slow)])
 def test_no_answer_is_overlooked(cluster: Cluster, count: int) -> None:
     cluster.run("x = 1").wait()

@@ -61,6 +61,7 @@ def group() -> Iterator[Path]:
         yield group
 
 
+@pytest.mark.slow
 def test_a_heal_at_once_finds_who_has_died(cluster: Cluster) -> None:
     for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGKILL):
         os.kill(cluster.status()[1].pid, number)

@@ -89,6 +89,7 @@ def test_restart_ends_what_no_interrupt_does(cluster: Cluster, capfd: pytest.Cap
     assert cluster.run("pass").wait().status == "ok"
 
 
+@pytest.mark.slow
 def test_a_run_tells_with_how_many_threads_its_ranks_compute(cluster: Cluster) -> None:
     before = "import ring_notebook.torch, torch\nbefore = torch.get_num_threads()\ntorch.set_num_threads(64)"
     cluster.run(before).wait()

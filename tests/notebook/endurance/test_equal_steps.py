@@ -141,6 +141,7 @@ with torch.no_grad(): alone.weight += rank
     assert [cluster.pull("found", rank) for rank in range(3)] == [(False, True, rank) for rank in range(3)]
 
 
+@pytest.mark.slow
 def test_an_error_instead_of_a_repair_or_when_the_user_wants_none(cluster: Cluster) -> None:
     training = Training(cluster, "sgd")
     setting = """

@@ -151,6 +151,7 @@ def test_an_agent_finds_a_learning_rate_in_ten_branches() -> None:
     assert as_agent(learning_rate, "--start", "2").calls == claimed("finds a learning rate")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fault", [one if one in ("asleep", "data") else pytest.param(one, marks=pytest.mark.slow) for one in FAULTS]
 )

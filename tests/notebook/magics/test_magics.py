@@ -449,6 +449,7 @@ def test_restart_runs_the_setup_cells_again(notebook: Notebook) -> None:
         notebook.text("%%ringtrain\nassert (prepared, doubled, versions) == (1, 2, [2])")
 
 
+@pytest.mark.slow
 def test_heal_starts_a_dead_rank_with_its_set_up_cells(notebook: Notebook) -> None:
     """The cluster is without MPI from here on."""
     notebook.run("%%ringtrain --setup\nimport os\nbase = 10 * ring.rank(), ring.size()")

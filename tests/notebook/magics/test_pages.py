@@ -35,7 +35,7 @@ def ran(notebook: Notebook, cells: list[tuple[str, str, str]]) -> str:
     return ""
 
 
-# One test, because of a test with parameters `make test` runs two.
+# One test, because of a test with parameters `make test` runs one case.
 def test_the_cells_of_each_task_run(notebook: Notebook) -> None:
     wrong = {}
     for path in TASKS:

@@ -25,6 +25,7 @@ def _slow_reader(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RunLog, "_take_in", slowly)
 
 
+@pytest.mark.slow
 def test_a_run_that_ended_well_is_ok(cluster: Cluster) -> None:
     run = cluster.run("for i in range(10): ring.log(loss=i)").wait()
     assert [rank["status"] for rank in run.summary["ranks"]] == ["ok", "ok"]

@@ -61,6 +61,7 @@ def test_losses_are_the_same_on_one_rank_and_on_two(notebook: Notebook) -> None:
     assert "--logical 4 had no effect: the cell has not called ring.prepare" in said
 
 
+@pytest.mark.slow
 def test_a_record_is_run_again_on_one_rank_and_compared(notebook: Notebook) -> None:
     cell = CELL.replace("RANKS", "2")
     notebook.text(cell)

@@ -144,6 +144,7 @@ time.sleep(1.5)
     assert run.knobs["lr"] == 0.5
 
 
+@pytest.mark.slow
 def test_a_rank_that_dies_ends_a_pause(cluster: Cluster) -> None:
     run = cluster.run(LOOP)
     knobs_of(run, "end")
@@ -247,6 +248,7 @@ def _change_at_random(cluster: Cluster, changes: int) -> None:
     assert not run.view.parted
 
 
+@pytest.mark.slow
 def test_random_changes_are_taken_at_one_step_everywhere(cluster: Cluster) -> None:
     _change_at_random(cluster, 100)
 

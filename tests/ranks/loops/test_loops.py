@@ -15,7 +15,7 @@ import ring_notebook.torch as ring
 from ranks.loops.loop_source import Loop, loops, source
 from ring_notebook.core import world
 
-EXAMPLES = int(os.environ.get("LOOPS", "50"))
+EXAMPLES = int(os.environ.get("LOOPS", "25"))
 """How many are tried; LOOPS_SEED chooses others. With LOOPS_ALL=FILE none ends the test, and FILE has all bad ones."""
 FAR = 1e-9
 FAR_FOR_SEARCHES = 1e-4

@@ -141,7 +141,14 @@ def share(ranks: int) -> str:
     return thread_variables(ranks, {})["OMP_NUM_THREADS"]
 
 
-@pytest.mark.parametrize("options", [[], ["--elastic"], ["--mpi-args=-genv UNUSED 1"]], ids=["", "elastic", "mpiexec"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        [],
+        pytest.param(["--elastic"], marks=pytest.mark.slow, id="elastic"),
+        pytest.param(["--mpi-args=-genv UNUSED 1"], marks=pytest.mark.slow, id="mpiexec"),
+    ],
+)
 def test_ringrun_divides_the_cores(options: list[str], nothing_set: pytest.MonkeyPatch) -> None:
     command = [RINGRUN, "--no-prefix", *options, "-np", "2", *SHOW]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
@@ -152,6 +159,7 @@ def test_ringrun_divides_the_cores(options: list[str], nothing_set: pytest.Monke
     assert (done.stdout, done.stderr) == ("7;7;", "")
 
 
+@pytest.mark.slow
 def test_a_rank_that_starts_a_job_of_its_own_does_not_pass_its_share_on(nothing_set: pytest.MonkeyPatch) -> None:
     done = subprocess.run(
         [RINGRUN, "--no-prefix", "-np", "2", RINGRUN, "-np", "1", *SHOW],

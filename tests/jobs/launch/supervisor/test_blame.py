@@ -97,6 +97,7 @@ def test_an_exit_code_ends_a_job_of_mpiexec_while_the_others_compute(
     assert done.stderr.splitlines()[-1] == f"ringrun: rank 1 on {os.uname().nodename} failed first: exit code 3"
 
 
+@pytest.mark.slow
 def test_nobody_has_finished_where_the_others_failed_for_want_of_one(program: str) -> None:
     done = ringrun("--elastic", "-np", "3", "python", program, "leave")
     assert done.returncode == 1

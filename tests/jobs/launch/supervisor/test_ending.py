@@ -75,6 +75,7 @@ def begun(job: subprocess.Popen[str], stopped: bool = False) -> None:
         until(lambda: "T" in [stat.read_text().split()[2] for stat in stats], LIMIT)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("elastic", "signum"), [([], signal.SIGINT), (["--elastic"], signal.SIGTERM)])
 def test_a_stopped_rank_does_not_hold_up_the_end(elastic: list[str], signum: signal.Signals, program: str) -> None:
     """That no rank is left is proven for the whole file, by the fixture that looks for leftovers."""
@@ -131,6 +132,7 @@ def test_an_interrupt_that_python_notes_just_before_it_waits_for_the_job() -> No
     assert (done.returncode, done.stdout) == (0, "130\n"), done.stderr
 
 
+@pytest.mark.slow
 @both
 @pytest.mark.parametrize(
     "start",

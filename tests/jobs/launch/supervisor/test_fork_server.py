@@ -208,6 +208,7 @@ def test_what_a_fork_cannot_be_is_started_as_usual(
     assert (kind, code) == (subprocess.Popen, 0)
 
 
+@pytest.mark.slow
 def test_libraries_compute_with_the_threads_of_the_rank(fork_server: ForkServer) -> None:
     """Which they have read already, in the server."""
     look = "import numpy, threadpoolctl, torch; print(torch.get_num_threads(), *(one['num_threads'] for one in "

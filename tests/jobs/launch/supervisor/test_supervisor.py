@@ -83,6 +83,7 @@ def test_a_job_listens_nowhere(tmp_path: Path) -> None:
         assert listeners(job.pid) == []
 
 
+@pytest.mark.slow
 def test_a_cluster_listens_on_loopback_only() -> None:
     with Cluster(2) as cluster:
         cluster.run("from mpi4py import MPI; assert MPI.COMM_WORLD.allreduce(1) == 2").wait()

@@ -306,6 +306,7 @@ def test_stuck_only_when_no_rank_moves(log: RunLog) -> None:
     log.finish("interrupted")
 
 
+@pytest.mark.slow
 def test_40000_records_a_second_in_bounded_memory(tmp_path: Path) -> None:
     """A million rows: the writer keeps up with 40,000 a second, and its curves stay small."""
     log = RunLog(tmp_path / "r1", "r1", "long", 4, "", {}, {})

@@ -138,6 +138,7 @@ def test_a_link_is_of_no_use_without_its_secret(link: str) -> None:
         assert get(f"{link}tile", method)[0] == 501
 
 
+@pytest.mark.slow
 def test_visitors_that_say_nothing_keep_others_out_for_a_while_only(link: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sharing._Visit, "timeout", 1.0)
     address = urlsplit(link)
