@@ -94,9 +94,14 @@ bool find_functions() {
     return true;
 }
 
-// How the text of an error begins, and TensorFlow's code of such errors, as Horovod has them.
-constexpr std::pair<std::string_view, int> kCodes[] = {
-    {"CollectiveMismatch:", 9 /* failed precondition */}, {"ValueError:", 3 /* invalid argument */}, {"TypeError:", 3}};
+// How the text of an error begins, and TensorFlow's code of such errors, as Horovod has them. After kAborted some
+// sessions try again.
+constexpr std::pair<std::string_view, int> kCodes[] = {{"CollectiveMismatch:", 9 /* failed precondition */},
+                                                       {"ValueError:", 3 /* invalid argument */},
+                                                       {"TypeError:", 3},
+                                                       {"NotInitializedError:", 9},
+                                                       {"NotImplementedError:", 12 /* unimplemented */},
+                                                       {"OutOfRingMemoryError:", 8 /* resource exhausted */}};
 constexpr int kAborted = 10;
 
 int code_of(std::string_view error) {

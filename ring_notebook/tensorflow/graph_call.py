@@ -177,7 +177,8 @@ def _raise_as_ours() -> None:
 
 
 @lru_cache(maxsize=64)
-def _of_both(ours: Any, theirs: Any) -> Any:
+def of_both(ours: Any, theirs: Any) -> Any:
+    """A class of errors of ``ours`` that is also the class ``theirs`` of TensorFlow, and takes what that takes."""
     return type(ours.__name__, (theirs, ours), {"__module__": ours.__module__, "__reduce__": _as_ours})
 
 
@@ -202,7 +203,7 @@ def _raising_ours(function: Any) -> Any:
                 and not isinstance(error, RingError)
             ):
                 ours, theirs = cast(Any, type(known)), cast(Any, type(error))
-                raise _of_both(ours, theirs)(error.node_def, error.op, error.message) from error
+                raise of_both(ours, theirs)(error.node_def, error.op, error.message) from error
             raise
 
     return call

@@ -15,7 +15,7 @@ from ring_notebook.api.arguments import number_of, reduction_of
 from ring_notebook.api.foreign_calls import ForeignCall
 from ring_notebook.api.process_sets import ProcessSet, global_process_set, process_set_of
 from ring_notebook.core.communicator import ReduceOp
-from ring_notebook.tensorflow.graph_call import call, check_dtype, number_op
+from ring_notebook.tensorflow.graph_call import call, check_dtype, number_op, of_both
 from ring_notebook.tensorflow.tensor_compression import Compression, Compressor
 
 Values = Any
@@ -27,6 +27,18 @@ def _tensors(values: Sequence[Values], operation: str) -> list[tf.Tensor]:
     for tensor in tensors:
         check_dtype(tensor.dtype, operation)
     return tensors
+
+
+def _number_of(process_set: ProcessSet, root: int | None = None) -> int:
+    """The number of a set that has this rank, and ``root``; else a ValueError that is one of TensorFlow's too."""
+    try:
+        number = number_of(process_set)
+        if root is not None:
+            process_set.group_rank(root)
+    except ValueError as error:
+        kind: Any = type(error)
+        raise of_both(kind, tf.errors.InvalidArgumentError)(None, None, str(error)) from None
+    return number
 
 
 def allreduce(
@@ -74,7 +86,7 @@ def grouped_allreduce(
     how = reduction_of(average, op, prescale_factor, postscale_factor, process_set)
     results = list(tensors)
     dense = [index for index, tensor in enumerate(tensors) if not isinstance(tensor, tf.IndexedSlices)]
-    number, sparse = number_of(process_set), sorted(set(range(len(results))) - set(dense))
+    number, sparse = _number_of(process_set), sorted(set(range(len(results))) - set(dense))
     for index in sparse:
         gather = ForeignCall("allgather", name or "", process_set=number, rows=True)
         if commits and not dense and index == sparse[-1]:
@@ -126,7 +138,7 @@ def grouped_allgather(
     """`allgather` of each of ``tensors`` (Horovod: ``grouped_allgather``)."""
     if not tensors:
         return []
-    what = ForeignCall("allgather", name or "", process_set=number_of(process_set), rows=True)
+    what = ForeignCall("allgather", name or "", process_set=_number_of(process_set), rows=True)
     return call(what, _tensors(tensors, "allgather"))[: len(tensors)]
 
 
@@ -148,8 +160,7 @@ def broadcast_tensors(
     tensors: Sequence[Values], root_rank: int, name: str | None, process_set: ProcessSet
 ) -> list[tf.Tensor]:
     """`broadcast` of each of ``tensors``."""
-    what = ForeignCall("broadcast", name or "", root=int(root_rank), process_set=number_of(process_set))
-    process_set.group_rank(root_rank)  # raises where it is no member
+    what = ForeignCall("broadcast", name or "", root=int(root_rank), process_set=_number_of(process_set, root_rank))
     return call(what, _tensors(tensors, "broadcast"))
 
 
@@ -180,7 +191,7 @@ def alltoall(
     if splits is not None:
         splits = tf.convert_to_tensor(splits)
         inputs.append(splits if splits.dtype in (tf.int32, tf.int64) else tf.cast(splits, tf.int32))
-    what = ForeignCall("alltoall", name or "", process_set=number_of(process_set), rows=True)
+    what = ForeignCall("alltoall", name or "", process_set=_number_of(process_set), rows=True)
     result, received = call(what, inputs)
     return result if splits is None else (result, received)
 
@@ -216,7 +227,7 @@ def grouped_reducescatter(
     if not tensors:
         return []
     how = reduction_of(None, op, prescale_factor, postscale_factor, process_set)
-    what = ForeignCall("reducescatter", name or "", how.op, how.prescale, how.postscale, 0, number_of(process_set))
+    what = ForeignCall("reducescatter", name or "", how.op, how.prescale, how.postscale, 0, _number_of(process_set))
     pairs = [compression.compress(tensor) for tensor in _tensors(tensors, "reducescatter")]
     results = call(what, [tensor for tensor, _ in pairs])
     return [compression.decompress(value, context) for value, (_, context) in zip(results, pairs, strict=True)]

@@ -200,8 +200,14 @@ def case_process_sets() -> None:
             np.testing.assert_allclose(call(), np.arange(4) + 0.5)
         assert int(hvd.size_op(number)) == 2
     else:
-        with pytest.raises(ValueError, match="is not in process set"):
-            hvd.allreduce(own(), process_set=first)
+        for kind in (ValueError, tf.errors.InvalidArgumentError):
+            for call in both(lambda: hvd.allreduce(own(), process_set=first)):
+                with pytest.raises(kind, match="is not in process set"):
+                    call()
+    for kind in (ValueError, tf.errors.InvalidArgumentError):
+        with pytest.raises(kind, match="is not in process set") as caught:
+            hvd.broadcast(own(), hvd.size(), process_set=first)
+    assert type(pickle.loads(pickle.dumps(caught.value))) is ValueError
 
 
 def case_variables_and_objects() -> None:
@@ -619,6 +625,8 @@ def case_a_mismatch_in_a_function() -> None:
     for wrong in (lambda: hvd.alltoall(tf.ones(2 * hvd.size() - 1)), lambda: hvd.reducescatter(tf.ones(()))):
         with pytest.raises(tf.errors.InvalidArgumentError):
             wrong()
+    with pytest.raises(tf.errors.UnimplementedError, match="cannot use Adasum"):  # no AbortedError: sessions try again
+        hvd.reducescatter(tf.ones(hvd.size()), op=hvd.Adasum)
     np.testing.assert_array_equal(hvd.allreduce(tf.ones(2)), np.ones(2))
 
 
