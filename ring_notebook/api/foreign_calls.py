@@ -27,7 +27,7 @@ from ring_notebook.core.native import core
 from ring_notebook.core.partition import row_split
 from ring_notebook.core.step_guard import COMMIT
 from ring_notebook.core.work import Call, Work
-from ring_notebook.errors import CollectiveError
+from ring_notebook.errors import CollectiveError, CollectiveMismatch
 from ring_notebook.text.error_text import error_text
 
 Shape = tuple[int, ...]
@@ -58,6 +58,8 @@ class ForeignCall:
     """Of an allgather or alltoall: after the results come the rows from each rank in each of them."""
     commits: bool = False
     """An optimizer step follows: no rank gets a result before all ranks have theirs."""
+    equal_rows: bool = False
+    """Of an allgather or alltoall: all ranks give as many rows, because the shapes of results are known before."""
 
     def spec(self) -> str:
         """The text for the graph; equal calls have equal texts."""
@@ -215,6 +217,16 @@ def _rows(work: Work, row: Shape) -> list[int]:
     return list(work.output().cast("q"))
 
 
+def _check_rows(group: _Group, name: str, rows: Sequence[int]) -> None:
+    """Raise CollectiveMismatch on all ranks where their ``rows`` have to be equal and are not."""
+    if group.call.equal_rows and len(set(rows)) > 1:
+        raise CollectiveMismatch(
+            f"rank {world.current().rank}: {group.call.kind}{f' {name!r}' if name else ''}: the ranks have given "
+            f"different numbers of rows, {', '.join(map(str, rows))}; shapes of results are fixed before, so all ranks "
+            "must give the same shape"
+        )
+
+
 def _output(allocate: Allocate, index: int, shape: Shape, dtype: DType) -> Buffer:
     address = allocate(index, shape)
     if not address and 0 not in shape:
@@ -280,6 +292,8 @@ def _allgather(group: _Group, inputs: Sequence[Buffer], allocate: Allocate) -> N
             work = group.communicator.allgather(sent, name=name, blocking=group.blocking, call=whole)
             works.append(started.add(work))
     rows = [_rows(work, tensor.shape[1:]) for work, tensor in zip(works, inputs, strict=True)]
+    for index, counts in enumerate(rows):
+        _check_rows(group, group.name(index, len(inputs)), counts)
     for index, (tensor, work) in enumerate(zip(inputs, works, strict=True)):
         output = _output(allocate, index, (sum(rows[index]), *tensor.shape[1:]), tensor.dtype)
         if output.count:
@@ -318,6 +332,7 @@ def _alltoall(group: _Group, inputs: Sequence[Buffer], allocate: Allocate) -> No
     work = communicator.alltoall([sent], shares, name=group.call.name, blocking=group.blocking)
     work.wait()
     rows = _rows(work, row)
+    _check_rows(group, group.call.name, [count * communicator.size for count in rows])
     output = _output(allocate, 0, (sum(rows), *row), tensor.dtype)
     if output.count:
         copy_bytes(work.output(), output)

@@ -139,7 +139,7 @@ def allgather(array: Any, name: str | None = None, process_set: ProcessSet = glo
 
     Differentiable: each rank gets the average of all ranks' gradients of its own rows, as in Horovod.
     """
-    what = ForeignCall("allgather", name or "", process_set=number_of(process_set))
+    what = ForeignCall("allgather", name or "", process_set=number_of(process_set), equal_rows=True)
     return collective(what, [array], process_set)[0]
 
 
@@ -160,7 +160,7 @@ def alltoall(array: Any, name: str | None = None, process_set: ProcessSet = glob
 
     Raises ValueError where the rows cannot be divided by the number of ranks. Differentiable.
     """
-    what = ForeignCall("alltoall", name or "", process_set=number_of(process_set))
+    what = ForeignCall("alltoall", name or "", process_set=number_of(process_set), equal_rows=True)
     return collective(what, [array], process_set)[0]
 
 

@@ -507,6 +507,19 @@ def case_a_mismatch_names_both_sides_and_the_job_continues() -> None:
     np.testing.assert_array_equal(hvd.allreduce(jnp.ones(2)), np.ones(2))
 
 
+def case_rows_that_differ_are_a_mismatch_also_where_a_rank_gets_as_many_as_it_expects() -> None:
+    """The middle one of three, whose result would have the rows of the others in other places."""
+    if hvd.size() < 2:
+        return
+    rows = jnp.ones(hvd.size() * (hvd.rank() + 1))
+    for move in (hvd.allgather, hvd.alltoall):
+        for call in both(lambda x, move=move: move(x, name="rows")):
+            with pytest.raises(RuntimeError, match="'rows': the ranks have given different numbers of rows") as caught:
+                call(rows).block_until_ready()
+            assert isinstance(original(caught.value), hvd.CollectiveMismatch)
+            assert call(jnp.ones(hvd.size())).shape
+
+
 def case_after_a_program_that_failed_in_the_background_the_next_works() -> None:
     if hvd.size() < 2:
         return
