@@ -203,7 +203,7 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
     Raises CollectiveAborted when a rank failed or left, CollectiveTimeout after ``RING_TIMEOUT`` seconds.
     """
     check_process_set(process_set)
-    process_set.communicator.barrier().wait()
+    process_set.in_turn.barrier().wait()
 
 
 def join(device: int = -1) -> int:
@@ -214,7 +214,7 @@ def join(device: int = -1) -> int:
     ``device`` is Horovod's argument and has no effect.
     """
     global _joins
-    work = global_process_set.communicator.join()
+    work = global_process_set.in_turn.join()
     work.wait()
     _joins += 1
     return work.last_rank()

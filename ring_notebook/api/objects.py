@@ -95,7 +95,7 @@ def broadcast_object(
         return obj
     name = name or "broadcast_object"
     root = process_set.group_rank(root_rank)
-    communicator = process_set.communicator
+    communicator = process_set.in_turn
 
     def send(data: Any, part: str) -> Any:
         buffer = data if isinstance(data, Buffer) else from_memoryview(data)
@@ -138,7 +138,7 @@ def gather_objects(obj: Any, name: str, process_set: ProcessSet) -> list[Any]:
         payload = bytearray(cloudpickle.dumps(obj))
     except BaseException as error:
         failure = error
-    communicator = process_set.communicator
+    communicator = process_set.in_turn
     work = communicator.allgather(from_memoryview(payload), name=check_name(communicator, name))
     if failure is not None:
         raise failure
@@ -171,5 +171,5 @@ def allreduce_numbers(
     """
     values = array("q" if all(isinstance(number, int) for number in numbers) else "d", numbers)
     buffer = from_memoryview(values)
-    process_set.communicator.allreduce([buffer], [buffer], op=op, name=name)
+    process_set.in_turn.allreduce([buffer], [buffer], op=op, name=name)
     return values.tolist()

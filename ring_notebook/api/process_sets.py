@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ring_notebook.core import world
+from ring_notebook.core import background_programs, world
 from ring_notebook.core.buffers import from_memoryview
 from ring_notebook.core.communicator import Communicator
 
@@ -60,6 +60,12 @@ class ProcessSet:
                 "guard the call with process_set.included()"
             )
         return group
+
+    @property
+    def in_turn(self) -> Communicator:
+        """`communicator`, for calls of the script itself: after the collectives of programs that it has begun."""
+        background_programs.settle()
+        return self.communicator
 
     def _check_registered(self) -> None:
         current = world.current()
@@ -179,6 +185,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
 
     Raises ValueError for ranks out of range and for a set whose ranks are registered already.
     """
+    background_programs.settle()
     current, registered = world.current(), _registered()
     added = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
     if added is global_process_set or added in registered:
@@ -246,6 +253,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     """
     if process_set not in _registered():
         return False
+    background_programs.settle()
     _sets.remove(process_set)
     if process_set._group is not None:
         process_set._group.close()

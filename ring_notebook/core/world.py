@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Any
 
 from ring_notebook.config import config
-from ring_notebook.core import freed_memory
+from ring_notebook.core import background_programs, freed_memory
 from ring_notebook.core.communicator import Communicator
 from ring_notebook.core.membership import RanksOrComm, agree, ranks_of
 from ring_notebook.core.native import core, devices, operation_log, options
@@ -309,6 +309,7 @@ def narrow(ranks: Sequence[int]) -> bool:
 
     All ranks of `current` call this with the same ranks; nothing changes on ranks that are not members.
     """
+    background_programs.settle()
     whole = current()
     communicator = whole.communicator.group(ranks)
     if communicator is None:
@@ -325,6 +326,7 @@ def run_members(run: str) -> tuple[list[int], int]:
 
 def widen() -> None:
     """Undo the last `narrow` of this rank."""
+    background_programs.settle()
     _state.narrowed.pop().communicator.close()
 
 
@@ -377,6 +379,7 @@ def close() -> None:
         _state.narrowed.clear()
         return
     if _state.world is not None:
+        background_programs.settle()
         for callback in _state.at_close:
             callback()
         _note("left")
@@ -395,6 +398,7 @@ def close() -> None:
 
 def close_run() -> None:
     """Leave the run that `open_run` began, and its generation. Ranks that call `init` in it later see that it left."""
+    background_programs.settle()
     number, _state.run, _state.run_number = _state.run_number, None, _NO_RUN
     if number != _NO_RUN:
         _leave_run(prepare_host(), number)

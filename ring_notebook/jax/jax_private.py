@@ -6,6 +6,7 @@ know; `jax.experimental.io_callback` does the same through Python's arrays.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
@@ -128,6 +129,7 @@ def shorten_dispatch(effect: Any) -> None:
     with ThreadPoolExecutor(1) as outside:  # of the function that is being traced, where the first collective may be
         made = outside.submit(jax.device_put, np.zeros(0, np.bool_), device).result()
     token = private("token")(made)
+    nothing = jax.jit(lambda: 0)
 
     def get_token_input(self: Any, of: Any, devices: Any) -> Any:
         return token if of is effect and list(devices) == [device] else get(self, of, devices)
@@ -138,7 +140,7 @@ def shorten_dispatch(effect: Any) -> None:
 
     def block_until_ready(self: Any) -> None:
         """Of `jax.effects_barrier`, and at the end of the process."""
-        jax.block_until_ready(jax.jit(lambda: 0)())  # it runs when all earlier ones have ended
+        jax.block_until_ready(nothing())  # it runs when all earlier ones have ended
         try:
             wait(self)
         except Exception as error:
@@ -153,6 +155,19 @@ def shorten_dispatch(effect: Any) -> None:
         jax.tree_util.register_pytree_node(_Returned, _Returned.flatten, lambda _, parts: parts[1])
         _short_way.update(plain=private("start_from_cpp"), effect=effect, token=token._buf, device=device)
         import_module(PRIVATE_NAMES["start_from_cpp"].partition(":")[0])._get_fastpath_data = _fastpath_data  # type: ignore[attr-defined]
+
+
+def wait_for_programs() -> None:
+    """Return when all programs have ended that this process has begun.
+
+    At once in a function that JAX traces, and in a callback, which is part of a program.
+    """
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        if frame.f_globals.get("__name__", "").startswith("jax."):
+            return
+        frame = frame.f_back
+    jax.effects_barrier()
 
 
 def drop_failed_tokens() -> None:

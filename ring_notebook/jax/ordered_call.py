@@ -24,6 +24,7 @@ from jax.interpreters import ad, batching, mlir
 import jax
 from ring_notebook.api.foreign_calls import ForeignCall, carry_out, parse, register_dtypes
 from ring_notebook.api.process_sets import process_set_of
+from ring_notebook.core import background_programs
 from ring_notebook.core.buffers import DType
 from ring_notebook.core.communicator import ReduceOp
 from ring_notebook.core.foreign_interrupts import watch_interrupts
@@ -114,6 +115,7 @@ def _ways() -> _Ways:
             jax_private.shorten_dispatch(effect)
     if lower is None:
         jax_private.drop_failed_tokens()
+    background_programs.wait_with(jax_private.wait_for_programs)
     return _Ways(_CALLED_BACK if lower is None else _DIRECT, effects, jax.local_device_count(), lower)
 
 

@@ -520,6 +520,62 @@ def case_rows_that_differ_are_a_mismatch_also_where_a_rank_gets_as_many_as_it_ex
             assert call(jnp.ones(hvd.size())).shape
 
 
+def slow(x):
+    for _ in range(20):
+        x = jnp.tanh(x @ x)  # JAX returns before programs that take long have ended
+    return hvd.allreduce(x.sum())
+
+
+def case_calls_of_the_script_come_after_programs_that_it_has_begun() -> None:
+    """Rank 0 waits for each result, as to print it; the others go on at once."""
+    compiled = jax.jit(slow)
+    x = jnp.full((300, 300), 0.001)
+    compiled(x).block_until_ready()
+
+    def with_a_set() -> None:
+        assert hvd.remove_process_set(hvd.add_process_set([0]))
+
+    def of_rank_0() -> None:
+        with hvd.only(0):
+            hvd.barrier()
+
+    def generation() -> None:
+        hvd.shutdown()
+        hvd.init()
+
+    followed = (
+        lambda: hvd.allgather_object(hvd.rank()),
+        lambda: hvd.broadcast_object(hvd.rank()),
+        hvd.barrier,
+        hvd.join,
+        with_a_set,
+        of_rank_0,
+        generation,
+    )
+    for call in followed:
+        result = compiled(x)
+        if hvd.rank() == 0:
+            result.block_until_ready()
+        call()
+        assert np.isfinite(result)
+
+
+def case_calls_of_the_script_within_a_program_do_not_wait_for_it() -> None:
+    """In a function while JAX traces it, and in a callback."""
+    gathered = []
+
+    def watched(x):
+        gathered.append(hvd.allgather_object("traced"))
+        jax.debug.callback(lambda: gathered.append(hvd.allgather_object("called")))
+        return slow(x)
+
+    for _ in range(2):
+        jax.jit(watched)(jnp.full((300, 300), 0.001)).block_until_ready()
+        jax.effects_barrier()
+    assert ["called"] * hvd.size() in gathered
+    assert ["traced"] * hvd.size() in gathered
+
+
 def case_after_a_program_that_failed_in_the_background_the_next_works() -> None:
     if hvd.size() < 2:
         return

@@ -231,6 +231,23 @@ def test_programs_of_jax_end_with_interrupts_mismatches_and_exceptions(cluster: 
 
 
 @pytest.mark.timeout(300)
+def test_a_program_of_jax_that_a_cell_has_begun_ends_in_its_run(cluster: Cluster) -> None:
+    cell = (
+        "import jax, jax.numpy as jnp, time\n"
+        "def slow(x):\n"
+        "    for _ in range(20): x = jnp.tanh(x @ x)\n"
+        "    return ring.allreduce(x.sum())\n"
+        "if 'step' not in globals(): step, x = jax.jit(slow), jnp.full((300, 300), 0.001)\n"
+        "y = step(x)\n"
+        "if ring.rank() == 0: time.sleep(1)\n"
+    )
+    for _ in range(3):
+        cluster.run(cell).wait()
+        cluster.run("import jax\nvalue = float(y)").wait()
+        assert cluster.pull("value") == cluster.pull("value", 1)
+
+
+@pytest.mark.timeout(300)
 def test_a_rank_that_is_killed_in_fit_is_healed_and_takes_the_weights_of_the_other(cluster: Cluster) -> None:
     prepared = (
         "import keras, numpy as np\n"
