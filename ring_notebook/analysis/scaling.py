@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Literal
 
-from ring_notebook.analysis.spent import SHARES, SLEEPS, RankTimes, Spent, spent
+from ring_notebook.analysis.time_breakdown import SHARES, SLEEPS, RankTimes, Spent, spent
 from ring_notebook.machine.energy import NOT_MEASURED, Used, used
 from ring_notebook.text.words import plural
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from statistics import fmean, median, median_low
 from typing import ClassVar
 
-from ring_notebook.analysis.spent import SHARES, Spent
+from ring_notebook.analysis.time_breakdown import SHARES, Spent
 from ring_notebook.text.words import ranks
 
 SLOWER = 1.15  # times the work of the usual rank

@@ -147,18 +147,18 @@ class _Recorder:
         """Keep what pages show, up to the limits of a run; a script shows none."""
         if not self.attached:
             return
-        from ring_notebook.core import media  # needs numpy, which a script without pictures may do without
+        from ring_notebook.core import logged_media  # needs numpy, which a script without pictures may do without
 
         if step is None:
             step = self.present_step()
-        for name, value in media.named(kind, values).items():
+        for name, value in logged_media.named(kind, values).items():
             if not isinstance(name, str):
                 raise TypeError(f"log: {kind} {name!r:.100} must have a text for a name")
             _check_name(name)
             if self.shown_count >= MOST_SHOWN or self.shown_size >= MOST_SHOWN_SIZE:
                 return
             try:
-                data, metadata = media.bundle(kind, value)
+                data, metadata = logged_media.bundle(kind, value)
             except TypeError as error:
                 raise TypeError(f"log: {kind} {name!r} {error}") from None
             self.shown.append((kind, name, step, data, metadata))

@@ -14,7 +14,7 @@ from dataclasses import fields
 from time import monotonic, perf_counter, process_time
 from typing import Any
 
-from ring_notebook.analysis.spent import SENDING, SENT, OwnTime
+from ring_notebook.analysis.time_breakdown import SENDING, SENT, OwnTime
 from ring_notebook.core import other_waits, world
 from ring_notebook.core.energy_of_rank import EnergyOfRank
 from ring_notebook.machine.hardware import cores, throttled

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from threading import Event, Thread
 
-from ring_notebook.analysis.verdict import WALLTIME_WARNING, judge_batch_job
+from ring_notebook.analysis.job_failure import WALLTIME_WARNING, judge_batch_job
 from ring_notebook.launch.allocation import expand_slurm
 from ring_notebook.launch.batch_systems import SLURM, ask
 from ring_notebook.launch.launchers.hosts import Host

@@ -17,7 +17,7 @@ from pathlib import Path
 from ring_notebook.analysis.prediction import compare
 from ring_notebook.analysis.scaling import Measured, measured, table, write_csv
 from ring_notebook.analysis.slow_ranks import SlowLink, SlowRanks, find
-from ring_notebook.analysis.spent import RankTimes, spent
+from ring_notebook.analysis.time_breakdown import RankTimes, spent
 from ring_notebook.config import config
 from ring_notebook.errors import RingError
 from ring_notebook.launch.allocation import find_allocation

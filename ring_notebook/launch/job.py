@@ -19,10 +19,10 @@ from functools import partial
 from types import FrameType
 from typing import Literal, TextIO
 
-from ring_notebook.analysis import verdict
+from ring_notebook.analysis import job_failure
+from ring_notebook.analysis.job_failure import Event, Kind, RankFailure, Rules, describe_exit, first_failure, judge
 from ring_notebook.analysis.operation_log import TRACE
-from ring_notebook.analysis.spent import RankTimes
-from ring_notebook.analysis.verdict import Event, Kind, RankFailure, Rules, describe_exit, first_failure, judge
+from ring_notebook.analysis.time_breakdown import RankTimes
 from ring_notebook.config import config
 from ring_notebook.launch.launchers.find_launcher import find_launcher
 from ring_notebook.launch.launchers.hosts import Host, check_interface, master_of
@@ -39,7 +39,7 @@ from ring_notebook.rank.rank_variables import MASTER
 
 _HIDING = ("SLURM_STDERRMODE", "SLURM_STDOUTMODE")  # by which srun keeps from us what the ranks say
 _LOOK = 0.5  # seconds after which a signal is handled that did not interrupt the wait for the job
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *verdict.ENDS_NOTHING)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *job_failure.ENDS_NOTHING)
 
 
 class Job:
@@ -219,7 +219,7 @@ class Job:
 
     def _take_rest(self) -> None:
         """Wait until the output of the ranks is written; for a limited time when a signal has ended the job."""
-        until = self._now() + verdict.GRACE
+        until = self._now() + job_failure.GRACE
         for carrier, output in zip(self._carriers, self._outputs, strict=True):
             while carrier.is_alive() and not (self.verdict.ended_by and self._now() > until):
                 carrier.join(0.2)
@@ -307,7 +307,7 @@ def _start_limit(given: float | None, hides: bool) -> float:
     """Seconds that a launcher has to start all ranks, 0 without end; ``hides``: not all marks may reach us."""
     limit = config().start_timeout if given is None else given
     if limit < 0:
-        return 0.0 if hides else verdict.START_LIMIT
+        return 0.0 if hides else job_failure.START_LIMIT
     return limit
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import cloudpickle
 
-from ring_notebook.analysis.verdict import first_failure
+from ring_notebook.analysis.job_failure import first_failure
 from ring_notebook.errors import RunFailed
 from ring_notebook.files.claimed_folders import claimed_folder
 from ring_notebook.launch.allocation import find_allocation

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ring_notebook.analysis.spent import RankTimes
+from ring_notebook.analysis.time_breakdown import RankTimes
 from ring_notebook.files.private_files import make_private_folder, open_private
 from ring_notebook.files.run_folders import RUN, SUMMARY, new_run_id, runs_directory
 

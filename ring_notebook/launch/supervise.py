@@ -18,7 +18,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from types import FrameType
 
-from ring_notebook.analysis.verdict import Rules
+from ring_notebook.analysis.job_failure import Rules
 from ring_notebook.launch.connections.connections import Connections, new_job_name
 from ring_notebook.launch.connections.mpi_host import ALONE
 from ring_notebook.launch.launchers.hosts import (

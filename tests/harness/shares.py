@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ring_notebook.analysis.spent import SHARES
+from ring_notebook.analysis.time_breakdown import SHARES
 from ring_notebook.notebook.run.run import Run
 
 __all__ = ["agreed_seconds"]

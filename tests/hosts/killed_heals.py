@@ -21,7 +21,7 @@ from harness.two_hosts import TwoHosts
 from harness.waiting import until
 from hosts.killed import kill
 from hosts.killed_cells import ADDS
-from ring_notebook.analysis import verdict
+from ring_notebook.analysis import job_failure
 from ring_notebook.errors import ClusterError
 from ring_notebook.notebook.cluster.cluster import Cluster
 
@@ -29,7 +29,7 @@ WHERE = "ring-a:2,ring-b:2"
 AWAY = [2, 3]
 STRIKES = ("rank", "agent", "host", "cut")
 LIMIT = 60.0
-"""Seconds until a heal counts as stuck: a host is silent for `verdict.SILENCE`, and a busy machine is slow."""
+"""Seconds until a heal counts as stuck: a host is silent for `job_failure.SILENCE`, and a busy machine is slow."""
 
 
 def processes_of(hosts: TwoHosts, rank: int) -> list[int]:
@@ -80,7 +80,7 @@ class Strikes:
             time.sleep(delay)
             if how == "cut":
                 self._hosts.set_link(1, "down")
-                over.wait(verdict.SILENCE + 5)
+                over.wait(job_failure.SILENCE + 5)
                 self._hosts.set_link(1, "up")
                 return
             while not over.is_set():  # it may not be there yet

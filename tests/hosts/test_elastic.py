@@ -175,8 +175,8 @@ def test_hosts_join_in_the_middle_and_come_back(
 
 VANISHES = f"""
 import os, torch
-from ring_notebook.analysis import verdict
-verdict.SILENCE = {SILENCE}
+from ring_notebook.analysis import job_failure
+job_failure.SILENCE = {SILENCE}
 import ring_notebook.torch as hvd
 hvd.init()
 me = hvd.rank()

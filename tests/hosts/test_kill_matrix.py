@@ -80,7 +80,7 @@ def impatient(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A folder for PYTHONPATH: all processes give up a silent host soon."""
     folder = tmp_path_factory.mktemp("impatient")
     (folder / "sitecustomize.py").write_text(
-        f"import ring_notebook.analysis.verdict\nring_notebook.analysis.verdict.SILENCE = {SILENCE}\n"
+        f"import ring_notebook.analysis.job_failure\nring_notebook.analysis.job_failure.SILENCE = {SILENCE}\n"
     )
     return str(folder)
 

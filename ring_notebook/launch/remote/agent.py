@@ -22,8 +22,8 @@ from dataclasses import asdict
 from typing import Any, cast
 
 from ring_notebook import __version__
+from ring_notebook.analysis.job_failure import SECONDS_TO_BE_ASSIGNED, RankFailure
 from ring_notebook.analysis.operation_log import TRACE, pack
-from ring_notebook.analysis.verdict import SECONDS_TO_BE_ASSIGNED, RankFailure
 from ring_notebook.launch.connections.mpi_host import MpiHost
 from ring_notebook.launch.remote.frames import Channels, Frame, FrameStream, Inlet, Kind, Window, take_streams
 from ring_notebook.launch.remote.introduction import Way, forget

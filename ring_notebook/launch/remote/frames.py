@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from math import inf
 from typing import NamedTuple
 
-from ring_notebook.analysis.verdict import judge_silence
+from ring_notebook.analysis.job_failure import judge_silence
 from ring_notebook.launch.remote.introduction import IntroductionError, Way, certificate_in, introduction
 from ring_notebook.machine.os_calls import Wake
 from ring_notebook.rank.secure_streams import Tls, own_identity, tls_context

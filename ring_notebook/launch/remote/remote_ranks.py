@@ -18,9 +18,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from ring_notebook.analysis import verdict
+from ring_notebook.analysis import job_failure
+from ring_notebook.analysis.job_failure import RankFailure, describe_exit
 from ring_notebook.analysis.operation_log import unpack
-from ring_notebook.analysis.verdict import RankFailure, describe_exit
 from ring_notebook.config import config
 from ring_notebook.launch.remote.agent import greeting
 from ring_notebook.launch.remote.frames import Channels, Frame, FrameStream, Inlet, Kind, Window
@@ -187,17 +187,17 @@ class RemoteRanks(HostRanks):
         self._stdin.close()
         forget()
         try:
-            self._process.wait(verdict.SECONDS_TO_HANG_UP)
+            self._process.wait(job_failure.SECONDS_TO_HANG_UP)
         except subprocess.TimeoutExpired:
             self._kill()
 
     def check(self) -> None:
-        if lost := self._stream.check(verdict.SILENCE):
+        if lost := self._stream.check(job_failure.SILENCE):
             self.lose(lost)
 
     def speak(self) -> None:
         if not self.lost:
-            self._stream.check(verdict.SILENCE)
+            self._stream.check(job_failure.SILENCE)
 
     def _end(self, children: int) -> None:
         if not self._asked_to_end:
@@ -238,7 +238,7 @@ class RemoteRanks(HostRanks):
             "folder": os.getcwd(),
             "others": self._others,
             "job": self._job,
-            "silence": verdict.SILENCE,
+            "silence": job_failure.SILENCE,
         }
         self._stream.send(Kind.ASSIGNMENT, payload=json.dumps(given).encode())
         for frame in self._unsent:
@@ -285,7 +285,7 @@ class RemoteRanks(HostRanks):
     def _why_it_ended(self) -> str:
         """What the remote shell says, which has closed its output."""
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(verdict.SECONDS_TO_HANG_UP)
+            self._process.wait(job_failure.SECONDS_TO_HANG_UP)
         self._read_words()
         if is_relay(self._command):
             return self._words.decode(errors="replace").strip() or "the process there has ended"
@@ -332,7 +332,7 @@ def connect(hosts: Sequence[RemoteRanks]) -> None:
     Raises HostsLostError with those that have not.
     """
     given = config().start_timeout
-    limit = verdict.SECONDS_TO_CONNECT if given < 0 else given or _FOR_EVER
+    limit = job_failure.SECONDS_TO_CONNECT if given < 0 else given or _FOR_EVER
     until = time.monotonic() + limit
     with selectors.DefaultSelector() as selector:
         for host in hosts:

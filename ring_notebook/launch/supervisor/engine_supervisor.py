@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
-from ring_notebook.analysis.verdict import RankFailure, Rules
+from ring_notebook.analysis.job_failure import RankFailure, Rules
 from ring_notebook.launch.connections.connections import Connections
 from ring_notebook.launch.supervisor.supervisor import Hosts, Supervisor
 

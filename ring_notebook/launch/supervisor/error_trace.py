@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from ring_notebook.analysis.job_failure import RankFailure, first_failure
 from ring_notebook.analysis.operation_log import as_events, complete, parse, parting
-from ring_notebook.analysis.verdict import RankFailure, first_failure
 
 
 def write_trace(path: Path, logs: Mapping[int, bytes], failures: Sequence[RankFailure]) -> str:

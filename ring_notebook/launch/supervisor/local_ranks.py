@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ring_notebook.analysis.verdict import RankFailure
+from ring_notebook.analysis.job_failure import RankFailure
 from ring_notebook.launch.supervisor.fork_server import start_server
 from ring_notebook.launch.supervisor.forked_rank import ADDRESS, answers
 from ring_notebook.launch.supervisor.outer_job import with_variables_of_job

@@ -18,8 +18,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
-from ring_notebook.analysis.spent import RankTimes
-from ring_notebook.analysis.verdict import RankFailure
+from ring_notebook.analysis.job_failure import RankFailure
+from ring_notebook.analysis.time_breakdown import RankTimes
 from ring_notebook.machine.hardware import oom_kills
 from ring_notebook.machine.os_calls import resource_limits
 from ring_notebook.protocol.field_types import check_fields

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 
-from ring_notebook.analysis.verdict import ENDS_NOTHING, LINGER, judge_parting
+from ring_notebook.analysis.job_failure import ENDS_NOTHING, LINGER, judge_parting
 from ring_notebook.launch.supervisor.outer_job import with_variables_of_job
 from ring_notebook.launch.supervisor.output_lines import TAGGED, carry
 from ring_notebook.launch.supervisor.rank_failure import MemoryKills, RankMark, failure_of, report, report_start_error

@@ -10,7 +10,7 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from ring_notebook.analysis.verdict import judge_late_rank
+from ring_notebook.analysis.job_failure import judge_late_rank
 from ring_notebook.launch.supervisor.forked_rank import ForkedRank
 from ring_notebook.launch.supervisor.output_lines import outlet
 from ring_notebook.launch.supervisor.parent_death import bind_to_parent

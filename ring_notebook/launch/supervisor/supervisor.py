@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from ring_notebook.analysis.verdict import Event, Kind, RankFailure, Rules, judge
+from ring_notebook.analysis.job_failure import Event, Kind, RankFailure, Rules, judge
 from ring_notebook.config import config
 from ring_notebook.launch.connections.connections import Connections
 from ring_notebook.launch.supervisor.error_trace import write_trace

@@ -15,7 +15,7 @@ from socket import gethostname
 from threading import Event, Thread, current_thread
 from typing import Any
 
-from ring_notebook.analysis.verdict import judge_batch_job
+from ring_notebook.analysis.job_failure import judge_batch_job
 from ring_notebook.errors import ClusterError, RingError
 from ring_notebook.files.private_files import is_own, make_private_folder, open_private
 from ring_notebook.files.run_folders import runs_directory

@@ -36,7 +36,7 @@ from ring_notebook.notebook.cluster.workspace import Synced, Workspace
 from ring_notebook.notebook.engines import Engine, Engines
 from ring_notebook.notebook.record.run_record import RunRecord
 from ring_notebook.notebook.run.run import Run
-from ring_notebook.notebook.run.send import send
+from ring_notebook.notebook.run.send_cell import send
 from ring_notebook.notebook.run.takeover import logs_in_progress
 from ring_notebook.rank.named_interrupt import DEBUGGER
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
 
-from ring_notebook.analysis.verdict import RankFailure, first_failure, signal_name
+from ring_notebook.analysis.job_failure import RankFailure, first_failure, signal_name
 from ring_notebook.files.rank_logs import of_last_cell
 from ring_notebook.launch.batch_job import who_ended_it
 from ring_notebook.launch.supervisor.rank_failure import split_reports

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from threading import Timer
 
-from ring_notebook.analysis.verdict import WALLTIME_WARNING
+from ring_notebook.analysis.job_failure import WALLTIME_WARNING
 from ring_notebook.config import config
 from ring_notebook.errors import ClusterError, RingError
 from ring_notebook.files.private_files import make_private_folder, open_private
@@ -26,7 +26,7 @@ from ring_notebook.notebook.cluster.cluster import Cluster
 from ring_notebook.notebook.record.run_files import read_json
 from ring_notebook.notebook.record.run_record import RunRecord
 from ring_notebook.notebook.run.catalogue import resumes_from
-from ring_notebook.notebook.run.send import spoken_name
+from ring_notebook.notebook.run.send_cell import spoken_name
 from ring_notebook.text.words import plural
 
 _CELLS = "cells.json"

@@ -22,7 +22,7 @@ from ring_notebook.notebook.lab.answers import Compared, Said, Table, clean, sai
 from ring_notebook.notebook.lab.handle import PERSON, Handle, Limits, keep_limits
 from ring_notebook.notebook.run import catalogue
 from ring_notebook.notebook.run.run import Run
-from ring_notebook.notebook.run.send import spoken_name
+from ring_notebook.notebook.run.send_cell import spoken_name
 from ring_notebook.notebook.session.cell_queue import QueuedCell
 from ring_notebook.notebook.session.cells import check_syntax
 from ring_notebook.notebook.session.run_cell import send_cell, set_up

@@ -21,8 +21,8 @@ from typing import Any
 from ring_notebook.errors import ClusterError, RingError
 from ring_notebook.machine.os_calls import peer_of
 from ring_notebook.machine.process_life import is_alive
+from ring_notebook.notebook.bounded_server import BoundedServer
 from ring_notebook.notebook.cluster.cluster_folders import own_folder
-from ring_notebook.notebook.few_callers import FewCallers
 from ring_notebook.notebook.lab.handle import Progress
 from ring_notebook.notebook.lab.tools import MOST_BYTES, ToolCalls
 
@@ -31,7 +31,7 @@ _SECONDS_TO_ASK = 10.0  # of a caller that sends nothing
 _PERIOD = 0.2
 
 
-class ToolServer(FewCallers, socketserver.UnixStreamServer):
+class ToolServer(BoundedServer, socketserver.UnixStreamServer):
     """Opens a notebook to agents of this user, whose calls ``tools`` answers, until `close`."""
 
     most = 8

@@ -17,7 +17,7 @@ from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
 
 from ring_notebook.errors import RingError
 from ring_notebook.notebook.line_command import Command
-from ring_notebook.notebook.magics import rank_names
+from ring_notebook.notebook.magics import completion
 from ring_notebook.notebook.magics.commands import MAGICS, RING
 from ring_notebook.notebook.magics.commands.ring_attach import left_behind
 from ring_notebook.notebook.run.failures import brief
@@ -106,7 +106,7 @@ def register(shell: InteractiveShell) -> None:
     if "ringtrain" not in shell.magics_manager.magics["cell"]:
         session = Session.of_kernel = Session(shell.user_ns)
         shell.register_magics(RingMagics(shell, session))
-        rank_names.register(shell, session)
+        completion.register(shell, session)
         default_cells = DefaultCells(shell, lambda: session.default)
         shell.input_transformers_cleanup.extend([_with_a_body, default_cells])
         if left := left_behind():

@@ -27,7 +27,7 @@ from ring_notebook.notebook import close_widgets
 from ring_notebook.notebook.panel import machines
 from ring_notebook.notebook.panel.charts.chart import Chart, axes, columns, grouped
 from ring_notebook.notebook.panel.charts.metric_names import Section, titles
-from ring_notebook.notebook.record.choices import MOST_SMOOTH, Look
+from ring_notebook.notebook.record.run_labels import MOST_SMOOTH, Look
 from ring_notebook.notebook.record.run_view import RunView
 
 if TYPE_CHECKING:

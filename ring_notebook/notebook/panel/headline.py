@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import NamedTuple
 
-from ring_notebook.analysis.verdict import WALLTIME_WARNING
+from ring_notebook.analysis.job_failure import WALLTIME_WARNING
 from ring_notebook.machine.energy import energy_text
 from ring_notebook.notebook.colors import RED, STATUS_COLORS
 from ring_notebook.notebook.panel import machines

@@ -9,7 +9,7 @@ import numpy as np
 
 from ring_notebook.notebook.panel.charts.chart import Chart
 from ring_notebook.notebook.panel.charts.curves import per_rank
-from ring_notebook.notebook.record.choices import Look
+from ring_notebook.notebook.record.run_labels import Look
 from ring_notebook.notebook.record.run_record import RunRecord
 from ring_notebook.notebook.record.run_view import RunView
 from ring_notebook.notebook.record.series import Points

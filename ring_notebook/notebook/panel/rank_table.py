@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from html import escape
 
-from ring_notebook.analysis.spent import SHARES, shares
+from ring_notebook.analysis.time_breakdown import SHARES, shares
 from ring_notebook.notebook.colors import PHASE_COLORS, PHASE_WORDS, RED, STATUS_COLORS, rank_color
 from ring_notebook.notebook.panel import machines
 from ring_notebook.notebook.panel.charts.chart import RATE

@@ -19,8 +19,8 @@ from ring_notebook.notebook.panel import display_area, headline, hints, labelled
 from ring_notebook.notebook.panel.charts import svg_chart
 from ring_notebook.notebook.panel.charts.chart import Chart, charts, compared, grouped
 from ring_notebook.notebook.panel.charts.metric_names import Section, expanded, missing, titles
-from ring_notebook.notebook.record.choices import Look
 from ring_notebook.notebook.record.run_files import notebook
+from ring_notebook.notebook.record.run_labels import Look
 from ring_notebook.notebook.record.run_record import RunRecord
 from ring_notebook.notebook.record.run_view import Printed, RunView, charted_in
 from ring_notebook.notebook.style import CSS, shown

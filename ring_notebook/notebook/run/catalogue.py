@@ -21,9 +21,9 @@ from ring_notebook.notebook.panel import labelled_lines
 from ring_notebook.notebook.panel.charts.chart import axes
 from ring_notebook.notebook.panel.comparison import Comparison, Origin
 from ring_notebook.notebook.panel.report import figure
-from ring_notebook.notebook.record.choices import keep_labels, read_labels
 from ring_notebook.notebook.record.constants import constants
 from ring_notebook.notebook.record.run_files import OUTPUT_TEXT
+from ring_notebook.notebook.record.run_labels import keep_labels, read_labels
 from ring_notebook.notebook.record.run_record import UNREADABLE, RunRecord, first_line, read_about, read_summary
 from ring_notebook.notebook.record.run_view import SAMPLES
 from ring_notebook.notebook.style import blocks, shown, sparkline

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from ring_notebook.analysis.scaling import Measured, Scaling, measured, table, write_csv
-from ring_notebook.analysis.spent import RankTimes
+from ring_notebook.analysis.time_breakdown import RankTimes
 from ring_notebook.notebook.colors import rank_color
 from ring_notebook.notebook.panel.charts import svg_chart
 from ring_notebook.notebook.panel.charts.chart import Chart

@@ -26,7 +26,7 @@ from typing import Literal
 
 from ring_notebook.errors import RingError
 from ring_notebook.files.whole_file import whole_file
-from ring_notebook.notebook.few_callers import FewCallers
+from ring_notebook.notebook.bounded_server import BoundedServer
 from ring_notebook.notebook.panel.charts.curves import mean_line
 from ring_notebook.notebook.panel.headline import headline
 from ring_notebook.notebook.panel.report import mime_bundle
@@ -294,7 +294,7 @@ class _Link:
         self._thread.join()
 
 
-class _Server(FewCallers, HTTPServer):
+class _Server(BoundedServer, HTTPServer):
     most = 16
 
     def __init__(self, shown: _Shown, token: str) -> None:

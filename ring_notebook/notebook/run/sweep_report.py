@@ -10,7 +10,7 @@ from ring_notebook.notebook.panel.charts import svg_chart
 from ring_notebook.notebook.panel.charts.chart import compared
 from ring_notebook.notebook.panel.charts.metric_names import expanded, titles
 from ring_notebook.notebook.panel.comparison import outcome
-from ring_notebook.notebook.record.choices import Look
+from ring_notebook.notebook.record.run_labels import Look
 from ring_notebook.notebook.record.run_record import RunRecord
 from ring_notebook.notebook.record.run_view import charted_in
 from ring_notebook.notebook.style import shown

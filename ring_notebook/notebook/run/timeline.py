@@ -18,7 +18,7 @@ from IPython.display import HTML, display
 
 from ring_notebook.analysis.operation_log import OPERATION, PARTING, complete
 from ring_notebook.analysis.slow_ranks import explain
-from ring_notebook.analysis.spent import SHARES, Spent, links, own_time, shares
+from ring_notebook.analysis.time_breakdown import SHARES, Spent, links, own_time, shares
 from ring_notebook.notebook.colors import GREY, PHASE_COLORS
 from ring_notebook.notebook.record.run_files import TIMELINE
 from ring_notebook.notebook.table import Listing

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ipyparallel import RemoteError
 from IPython.core.getipython import get_ipython
 
-from ring_notebook.analysis.verdict import judge_answer, judge_run, judge_stop
+from ring_notebook.analysis.job_failure import judge_answer, judge_run, judge_stop
 from ring_notebook.config import config
 from ring_notebook.errors import ClusterError
 from ring_notebook.notebook.record.run_log import RunLog
@@ -21,7 +21,7 @@ from ring_notebook.notebook.run.answering import Answering
 from ring_notebook.notebook.run.failures import MISSING, brief, own_failures
 from ring_notebook.notebook.run.knob_changes import let_go
 from ring_notebook.notebook.run.notices import Notices
-from ring_notebook.notebook.run.run_verdict import Verdict, verdict_of
+from ring_notebook.notebook.run.run_outcome import Verdict, verdict_of
 from ring_notebook.notebook.run.takeover import FollowedLog
 from ring_notebook.protocol.records import Ended, Failure, Record, Status, encode
 from ring_notebook.text.error_text import error_text, printable

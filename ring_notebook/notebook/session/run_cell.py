@@ -18,7 +18,7 @@ from ring_notebook.notebook.note import Note
 from ring_notebook.notebook.run.export import set_up_cells
 from ring_notebook.notebook.run.failures import brief
 from ring_notebook.notebook.run.run import Run
-from ring_notebook.notebook.run.send import spoken_name
+from ring_notebook.notebook.run.send_cell import spoken_name
 from ring_notebook.notebook.session.cell_queue import QueuedCell
 from ring_notebook.notebook.session.cells import check_syntax
 from ring_notebook.notebook.session.live_lines import ElapsedLine

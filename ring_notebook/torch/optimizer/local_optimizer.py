@@ -44,10 +44,10 @@ from ring_notebook.torch.optimizer.averages import (
     in_floats,
 )
 from ring_notebook.torch.optimizer.wrapper import Wrapper, once, owners_of, parameters_of
-from ring_notebook.torch.steps.committed import committed
 from ring_notebook.torch.steps.optimizer_knobs import add_knobs, has_knobs
 from ring_notebook.torch.steps.optimizer_notes import OUTER, count_step, set_steps, steps_of
 from ring_notebook.torch.steps.repair import Shared, give_rest, mend
+from ring_notebook.torch.steps.step_commit import committed
 from ring_notebook.torch.tensors import dtype_of, multiply_each
 
 _MB = 1e-6

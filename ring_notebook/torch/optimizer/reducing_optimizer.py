@@ -16,9 +16,9 @@ from ring_notebook.core import metrics, world
 from ring_notebook.torch.optimizer.gradient_reducer import GradientReducer
 from ring_notebook.torch.optimizer.local_optimizer import LocalOptimizer
 from ring_notebook.torch.optimizer.wrapper import Wrapper, average_loss, closure_of, once, owners_of, with_closure
-from ring_notebook.torch.steps.committed import all_or_none
 from ring_notebook.torch.steps.optimizer_notes import count_step
 from ring_notebook.torch.steps.repair import Shared
+from ring_notebook.torch.steps.step_commit import all_or_none
 
 T = TypeVar("T")
 

@@ -17,11 +17,11 @@ from ring_notebook.api.basics import joins
 from ring_notebook.api.process_sets import ProcessSet
 from ring_notebook.core.communicator import Communicator, ReduceOp
 from ring_notebook.torch.collectives.allreduce import allreduce
-from ring_notebook.torch.steps.committed import committed
 from ring_notebook.torch.steps.optimizer_notes import OUTER
 from ring_notebook.torch.steps.plain_optimizers import guard_steps
 from ring_notebook.torch.steps.repair import Shared, begin, may_have_parted, mend, trust
 from ring_notebook.torch.steps.same_step import SameStep
+from ring_notebook.torch.steps.step_commit import committed
 
 _SHARED = ("param_groups", "state")
 

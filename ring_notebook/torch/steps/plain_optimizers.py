@@ -24,10 +24,10 @@ from ring_notebook.api.process_sets import ProcessSet, global_process_set
 from ring_notebook.core import world
 from ring_notebook.core.communicator import Communicator
 from ring_notebook.core.step_guard import COMMIT, step_guard
-from ring_notebook.torch.steps.committed import Undo
 from ring_notebook.torch.steps.optimizer_knobs import has_knobs
 from ring_notebook.torch.steps.optimizer_notes import count_step, note_models
 from ring_notebook.torch.steps.repair import Shared, begin, may_have_parted, mend
+from ring_notebook.torch.steps.step_commit import Undo
 
 _TRAINING = "_ring_training"
 _is_on = False

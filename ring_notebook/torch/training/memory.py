@@ -18,8 +18,8 @@ from ring_notebook.core.native import core
 from ring_notebook.torch.collectives.tensor_arguments import check_module, check_optimizer
 from ring_notebook.torch.optimizer.wrapper import original_of
 from ring_notebook.torch.tensors import is_sharded, parts_of
+from ring_notebook.torch.training.fsdp_units import sharded_units
 from ring_notebook.torch.training.prepare import check_strategy
-from ring_notebook.torch.training.units import sharded_units
 
 _ROWS = (1, 2)
 """Of a batch, in the two forward passes that are measured."""

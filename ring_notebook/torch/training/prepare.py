@@ -26,7 +26,7 @@ from ring_notebook.torch.optimizer.adasum_optimizer import AdasumOptimizer
 from ring_notebook.torch.optimizer.distributed import DistributedOptimizer
 from ring_notebook.torch.optimizer.local_optimizer import LocalOptimizer, end_rounds
 from ring_notebook.torch.optimizer.reducing_optimizer import ReducingOptimizer
-from ring_notebook.torch.optimizer.rest import average_rest
+from ring_notebook.torch.optimizer.unoptimized_gradients import average_rest
 from ring_notebook.torch.optimizer.wrapper import original_of, parameters_of
 from ring_notebook.torch.process_group.default_group import process_group
 from ring_notebook.torch.steps.optimizer_knobs import RATES, add_knobs, scale_schedules
@@ -34,12 +34,12 @@ from ring_notebook.torch.steps.optimizer_notes import note_models, note_schedule
 from ring_notebook.torch.steps.repair import furthest
 from ring_notebook.torch.tensors import is_sharded
 from ring_notebook.torch.training.broadcast_state import broadcast_optimizer_state, broadcast_tensors
+from ring_notebook.torch.training.fsdp_units import sharded_units
 from ring_notebook.torch.training.loaders import batch_size_of, shard
 from ring_notebook.torch.training.noise_scale import NOISE_EVERY, measure_noise
 from ring_notebook.torch.training.sync_batch_norm import SyncBatchNorm
 from ring_notebook.torch.training.turn_state import begin_turns, follow_buffers
 from ring_notebook.torch.training.turns_loader import shard_by_turns
-from ring_notebook.torch.training.units import sharded_units
 
 M = TypeVar("M", bound=torch.nn.Module)
 T = TypeVar("T")

@@ -12,7 +12,7 @@ from contextlib import suppress
 import pytest
 
 from attack.fuzz.fuzz import damaged
-from ring_notebook.analysis.verdict import RankFailure, exit_code
+from ring_notebook.analysis.job_failure import RankFailure, exit_code
 from ring_notebook.launch.connections.pmi import PmiServer
 from ring_notebook.launch.supervisor.rank_failure import split_reports
 

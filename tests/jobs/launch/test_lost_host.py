@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ring_notebook.analysis.verdict import RankFailure
+from ring_notebook.analysis.job_failure import RankFailure
 from ring_notebook.config import config
 from ring_notebook.launch.remote.remote_ranks import RemoteRanks, connect
 from ring_notebook.launch.supervisor.local_ranks import Assignment

@@ -16,7 +16,7 @@ import pytest
 
 from harness.waiting import SLEEPS, until
 from ring_notebook import __version__
-from ring_notebook.analysis.verdict import RankFailure
+from ring_notebook.analysis.job_failure import RankFailure
 from ring_notebook.config import config
 from ring_notebook.errors import RunFailed
 from ring_notebook.launch import job as jobs

@@ -20,7 +20,7 @@ from ring_notebook.analysis.scaling import (
     table,
     write_csv,
 )
-from ring_notebook.analysis.spent import RankTimes
+from ring_notebook.analysis.time_breakdown import RankTimes
 
 ALL_COMPUTE = {**dict.fromkeys(PARTS, 0.0), "compute": 1.0}
 

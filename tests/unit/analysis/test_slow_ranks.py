@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from ring_notebook.analysis.slow_ranks import CAUSES, SlowLink, SlowRanks, cause, explain, find
-from ring_notebook.analysis.spent import OwnTime, Sent, Spent, shares, spent
+from ring_notebook.analysis.time_breakdown import OwnTime, Sent, Spent, shares, spent
 
 # Ten seconds of two ranks: the slow one works for nine, the other for four and waits for five.
 SLOW = Spent(10.0, 1.0, 0.0, 0.0, 0.0, OwnTime(on_cpu=10.0, samples=100))

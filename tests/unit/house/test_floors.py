@@ -283,7 +283,7 @@ def test_a_circle_is_noticed(last: str) -> None:
         ("ring_notebook/launch/cli.py", "from ring_notebook.core import world"),
         ("ring_notebook/launch/launchers/site_launchers.py", "from ring_notebook.launch.job import Job"),
         ("ring_notebook/protocol/records.py", "from ring_notebook.core.buffers import Buffer"),
-        ("ring_notebook/text/words.py", "from ring_notebook.analysis import verdict"),
+        ("ring_notebook/text/words.py", "from ring_notebook.analysis import job_failure"),
         ("ring_notebook/launch/run_function.py", "import mpi4py"),
         ("ring_notebook/notebook/panel/panel.py", "from ring_notebook.notebook.run.run import Run"),
         ("ring_notebook/notebook/style.py", "from ring_notebook.notebook.panel import panel"),

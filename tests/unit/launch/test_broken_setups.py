@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ring_notebook.analysis.verdict import RankFailure
+from ring_notebook.analysis.job_failure import RankFailure
 from ring_notebook.launch import doctor, doctor_checks
 from ring_notebook.launch.doctor import Visit, compare
 from ring_notebook.launch.doctor_checks import Check

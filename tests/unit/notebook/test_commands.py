@@ -10,7 +10,7 @@ import pytest
 from IPython.core.error import UsageError
 
 from ring_notebook.notebook.line_command import Command, Option
-from ring_notebook.notebook.magics import commands, rank_names
+from ring_notebook.notebook.magics import commands, completion
 from ring_notebook.notebook.magics.commands import GROUPS, MAGICS, RING
 from ring_notebook.notebook.session.session import Session
 from ring_notebook.protocol.ringtrain_options import CellOptions
@@ -98,7 +98,7 @@ def test_names_of_the_release_before_mean_the_same() -> None:
 
 def test_a_former_name_is_completed_as_the_one_of_now() -> None:
     for former, now in (("restore", "snapshots restore"), ("branch", "snapshots branch"), ("grow", "resize")):
-        before, after = (rank_names._words(f"%ring {name} ", "", Session()) for name in (former, now))
+        before, after = (completion._words(f"%ring {name} ", "", Session()) for name in (former, now))
         assert before == after
         assert before[0]
 

@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
-from ring_notebook.analysis.verdict import RankFailure
+from ring_notebook.analysis.job_failure import RankFailure
 from ring_notebook.files.rank_logs import cell_begins
 from ring_notebook.notebook.cluster.death import explain, explain_failure, tail
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from threading import Thread
 from typing import Annotated, Any
 
-from ring_notebook.analysis.verdict import WALLTIME_WARNING
+from ring_notebook.analysis.job_failure import WALLTIME_WARNING
 from ring_notebook.errors import ClusterError
 from ring_notebook.launch.batch_systems import login_node_of
 from ring_notebook.launch.launchers.hosts import checked_hosts

@@ -21,7 +21,7 @@ from ring_notebook.notebook.panel.charts.metric_names import (
     trained,
     unit,
 )
-from ring_notebook.notebook.record.choices import AXES, STEP, TIME, Look
+from ring_notebook.notebook.record.run_labels import AXES, STEP, TIME, Look
 from ring_notebook.notebook.record.run_view import EPOCH, LOGICAL, SAMPLES, UNCHARTED, RunView
 from ring_notebook.notebook.record.series import Points
 from ring_notebook.notebook.style import number, shown, whole

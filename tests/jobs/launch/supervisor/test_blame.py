@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ring_notebook.analysis.verdict import LINGER
+from ring_notebook.analysis.job_failure import LINGER
 from ring_notebook.launch.launchers.find_launcher import find_launcher
 from ring_notebook.launch.supervisor import rank_wrapper
 from ring_notebook.rank.rank_status import StatusFile

@@ -34,8 +34,8 @@ def ringrun(
     Signals within ``same`` seconds are one.
     """
     code = (
-        "import sys; from ring_notebook.analysis import verdict; from ring_notebook.launch import cli; "
-        f"verdict.STOPPING = {stopping}; verdict.SAME_SIGNAL = {same}; sys.exit(cli.main(sys.argv[1:]))"
+        "import sys; from ring_notebook.analysis import job_failure; from ring_notebook.launch import cli; "
+        f"job_failure.STOPPING = {stopping}; job_failure.SAME_SIGNAL = {same}; sys.exit(cli.main(sys.argv[1:]))"
     )
     command = [sys.executable, "-c", code, *filter(None, [prefix]), *arguments]
     pipe = subprocess.PIPE

@@ -73,9 +73,9 @@ time.sleep(4)
 """
 REMOTE_SHELL = '#!/bin/sh\ntouch agent\nshift\nexec sh -c "$*"\n'
 PATIENT = """
-from ring_notebook.analysis import verdict
+from ring_notebook.analysis import job_failure
 from ring_notebook.launch.supervise import main
-verdict.SILENCE = 2
+job_failure.SILENCE = 2
 main()
 """
 

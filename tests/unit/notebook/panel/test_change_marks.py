@@ -9,7 +9,7 @@ import pytest
 
 from ring_notebook.notebook.panel.charts.chart import MOST_CHANGES, charts, parting
 from ring_notebook.notebook.panel.report import changes_text
-from ring_notebook.notebook.record.choices import Look
+from ring_notebook.notebook.record.run_labels import Look
 from ring_notebook.notebook.record.run_view import RunState, RunView
 from ring_notebook.notebook.record.series import Points
 from ring_notebook.notebook.run.knob_changes import parted

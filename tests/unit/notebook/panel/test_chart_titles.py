@@ -12,7 +12,7 @@ from ring_notebook.notebook.panel.charts.chart import Chart, Mark, axes, charts,
 from ring_notebook.notebook.panel.charts.curves import Curves
 from ring_notebook.notebook.panel.charts.live_chart import LiveChart
 from ring_notebook.notebook.panel.charts.svg_chart import svg
-from ring_notebook.notebook.record.choices import Look
+from ring_notebook.notebook.record.run_labels import Look
 from ring_notebook.notebook.record.run_view import RunState
 from ring_notebook.protocol.records import MetricBatch
 

@@ -11,7 +11,7 @@ import pytest
 from ring_notebook.notebook.panel import headline, rank_table
 from ring_notebook.notebook.panel.charts.chart import Chart, charts, results
 from ring_notebook.notebook.panel.comparison import Comparison
-from ring_notebook.notebook.record.choices import Look
+from ring_notebook.notebook.record.run_labels import Look
 from ring_notebook.notebook.record.run_log import RunLog
 from ring_notebook.notebook.run.equal_runs import compared
 from ring_notebook.protocol.records import Ended, MetricBatch, Params, Record, encode

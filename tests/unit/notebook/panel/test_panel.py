@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ring_notebook.notebook.panel.panel import Panel
-from ring_notebook.notebook.record.choices import Look
+from ring_notebook.notebook.record.run_labels import Look
 from ring_notebook.notebook.record.run_log import RunLog
 from ring_notebook.notebook.record.run_record import RunRecord
 from ring_notebook.protocol.records import MetricBatch, Status, encode

@@ -22,7 +22,7 @@ from ring_notebook.notebook.record.run_record import RunRecord
 from ring_notebook.notebook.run import catalogue
 from ring_notebook.notebook.run.export import export
 from ring_notebook.notebook.run.pages import write_pages
-from ring_notebook.notebook.run.send import spoken_name
+from ring_notebook.notebook.run.send_cell import spoken_name
 from ring_notebook.notebook.run.takeover import runs_in_progress
 from ring_notebook.notebook.run.trackers import to_csv
 from ring_notebook.notebook.table import Listing

@@ -7,7 +7,7 @@ from threading import BoundedSemaphore
 from typing import Any
 
 
-class FewCallers(socketserver.ThreadingMixIn):
+class BoundedServer(socketserver.ThreadingMixIn):
     """Before a class of servers: answers at most ``most`` callers at once, and turns others away."""
 
     most: int

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from ring_notebook.analysis import verdict
-from ring_notebook.analysis.verdict import (
+from ring_notebook.analysis import job_failure
+from ring_notebook.analysis.job_failure import (
     Event,
     Kind,
     RankFailure,
@@ -324,10 +324,10 @@ def test_a_rank_that_waits_for_others_since_it_failed(failed_at: float | None, s
     ("code", "left_early", "was_aborted", "stopping", "does"),
     [
         (0, False, False, False, (False, 0.0, False)),
-        (0, True, False, False, (True, verdict.LINGER, True)),  # the others report that they miss it
+        (0, True, False, False, (True, job_failure.LINGER, True)),  # the others report that they miss it
         (3, False, False, False, (True, 0.0, True)),
         (3, True, False, False, (True, 0.0, True)),
-        (1, False, True, False, (True, verdict.LINGER, True)),  # the one that has aborted it reports first
+        (1, False, True, False, (True, job_failure.LINGER, True)),  # the one that has aborted it reports first
         (-SIGKILL, True, False, False, (True, 0.0, False)),  # mpiexec sees it
         (3, False, False, True, (False, 0.0, False)),
         (0, True, False, True, (False, 0.0, False)),

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import pytest
 
-from ring_notebook.notebook.run.run_verdict import verdict_of
+from ring_notebook.notebook.run.run_outcome import verdict_of
 from ring_notebook.protocol.records import Ended, Failure
 
 LEFT = "rank 1 was ended: 5 s after an interrupt it still waited in dist.recv"
