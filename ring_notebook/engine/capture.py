@@ -31,6 +31,7 @@ MOST_TEXT = 250_000
 LATE = "Written between this cell and the one before:"
 
 _current: Capture | None = None  # of the present run
+_process = 0  # this engine's, which another process may have forked after it had imported this module
 
 
 class Capture:
@@ -196,7 +197,6 @@ class _Writer(io.TextIOBase):
     def __init__(self, stream: Stream) -> None:
         self.name = f"<{stream}>"
         self._stream: Stream = stream
-        self._process = os.getpid()
 
     def writable(self) -> bool:
         return True
@@ -205,7 +205,7 @@ class _Writer(io.TextIOBase):
         if not isinstance(text, str):
             raise TypeError(f"write() argument must be str, not {type(text).__name__}")
         capture = _current  # read once: the run may end while another thread writes
-        if os.getpid() != self._process:  # in a forked data loader worker the capture is a copy that is never sent
+        if os.getpid() != _process:  # in a forked data loader worker the capture is a copy that is never sent
             capture = None
         elif late_output.add(self._stream, text):
             return len(text)
@@ -233,7 +233,9 @@ _streams = _Writer("stdout"), _Writer("stderr")
 
 
 def redirect() -> None:
-    """From now on, send text written to sys.stdout and sys.stderr to the present run."""
+    """From now on, send text that this process writes to sys.stdout and sys.stderr to the present run."""
+    global _process
+    _process = os.getpid()
     sys.stdout, sys.stderr = _streams
 
 

@@ -27,10 +27,12 @@ MODULES = (
     "IPython",
     "ipykernel.ipkernel",
     "ipykernel.zmqshell",
+    "ring_notebook.engine.setup",
+    "ring_notebook.engine.runner",
 )
-"""Imports of most ranks; the second is needed to make an optimizer.
+"""Imports of most ranks; the second is needed to make an optimizer. The last two a user's engines inherit, too.
 
-None remembers the process or folder of its import. ipyparallel is not here because it remembers the folder.
+None may remember the process or folder of its import. ipyparallel's programs are not here: they remember the folder.
 """
 
 
