@@ -142,7 +142,7 @@ def run_on_ranks(
     if troubles:
         raise troubles[0]
     if elastic.min_np and code == 0:
-        return [pickle.loads(outcome.value) for _, outcome in sorted(outcomes.items()) if not outcome.traceback]
+        return [_result(outcome, size) for _, outcome in sorted(outcomes.items()) if not outcome.traceback]
     return _results(outcomes, size, code, job)
 
 
@@ -163,10 +163,24 @@ def _results(outcomes: Mapping[int, Outcome], size: int, code: int, job: Job) ->
             said = f"rank {first.rank} of {size} called sys.exit({given}); return from the function to end its work"
             raise RunFailed(said) from cause
         raise error from cause
-    if code or len(outcomes) < size:
-        missing = sorted(set(range(size)) - {rank for rank, outcome in outcomes.items() if not outcome.traceback})
-        raise RunFailed(f"{job.describe_failure()}; no result from ranks {missing}")
-    return [pickle.loads(outcomes[rank].value) for rank in range(size)]
+    missing = sorted(set(range(size)) - {rank for rank, outcome in outcomes.items() if not outcome.traceback})
+    if code:
+        raise RunFailed(job.describe_failure() + (f"; no result from ranks {missing}" if missing else ""))
+    if missing:
+        raise RunFailed(
+            f"no result from ranks {missing}, which exited with code 0; return from the function to end its work"
+        )
+    return [_result(outcomes[rank], size) for rank in range(size)]
+
+
+def _result(outcome: Outcome, size: int) -> Any:
+    try:
+        return pickle.loads(outcome.value)
+    except Exception as error:
+        raise RunFailed(
+            f"rank {outcome.rank} of {size} returned what cannot be unpickled here ({type(error).__name__}: {error}); "
+            "return what can, such as numbers, arrays and dicts of them"
+        ) from error
 
 
 def _address(hosts: Sequence[Host], folder: Path) -> str | tuple[str, int]:

@@ -63,11 +63,14 @@ def named_hosts(hosts: str | None, hostfile: str | None, slots: int = 1) -> list
 
     Raises ValueError for a list or a file that names none: its ranks would all start here.
     """
-    if not hosts and not hostfile:
+    if hosts is None and hostfile is None:
         return []
-    found = parse_hosts(hosts, slots) if hosts else parse_hostfile(Path(hostfile or "").read_text(), slots)
+    if hosts is not None:
+        where, found = f"the list of hosts {hosts!r}", parse_hosts(hosts, slots)
+    else:
+        where, text = f"the host file {hostfile!r}", Path(hostfile).read_text("utf-8-sig") if hostfile else ""
+        found = parse_hostfile(text, slots)
     if not found:
-        where = f"the list of hosts {hosts!r}" if hosts else f"the host file {hostfile}"
         raise ValueError(f"{where} names no host; expected HOST or HOST:SLOTS for each")
     return found
 

@@ -501,6 +501,23 @@ def test_run_says_which_rank_returned_what_cannot_be_pickled() -> None:
         run(lock, n=2)
 
 
+def test_run_says_which_rank_returned_what_cannot_be_unpickled() -> None:
+    class Opened:
+        def __reduce__(self) -> object:
+            return open, ("/nobody/has/this",)
+
+    words = r"^rank 1 of 2 returned what cannot be unpickled here \(FileNotFoundError: "
+    with pytest.raises(RunFailed, match=words):
+        run(lambda: Opened() if rank_of_process() == 1 else 0, n=2)
+
+
+def test_run_says_which_rank_exited_without_a_result() -> None:
+    with pytest.raises(
+        RunFailed, match=r"^no result from ranks \[1\], which exited with code 0; return from the function"
+    ):
+        run(lambda: os._exit(0) if rank_of_process() == 1 else 0, n=2)
+
+
 def test_run_says_which_rank_died() -> None:
     def die() -> None:
         if rank_of_process() == 1:

@@ -62,7 +62,15 @@ def test_a_wrong_line_of_a_host_file_is_numbered() -> None:
 def test_a_list_or_a_file_without_a_host_is_not_this_host(tmp_path: Path) -> None:
     (tmp_path / "hosts").write_text("# none yet\n\n")
     assert named_hosts(None, None) == []
-    with pytest.raises(ValueError, match=r"the host file .*hosts names no host; expected HOST or HOST:SLOTS for each"):
+    with pytest.raises(ValueError, match=r"the host file .*hosts' names no host; expected HOST or HOST:SLOTS for each"):
         named_hosts(None, str(tmp_path / "hosts"))
-    with pytest.raises(ValueError, match="the list of hosts ', ' names no host"):
-        named_hosts(", ", None)
+    for hosts in (", ", ""):
+        with pytest.raises(ValueError, match=f"the list of hosts '{hosts}' names no host"):
+            named_hosts(hosts, None)
+    with pytest.raises(ValueError, match="the host file '' names no host"):
+        named_hosts(None, "")
+
+
+def test_a_host_file_of_an_editor_that_marks_its_encoding(tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_bytes(b"\xef\xbb\xbfa slots=2\r\nb\r\n")
+    assert named_hosts(None, str(tmp_path / "hosts")) == [Host("a", 2), Host("b", 1)]
