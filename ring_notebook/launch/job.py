@@ -227,8 +227,8 @@ class Job:
                 output.close()
 
     @contextlib.contextmanager
-    def signals_passed_on(self) -> Iterator[None]:
-        """While the block runs, signals that would end or stop this process reach the job too (command line only).
+    def signals_passed_on(self, signals: Sequence[signal.Signals] = _SIGNALS) -> Iterator[None]:
+        """While the block runs, ``signals`` to this process reach the job: all that would end or stop a command line.
 
         A signal that this process ignores, as under ``nohup``, stays ignored.
         """
@@ -236,7 +236,7 @@ class Job:
         def pass_on(signum: int, _frame: FrameType | None) -> None:
             self._note("signal", signum)
 
-        kept = [signum for signum in _SIGNALS if signal.getsignal(signum) is not signal.SIG_IGN]
+        kept = [signum for signum in signals if signal.getsignal(signum) is not signal.SIG_IGN]
         before = {signum: signal.signal(signum, pass_on) for signum in kept}
         try:
             yield

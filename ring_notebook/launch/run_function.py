@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import secrets
+import signal
 import subprocess
 import sys
 import threading
@@ -134,7 +135,8 @@ def run_on_ranks(
                 elastic,
                 files=files,
             )
-            code = job.wait()
+            with job.signals_passed_on(_stops()):
+                code = job.wait()
         finally:
             callers.close()
             if files:
@@ -144,6 +146,13 @@ def run_on_ranks(
     if elastic.min_np and code == 0:
         return [_result(outcome, size) for _, outcome in sorted(outcomes.items()) if not outcome.traceback]
     return _results(outcomes, size, code, job)
+
+
+def _stops() -> list[signal.Signals]:
+    """The signals of Ctrl-Z and `fg`, where this thread can handle them and the user's program does not."""
+    if threading.current_thread() is not threading.main_thread():
+        return []
+    return [number for number in (signal.SIGTSTP, signal.SIGCONT) if signal.getsignal(number) is signal.SIG_DFL]
 
 
 def _results(outcomes: Mapping[int, Outcome], size: int, code: int, job: Job) -> list[Any]:

@@ -116,9 +116,20 @@ def test_a_signal_ends_every_rank(program: str, signum: signal.Signals, code: in
     # That no rank is left is proven for the whole file, by the fixture that looks for leftovers.
 
 
-def test_ctrl_z_stops_every_rank_and_its_children_until_it_is_continued() -> None:
-    program = f"import os; child = os.fork(); os.write(1, b'%d\\n' % os.getpid())\n{SLEEPS}"
-    command = [sys.executable, "-m", "ring_notebook.launch.cli", "--no-prefix", "-np", "2", "python", "-c", program]
+_FORKS = f"import os; child = os.fork(); os.write(1, b'%d\\n' % os.getpid())\n{SLEEPS}"
+_RUN = f"import ring_notebook\nring_notebook.run(lambda: exec({_FORKS!r}), n=2)"
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        (["-m", "ring_notebook.launch.cli", "--no-prefix", "-np", "2", "python", "-c", _FORKS], 128 + signal.SIGTERM),
+        (["-c", _RUN], -signal.SIGTERM),
+    ],
+    ids=["ringrun", "run"],
+)
+def test_ctrl_z_stops_every_rank_and_its_children_until_it_is_continued(command: list[str], code: int) -> None:
+    command = [sys.executable, *command]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as job:
         assert job.stdout is not None
         processes = [psutil.Process(int(job.stdout.readline())) for _ in range(4)]
@@ -134,7 +145,7 @@ def test_ctrl_z_stops_every_rank_and_its_children_until_it_is_continued() -> Non
         until(lambda: are("stopped") and psutil.Process(job.pid).status() == psutil.STATUS_STOPPED)
         job.send_signal(signal.SIGTERM)  # as `kill %1` of a shell, which sends both
         job.send_signal(signal.SIGCONT)
-        assert job.wait(60) == 128 + signal.SIGTERM
+        assert job.wait(60) == code
     until(lambda: not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in processes))
 
 
