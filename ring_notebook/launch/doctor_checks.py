@@ -19,7 +19,7 @@ from typing import Literal
 
 from ring_notebook import config as settings
 from ring_notebook.errors import RingError
-from ring_notebook.launch.connections.mpi_host import mpich_problem
+from ring_notebook.launch.connections.mpi_host import SHM, mpich_problem, needed_memory
 from ring_notebook.launch.gpu_check import check_gpus
 from ring_notebook.launch.launchers.find_launcher import find_launcher
 from ring_notebook.launch.launchers.launcher import loaded_mpi
@@ -187,8 +187,7 @@ def _mpi() -> Check:
     mpi = loaded_mpi()
     launcher = find_launcher()
     if not launcher.foreign and (problem := mpich_problem(2)):
-        cure = "`docker run --shm-size=1g`, or free space there" if "/dev/shm" in problem else "run these elsewhere"
-        return Check("mpi", "warn", problem, f"only programs that import mpi4py need it; {cure}")
+        return Check("mpi", "warn", problem, f"only programs that import mpi4py need it; {_cure_of_mpi(problem)}")
     program = code_command("import os; from mpi4py import MPI; os.write(1, b'%d;' % MPI.COMM_WORLD.size)")
     done = subprocess.run(
         launcher.command(program, 2),
@@ -209,6 +208,16 @@ def _mpi() -> Check:
             "mpi", "fail", f"{found} that found sizes {sizes}, expected 2 2", f"set RING_MPIEXEC to an mpiexec of {mpi}"
         )
     return Check("mpi", "ok", f"{found}, two ranks connected")
+
+
+def _cure_of_mpi(problem: str) -> str:
+    if SHM not in problem:
+        return "run these elsewhere"
+    if not os.access(SHM, os.W_OK):
+        return f"mount a tmpfs at {SHM} that you may write to"
+    about = os.statvfs(SHM)
+    large = about.f_blocks * about.f_frsize >= needed_memory(2)
+    return "free space there" if large else "`docker run --shm-size=1g`, or a larger tmpfs there"
 
 
 def _cores(slots: int = 0) -> Check:

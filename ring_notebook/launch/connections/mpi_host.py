@@ -21,21 +21,25 @@ from ring_notebook.rank.rank_variables import NO_MPI, STARTED_AGAIN
 
 ALONE: Mapping[str, str] = {"UCX_TLS": "self,sm"}
 """The transports of ranks on one host. UCX, MPICH's transport, listens on all interfaces unless it stays within one."""
-_SHM = "/dev/shm"
+SHM = "/dev/shm"
 # MPICH names its files there and nowhere else; without it, as in some containers, ranks without MPI still start.
-FOLDER = Path(_SHM if os.access(_SHM, os.W_OK) else tempfile.gettempdir())
-_FIRST, _EACH = 20 << 20, 5 << 20  # bytes that MPICH 5 was seen to need there, and for each rank
+FOLDER = Path(SHM if os.access(SHM, os.W_OK) else tempfile.gettempdir())
 _JOB = re.compile(r"ring-\d+-[0-9a-f]{16}")
+
+
+def needed_memory(ranks: int) -> int:
+    """The bytes of /dev/shm that MPICH 5 was seen to need for ``ranks`` ranks."""
+    return (20 + 5 * ranks) << 20
 
 
 def mpich_problem(ranks: int) -> str:
     """Why MPICH cannot start ``ranks`` ranks on this host, where it would abort or hang; empty if it can."""
-    if not os.access(_SHM, os.W_OK):
-        return f"MPI needs {_SHM}, which cannot be written here"
-    about = os.statvfs(_SHM)
-    free, needed = about.f_bavail * about.f_frsize, _FIRST + _EACH * ranks
+    if not os.access(SHM, os.W_OK):
+        return f"MPI needs {SHM}, which cannot be written here"
+    about = os.statvfs(SHM)
+    free, needed = about.f_bavail * about.f_frsize, needed_memory(ranks)
     if free < needed:
-        return f"MPI needs {needed >> 20} MiB of {_SHM} for {ranks} ranks, and {free / (1 << 20):.3g} MiB are free"
+        return f"MPI needs {needed >> 20} MiB of {SHM} for {ranks} ranks, and {free / (1 << 20):.3g} MiB are free"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe:
         try:
             probe.bind("")  # as UCX does: the system chooses an abstract name

@@ -22,6 +22,8 @@ REFUSING = [sys.executable, str(TESTS / "places" / "refusing.py"), "1"]
 SMALL_SHM = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=64k none /dev/shm && exec "$@"', "sh"]
 _FILL = 'mount -t tmpfs -o size=40m none /dev/shm && head -c 30M /dev/zero > /dev/shm/x && exec "$@"'
 FULL_SHM = [*SMALL_SHM[:-2], _FILL, "sh"]
+_READ_ONLY = 'mount --bind "$0" "$0" && mount -o remount,bind,ro "$0" && cd "$0" && exec "$@"'
+READ_ONLY_SHM = ["unshare", "--mount", "sh", "-c", _READ_ONLY, "/dev/shm"]
 NO_PROC = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs none /proc && exec "$@"', "sh"]
 MPI, DISK = "doctor_checks._mpi()", "doctor._disk('.', '', '')"
 NEEDS = "needs 30 MiB of /dev/shm for 2 ranks, and"
@@ -62,8 +64,9 @@ def without_core(folder: Path) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("what", "wrap", "env", "status", "found", "cure"),
     [
-        (MPI, SMALL_SHM, {}, "warn", f"{NEEDS} 0.0625 MiB are free", "`docker run --shm-size=1g`"),
-        (MPI, FULL_SHM, {}, "warn", f"{NEEDS} 10 MiB are free", "free space there"),
+        (MPI, SMALL_SHM, {}, "warn", f"{NEEDS} 0.0625 MiB are free", "need it; `docker run --shm-size=1g`"),
+        (MPI, FULL_SHM, {}, "warn", f"{NEEDS} 10 MiB are free", "need it; free space there"),
+        (MPI, READ_ONLY_SHM, {}, "warn", "MPI needs /dev/shm, which cannot be written here", "need it; mount a tmpfs"),
         (MPI, refused("sched_getaffinity"), {}, "warn", "MPI needs sched_getaffinity", "run these elsewhere"),
         ("doctor_checks._files()", refused("prlimit64"), {}, "ok", "any number of open files", ""),
         (
@@ -94,6 +97,12 @@ def test_a_broken_set_up(
     assert found in check.found
     assert cure in check.advice
     assert "{" not in check.found + check.advice
+
+
+def test_the_doctor_works_in_a_folder_on_a_read_only_disk(tmp_path: Path) -> None:
+    visits = "setattr(doctor, '_visit', lambda name, *_: doctor.Visit(name)) or doctor.diagnose_hosts()"
+    wrap = ["unshare", "--mount", "sh", "-c", _READ_ONLY, str(tmp_path)]
+    assert elsewhere(visits, *wrap, folder=tmp_path) == []
 
 
 @pytest.mark.parametrize(
