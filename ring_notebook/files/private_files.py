@@ -66,8 +66,9 @@ def changed_by_others(folder: Path) -> str:
         status = folder.stat()
     except OSError:
         return ""
-    if not is_own(folder) or status.st_uid not in (os.geteuid(), 0):
-        return f"{folder} belongs to another user, {owner_of(folder)}; remove it"
+    for seen in (folder, folder.resolve()):  # a link, and what it leads to
+        if not is_own(seen):
+            return f"{folder} belongs to another user, {owner_of(seen)}; remove it"
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not status.st_mode & stat.S_ISVTX:
         return f"other users may write to {folder}; `chmod go-w` it"
     return ""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ring_notebook.files.private_files import is_own, make_private_folder, open_private, replace_text
+from ring_notebook.files.private_files import changed_by_others, is_own, make_private_folder, open_private, replace_text
 
 
 @pytest.fixture(params=[0o000, 0o022, 0o077, 0o277], autouse=True)
@@ -54,6 +54,10 @@ def test_what_another_user_left_is_not_own(tmp_path: Path) -> None:
     (tmp_path / "ours").touch()
     os.lchown(link, 65534, 65534)
     assert [is_own(path) for path in (theirs, link, tmp_path / "ours")] == [False, False, True]
+    own_link = tmp_path / "own link"
+    own_link.symlink_to(theirs)
+    assert f"{own_link} belongs to another user, nobody;" in changed_by_others(own_link)
+    assert f"{link} belongs to another user, nobody;" in changed_by_others(link)
 
 
 @pytest.mark.parametrize(("private", "mode"), [(True, 0o600), (False, 0o644)])
