@@ -122,7 +122,8 @@ class _Execution:
         other_waits.begin()
         if setup.spool is not None:
             setup.spool.begin(self.run)
-        with Publisher(self._collect, _send), self.capture.active(shell):
+        # In this order: what was written before the cell is taken first.
+        with self.capture.active(shell), Publisher(self._collect, _send):
             self.error = self.interruptible.call(lambda: self._run(shell, source))
             step_points.forget()
             if self.error is not None:

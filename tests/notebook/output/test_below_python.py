@@ -79,6 +79,14 @@ def write():
     print("thread"); os.write(1, b"descriptor\\n"); os.system("echo program >&2")
     (folder / f"done {{rank}}").touch()
 threading.Thread(target=write).start()
+# The next cell begins slowly, as on a busy machine.
+from ring_notebook.engine import late_output
+begins = late_output.cell_begins
+def begins_slowly():
+    late_output.cell_begins = begins
+    time.sleep(0.3)
+    return begins()
+late_output.cell_begins = begins_slowly
 """
 
 
