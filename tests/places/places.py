@@ -300,17 +300,17 @@ PLACES = (
         Place(
             f"a bare {name}, its own Python and C library",
             "nothing",
-            how,
+            "debootstrap, compiled there by pip",
             wrap=root,
             make=root.make,
             root=True,
             dear=True,
         )
-        for name, root, how in (
-            ("Debian 12", Root("bookworm", DEBIAN), "debootstrap, a wheel for its Python"),
-            ("Debian 13", Root("trixie", DEBIAN), "debootstrap, compiled there by pip"),
-            ("Ubuntu 22.04", Root("jammy", UBUNTU), "debootstrap, compiled there by pip"),
-            ("Ubuntu 24.04", Root("noble", UBUNTU), "debootstrap, compiled there by pip"),
+        for name, root in (
+            ("Debian 12", Root("bookworm", DEBIAN)),
+            ("Debian 13", Root("trixie", DEBIAN)),
+            ("Ubuntu 22.04", Root("jammy", UBUNTU)),
+            ("Ubuntu 24.04", Root("noble", UBUNTU)),
         )
     ),
 )
