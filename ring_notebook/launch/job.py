@@ -32,8 +32,8 @@ from ring_notebook.launch.supervisor.growth import NOT_ELASTIC, Elastic
 from ring_notebook.launch.supervisor.outer_job import without_outer_job
 from ring_notebook.launch.supervisor.output_lines import SOON, TAGGED, Carrier, pieces
 from ring_notebook.launch.supervisor.parent_death import wrap
-from ring_notebook.launch.supervisor.rank_failure import RankMark, split_reports
 from ring_notebook.launch.supervisor.start_and_signal import end_session
+from ring_notebook.launch.supervisor.stderr_reports import RankMark, split_reports
 from ring_notebook.machine.os_calls import Wake, exit_descriptor
 from ring_notebook.rank.rank_variables import MASTER
 

@@ -30,8 +30,8 @@ from ring_notebook.launch.remote.introduction import Way, forget
 from ring_notebook.launch.remote.network import network_variables
 from ring_notebook.launch.supervisor.local_ranks import Assignment, LocalRanks, raise_file_limit
 from ring_notebook.launch.supervisor.output_lines import Carrier, carry
-from ring_notebook.launch.supervisor.rank_failure import explain_start_error
 from ring_notebook.launch.supervisor.start_and_signal import FORWARDED, end_session
+from ring_notebook.launch.supervisor.stderr_reports import explain_start_error
 
 _CAPACITY = 1 << 16
 

@@ -29,7 +29,7 @@ from ring_notebook.launch.remote.remote_shell import agent_command, command_on, 
 from ring_notebook.launch.supervisor.local_ranks import Assignment, HostRanks, nothing
 from ring_notebook.launch.supervisor.output_lines import put
 from ring_notebook.launch.supervisor.parent_death import bind_to_parent
-from ring_notebook.launch.supervisor.rank_failure import parse_report
+from ring_notebook.launch.supervisor.stderr_reports import parse_report
 from ring_notebook.rank.rank_status import RankStatus
 
 _CAPACITY = 1 << 16

@@ -11,7 +11,7 @@ from pathlib import Path
 from ring_notebook.analysis.job_failure import RankFailure, first_failure, signal_name
 from ring_notebook.files.rank_logs import of_last_cell
 from ring_notebook.launch.batch_job import who_ended_it
-from ring_notebook.launch.supervisor.rank_failure import split_reports
+from ring_notebook.launch.supervisor.stderr_reports import split_reports
 from ring_notebook.text.error_text import CELL, name_cells
 
 _TAIL = 30  # lines

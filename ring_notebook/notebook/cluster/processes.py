@@ -29,7 +29,7 @@ from ring_notebook.launch.supervisor.engine_supervisor import Request, make_requ
 from ring_notebook.launch.supervisor.local_ranks import SHARED_IMPORTS
 from ring_notebook.launch.supervisor.outer_job import without_outer_job
 from ring_notebook.launch.supervisor.parent_death import wrap
-from ring_notebook.launch.supervisor.rank_failure import split_reports
+from ring_notebook.launch.supervisor.stderr_reports import split_reports
 from ring_notebook.machine.os_calls import Wake, exit_descriptor, resource_limits, set_resource_limits
 from ring_notebook.machine.own_python import module_command
 from ring_notebook.notebook.cluster.death import Death, by_batch_system, explain, explain_failure, not_started, tail

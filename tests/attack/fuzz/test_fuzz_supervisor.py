@@ -14,7 +14,7 @@ import pytest
 from attack.fuzz.fuzz import damaged
 from ring_notebook.analysis.job_failure import RankFailure, exit_code
 from ring_notebook.launch.connections.pmi import PmiServer
-from ring_notebook.launch.supervisor.rank_failure import split_reports
+from ring_notebook.launch.supervisor.stderr_reports import split_reports
 
 SECONDS = 3.0
 """Bound of each test, however slow the machine."""

@@ -24,7 +24,7 @@ from ring_notebook.launch.cli import main
 from ring_notebook.launch.launchers.hosts import Host
 from ring_notebook.launch.launchers.site_launchers import OpenMPI
 from ring_notebook.launch.run_function import run
-from ring_notebook.launch.supervisor.rank_failure import split_reports
+from ring_notebook.launch.supervisor.stderr_reports import split_reports
 from ring_notebook.notebook.run.catalogue import find, listing
 from ring_notebook.rank.rank_status import rank_of_process
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ring_notebook.launch.supervisor.rank_failure import RankMark, parse_report, split_reports
+from ring_notebook.launch.supervisor.stderr_reports import RankMark, parse_report, split_reports
 
 LIMIT = 200.0
 NEVER_STARTS = "echo connecting; sleep 600"

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from ring_notebook.launch.supervisor import rank_failure
+from ring_notebook.launch.supervisor import stderr_reports
 
 
 def test_a_kill_of_long_ago_says_nothing_of_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     now, count = [1000.0], [27]
-    monkeypatch.setattr(rank_failure.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(rank_failure, "oom_kills", lambda: count[0])
-    kills = rank_failure.MemoryKills()
+    monkeypatch.setattr(stderr_reports.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(stderr_reports, "oom_kills", lambda: count[0])
+    kills = stderr_reports.MemoryKills()
     assert not kills.recent
 
     count[0] += 1
