@@ -53,6 +53,7 @@ class Evil:
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED against files of another user: needs root")
 
 
+@pytest.mark.slow
 def test_records_are_private_whatever_the_umask(records: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RING_COMMIT_DIR", str(records / "commits"))
     with Cluster(2, keep=True) as cluster:

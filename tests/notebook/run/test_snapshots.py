@@ -102,6 +102,7 @@ def before(notebook: Notebook) -> None:
     notebook.text(f"{PULL}\ntrained = both")
 
 
+@pytest.mark.slow
 def test_curves_continue_bit_for_bit_here_and_in_a_new_cluster(notebook: Notebook) -> None:
     notebook.text("%%ringtrain\nlater = 3\nfirst = None")
     assert "Restored" in notebook.text("%ring snapshots restore before")
