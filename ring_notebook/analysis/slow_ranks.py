@@ -204,8 +204,8 @@ def _find_link(spent: Mapping[int, Spent]) -> SlowLink | None:
 def cause(slow: Spent, usual: Spent) -> str:
     """The name of what explains most of the time that ``slow`` takes longer than ``usual``.
 
-    What a busy machine adds to it, waits for a core that are as long for the usual rank, is no cause: only where
-    nothing else explains a third is it named.
+    Where other processes use the cores, both ranks wait for one. These waits are named only where nothing else explains
+    a third of the difference.
     """
     own, other = slow.own, usual.own
     longer = slow.busy - usual.busy
@@ -224,11 +224,9 @@ def cause(slow: Spent, usual: Spent) -> str:
     explained[held or (kind if kind != "asleep" and each > 1 else "queued")] += queued - throttled
     explained[held or kind] += asleep
     rest = longer - sum(explained.values())
-    worked = own.on_cpu + own.beside - other.on_cpu - other.beside
-    worked = worked if worked > _MORE_WORK * (other.on_cpu + other.beside) else 0.0
     work, behind_others = _kind_of_work(slow, usual, longer), 0.0
     if work == "compute":  # else samples, pages or bytes were counted
-        behind_others = min(max(0.0, rest - worked * (1 + each)), own.queued - queued)
+        behind_others = min(max(0.0, rest - _worked_longer(slow, usual) * (1 + each)), own.queued - queued)
     explained[work] += rest - behind_others
     most = max(explained, key=explained.__getitem__)
     if explained[most] > _LEAST_SHARE * longer:
@@ -245,6 +243,13 @@ def _slept_longer(slow: Spent, usual: Spent) -> float:
     in_waits = min(usual.blocked, usually_held)
     part = in_waits / usually_held if usually_held else 0.0
     return max(0.0, slow.blocked - part * held - (usual.blocked - in_waits))
+
+
+def _worked_longer(slow: Spent, usual: Spent) -> float:
+    """Seconds that the threads of ``slow`` were longer on cores; 0 where that may be chance."""
+    usually = usual.own.on_cpu + usual.own.beside
+    longer = slow.own.on_cpu + slow.own.beside - usually
+    return longer if longer > _MORE_WORK * usually else 0.0
 
 
 def _held_by_threads(slow: Spent, usual: Spent, seconds: float) -> str:

@@ -21,8 +21,8 @@ SHARES = {
 """The words for the parts of a rank's time, which make up all of it, and the attributes of `Spent`."""
 SLEEPS = 0.05
 """The least share of time that is shown as sleep, or as time off a core: any thread has some now and then."""
-_REST = ("asleep", "off core")
-"""Words of what is shown as compute where no rank has `SLEEPS` of it."""
+_RARE = ("asleep", "off core")
+"""Parts, by their words, that are shown as compute where no rank has `SLEEPS` of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ class Spent:
     def off_core(self) -> float:
         """Other seconds of its own work in which it was on no core: it slept, or waited for a core that others used.
 
-        Which of them cannot be told: nothing counts apart how long a rank waits for a core while it waits for others.
+        The two cannot be told apart: the system counts a rank's waits for a core together, those in collectives too.
         """
         own = self.own
         without = self.own_work - self.asleep - own.on_cpu - own.beside
@@ -137,10 +137,10 @@ NOTHING_SPENT = Spent(0.0, 0.0, 0.0, 0.0, 0.0)
 def shares(ranks: Sequence[Spent]) -> dict[str, list[float]]:
     """By word of `SHARES` the shares of each rank's time, which make up all of it; without what is 0 for all ranks.
 
-    Less of `_REST` than `SLEEPS` on every rank counts as compute.
+    Less of `_RARE` than `SLEEPS` on every rank counts as compute.
     """
     found = dict(zip(SHARES, map(list, zip(*map(_parts, ranks), strict=True)), strict=False))
-    for word in _REST:
+    for word in _RARE:
         if found and max(found[word]) < SLEEPS:
             found["compute"] = [sum(pair) for pair in zip(found["compute"], found.pop(word), strict=True)]
     return {word: parts for word, parts in found.items() if any(parts)}

@@ -162,22 +162,17 @@ class Notebook:
             self.run("%ring restart")
 
     def _where(self) -> str:
-        """The stacks of the kernel, and what its engines have written into their logs last: also their stacks."""
-        parts = []
-        for name in os.listdir("/proc"):
-            with contextlib.suppress(OSError, AttributeError):
-                state = Path(f"/proc/{name}/status").read_text()
-                log = os.readlink(f"/proc/{name}/fd/2")
-                if f"/{self.pid}-" in log or name == str(self.pid):
-                    parts.append(f"{' '.join(state.split()[:20])} {log}")
-                    if int(re.search(r"SigCgt:\s*(\w+)", state).group(1), 16) >> (signal.SIGUSR1 - 1) & 1:  # type: ignore[union-attr]
-                        os.kill(int(name), signal.SIGUSR1)
-        with contextlib.suppress(OSError):
-            os.kill(self.pid, signal.SIGUSR2)
+        """The stacks of the kernel, and of its ranks, which write theirs into files beside those of their output."""
+        written = {self._stacks}
+        for process in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):  # it has ended
+                output = Path(os.readlink(process / "fd" / "2"))
+                if f"/{self.pid}-" in str(output) and output.name.startswith("rank-"):
+                    os.kill(int(process.name), signal.SIGUSR1)
+                    written.add(output.with_suffix(".log"))
+        os.kill(self.pid, signal.SIGUSR2)
         time.sleep(3.0)
-        for path in (self._stacks, *{Path(part.split()[-1]) for part in parts if part.endswith(".log")}):
-            parts.append(f"--- {path}\n{path.read_text(errors='replace')[-6000:]}")
-        return "\n".join(parts)
+        return "\n".join(f"--- {path}\n{path.read_text(errors='replace')[-6000:]}" for path in sorted(written))
 
     @property
     def pid(self) -> int:
