@@ -75,11 +75,11 @@ def expected_maximum(n: int) -> float:
 
 
 def link_rate(text: str) -> float:
-    """Bytes per second of ``25Gbit`` or ``800Mbit/s``. Raises ValueError."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([kmgt]?)(?:bit(?:/s)?|bps)", text.strip(), re.IGNORECASE)
+    """Bytes per second of ``25Gbit``, ``800Mbit/s``, ``1.5gbps``, or of ``3GB/s`` in bytes. Raises ValueError."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([kmgt]?)(?:bit(?:/s)?|bps|(?-i:(B)/s))", text.strip(), re.IGNORECASE)
     if not found or not float(found[1]):
-        raise ValueError(f"expected the rate of a host's network such as 25Gbit, got {text!r}")
-    return float(found[1]) * _UNITS[found[2].lower()] / 8
+        raise ValueError(f"expected the rate of a host's network such as 25Gbit or 3GB/s, got {text!r}")
+    return float(found[1]) * _UNITS[found[2].lower()] / (1 if found[3] else 8)
 
 
 def fit(runs: Sequence[Measured], link: float | None = None) -> StepModel:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import wraps
 from inspect import signature
 from typing import Any
@@ -114,10 +115,19 @@ def _batch_size(data: Any, batch_size: int | None) -> int:
     while isinstance(spec, (tuple, list, dict)) and spec:
         spec = next(iter(spec.values())) if isinstance(spec, dict) else spec[0]
     if spec is not None:
-        return int(spec.shape[0] or 0) if getattr(spec, "shape", None) else 0
+        return int((getattr(spec, "shape", None) or [0])[0] or _of_dataset(data))
     for owner in (data, getattr(data, "batch_sampler", None)):
         if isinstance(size := getattr(owner, "batch_size", None), int):  # of a PyDataset, or of a loader of PyTorch
             return size
     if hasattr(data, "shape") or isinstance(data, (list, tuple, dict)):
         return batch_size or _DEFAULT_BATCH
+    return 0
+
+
+def _of_dataset(data: Any) -> int:
+    """What ``batch`` was called with for it or a dataset that it is made of; TensorFlow says it in private names."""
+    while data is not None and not any(word in type(data).__name__ for word in ("Unbatch", "Flat", "Interleave")):
+        with suppress(AttributeError, TypeError, ValueError):
+            return int(data._batch_size)
+        data = getattr(data, "_input_dataset", None)
     return 0

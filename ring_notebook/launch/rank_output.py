@@ -20,6 +20,12 @@ from ring_notebook.launch.supervisor.output_lines import untagged
 
 _COLOURS = (36, 33, 35, 32, 34, 31)  # of ANSI terminals, by rank
 _TRACEBACK = b"Traceback (most recent call last):"
+# An exception group: its own traceback, then those of its exceptions, each line behind a margin.
+_GROUP = b"  + Exception Group " + _TRACEBACK
+_GROUP_PART = re.compile(rb"^ +\+(?:-\+)?-+ (?:\d+|\.\.\.) -+\n", re.MULTILINE)
+_GROUP_END = re.compile(rb"^ +\+-+\n", re.MULTILINE)
+_MARGIN = re.compile(rb"^ +[|+] ?", re.MULTILINE)
+_COLOR = re.compile(rb"\x1b\[[\d;]*m")  # of Python 3.13, where FORCE_COLOR is set
 _LONGEST_HOLD = 1.0  # seconds that an unfinished traceback is held back for the rest of it
 _LINE = re.compile(rb"[^\n]*\n|[^\n]+")
 _TAG = re.compile(rb"^\x1d(\d{1,9}):", re.MULTILINE)
@@ -145,20 +151,26 @@ class RankOutput:
             return self._show(_SHARED if self._open is None else self._open, line)
         if self.files:
             self.files.write(rank, self.stream, line)
+        shown = b""
         if rank in self._held:
             since, text = self._held[rank]
             self._held[rank] = since, text + line
             last = _LINE.findall(text + line)[-1]
             # An error may hold the traceback of a callback, as those of JAX do: what that raised is the cause.
             within = last.startswith((b" ", b"\t", b"\n", _TRACEBACK)) or last.rstrip().endswith(_TRACEBACK)
-            ended = last.endswith(b"\n") and not within
-            return self._release(rank) if ended else b""
+            if not last.endswith(b"\n") or within:
+                return b""
+            if not text.startswith(_GROUP):
+                return self._release(rank)
+            # The last line of a group looks like that of a group within it: only what follows tells.
+            self._held[rank] = since, text
+            shown = self._release(rank)
         continues, self._began[rank] = self._began.get(rank, False), not line.endswith(b"\n")
-        if self.stream == "stderr" and not continues and line.startswith(_TRACEBACK):
+        if self.stream == "stderr" and not continues and line.startswith((_TRACEBACK, _GROUP)):
             self._held[rank] = time.monotonic(), line
             self._began[rank] = False
-            return b""
-        return self._show(rank, line)
+            return shown
+        return shown + self._show(rank, line)
 
     def _release(self, rank: int) -> bytes:
         _, text = self._held.pop(rank)
@@ -181,8 +193,17 @@ class RankOutput:
 def cause_of(traceback: bytes) -> str:
     """What a traceback says in one line, such as ``ValueError: no luck at train.py:14``; empty when it is not whole.
 
-    The place is the last one in the user's own files, relative to this folder where it is below.
+    The place is the last one in the user's own files, relative to this folder where it is below. Of an exception group
+    it is the first exception in it, and then the group.
     """
+    traceback = _COLOR.sub(b"", traceback)
+    if traceback.startswith(_GROUP):
+        group, *parts = (_MARGIN.sub(b"", part) for part in _GROUP_PART.split(_GROUP_END.sub(b"", traceback)))
+        first = next((part for part in parts if not part.startswith(_GROUP[4:])), None)
+        if first is None:
+            return ""
+        name = group.splitlines()[-1].decode(errors="replace")
+        return f"{cause_of(first) or first.decode(errors='replace').strip()}, in {name}"
     lines = [line for line in traceback.splitlines() if line.strip()]
     if len(lines) < 2 or lines[-1].startswith((b" ", b"\t")):
         return ""

@@ -630,6 +630,23 @@ def case_fit_logs_rows_in_a_notebook() -> None:
     assert {"loss", "val_loss", "samples", "epoch"} <= names
 
 
+def case_rows_of_a_dataset_have_its_batch_size() -> None:
+    tf = pytest.importorskip("tensorflow")
+    of_all = tf.data.Dataset.from_tensor_slices((X, Y))
+    for data in (
+        of_all.batch(BATCH),
+        of_all.batch(BATCH, drop_remainder=True),
+        of_all.batch(BATCH).cache().prefetch(1),
+    ):
+        metrics.begin()
+        try:
+            model(1, keras.optimizers.SGD(0.05)).fit(data, verbose=0)
+            rows = metrics.drain("run", hvd.rank())
+        finally:
+            metrics.end()
+        assert any("samples" in batch.names for batch in rows), data
+
+
 def case_prepare_does_it_in_one_line() -> None:
     trained = model(10 + hvd.rank(), keras.optimizers.Adam(0.02))
     _, (x, y) = hvd.prepare(trained, (X, Y))

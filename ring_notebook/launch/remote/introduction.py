@@ -15,6 +15,7 @@ import os
 import re
 import socket
 import subprocess
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
@@ -28,6 +29,8 @@ Way = Literal["plain", "stream", "batch"]
 """How a stream to a host is protected: by what carries it, as ssh is; by TLS with certificates that come over the
 stream; and by TLS with certificates that are proven beside it, as this module does."""
 _SECONDS_TO_ANSWER = 20.0
+_SECONDS_TO_APPEAR = 5.0
+"""For a file of the other host in a home that NFS shares, which shows what is new a little later."""
 _UID = re.compile(r"^UID:.*\((\d+)\)$", re.MULTILINE)
 _SOCKET = re.compile(r"^AuthInfo\s*=.*\bsocket=([^\s,]+)", re.MULTILINE)
 _LONGEST = 1 << 12  # bytes of a certificate
@@ -83,15 +86,22 @@ def _problem(certificate: str, credential: str) -> str:
         if (user := _UID.search(about)) is None or int(user[1]) != os.getuid():
             return "another user has made the credential"
         return "" if payload == certificate else "the credential is for another certificate"
-    path = Path("~")
-    try:
-        path = _file_of(certificate)
-        _check_folder(path.parent)
-        with open_own(path) as file:
-            same = file.read(_LONGEST) == certificate.encode()
-    except (OSError, ValueError, RuntimeError) as error:
-        return f"there is no munge here, and {path}: {getattr(error, 'strerror', None) or error}"
-    return "" if same else f"{path} holds another certificate"
+    path, until = Path("~"), time.monotonic() + _SECONDS_TO_APPEAR
+    while True:
+        try:
+            path = _file_of(certificate)
+            _check_folder(path.parent)
+            os.listdir(path.parent)  # NFS then asks its server what is new there
+            with open_own(path) as file:
+                same = file.read(_LONGEST) == certificate.encode()
+        except FileNotFoundError as error:
+            if time.monotonic() > until:
+                return f"there is no munge here, and {path}: {error.strerror}"
+            time.sleep(0.1)
+        except (OSError, ValueError, RuntimeError) as error:
+            return f"there is no munge here, and {path}: {getattr(error, 'strerror', None) or error}"
+        else:
+            return "" if same else f"{path} holds another certificate"
 
 
 def forget() -> None:

@@ -139,7 +139,16 @@ def explain_start(
     hint = f"; did you mean: python {shlex.join(command)}" if program.endswith(".py") else ""
     if error.errno == errno.ENOENT:
         return _NOT_EXECUTABLE, f"the first line of {program} names an interpreter that does not exist{hint}"
+    if error.errno == errno.ENOEXEC:
+        return _NOT_EXECUTABLE, f"{program} cannot be started: {_not_a_program(shutil.which(program, path=path))}{hint}"
     return _NOT_EXECUTABLE, f"{program} cannot be started: {error.strerror}{hint}"
+
+
+def _not_a_program(file: str | None) -> str:
+    with contextlib.suppress(OSError), open(file or "", "rb") as opened:
+        if opened.read(4) == b"\x7fELF":
+            return "it was built for another processor or system"
+    return "its first line names no interpreter, such as #!/bin/sh"
 
 
 def explain_start_error(program: Sequence[str], error: OSError) -> tuple[int, str]:

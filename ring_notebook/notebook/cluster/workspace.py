@@ -17,7 +17,8 @@ from ring_notebook.text.words import plural, ranks
 if TYPE_CHECKING:
     from ring_notebook.notebook.engines import Engines
 
-_SUFFIXES = (".py", ".json", ".toml", ".yaml", ".yml")
+# Settings and templates too, which modules read from beside them.
+_SUFFIXES = (".py", ".json", ".toml", ".yaml", ".yml", ".cfg", ".ini", ".conf", ".j2", ".jinja", ".jinja2", ".tmpl")
 MOST_BYTES = 1 << 20
 """Larger files are left out: they are data and not code."""
 MOST_FILES = 2000

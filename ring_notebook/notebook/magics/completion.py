@@ -6,10 +6,12 @@ Completion also knows the commands and options of the magics.
 from __future__ import annotations
 
 import ast
+import builtins
 import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from difflib import get_close_matches
 from functools import lru_cache, wraps
 from html import escape
 from importlib import import_module
@@ -158,8 +160,13 @@ def _advise_on_missing(shell: InteractiveShell, session: Session) -> None:
         traceback: TracebackType,
         tb_offset: int | None = None,
     ) -> None:
-        if error.name and error.name in names_on_rank_0(session):
-            error.args = (f"{error}; the ranks have it: `%ring pull {error.name}` brings it here",)
+        name, here = error.name or "", {*shell.user_ns, *dir(builtins)}
+        # The name itself, or one that is closer than any that this notebook has, which Python suggests.
+        for near in get_close_matches(name, {*names_on_rank_0(session)} | here, n=1):
+            if near == name:
+                error.args = (f"{error}; the ranks have it: `%ring pull {name}` brings it here",)
+            elif near not in here:
+                error.args = (f"{error}. Did you mean: {near!r}, which the ranks have? `%ring pull {near}`",)
         shell.showtraceback((kind, error, traceback), tb_offset=tb_offset)
 
     shell.set_custom_exc((NameError,), show)

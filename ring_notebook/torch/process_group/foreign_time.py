@@ -140,19 +140,23 @@ def _watch_backward(_model: torch.nn.Module, _inputs: object, output: object) ->
             queued = True
             queue(before)
 
-    for tensor in _tensors_in(output):
+    for tensor in tensors_in(output):
         if tensor.requires_grad:
             tensor.register_hook(first)  # type: ignore[no-untyped-call]
 
 
-def _tensors_in(output: object) -> Iterator[Tensor]:
-    """The tensors of a model's output: in lists, tuples, dicts and dataclasses."""
+def tensors_in(output: object) -> Iterator[Tensor]:
+    """The tensors of a model's output: in lists, tuples, dicts, dataclasses, attrs, and as attributes of others."""
     if isinstance(output, Tensor):
         yield output
         return
-    if is_dataclass(output) and not isinstance(output, type):
-        parts: Iterable[object] = [getattr(output, one.name, None) for one in fields(output)]
-    else:
-        parts = output.values() if isinstance(output, Mapping) else output if isinstance(output, list | tuple) else ()
+    if isinstance(output, Mapping):
+        parts: Iterable[object] = output.values()
+    elif isinstance(output, list | tuple):
+        parts = output
+    elif declared := fields(output) if is_dataclass(output) else getattr(output, "__attrs_attrs__", ()):
+        parts = [getattr(output, one.name, None) for one in declared]
+    else:  # what else it holds may be a model, or all the data
+        parts = [one for one in getattr(output, "__dict__", {}).values() if isinstance(one, Tensor)]
     for part in parts:
-        yield from _tensors_in(part)
+        yield from tensors_in(part)

@@ -305,6 +305,8 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
             "the first line of ./bang.py names an interpreter that does not exist; did you mean: python",
         ),
         (["./bang"], 126, "the first line of ./bang names an interpreter that does not exist"),
+        (["./tool"], 126, "./tool cannot be started: its first line names no interpreter, such as #!/bin/sh"),
+        (["./built"], 126, "./built cannot be started: it was built for another processor or system"),
     ],
 )
 def test_a_program_that_cannot_be_started(
@@ -313,8 +315,9 @@ def test_a_program_that_cannot_be_started(
     """One line of why, with the exit code of a shell; each rank has its own where only the start itself can tell."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder").mkdir()
-    for name, mode in (("data", 0o644), ("tool", 0o755), ("bang.py", 0o755), ("bang", 0o755)):
-        (tmp_path / name).write_text("#!/no/such/interpreter\n" if "bang" in name else "1\n")
+    for name, mode in (("data", 0o644), ("tool", 0o755), ("bang.py", 0o755), ("bang", 0o755), ("built", 0o755)):
+        text = "#!/no/such/interpreter\n" if "bang" in name else "\x7fELF" if name == "built" else "1\n"
+        (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(mode)
     done = ringrun(*elastic, "-np", "2", *command)
     assert done.returncode == code

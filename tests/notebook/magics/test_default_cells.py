@@ -89,6 +89,10 @@ def test_a_name_of_the_ranks_is_completed_and_its_absence_here_explained(noteboo
     name, shown = notebook.error("%%local\nvelocity")
     assert name == "NameError"
     assert "name 'velocity' is not defined; the ranks have it: `%ring pull velocity` brings it here" in shown
+    _, shown = notebook.error("%%local\nvelocty")
+    assert "Did you mean: 'velocity', which the ranks have? `%ring pull velocity`" in shown
+    _, shown = notebook.error("%%local\nvelocitxy = 1\nvelocitx")
+    assert "which the ranks have" not in shown, "that of the notebook is closer"
 
 
 def test_off_brings_cells_back(notebook: Notebook) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
 from typing import Any
 
+import attrs
 import pytest
 import torch
 import torch.distributed as dist
@@ -18,7 +20,7 @@ from torch.distributed.tensor import DTensor, Shard
 import ring_notebook.torch as hvd
 from harness.waiting import until
 from ring_notebook.core import other_waits
-from ring_notebook.torch.process_group.foreign_time import count_foreign_time
+from ring_notebook.torch.process_group.foreign_time import count_foreign_time, tensors_in
 
 pytestmark = [pytest.mark.sizes(2), pytest.mark.filterwarnings("ignore:`?torch.distributed:FutureWarning")]
 
@@ -80,3 +82,26 @@ def test_of_ours(groups: tuple[Any, Any], name: str) -> None:
     assert other_waits.take() == []
     assert other_waits.seconds().foreign == 0
     assert other_waits.now() is None
+
+
+@dataclass
+class Fields:
+    inner: Any
+
+
+@attrs.frozen
+class Slots:
+    inner: Any
+
+
+class Plain:
+    def __init__(self, inner: Any) -> None:
+        self.inner, self.model = inner, torch.nn.Linear(1, 1)
+
+
+@pytest.mark.parametrize("made", [list, tuple, dict, Fields, Slots, Plain], ids=lambda made: made.__name__)
+def test_the_tensors_that_a_model_gives(made: Any) -> None:
+    """Not those of a model that the output knows, which is no part of it."""
+    tensor = torch.ones(1)
+    inside: Any = {"inner": tensor} if made is dict else [tensor] if made in (list, tuple) else tensor
+    assert [one is tensor for one in tensors_in([made(inside), 3, "text", None])] == [True]

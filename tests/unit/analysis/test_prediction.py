@@ -175,12 +175,14 @@ def test_what_cannot_be_predicted_hides_nothing_that_was_measured() -> None:
     assert notes[-1].startswith("Not predicted: 8 ranks are more than the 4 of one host")
 
 
-@pytest.mark.parametrize(("text", "expected"), [("25Gbit", 3.125e9), ("800 Mbit/s", 1e8), ("1.5gbps", 1.875e8)])
+@pytest.mark.parametrize(
+    ("text", "expected"), [("25Gbit", 3.125e9), ("800 Mbit/s", 1e8), ("1.5gbps", 1.875e8), ("3 GB/s", 3e9)]
+)
 def test_rates_of_links(text: str, expected: float) -> None:
     assert link_rate(text) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("text", ["25", "25GB", "0Gbit", "fast", "-1Gbit", ""])
+@pytest.mark.parametrize("text", ["25", "25GB", "3gb/s", "0Gbit", "fast", "-1Gbit", ""])
 def test_what_is_no_rate_of_a_link(text: str) -> None:
     with pytest.raises(ValueError, match="expected the rate of a host's network such as 25Gbit"):
         link_rate(text)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import select
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -118,6 +120,57 @@ ValueError: no such image
     shown = b"".join(output.feed(tagged(0, line)) for line in within.splitlines(keepends=True))
     assert shown == within
     assert output.causes == {0: "ValueError: no such image at train.py:6"}
+
+
+GROUPS = """
+def fails(number):
+    raise ValueError(f"no luck {number}")
+def collect(*calls, name="tasks"):
+    found = []
+    for call in calls:
+        try:
+            call()
+        except Exception as error:
+            found.append(error)
+    raise ExceptionGroup(name, found)
+"""
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="this Python has no exception groups")
+@pytest.mark.parametrize(
+    ("line", "cause"),
+    [
+        ("collect(lambda: fails(1))", "ValueError: no luck 1 at {}:3, in ExceptionGroup: tasks (1 sub-exception)"),
+        (
+            "collect(lambda: collect(lambda: fails(1), lambda: fails(2), name='inner'), lambda: fails(3))",
+            "ValueError: no luck 1 at {}:3, in ExceptionGroup: tasks (2 sub-exceptions)",
+        ),
+        (
+            "raise ExceptionGroup('many', [OSError(number) for number in range(40)])",
+            "OSError: 0, in ExceptionGroup: many (40 sub-exceptions)",
+        ),
+        ("try: fails(1)\nexcept ValueError: collect(lambda: fails(2))", "ValueError: no luck 2 at {}:3, in Exc"),
+    ],
+    ids=["one", "nested", "never-raised", "while-another"],
+)
+def test_an_exception_group_comes_in_one_piece(line: str, cause: str, tmp_path: Path) -> None:
+    program = tmp_path / "train.py"
+    program.write_text(GROUPS + line)
+    said = subprocess.run([sys.executable, program], capture_output=True, check=False).stderr
+    output = RankOutput(Style(2, prefix=False), "stderr")
+    lines = said.splitlines(keepends=True)
+    shown = b"".join(output.feed(tagged(0, line) + tagged(1, b"- " + line)) for line in [*lines, b"and on\n"])
+    assert said[max(0, said.find(b"  + Exception Group")) :] in shown
+    assert shown.endswith(b"and on\n- and on\n")
+    assert output.causes[0].startswith(cause.format(program))
+
+
+def test_colors_are_no_part_of_a_cause() -> None:
+    """As Python 3.13 prints with FORCE_COLOR."""
+    colored = TRACEBACK.replace(b"train.py", b"train.py\x1b[0m").replace(b'File "', b'File "\x1b[35m')
+    colored = colored.replace(b"ValueError", b"\x1b[1;35mValueError\x1b[0m")
+    assert colored != TRACEBACK
+    assert cause_of(colored) == "ValueError: no luck at train.py:14"
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from ring_notebook.notebook.record.run_view import LOGICAL
 from ring_notebook.notebook.record.series import Points
 
 MOST_LINES = 2  # ranks that are all drawn; of more ranks the mean is drawn, and each one on demand
+MOST_APART = 8  # as many as a host often has; more lines would hide the mean
 GRID = 256  # points of a chart whose ranks logged at different steps
 RANK = "rank"
 WORDS = (RANK, LOGICAL)
@@ -125,7 +126,7 @@ def _line(label: str, color: str, x: Floats, y: Floats, smooth: float, sparse: b
 
 
 def differing(rows: Floats) -> tuple[int, ...]:
-    """At most two rows whose second half clearly differs from that of the others."""
+    """The rows whose second half clearly differs from that of most others, `MOST_APART` at most."""
     half = rows[:, rows.shape[1] // 2 :]
     whole = np.flatnonzero(np.isfinite(half).all(axis=1))
     half = half[whole]
@@ -136,7 +137,7 @@ def differing(rows: Floats) -> tuple[int, ...]:
     typical = float(np.median(distance))
     height = float(half.max() - half.min())
     apart = np.flatnonzero((distance > DIFFERS * typical) & (distance > 0.05 * height))
-    return tuple(int(whole[index]) for index in sorted(apart, key=lambda index: -distance[index])[:2])
+    return tuple(int(whole[index]) for index in sorted(apart, key=lambda index: -distance[index])[:MOST_APART])
 
 
 def smoothed(values: Floats, share: float) -> Floats:

@@ -20,7 +20,7 @@ def files_of(folder: Path) -> set[str]:
 
 def test_code_of_the_folder_and_of_nothing_else(tmp_path: Path) -> None:
     folder, outside = tmp_path / "work", tmp_path / "outside"
-    for name in ["a.py", "pkg/__init__.py", "pkg/deep/b.py", "settings.yaml"]:
+    for name in ["a.py", "pkg/__init__.py", "pkg/deep/b.py", "settings.yaml", "pkg/page.j2"]:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).touch()
     for name in [".hidden.py", ".git/c.py", "__pycache__/a.py", "env/lib/x.py", "data.bin", "notebook.ipynb"]:
@@ -32,7 +32,7 @@ def test_code_of_the_folder_and_of_nothing_else(tmp_path: Path) -> None:
     (folder / "link.py").symlink_to(outside / "secret.py")
     (folder / "linked").symlink_to(outside)
     (folder / "same.py").symlink_to(folder / "a.py")
-    assert files_of(folder) == {"a.py", "pkg/__init__.py", "pkg/deep/b.py", "settings.yaml", "same.py"}
+    assert files_of(folder) == {"a.py", "pkg/__init__.py", "pkg/deep/b.py", "settings.yaml", "pkg/page.j2", "same.py"}
 
 
 def test_what_is_too_large_is_named(tmp_path: Path) -> None:

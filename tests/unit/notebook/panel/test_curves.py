@@ -47,6 +47,8 @@ def test_the_rank_that_differs_is_drawn_by_itself() -> None:
     assert [line.label for line in per_rank(alike).drawn] == ["mean of 8"]
     apart = alike | {5: points(steps, (1.5 + noise[5]).tolist())}
     assert [line.label for line in per_rank(apart).drawn] == ["mean of 8", "rank 5"]
+    host = apart | {rank: points(steps, (1.4 + noise[rank]).tolist()) for rank in (4, 6)}
+    assert [line.label for line in per_rank(host).drawn] == ["mean of 8", "rank 4", "rank 5", "rank 6"]
     gone = apart | {2: points(steps, [math.nan] * 100)}
     assert [line.label for line in per_rank(gone).drawn] == ["mean of 8", "rank 5"]
 
