@@ -42,8 +42,8 @@ from ring_notebook.launch.doctor_checks import (
 from ring_notebook.launch.launchers.hosts import Host, is_local, slots_by_name
 from ring_notebook.launch.launchers.own_launchers import processes_allowed
 from ring_notebook.launch.remote.frames import Dialogue, take_streams
-from ring_notebook.launch.remote.introduction import Way, forget
 from ring_notebook.launch.remote.network import interface_towards
+from ring_notebook.launch.remote.peer_certificate import Way, forget
 from ring_notebook.launch.remote.remote_shell import agent_command, shell_environment, way_to
 from ring_notebook.launch.supervisor.outer_job import without_outer_job
 from ring_notebook.launch.supervisor.parent_death import wrap

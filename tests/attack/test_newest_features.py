@@ -16,7 +16,7 @@ import pytest
 
 from harness.waiting import until
 from ring_notebook.errors import RingError
-from ring_notebook.notebook.cluster.workspace import Synced, Workspace
+from ring_notebook.notebook.cluster.synced_folder import Synced, SyncedFolder
 from ring_notebook.notebook.record.run_log import RunLog
 from ring_notebook.notebook.run.notices import Notice, Notices, notify
 from ring_notebook.rank import rendezvous, rendezvous_server
@@ -138,7 +138,7 @@ def test_what_in_a_folder_is_no_file_is_not_opened(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.py")
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(tmp_path / "s.json"))
-        stamps, left_out = Workspace(tmp_path)._scan()
+        stamps, left_out = SyncedFolder(tmp_path)._scan()
     assert (stamps, left_out) == ({}, ("pipe.py (not a regular file)", "s.json (not a regular file)"))
 
 
@@ -150,7 +150,7 @@ def test_a_file_that_the_user_may_not_read_is_named() -> None:
         Path(name, "secret.json").write_text("{}")
         Path(name, "secret.json").chmod(0o600)
         source, sink = os.pipe()
-        child = fork_as_nobody(lambda: os.write(sink, repr(Workspace(Path(name))._scan()).encode()))
+        child = fork_as_nobody(lambda: os.write(sink, repr(SyncedFolder(Path(name))._scan()).encode()))
         os.waitpid(child, 0)
         said = os.read(source, 1000)
         os.close(source)

@@ -20,7 +20,7 @@ from harness.waiting import until
 from notebook.endurance.endure import SECONDS_TO_END
 from ring_notebook.errors import ClusterError, CollectiveAborted, MPIMissingError
 from ring_notebook.notebook.cluster.cluster import Cluster
-from ring_notebook.notebook.cluster.workspace import Workspace
+from ring_notebook.notebook.cluster.synced_folder import SyncedFolder
 from ring_notebook.notebook.magics.commands.ring_heal import heal
 from ring_notebook.notebook.magics.commands.ring_restart import restart
 from ring_notebook.notebook.magics.commands.ring_start import start
@@ -108,7 +108,7 @@ def syncs(cluster: Cluster, folder: Path) -> None:
     """Modules in a folder that the other host does not see are imported and reloaded there; what changed travels."""
     (folder / "pkg").mkdir(parents=True)
     (folder / "pkg" / "__init__.py").write_text("# unchanged\n")
-    cluster._workspace = Workspace(folder)
+    cluster._synced_folder = SyncedFolder(folder)
     cell = "import pkg.module, socket\nsaid = [pkg.module.VALUE, socket.gethostname()]"
     for value in (1, 2):
         (folder / "pkg" / "module.py").write_text(f"VALUE = {value}\n")

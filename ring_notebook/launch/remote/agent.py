@@ -26,8 +26,8 @@ from ring_notebook.analysis.job_failure import SECONDS_TO_BE_ASSIGNED, RankFailu
 from ring_notebook.analysis.operation_log import TRACE, pack
 from ring_notebook.launch.connections.mpi_host import MpiHost
 from ring_notebook.launch.remote.frames import Channels, Frame, FrameStream, Inlet, Kind, Window, take_streams
-from ring_notebook.launch.remote.introduction import Way, forget
 from ring_notebook.launch.remote.network import network_variables
+from ring_notebook.launch.remote.peer_certificate import Way, forget
 from ring_notebook.launch.supervisor.local_ranks import Assignment, LocalRanks, raise_file_limit
 from ring_notebook.launch.supervisor.output_lines import Carrier, carry
 from ring_notebook.launch.supervisor.start_and_signal import FORWARDED, end_session

@@ -24,7 +24,7 @@ from math import inf
 from typing import NamedTuple
 
 from ring_notebook.analysis.job_failure import judge_silence
-from ring_notebook.launch.remote.introduction import IntroductionError, Way, certificate_in, introduction
+from ring_notebook.launch.remote.peer_certificate import UnprovenPeerError, Way, certificate_in, own_certificate
 from ring_notebook.machine.os_calls import Wake
 from ring_notebook.rank.secure_streams import Tls, own_identity, tls_context
 
@@ -71,7 +71,7 @@ class Kind(enum.IntEnum):
     """To the agent: kill a rank [rank]."""
     INTERRUPT = 15
     """To the agent: interrupt a rank, if it still executes what the payload names [rank]."""
-    INTRODUCTION = 16
+    CERTIFICATE = 16
     """From both sides, as the first one: the certificate of the sender, and what proves it."""
     SEALED = 17
     """Bytes of TLS, which carries frames of all other kinds."""
@@ -149,10 +149,10 @@ class _Sealed:
     def open(self, outer: Frame) -> tuple[list[Frame], bytes]:
         """The frames that ``outer`` completes, and what to send back.
 
-        Raises IntroductionError where nothing proves who the other side is, ValueError for what no agent sends, and
+        Raises UnprovenPeerError where nothing proves who the other side is, ValueError for what no agent sends, and
         ssl.SSLError.
         """
-        if self._tls is None and outer.kind == Kind.INTRODUCTION:
+        if self._tls is None and outer.kind == Kind.CERTIFICATE:
             certificate = certificate_in(outer.payload, self._way)
             context = tls_context(own_identity(), [certificate], server=self._agent)
             self._tls = Tls(context, server=self._agent)
@@ -190,7 +190,7 @@ class FrameStream:
         self._waits_to_write = False
         self._heard = self._spoke = time.monotonic()
         if self._sealed is not None:
-            self._unsent += encode(Kind.INTRODUCTION, payload=introduction(way))
+            self._unsent += encode(Kind.CERTIFICATE, payload=own_certificate(way))
 
     def watch(
         self, selector: selectors.BaseSelector, on_frame: Callable[[Frame], None], on_end: Callable[[str], None]
@@ -293,7 +293,7 @@ class FrameStream:
                     if self._selector is None:  # a frame before has ended it
                         return
                     self._on_frame(frame)
-        except IntroductionError as error:
+        except UnprovenPeerError as error:
             self._stop(str(error))
             return
         except (ValueError, KeyError, TypeError, RecursionError, ssl.SSLError) as error:

@@ -24,7 +24,7 @@ from ring_notebook.analysis.operation_log import unpack
 from ring_notebook.config import config
 from ring_notebook.launch.remote.agent import greeting
 from ring_notebook.launch.remote.frames import Channels, Frame, FrameStream, Inlet, Kind, Window
-from ring_notebook.launch.remote.introduction import forget
+from ring_notebook.launch.remote.peer_certificate import forget
 from ring_notebook.launch.remote.remote_shell import agent_command, command_on, is_relay, shell_environment, way_to
 from ring_notebook.launch.supervisor.local_ranks import Assignment, HostRanks, nothing
 from ring_notebook.launch.supervisor.output_lines import put

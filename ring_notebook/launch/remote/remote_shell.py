@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ring_notebook.config import config
-from ring_notebook.launch.remote.introduction import Way
+from ring_notebook.launch.remote.peer_certificate import Way
 from ring_notebook.launch.supervisor.outer_job import for_batch_system
 from ring_notebook.machine.own_python import module_command
 

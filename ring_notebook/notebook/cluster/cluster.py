@@ -32,7 +32,7 @@ from ring_notebook.notebook.cluster.heal import NOT_HERE, end, heal, meet, prepa
 from ring_notebook.notebook.cluster.processes import Processes, require_descriptors, require_processes
 from ring_notebook.notebook.cluster.readiness import UnfinishedRuns, check_ranks, require_living
 from ring_notebook.notebook.cluster.stacks import Stack, stacks
-from ring_notebook.notebook.cluster.workspace import Synced, Workspace
+from ring_notebook.notebook.cluster.synced_folder import Synced, SyncedFolder
 from ring_notebook.notebook.engines import Engine, Engines
 from ring_notebook.notebook.record.run_record import RunRecord
 from ring_notebook.notebook.run.run import Run
@@ -90,7 +90,7 @@ class Cluster:
         self._processes: Processes | None = None
         self._engines: Engines | None = None
         self.directory = Path()  # of its files; its runs call the cluster after it
-        self._workspace = Workspace(Path.cwd())
+        self._synced_folder = SyncedFolder(Path.cwd())
         self._met = True  # all living engines use the same ring memory
         self._formation = 0  # its number
 
@@ -369,7 +369,7 @@ class Cluster:
             self._take_size(n)
         self._met = True
         self._describe(engines, processes)
-        self._workspace.bring(engines, ranks)
+        self._synced_folder.bring(engines, ranks)
 
     def _take_size(self, n: int) -> None:
         self._n, self._why = n, "as asked for"
@@ -511,16 +511,16 @@ class Cluster:
 
         Raises ClusterError when a module cannot be loaded, a run is in progress or the folder holds too much.
         """
-        return self._workspace.sync(self._idle())
+        return self._synced_folder.sync(self._idle())
 
     def _begin_sync(self, engines: Engines) -> None:
         """Have engines of other hosts find this notebook's modules; those of this host see its folder."""
-        self._workspace = Workspace(Path.cwd())
+        self._synced_folder = SyncedFolder(Path.cwd())
         with suppress(ClusterError):  # of a folder that holds too much, which a sync says
             if all(engine.local for engine in engines.all):
-                self._workspace.assume_synced()
+                self._synced_folder.assume_synced()
             else:
-                self._workspace.sync(engines)
+                self._synced_folder.sync(engines)
 
     def write_checkpoint(self) -> None:
         """Have the run in progress write a checkpoint at its next step, where it makes any (`ring.checkpoint`)."""

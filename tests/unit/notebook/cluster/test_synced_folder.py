@@ -9,12 +9,12 @@ import pytest
 
 from ring_notebook.engine import synced_modules
 from ring_notebook.errors import ClusterError
-from ring_notebook.notebook.cluster import workspace
-from ring_notebook.notebook.cluster.workspace import MOST_BYTES, Workspace
+from ring_notebook.notebook.cluster import synced_folder
+from ring_notebook.notebook.cluster.synced_folder import MOST_BYTES, SyncedFolder
 
 
 def files_of(folder: Path) -> set[str]:
-    stamps, _ = Workspace(folder)._scan()
+    stamps, _ = SyncedFolder(folder)._scan()
     return set(stamps)
 
 
@@ -37,7 +37,7 @@ def test_code_of_the_folder_and_of_nothing_else(tmp_path: Path) -> None:
 
 def test_what_is_too_large_is_named(tmp_path: Path) -> None:
     (tmp_path / "big.json").write_bytes(b" " * (MOST_BYTES + 1))
-    stamps, left_out = Workspace(tmp_path)._scan()
+    stamps, left_out = SyncedFolder(tmp_path)._scan()
     assert (stamps, left_out) == ({}, ("big.json (above 1 MiB)",))
 
 
@@ -45,12 +45,12 @@ def test_what_is_too_large_is_named(tmp_path: Path) -> None:
 def test_a_folder_that_holds_too_much_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, name: str
 ) -> None:
-    monkeypatch.setattr(workspace, limit, 2)
+    monkeypatch.setattr(synced_folder, limit, 2)
     for count in range(4):
         (tmp_path / f"d{count}").mkdir()
         (tmp_path / f"d{count}" / "m.py").touch()
     with pytest.raises(ClusterError, match=rf"holds more than 2 {name}.*in a folder of their own"):
-        Workspace(tmp_path)._scan()
+        SyncedFolder(tmp_path)._scan()
 
 
 @pytest.mark.parametrize("path", ["../x.py", "/etc/x.py", "a/../../x.py"])

@@ -37,11 +37,11 @@ _LONGEST = 1 << 12  # bytes of a certificate
 _left: set[Path] = set()
 
 
-class IntroductionError(Exception):
+class UnprovenPeerError(Exception):
     """Nothing proves who is at the other end of a stream."""
 
 
-def introduction(way: Way) -> bytes:
+def own_certificate(way: Way) -> bytes:
     """What this process sends first, for the other end to take it as known."""
     certificate = own_identity().certificate
     found = {"certificate": certificate}
@@ -63,12 +63,12 @@ def introduction(way: Way) -> bytes:
 def certificate_in(sent: bytes, way: Way) -> str:
     """The certificate that the other end has ``sent``.
 
-    Raises IntroductionError where nothing proves it, which says what to do.
+    Raises UnprovenPeerError where nothing proves it, which says what to do.
     """
     found = json.loads(sent)
     certificate = str(found["certificate"])
     if way == "batch" and (problem := found.get("problem") or _problem(certificate, str(found.get("credential", "")))):
-        raise IntroductionError(
+        raise UnprovenPeerError(
             f"nothing proves who is at the other end: {problem}. Start munge on all hosts, or share the home folder "
             "between them; RING_REMOTE_SHELL=ssh needs neither"
         )

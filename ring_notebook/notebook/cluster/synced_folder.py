@@ -49,7 +49,7 @@ class Synced:
         return f"Synced {plural(len(self.changed), 'file')} ({names}{how}): {reloaded}.{left}"
 
 
-class Workspace:
+class SyncedFolder:
     """The code in ``folder``: files of Python and of settings, in folders below it too, hidden ones left out.
 
     Nothing outside of it is read, whatever a link says.
