@@ -16,9 +16,12 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-pytestmark = pytest.mark.skipif(find_spec("peft") is None, reason="in an environment of its own: make test-libraries")
 LIMIT = 900
 """Seconds for all of them, on a busy machine."""
+pytestmark = [
+    pytest.mark.skipif(find_spec("peft") is None, reason="in an environment of its own: make test-libraries"),
+    pytest.mark.timeout(LIMIT),
+]
 PROGRAM = Path(__file__).with_name("adapters.py")
 NAMES = [
     name.id

@@ -22,6 +22,7 @@ LIMIT = 600
 PROGRAM = Path(__file__).with_name("library_loaders.py")
 
 
+@pytest.mark.timeout(LIMIT)
 def test_steps_have_the_samples_of_one_process(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "ring_notebook.launch.cli", "-np", "2", sys.executable, PROGRAM, tmp_path]
     env = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}

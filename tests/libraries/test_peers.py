@@ -20,9 +20,12 @@ from harness.doc_tables import table
 from libraries.programs import PEERS, SCRIPTS
 from ring_notebook.frameworks.torch_hints import TORCH
 
-pytestmark = pytest.mark.skipif(find_spec("trl") is None, reason="in an environment of its own: make test-libraries")
 LIMIT = 1200
 """Seconds for all on a backend, on a busy machine; alone they take three minutes."""
+pytestmark = [
+    pytest.mark.skipif(find_spec("trl") is None, reason="in an environment of its own: make test-libraries"),
+    pytest.mark.timeout(LIMIT),
+]
 PROGRAM = Path(__file__).with_name("peer.py")
 ENVIRONMENT = {"ACCELERATE_USE_CPU": "true", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
 NAMES = [*SCRIPTS, *PEERS]

@@ -24,6 +24,7 @@ LIMIT = 1800
 PROGRAM = Path(__file__).with_name("pytorch_suite.py")
 
 
+@pytest.mark.timeout(LIMIT)
 def test_on_our_backend(tmp_path: Path) -> None:
     command = [
         sys.executable,

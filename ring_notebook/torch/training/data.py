@@ -400,6 +400,8 @@ class ShardedIterable(_StandIn, IterableDataset[Any]):
         self._ends: Tensor | None = None  # how much each worker has yielded in the pass, where it has come to its end
         self._elements: Any = None  # without workers, those of the pass in progress
         self._at_start: Any = None  # the state of a data set at its first element, where the pass before continued one
+        self._loaded: Any = None  # the state that a pass continues, while it has read nothing behind it
+        self._is_loaded = False  # for the pass that begins next
         self._given = given
 
     def __getstate__(self) -> dict[str, Any]:
@@ -420,11 +422,11 @@ class ShardedIterable(_StandIn, IterableDataset[Any]):
         is_agreed = worker is None and (ranks > 1 or self._is_continued)
         state = place.state if place is not None else None
         if state is not None and "dataset" in state:
-            self._at_start = given.state_dict()
-            given.load_state_dict(state["dataset"])
-        elif self._at_start is not None:
+            self._load(state["dataset"])
+        elif self._at_start is not None and not self._is_loaded:
             given.load_state_dict(self._at_start)
-            self._at_start = None
+            self._at_start = self._loaded = None
+        self._is_loaded = False
         if state is not None and is_agreed:
             self._numbers.set_now(state["numbers"])
         elements = self._numbers.drawn_by(given) if is_agreed else iter(given)
@@ -435,11 +437,16 @@ class ShardedIterable(_StandIn, IterableDataset[Any]):
             next(islice(elements, used, used), None)
         kind = StatefulTurns if hasattr(elements, "state_dict") else Turns
         turns = kind(elements, own, ranks, self._drop_last)
-        if worker is None:
-            self._elements = turns
-        elif self._ends is not None:
+        self._elements = turns
+        if worker is not None and self._ends is not None:
             turns.note_end_in(self._ends[worker.id : worker.id + 1])
         return turns
+
+    def _load(self, state: Any) -> None:
+        if self._at_start is None:
+            self._at_start = self._given.state_dict()
+        self._given.load_state_dict(state)
+        self._loaded, self._is_loaded = state, True
 
     def __len__(self) -> int:
         _, ranks = self._follow_ranks()
@@ -529,12 +536,14 @@ class StatefulIterable(ShardedIterable):
     """The same of a data set with a state, for torchdata's StatefulDataLoader."""
 
     def state_dict(self) -> Any:
-        """That of the data set."""
-        return self._given.state_dict()
+        """That of the data set, which may not tell what was loaded before it is read: by a worker with a later turn."""
+        has_read = self._elements is not None and self._elements.has_read
+        return self._given.state_dict() if self._loaded is None or has_read else self._loaded
 
     def load_state_dict(self, state_dict: Any) -> None:
-        """As the data set."""
-        self._given.load_state_dict(state_dict)
+        """As the data set; for one pass, as a worker that persists serves the next one too."""
+        self._load(state_dict)
+        self._elements = None
 
 
 class Turns:
@@ -553,6 +562,11 @@ class Turns:
 
     def __iter__(self) -> Turns:
         return self
+
+    @property
+    def has_read(self) -> bool:
+        """Whether it has yielded an element, or come to its end."""
+        return self._count > 0 or self._has_ended
 
     def __next__(self) -> Any:
         try:

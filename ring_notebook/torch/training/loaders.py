@@ -179,8 +179,7 @@ class _Preparation:
         self._note_begin(loader)
 
     def _note_begin(self, loader: Any) -> None:
-        self._batches, self._loaded = 0, None
-        share = self._share
+        self._batches, share = 0, self._share
         if isinstance(share, ShardedIterable):
             share.begin(loader.num_workers, vars(loader).get("_iterator") is None)
             numbers = self._numbers
@@ -280,16 +279,20 @@ class _Preparation:
         return map(partial(to_device, device=device), batches)
 
     def _noted(self, batches: Iterator[T]) -> Iterator[T]:
-        share = self._share
         call, self.before_pass = self.before_pass, None
         if call is not None:
             call()
         for batch in batches:
-            if isinstance(share, ShardedIterable):
-                share._continued = None  # its workers have copies of it, from when they were started
+            self._forget_loaded()
             self._batches = (self._batches or 0) + 1
             yield batch
+        self._forget_loaded()
         self._batches = None
+
+    def _forget_loaded(self) -> None:
+        self._loaded = None
+        if isinstance(self._share, ShardedIterable):
+            self._share._continued = None  # its workers have copies of it, from when they were started
 
     def _checked(self, batches: Iterator[T]) -> Iterator[T]:
         for batch in batches:

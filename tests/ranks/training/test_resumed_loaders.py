@@ -99,6 +99,28 @@ def test_a_pass_that_continued_is_left_again(hvd: ModuleType) -> None:
         assert found == expected
 
 
+@pytest.mark.parametrize("name", ["plain", "own sampler", "iterable", "iterable, workers"])
+def test_a_pass_that_has_read_nothing_or_has_nothing_left(hvd: ModuleType, name: str) -> None:
+    """The first stands where it continues; behind the second comes a whole one."""
+    case = CASES[name]
+    reseed(7)
+    expected = passes_of_one_process(case, BATCH, hvd.size())[0]
+    loader = prepared(hvd, case, 7)
+    found = steps(hvd, loader, DONE)
+    for _ in range(2):
+        state = hvd.broadcast_object(loader.state_dict(), name="state")
+        loader = prepared(hvd, case, 100)
+        loader.load_state_dict(state)
+        begun = iter(loader)
+    found += steps(hvd, begun, len(expected) - DONE)
+    assert found == expected
+    state = hvd.broadcast_object(loader.state_dict(), name="state")
+    loader = prepared(hvd, case, 100)
+    loader.load_state_dict(state)
+    assert not steps(hvd, loader)
+    assert len(steps(hvd, loader)) == len(expected)
+
+
 def test_states_that_do_not_fit(hvd: ModuleType) -> None:
     stream = hvd.prepare(DataLoader(Range(0, 24, splits=True), batch_size=2, num_workers=2))
     steps(hvd, stream, 1)
