@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
@@ -312,13 +312,13 @@ def held_back(cluster: Cluster, training: Training) -> None:
     assert "ranks 2, 3 have parted from rank 0" in training.run(steps=1)
 
 
-def parted(times: int, *ends: str) -> None:
+def parted(times: int, *ends: str, names: Sequence[str] = ("sgd", "adam")) -> None:
     """A training that is interrupted, fails and loses ranks again and again has made the same steps on both hosts."""
     from notebook.endurance.equal_steps import ENDS, Training  # imports torch
 
     ends = ends or tuple(ENDS)
     with Cluster(hosts=HOSTS) as cluster:
-        for name in ("sgd", "adam"):
+        for name in names:
             cluster.run("%reset -f").wait()
             training = Training(cluster, name)
             for number in range(times):
@@ -340,4 +340,5 @@ if __name__ == "__main__":
         "wrong": wrong,
         "parted": lambda: parted(6, "is interrupted", "raises", "disagrees"),
         "parted_often": lambda: parted(100),
+        "compressed": lambda: parted(4, "is killed", "raises", names=("int8", "powersgd(2)", "auto")),
     }[sys.argv[1]]()

@@ -35,6 +35,7 @@ def assert_nothing_runs(hosts: TwoHosts) -> None:
         "allocated",
         "wrong",
         pytest.param("parted", marks=pytest.mark.slow),
+        pytest.param("compressed", marks=pytest.mark.slow),
         pytest.param("parted_often", marks=[pytest.mark.slow, pytest.mark.timeout(1700)]),
     ],
 )
