@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from math import isnan
@@ -20,8 +21,9 @@ from ring_notebook.core import logical_ranks, metrics
 from ring_notebook.core.checkpoint_place import of_run
 from ring_notebook.core.communicator import ReduceOp
 from ring_notebook.errors import RingError
-from ring_notebook.files.checkpoint_names import CHECKPOINTS, Found, LocalFolder, name_of
+from ring_notebook.files.checkpoint_names import CHECKPOINTS, Found, LocalFolder, name_of, note_elsewhere
 from ring_notebook.files.remote_folder import RemoteFolder
+from ring_notebook.text.error_text import cause_text
 from ring_notebook.text.line_options import duration
 
 _STEPS = re.compile(r"([1-9]\d*)\s*steps?")
@@ -94,6 +96,7 @@ class Checkpoint:
             self.folder = Path(folder) if folder is not None else of_run.folder or Path(CHECKPOINTS)
             self._place = LocalFolder(self.folder)
         self._is_of_run = folder is None
+        self._noted_in = None if self._is_of_run else of_run.folder
         self._objects = objects
         self._rhythm = _Rhythm(every)
         self._is_due = self._is_best_due = False
@@ -278,12 +281,25 @@ class Checkpoint:
         last = of_run.resume
         if not self._is_of_run or resume is not None:
             there = self._place.found() if rank() == 0 and (resume or (resume is None and last)) else []
-            last = broadcast_object(there[-1].path if there else None, name="checkpoint to resume")
-        if last is not None:
+            last = broadcast_object(str(there[-1].path) if there else "", name="checkpoint to resume")
+        elif is_url(last):
+            raise RingError(f"rank {rank()}: the run to continue has its checkpoints elsewhere; pass folder={last!r}")
+        if last:
             self.resume(last)
 
     def tidy(self, newest: Found) -> None:
-        """Remove what is beyond ``keep``; of the best ones only the last stays beside them."""
+        """Remove what is beyond ``keep``; of the best ones only the last stays beside them.
+
+        Says on standard error where the place does not let it: ``newest`` is whole.
+        """
+        try:
+            self._tidy(newest)
+            if self._noted_in is not None:
+                note_elsewhere(self._noted_in, self._place.found())
+        except Exception as error:  # whatever the place raises
+            print(f"older checkpoints in {self._place} stay: {cause_text(error)}", file=sys.stderr)  # noqa: T201
+
+    def _tidy(self, newest: Found) -> None:
         for one in self._place.found():
             if one.best and newest.best and one.path != newest.path:
                 self._place.unmark_best(one)

@@ -11,7 +11,8 @@ class CheckpointPlace:
     """Of a run in a notebook; a script has no folder of its own, and resumes from what it names itself."""
 
     folder: Path | None = None
-    resume: Path | None = None
+    resume: str = ""
+    """The path or URL of a checkpoint; empty for a run that does not resume."""
     due: bool = False
     """Whether a checkpoint is to be written at the next step."""
 
@@ -26,8 +27,8 @@ of_run = CheckpointPlace()
 
 
 def begin(folder: str, resume: str) -> None:
-    """A run begins; ``resume`` is empty for one that does not resume."""
-    of_run.folder, of_run.resume, of_run.due = Path(folder), Path(resume) if resume else None, False
+    """A run begins."""
+    of_run.folder, of_run.resume, of_run.due = Path(folder), resume, False
 
 
 def ask() -> None:

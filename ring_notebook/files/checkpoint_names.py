@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import secrets
 import shutil
@@ -10,12 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ring_notebook.files.private_files import make_private_folder
-from ring_notebook.files.whole_file import whole_file
+from ring_notebook.files.whole_file import checked, whole_file
 
 CHECKPOINTS = "checkpoints"
 """Their folder, in that of a run."""
 REST = "rest.pt"
 """In the folder of a checkpoint that all ranks write: what rank 0 writes at the end, so that it marks a whole one."""
+_ELSEWHERE = "elsewhere.json"
+"""In the folder of a run: which checkpoints its training has in another folder, or at a URL."""
 _NAME = re.compile(r"step-(\d+)(-best)?(\.pt|\.pickle)?$")
 
 
@@ -50,6 +53,24 @@ def found(folder: Path) -> list[Found]:
             if named := step_of(path.name):
                 there.append((path.stat().st_mtime_ns, Found(*named, path)))
     return [one for _, one in sorted(there, key=lambda pair: (pair[0], pair[1].step))]
+
+
+def of_run(folder: Path) -> list[Found]:
+    """As `found`, of the folder of a run, with those that its training has elsewhere."""
+    try:
+        rows = json.loads(checked((folder / _ELSEWHERE).read_bytes()))
+    except FileNotFoundError:
+        rows = []
+    elsewhere = [Found(step, best, path) for step, best, path in rows if "://" in path or Path(path).exists()]
+    return [*found(folder), *elsewhere]
+
+
+def note_elsewhere(folder: Path, there: list[Found]) -> None:
+    """Have `of_run` list ``there``."""
+    make_private_folder(folder)
+    rows = [(one.step, one.best, str(one.path.absolute() if isinstance(one.path, Path) else one.path)) for one in there]
+    with whole_file(folder / _ELSEWHERE) as file:
+        file.write(json.dumps(rows).encode())
 
 
 class LocalFolder:

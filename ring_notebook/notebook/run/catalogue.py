@@ -115,7 +115,7 @@ def find(name: str) -> RunRecord:
     raise RingError(f"no run {name!r} in {runs_directory()}; the newest are: {known}")
 
 
-def resumes_from(name: str, cell_id: str) -> Path:
+def resumes_from(name: str, cell_id: str) -> str:
     """The last checkpoint of the newest run of this name that has one; without a name, of the same cell.
 
     Where the front end does not say which cell it is, any run will do. Raises RingError when there is none.
@@ -124,8 +124,8 @@ def resumes_from(name: str, cell_id: str) -> Path:
         with suppress(*UNREADABLE):
             about = read_about(directory)
             same = about["name"] == name if name else cell_id in ("", about["options"].get("cell_id"))
-            if same and (there := checkpoint_names.found(directory / checkpoint_names.CHECKPOINTS)):
-                return Path(there[-1].path)
+            if same and (there := checkpoint_names.of_run(directory / checkpoint_names.CHECKPOINTS)):
+                return str(there[-1].path)
     which = f"run called {name!r}" if name else "run of this cell"
     raise RingError(
         f"no {which} in {runs_directory()} has a checkpoint; `ring.checkpoint` in the cell makes them: run it without "
@@ -264,10 +264,13 @@ class _Entry:
 
     @property
     def checkpoint(self) -> str | None:
-        """The steps after which there are checkpoints: the last, and the best."""
-        there = checkpoint_names.found(self.directory / checkpoint_names.CHECKPOINTS)
+        """The steps after which there are checkpoints: the last, and the best; and where, if not with the run."""
+        own = self.directory / checkpoint_names.CHECKPOINTS
+        if not (there := checkpoint_names.of_run(own)):
+            return None
         best = [f"best {one.step}" for one in there if one.best]
-        return ", ".join([f"step {there[-1].step}", *best]) if there else None
+        place = str(there[-1].path).rpartition("/")[0]
+        return ", ".join([f"step {there[-1].step}", *best]) + f" in {place}" * (place != str(own))
 
     def value(self, name: str) -> Any:
         """The value in a column, of a metric or of a hyper-parameter; None where there is none."""

@@ -45,7 +45,7 @@ def send(
     Raises RingError where it is to resume or to replay another run, and cannot.
     """
     run, folder = new_run_id(), runs_directory()
-    resume = str(resumes_from(options.get("name", ""), options.get("cell_id", ""))) if options.get("resume") else ""
+    resume = resumes_from(options.get("name", ""), options.get("cell_id", "")) if options.get("resume") else ""
     changes = [*changes_of(str(options.get("replay", ""))), *pauses_at(options.get("pause_at", ()))]
     changes += begins_with(options.get("knobs", {}), options.get("who", ""))
     chosen = engines.part(ranks)

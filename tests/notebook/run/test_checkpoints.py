@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -18,7 +19,7 @@ inputs = torch.randn(48, 3, dtype=torch.float64)
 data = torch.utils.data.TensorDataset(inputs, inputs[:, :2])
 loader = torch.utils.data.DataLoader(data, batch_size=12 // ring.size(), shuffle=True)
 model, optimizer, loader = ring.prepare(model, optimizer, loader, strategy=STRATEGY)
-saved = ring.checkpoint(model, optimizer, loader, every="3 steps")
+saved = ring.checkpoint(model, optimizer, loader, every="3 steps", folder=FOLDER)
 for epoch in saved.epochs(3):
     for x, y in ring.track(loader):
         if saved.steps == LAST:
@@ -35,8 +36,9 @@ if ring.rank() == 0:
 """
 
 
-def cell(line: str, strategy: str | None, last: int = -1) -> str:
-    return f"%%ringtrain {line}{CELL.replace('STRATEGY', repr(strategy)).replace('LAST', str(last))}"
+def cell(line: str, strategy: str | None, last: int = -1, folder: str | None = None) -> str:
+    source = CELL.replace("STRATEGY", repr(strategy)).replace("LAST", str(last)).replace("FOLDER", repr(folder))
+    return f"%%ringtrain {line}{source}"
 
 
 CURVES = """
@@ -44,24 +46,31 @@ from ring_notebook.notebook.panel.charts.chart import axes, over
 views = first.log.view(), again.log.view()
 for axis in "step", "samples", "epoch":
     assert all(axis in axes(view) for view in views), axis
-    whole, rest = (over(view, axis, view.curves["loss"])[0].x.tolist() for view in views)
+    whole, rest = (over(view, axis, "loss")[0].x.tolist() for view in views)
     assert (len(rest), whole[6:]) == (6, rest), (axis, whole, rest)
 """
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", [None, "fsdp"])
-def test_a_training_continues_on_one_rank(notebook: Notebook, strategy: str | None) -> None:
-    assert "has a checkpoint" in notebook.error(cell(f"--resume --name {strategy}-none", strategy))[1]
-    assert "Trained 12" in notebook.text(cell("--out first", strategy))
+@pytest.mark.parametrize(
+    ("strategy", "place"), [(None, ""), ("fsdp", ""), (None, "{}/own"), (None, "local://{}/remote")]
+)
+def test_a_training_continues_on_one_rank(notebook: Notebook, strategy: str | None, place: str, tmp_path: Path) -> None:
+    """With checkpoints in the folder of the run, in another one, and at a URL."""
+    folder = place.format(tmp_path) or None
+    name = f"{strategy}-{place}"
+    assert "has a checkpoint" in notebook.error(cell(f"--resume --name none-{name}", strategy, folder=folder))[1]
+    assert "Trained 12" in notebook.text(cell("--out first", strategy, folder=folder))
     notebook.run("%ring pull found\nwhole = found")
-    name = f"stops-{strategy}"
-    notebook.run(cell(f"--name {name}", strategy, last=8))
+    notebook.run(cell(f"--name {name}", strategy, last=8, folder=folder))
     listed = notebook.text("%ring runs --all")
-    assert re.search(rf"^{name} .* step 6 ", listed, re.MULTILINE), listed
-    text = notebook.text(cell(f"--name {name} --resume -n 1 --out again", strategy))
+    assert re.search(rf"^{re.escape(name)} .* step 6 {f'in {folder} ' if folder else ''}", listed, re.MULTILINE), listed
+    text = notebook.text(cell(f"--name {name} --resume -n 1 --out again", strategy, folder=folder))
     assert "Resumed after step 6, in epoch 1, from " in text
     assert "Trained 12" in text
     notebook.run("%ring pull found")
     notebook.text("import numpy\nfor a, b in zip(whole, found): numpy.testing.assert_allclose(a, b, rtol=1e-9)")
     notebook.text(CURVES)
+    if "://" in place:
+        kind, why = notebook.error(cell(f"--name {name} --resume", strategy))
+        assert f"pass folder='{folder}" in f"{kind}{why}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import resource
 import subprocess
@@ -23,6 +24,8 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 from harness.adapted import Adapted
 from ring_notebook.errors import RingError
+from ring_notebook.files.checkpoint_names import LocalFolder
+from ring_notebook.files.remote_folder import RemoteFolder
 
 SAMPLES, BATCH = 72, 12  # of all ranks together: six steps an epoch
 KINDS = ["plain", "fsdp", "tensor", "adapters"]
@@ -225,6 +228,36 @@ def test_the_newest_and_the_best_stay(hvd: ModuleType, folder: Path, place: str)
     saved.step()
     saved.wait()
     assert names(hvd, folder) == [best, *[f"step-000000{step}" for step in (10, 11)]]
+
+
+@pytest.mark.parametrize("place", ["local", "folder"])
+def test_a_place_that_removes_nothing(
+    hvd: ModuleType, folder: Path, place: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The new checkpoint is whole, and stays."""
+
+    def refused(*_: Any) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    model = nn.Linear(20, 20)
+    where = f"local://{folder}" if place == "local" else folder
+    for background in (True, False) if place == "folder" else (True,):
+        saved = hvd.checkpoint(model, every="1 steps", keep=1, folder=where, background=background)
+        saved.step()
+        saved.wait()
+        with monkeypatch.context() as patch:
+            patch.setattr(RemoteFolder if place == "local" else LocalFolder, "remove", refused)
+            saved.step()
+            saved.wait()
+        kept = names(hvd, folder)
+        assert [name[:13] for name in kept] == ["step-00000001", "step-00000002"]
+        told = capfd.readouterr().err
+        assert ("stay: " in told and "not permitted" in told) if hvd.rank() == 0 else not told
+        saved.step()
+        saved.wait()
+        assert [name[:13] for name in names(hvd, folder)] == ["step-00000003"]
+        folder = folder / "blocking"
+        where = folder
 
 
 def test_torch_reads_it(hvd: ModuleType, folder: Path) -> None:
