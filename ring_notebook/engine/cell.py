@@ -68,7 +68,7 @@ class Cell:
         self._first = 0 if begin is None else begin.statement
         if begin is not None:
             self._continue_loops(begin)
-        self._quiet: bool = shell.displayhook.semicolon_at_end_of_expression(text)
+        self._quiet = bool(self.tree.body) and _behind(self.tree.body[-1], text).startswith(b";")
 
     def names(self) -> set[str]:
         """Every name that the cell uses or asks for help on, and every module that it imports."""
@@ -193,6 +193,12 @@ def _loops_around(statement: ast.stmt, line: int) -> Iterator[ast.For]:
     for node in ast.iter_child_nodes(statement):
         if isinstance(node, ast.stmt | ast.ExceptHandler | ast.match_case):
             yield from _loops_around(node, line)  # type: ignore[arg-type]
+
+
+def _behind(statement: ast.stmt, text: str) -> bytes:
+    """What stands behind a statement on its last line."""
+    assert statement.end_lineno is not None
+    return text.split("\n")[statement.end_lineno - 1].encode()[statement.end_col_offset :].lstrip()
 
 
 def _begins(statement: ast.stmt) -> int:

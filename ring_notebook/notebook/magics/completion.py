@@ -18,9 +18,8 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from IPython.core.completer import Completion, CompletionContext, SimpleCompletion
 from IPython.core.interactiveshell import InteractiveShell
 
 from ring_notebook.errors import RingError
@@ -30,6 +29,9 @@ from ring_notebook.notebook.session.cells import runs_on_ranks
 from ring_notebook.notebook.session.known_names import help_on_rank_0, names_of_ranks, names_on_rank_0
 from ring_notebook.notebook.session.session import Session
 from ring_notebook.text.parsing import parse
+
+if TYPE_CHECKING:
+    from IPython.core.completer import Completion, CompletionContext
 
 _CELL = re.compile(r"\s*%%ring(train|scale)\b.*\n")  # the lines after it run on the ranks
 
@@ -173,7 +175,11 @@ def _advise_on_missing(shell: InteractiveShell, session: Session) -> None:
 
 
 def _complete(shell: InteractiveShell, session: Session) -> None:
-    """Add the options of the magics and the names of the ranks to the completer of ``shell``."""
+    """Add the options of the magics and the names of the ranks to the completer of ``shell``, from IPython 8.6 on."""
+    try:
+        from IPython.core.completer import SimpleCompletion
+    except ImportError:  # an older one, as on Colab, tells a matcher nothing of the cell
+        return
 
     def complete_ring(context: CompletionContext) -> dict[str, object]:
         token = context.token
