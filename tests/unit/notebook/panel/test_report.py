@@ -387,16 +387,12 @@ def test_a_run_without_a_name_is_called_by_its_cell(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_died_is_marked_and_the_others_are_stopped(tmp_path: Path) -> None:
-    log = run(
-        tmp_path / "r1",
-        3,
-        *(Ended("r1", 0, "aborted", 1.0), Ended("r1", 1, "died", 1.0), Ended("r1", 2, "failed", 1.0)),
-        steps=0,
-    )
-    bundle = report.mime_bundle(log)
-    rows = [line.split()[:3] for line in bundle["text/plain"].splitlines() if line.lstrip()[:1].isdigit()]
-    assert [row[1] for row in rows] == ["stopped", "died", "failed"]
-    assert [row[2] for row in rows] == ["0", "≥0", "0"], "what it did in its last half second was not sent"
+    ends = (Ended("r1", 0, "aborted", 1.0), Ended("r1", 1, "died", 1.0), Ended("r1", 2, "failed", 1.0))
+    for steps, shown in ((0, ["0", "?", "0"]), (3, ["2", "≥2", "2"])):  # rows of the last half second were not sent
+        bundle = report.mime_bundle(run(tmp_path / f"r{steps}", 3, *ends, steps=steps))
+        rows = [line.split()[:3] for line in bundle["text/plain"].splitlines() if line.lstrip()[:1].isdigit()]
+        assert [row[1] for row in rows] == ["stopped", "died", "failed"]
+        assert [row[2] for row in rows] == shown
     assert "<td style='color:#d97706'>stopped</td>" in bundle["text/html"]
     assert "<td style='color:#ef4444'>died</td>" in bundle["text/html"]
 
