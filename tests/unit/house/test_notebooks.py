@@ -27,6 +27,7 @@ if importlib.util.find_spec("ring_notebook") is None:  # on Colab and Kaggle
 %load_ext ring_notebook
 """.replace("{repository}", REPOSITORY)
 NAMES = sorted(path.stem for path in NOTEBOOKS.glob("*.ipynb"))
+GALLERY = sorted(f"gallery/{path.stem}" for path in NOTEBOOKS.glob("gallery/*.ipynb"))
 
 
 def cells(name: str) -> list[dict[str, Any]]:
@@ -72,7 +73,14 @@ def test_its_parts(name: str) -> None:
     assert code[-1]["source"] == "%ring stop"
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", GALLERY)
+def test_a_gallery_installs_what_a_lesson_does(name: str) -> None:
+    code = [cell for cell in cells(name) if cell["cell_type"] == "code"]
+    assert code[0]["source"].startswith(INSTALL.strip())
+    assert not any(cell["outputs"] or cell["execution_count"] for cell in code)
+
+
+@pytest.mark.parametrize("name", [*NAMES, *GALLERY])
 def test_each_number_of_a_lesson_has_a_check(name: str) -> None:
     """Of what it has measured, which `make workshop` knows; what its cells and arithmetic say is checked here."""
     lesson = claims_of(name)
