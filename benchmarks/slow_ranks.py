@@ -270,7 +270,7 @@ def judge(fault: str, seed: int, seconds: float, traceml: str, cores: str, cells
             command = [str(Path(traceml).with_name("traceml")), "run", "--nproc-per-node", "2", "--logs-dir", logs]
             command += [__file__, "--args", *what, "--under-traceml"]
         bound = ["taskset", "-c", cores, *command] if cores else command
-        done = subprocess.run(bound, capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run(bound, capture_output=True, text=True, timeout=600, check=False)
     for group in [*_GROUPS.glob("*/ring-slow-*"), *_GROUPS.glob("ring-slow-*")]:
         with suppress(OSError):  # that of another job has a process
             group.rmdir()
@@ -299,7 +299,7 @@ def judge_hosts(command: list[str], fault: str, seed: int) -> tuple[str, str]:
     draw = random.Random(seed)
     slow, rate = draw.randrange(2), draw.uniform(40, 250)
     with two_hosts("1gbit") as hosts, hosts.limited(slow, f"{rate:.0f}mbit") if fault == "link" else nullcontext():
-        said = hosts.on_first(command, 120.0)
+        said = hosts.on_first(command, 600.0)
     if match := _LINK_SAID.search(said):
         return f"{'wrong rank: ' * (fault == 'hosts' or int(match[1]) != slow)}link", match[0]
     match = _SAID.search(said)

@@ -234,7 +234,9 @@ class Lab:
         """The newest runs of this folder with their results, as `%ring runs` lists them: those that have all words of
         ``where`` (``failed``, ``lr=0.1``), sorted by a column or metric.
         """
-        return _table(catalogue.listing(max(1, min(most, 200)), every=every, sort=sort, where=where))
+        running = [run.log.run for run in self.session.in_progress]
+        most = max(1, min(most, 200))
+        return _table(catalogue.listing(most, every=every, sort=sort, where=where, in_progress=running))
 
     def compare(self, *runs: str | Handle) -> Compared:
         """Two to twenty runs side by side: what was set, what came out, how their cells differ. Raises RingError for

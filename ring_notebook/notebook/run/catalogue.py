@@ -41,18 +41,20 @@ _ASKED = "asked by"
 _PIECES = 1000  # of output that are read at a time
 
 
-def listing(most: int = 20, *, every: bool = False, sort: str = "", where: Sequence[str] = ()) -> Listing:
+def listing(
+    most: int = 20, *, every: bool = False, sort: str = "", where: Sequence[str] = (), in_progress: Sequence[str] = ()
+) -> Listing:
     """The newest runs with their results, newest first. A note names those that cannot be read.
 
     Cells that ended well in seconds and logged nothing are left out, unless ``every`` is given. ``sort`` names a
     column, a metric or a hyper-parameter: largest first, or smallest first with a minus before it. Of the runs only
     those are listed that have every word of ``where`` in one of their columns; ``lr=0.1`` asks for that value of a
-    hyper-parameter. Raises RingError for a ``sort`` that no run has.
+    hyper-parameter. ``in_progress``: ids of runs of this notebook. Raises RingError for a ``sort`` that no run has.
     """
     entries, unreadable, trivial = [], [], 0
     for directory in reversed(_directories()):
         try:
-            entry = _Entry(directory)
+            entry = _Entry(directory, in_progress)
         except UNREADABLE as error:
             unreadable.append(f"skipped: {error}")
             continue
@@ -241,8 +243,9 @@ def _name(about: dict[str, Any]) -> str:
 class _Entry:
     """One run of the list, from its two small files and its labels. Raises what UNREADABLE names."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, in_progress: Sequence[str]) -> None:
         self.about, self.summary = read_about(directory), read_summary(directory)
+        self.status = self.summary.get("status", "running" if directory.name in in_progress else _LOST)
         self.labels = read_labels(directory)
         self.directory = directory
         (last, *_) = [*(rank.get("last", {}) for rank in self.summary.get("ranks", [])), {}]
@@ -276,7 +279,7 @@ class _Entry:
         """The value in a column, of a metric or of a hyper-parameter; None where there is none."""
         facts = {
             "name": _name(self.about),
-            "status": self.summary.get("status", _LOST),
+            "status": self.status,
             "samples/s": self.summary.get("samples_per_s") or None,
             "J/sample": self._energy("per_sample"),
             "kJ": None if (joules := self._energy("joules")) is None else joules * 1e-3,

@@ -28,13 +28,14 @@ _Runs = Annotated[Sequence[str], Option("RUN", "beginnings of names or ids", man
 
 @command("runs")
 def runs(
-    _session: Session,
+    session: Session,
     every: Annotated[bool, Option("--all", "also short cells that logged nothing")] = False,
     sort: Annotated[str, Option("--sort NAME", "by a column, metric or parameter; --sort=-NAME: smallest first")] = "",
     where: Annotated[Sequence[str], Option("--where WORD", "only runs with these words, or lr=0.1", many=True)] = (),
 ) -> Listing:
     """List the runs of this folder, newest first."""
-    return catalogue.listing(every=every, sort=sort, where=where)
+    running = [run.log.run for run in session.in_progress]
+    return catalogue.listing(every=every, sort=sort, where=where, in_progress=running)
 
 
 @runs.command

@@ -71,6 +71,14 @@ def test_a_spoiled_file(runs: Path, tmp_path: Path, file: str, spoiled: str) -> 
         catalogue.find("nothing")
 
 
+def test_a_run_without_an_end_is_in_progress_or_lost(runs: Path) -> None:
+    for name in ("1-here", "2-elsewhere"):
+        RunLog(runs / name, name, "", 1, "print(1)\n", {}, {})
+    listed = catalogue.listing(in_progress=["1-here"])
+    status = listed.columns.index("status")
+    assert [row[status] for row in listed.rows] == ["running or lost", "running"]
+
+
 @pytest.mark.parametrize(
     "make",
     [os.mkfifo, os.mkdir, lambda path: os.symlink("/dev/zero", path)],
