@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from inspect import Parameter, get_annotations, signature
 from typing import Any, TypeVar, get_type_hints
+from unicodedata import normalize
 
 T = TypeVar("T")
 _MOST_RANKS = 1 << 16  # in one span, so that a typing error costs no memory
@@ -159,10 +160,10 @@ def knob_value(text: str) -> tuple[str, str]:
     return name, value
 
 
-def values_of(text: str) -> tuple[str, list[bool | int | float | str]]:
-    """``lr=0.1,0.01`` or ``seed=0..3``, which ends with 3, as a name and its values; what is no number is a text."""
+def values_of(text: str) -> tuple[str, list[bool | int | float | str | None]]:
+    """``lr=0.1,0.01`` or ``seed=0..3``, which ends with 3, as a name and its values; others than Python's are texts."""
     name, _, listed = text.partition("=")
-    span = re.fullmatch(r"(\d+)\.\.(\d+)", listed)
+    span = re.fullmatch(r"(-?\d+)\.\.(-?\d+)", listed)
     if span:
         first, last = map(int, span.groups())
         values: list[Any] = list(range(first, min(last, first + _MOST_VALUES) + 1))
@@ -170,13 +171,13 @@ def values_of(text: str) -> tuple[str, list[bool | int | float | str]]:
         values = [_value(one) for one in listed.split(",") if one]
     if not name.isidentifier() or not values:
         raise ValueError(f"expected a name and values such as lr=0.1,0.01 or seed=0..3, got {text!r}")
-    return name, list(dict.fromkeys(values))
+    return normalize("NFKC", name), list({repr(one): one for one in values}.values())  # as Python spells names
 
 
-def _value(text: str) -> bool | int | float | str:
+def _value(text: str) -> bool | int | float | str | None:
     with suppress(ValueError, SyntaxError):
         value = ast.literal_eval(text)
-        if isinstance(value, bool | int | float):
+        if value is None or isinstance(value, bool | int | float):
             return value
     return text
 

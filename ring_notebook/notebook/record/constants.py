@@ -28,7 +28,7 @@ def constants(source: str) -> dict[str, Any]:
     except SyntaxError:
         return {}
     given = [*_given(body)]
-    found = {target.id: literal for target, _, literal in given if not target.id.startswith("_")}
+    found = {one.id: value for one, _, value in given if value is not None and not one.id.startswith("_")}
     targets = {target for target, _, _ in given}
     variables = {name.id for node in body for name in _stored(node) if name not in targets}
     names = [one for node in body for one in ast.walk(node)]
@@ -40,7 +40,7 @@ def constants(source: str) -> dict[str, Any]:
 def with_constants(source: str, values: Mapping[str, Any]) -> str:
     """The cell with other values of some of its constants, each in its place.
 
-    Raises RingError when the cell gives one of these names no number, text or truth at its outermost level.
+    Raises RingError when the cell gives one of these names no number, text, truth or None at its outermost level.
     """
     try:
         body = parse(source).body
@@ -61,8 +61,8 @@ def with_constants(source: str, values: Mapping[str, Any]) -> str:
     return b"\n".join(lines).decode()
 
 
-def _given(body: Sequence[ast.stmt]) -> Iterator[tuple[ast.Name, ast.expr, bool | int | float | str]]:
-    """The names to which statements give a number, a text or a truth, each with the expression and what it is."""
+def _given(body: Sequence[ast.stmt]) -> Iterator[tuple[ast.Name, ast.expr, bool | int | float | str | None]]:
+    """The names to which statements give a number, a text, a truth or None, each with the expression and what it is."""
     for node in body:
         if isinstance(node, ast.Assign):
             for target in node.targets:
@@ -71,7 +71,7 @@ def _given(body: Sequence[ast.stmt]) -> Iterator[tuple[ast.Name, ast.expr, bool 
             yield from _pairs(node.target, node.value)
 
 
-def _pairs(target: ast.expr, value: ast.expr) -> Iterator[tuple[ast.Name, ast.expr, bool | int | float | str]]:
+def _pairs(target: ast.expr, value: ast.expr) -> Iterator[tuple[ast.Name, ast.expr, bool | int | float | str | None]]:
     if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts):
         for one, part in zip(target.elts, value.elts, strict=True):
             yield from _pairs(one, part)
@@ -80,7 +80,7 @@ def _pairs(target: ast.expr, value: ast.expr) -> Iterator[tuple[ast.Name, ast.ex
             literal = ast.literal_eval(value)
         except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
             return
-        if isinstance(literal, bool | int | float | str):
+        if literal is None or isinstance(literal, bool | int | float | str):
             yield target, value, literal
 
 

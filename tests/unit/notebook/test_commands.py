@@ -217,7 +217,9 @@ def test_help_is_made_of_docstring_and_annotations() -> None:
 def test_values_of_a_sweep() -> None:
     assert values_of("lr=0.1,1e-2,0.1") == ("lr", [0.1, 0.01])
     assert values_of("seed=0..3") == ("seed", [0, 1, 2, 3])
-    assert values_of("norm=layer,batch,True") == ("norm", ["layer", "batch", True])
-    for wrong in ("lr", "lr=", "0=1", "lr 0.1"):
+    assert values_of("shift=-2..1") == ("shift", [-2, -1, 0, 1])
+    assert values_of("norm=layer,batch,True,None") == ("norm", ["layer", "batch", True, None])
+    assert values_of("\u00b5=1,True,1.0") == ("\u03bc", [1, True, 1.0]), "spelled as Python reads it"
+    for wrong in ("lr", "lr=", "0=1", "lr 0.1", "seed=3..0"):
         with pytest.raises(ValueError, match="expected a name and values such as"):
             values_of(wrong)

@@ -430,6 +430,8 @@ def test_other_values_take_the_places_of_constants() -> None:
     swept = with_constants(cell, {"lr": 1e-3, "steps": 5})
     assert swept == 'ä, lr = "ü", 0.001  # usual\nsteps: int = (\n    5\n)\nlr = 0.001\nprint(lr)\n'
     assert with_constants('a = """x\ny"""\nb = 1\n', {"a": "z"}) == "a = 'z'\n\nb = 1\n"
+    assert with_constants("clip = None\n", {"clip": -1e-5}) == "clip = -1e-05\n"
+    assert constants("clip = None\nprint(clip)\n") == {}
     for wrong in ("for lr in data: pass\n", "lr = net()\n", "if True:\n    lr = 1\n"):
         with pytest.raises(RingError, match="no constant 'lr'; write lr = 2 on a line of its own"):
             with_constants(wrong, {"lr": 2})
