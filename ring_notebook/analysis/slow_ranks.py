@@ -214,7 +214,7 @@ def cause(slow: Spent, usual: Spent) -> str:
     queued = max(0.0, own.queued - max(other.queued, each * own.on_cpu))
     throttled = min(max(0.0, own.throttled - other.throttled), queued)
     asleep = _slept_longer(slow, usual)
-    held = _held_by_threads(slow, usual, asleep + queued)
+    held = _held_by_threads(slow, usual, asleep + queued, each)
     explained: dict[str, float] = defaultdict(float)
     explained["data"] = slow.data - usual.data
     explained["garbage"] = own.collecting - other.collecting
@@ -252,13 +252,15 @@ def _worked_longer(slow: Spent, usual: Spent) -> float:
     return longer if longer > _MORE_WORK * usually else 0.0
 
 
-def _held_by_threads(slow: Spent, usual: Spent, seconds: float) -> str:
+def _held_by_threads(slow: Spent, usual: Spent, seconds: float, each: float) -> str:
     """The cause if other threads of its process have computed while a main thread waited ``seconds`` longer, or empty.
 
+    For each second on a core they wait for one, too, where that is more than chance, and the main thread with them.
     Where that of the usual rank waits for others most of the time, they compute for it, as TensorFlow's and XLA's.
     """
     own, other = slow.own, usual.own
-    if own.beside - other.beside <= seconds / 2:
+    longer = own.beside - other.beside
+    if longer * (1 + each * (longer > _MORE_WORK * (other.on_cpu + other.beside))) <= seconds / 2:
         return ""
     return "compute" if other.beside > other.on_cpu else "threads"
 

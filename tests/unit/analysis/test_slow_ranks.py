@@ -71,8 +71,10 @@ def test_more_computing_waits_more_often_for_a_core() -> None:
     assert cause(replace(rank, own=OwnTime(on_cpu=1.3, queued=8.7)), usual) == "queued"
 
 
-def measured(seconds: float, moving: float, waiting: float, on_cpu: float, queued: float, beside: float) -> Spent:
-    return Spent(seconds, moving, waiting, 0.0, 0.0, OwnTime(on_cpu=on_cpu, queued=queued, beside=beside))
+def measured(
+    seconds: float, moving: float, waiting: float, on_cpu: float, queued: float, beside: float, data: float = 0.0
+) -> Spent:
+    return Spent(seconds, moving, waiting, 0.0, data, OwnTime(on_cpu=on_cpu, queued=queued, beside=beside))
 
 
 @pytest.mark.parametrize(
@@ -85,12 +87,23 @@ def measured(seconds: float, moving: float, waiting: float, on_cpu: float, queue
         ((5.878, 0.601, 4.984, 0.1378, 2.030, 0.0418), (5.869, 0.671, 0.580, 0.1450, 1.736, 0.0416), "asleep"),
         # 20 steps with 20 ms of computing
         ((5.439, 0.283, 4.986, 0.0746, 1.148, 0.0349), (5.448, 0.520, 0.241, 0.5429, 4.900, 0.0373), "compute"),
+        # 20 steps beside a thread of its own that computes: it waits for Python's lock, woken again and again.
+        (
+            (8.904, 0.640, 4.063, 0.1581, 5.420, 0.0406, 0.404),
+            (8.835, 0.939, 0.015, 0.1591, 7.626, 0.4289, 1.018),
+            "threads",
+        ),
+        (
+            (16.12, 0.464, 12.79, 0.1596, 4.996, 0.0633, 0.197),
+            (16.66, 0.620, 0.208, 0.1550, 14.0, 1.184, 2.3),
+            "threads",
+        ),
         # As the second, had it not slept: what it takes longer is chance of the machine.
         ((1.812, 1.123, 0.620, 0.0220, 1.841, 0.0129), (1.823, 0.993, 0.365, 0.0240, 1.799, 0.0129), "queued"),
     ],
 )
 def test_a_busy_machine_changes_no_cause(usual: tuple[float, ...], rank: tuple[float, ...], expected: str) -> None:
-    """Measured beside eight to fourteen other processes on one core; a rank that has no core does not compute."""
+    """Measured beside eight to forty other processes on one or two cores; a rank without a core does not compute."""
     own, other = measured(*rank), measured(*usual)
     assert cause(own, other) == expected
     of_both = shares([own, other])
