@@ -119,10 +119,9 @@ def count_or_zero(text: str) -> int:
 
 def seconds(text: str) -> float:
     """Seconds, 0 or more."""
-    try:
+    value = -1.0
+    with suppress(ValueError):
         value = float(text)
-    except ValueError:
-        value = -1.0
     if not 0 <= value < math.inf:
         raise ValueError(f"expected seconds, 0 or more, got {text!r}")
     return value
@@ -163,8 +162,7 @@ def knob_value(text: str) -> tuple[str, str]:
 def values_of(text: str) -> tuple[str, list[bool | int | float | str | None]]:
     """``lr=0.1,0.01`` or ``seed=0..3``, which ends with 3, as a name and its values; others than Python's are texts."""
     name, _, listed = text.partition("=")
-    span = re.fullmatch(r"(-?\d+)\.\.(-?\d+)", listed)
-    if span:
+    if span := re.fullmatch(r"(-?\d+)\.\.(-?\d+)", listed):
         first, last = map(int, span.groups())
         values: list[Any] = list(range(first, min(last, first + _MOST_VALUES) + 1))
     else:
@@ -176,8 +174,7 @@ def values_of(text: str) -> tuple[str, list[bool | int | float | str | None]]:
 
 def _value(text: str) -> bool | int | float | str | None:
     with suppress(ValueError, SyntaxError):
-        value = ast.literal_eval(text)
-        if value is None or isinstance(value, bool | int | float):
+        if (value := ast.literal_eval(text)) is None or isinstance(value, bool | int | float):
             return value
     return text
 

@@ -83,8 +83,8 @@ def table(view: RunView, still: bool = False, loads: machines.Cells | None = Non
 
 def _step(rank: RankView) -> str:
     """The newest step known. A rank that was killed took the last half second of its records along, maybe all."""
-    died = rank.ended and rank.ended.status == "died"
-    return str(rank.step) if not died else f"≥{rank.step}" if rank.last else "?"
+    known = f"≥{rank.step}" if rank.last else "?"
+    return known if rank.ended and rank.ended.status == "died" else str(rank.step)
 
 
 def _last(newest: Mapping[str, float], names: Sequence[str]) -> list[str]:

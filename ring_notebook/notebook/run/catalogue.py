@@ -255,15 +255,13 @@ class _Entry:
 
     @property
     def trivial(self) -> bool:
-        summary = self.summary
-        short = summary.get("status") == "ok" and summary["seconds"] < _TRIVIAL_SECONDS
+        short = self.summary.get("status") == "ok" and self.summary["seconds"] < _TRIVIAL_SECONDS
         return short and not self.last and not self.labels.tags and not self.labels.note
 
     @property
     def curve(self) -> list[float]:
         """A few values of the main metric over the run."""
-        curve: list[float] = self.summary.get("curve", {}).get("values", [])
-        return curve
+        return list(self.summary.get("curve", {}).get("values", []))
 
     @property
     def checkpoint(self) -> str | None:
