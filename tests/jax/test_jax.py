@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.case_jobs import cases, check
+from harness.case_jobs import cases, check, of_a_job
 
 if find_spec("jaxlib") is None:
     pytest.skip("lives in an environment of its own: make test-jax", allow_module_level=True)
@@ -22,21 +22,21 @@ PRIVATE_NAMES_PROGRAM = Path(__file__).with_name("private_names_program.py")
 RINGRUN = [sys.executable, "-m", "ring_notebook.launch.cli", "--no-prefix", "-np", "2"]
 
 
-@pytest.mark.timeout(500)
+@of_a_job
 @pytest.mark.parametrize("size", [1, 2, 3])
 @pytest.mark.parametrize("case", cases(CASES))
 def test_on_ranks(case: str, size: int) -> None:
     check(CASES, case, size)
 
 
-@pytest.mark.timeout(500)
+@of_a_job
 @pytest.mark.parametrize("size", [1, 2, 3])
 @pytest.mark.parametrize("case", cases(SEVERAL_DEVICES))
 def test_on_ranks_of_several_devices(case: str, size: int) -> None:
     check(SEVERAL_DEVICES, case, size)
 
 
-@pytest.mark.timeout(500)
+@of_a_job
 @pytest.mark.skipif(find_spec("flax") is None or find_spec("equinox") is None, reason="they need a newer JAX")
 @pytest.mark.parametrize("size", [1, 2])
 @pytest.mark.parametrize("case", cases(LIBRARIES))

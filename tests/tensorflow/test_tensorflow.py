@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.case_jobs import cases, check
+from harness.case_jobs import cases, check, of_a_job
 from unit.horovod.horovod_names import WITH_TENSORFLOW
 
 if find_spec("keras") is None:
@@ -20,14 +20,14 @@ TENSORFLOW, KERAS, SHARED = (
 )
 
 
-@pytest.mark.timeout(500)
+@of_a_job
 @pytest.mark.parametrize("size", [1, 2, 3])
 @pytest.mark.parametrize("case", cases(TENSORFLOW))
 def test_tensorflow(case: str, size: int) -> None:
     check(TENSORFLOW, case, size)
 
 
-@pytest.mark.timeout(500)
+@of_a_job
 @pytest.mark.parametrize(("face", "size"), [("tensorflow", 2), ("keras", 3)])
 @pytest.mark.parametrize("case", cases(SHARED))
 def test_names_of_both(case: str, face: str, size: int) -> None:
@@ -48,7 +48,7 @@ def test_every_name_of_horovod_is_used_by_a_case(module: str) -> None:
     assert [name for name in WITH_TENSORFLOW[module].split() if prefix + name not in used] == []
 
 
-@pytest.mark.timeout(500)
+@of_a_job
 @pytest.mark.parametrize("backend", ["tensorflow", "jax", "torch", "tf_keras"])
 @pytest.mark.parametrize("case", cases(KERAS))
 @pytest.mark.parametrize("size", [2, 3])
