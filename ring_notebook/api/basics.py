@@ -8,7 +8,13 @@ from collections.abc import Sequence
 from typing import Literal
 
 from ring_notebook.api.arguments import check_process_set
-from ring_notebook.api.process_sets import ProcessSet, add_process_set, global_process_set
+from ring_notebook.api.process_sets import (
+    ProcessSet,
+    _get_process_set_ids_and_ranks,  # noqa: F401 - Horovod's tests ask `mpi_ops._basics`, which is this module
+    add_process_set,
+    global_process_set,
+    remove_process_set,
+)
 from ring_notebook.config import config
 from ring_notebook.core import trace, world
 from ring_notebook.core.communicator import ReduceOp
@@ -64,15 +70,22 @@ def init(
     ``comm`` is None for all processes of the job (one process if no launcher started it), a list of their ranks, or an
     mpi4py communicator. ``process_sets`` are registered in order; "dynamic" is Horovod's value to allow
     `add_process_set` later, which is always allowed here. May be called again after `shutdown`, any number of times.
+    Raises ValueError, and registers none of them, where a set is wrong or there twice.
     """
     if isinstance(process_sets, str) and process_sets != "dynamic":
         raise ValueError(f'process_sets must be a list of process sets or "dynamic", got {process_sets!r}')
     world.init(comm)
     if config().timeline and not trace.active():
         trace.start(config().timeline)
-    for process_set in () if process_sets is None or isinstance(process_sets, str) else process_sets:
-        if not process_set.registered():
-            add_process_set(process_set)
+    added: list[ProcessSet] = []
+    try:
+        for process_set in () if process_sets is None or isinstance(process_sets, str) else process_sets:
+            if not process_set.registered():
+                added.append(add_process_set(process_set))
+    except ValueError:
+        for process_set in reversed(added):
+            remove_process_set(process_set)
+        raise
 
 
 def shutdown() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import count
 from typing import Any
 
 from ring_notebook.core import background_programs, world
@@ -167,6 +168,11 @@ def _registered() -> list[ProcessSet]:
     return [known for known in _sets if known._world is current]
 
 
+def _get_process_set_ids_and_ranks() -> dict[int, list[int]]:
+    """The ranks of each registered set, by its number (Horovod: the same name in ``mpi_ops._basics``)."""
+    return {one.process_set_id or 0: one.ranks or [] for one in (global_process_set, *_registered())}
+
+
 def process_set_of(number: int) -> ProcessSet:
     """The registered set with this `ProcessSet.process_set_id`. Raises ValueError when there is none."""
     if number == 0:
@@ -183,7 +189,8 @@ def process_set_of(number: int) -> ProcessSet:
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     """Register a process set; all ranks must call this, in the same order (Horovod: ``add_process_set``).
 
-    Raises ValueError for ranks out of range and for a set whose ranks are registered already.
+    It gets the lowest free number, perhaps that of a set that was removed. Raises ValueError for ranks out of range and
+    for a set whose ranks are registered already.
     """
     background_programs.settle()
     current, registered = world.current(), _registered()
@@ -209,7 +216,8 @@ def _register(member: ProcessSet) -> None:
     # Empty sets are allowed: a script that takes ranks 1, 3, ... has one at size 1.
     member._group = current.communicator.group(member._ranks) if member._ranks else None
     member._world = current
-    member.process_set_id = 1 + max((known.process_set_id or 0 for known in _sets), default=0)
+    taken = {known.process_set_id for known in _sets}
+    member.process_set_id = next(number for number in count(1) if number not in taken)
     _sets.append(member)
 
 

@@ -1,4 +1,4 @@
-"""The functions of ``horovod.common.util`` that scripts and libraries use; none needs ranks."""
+"""The functions of ``horovod.common.util`` and ``horovod.runner.common`` that programs use; none needs ranks."""
 
 from __future__ import annotations
 
@@ -21,6 +21,11 @@ def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
 def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
     """Whether this machine has a GPU that ``horovod.NAME`` could use."""
     return extension_available(ext_base_name) and bool(gpus())
+
+
+def get_env_rank_and_size() -> tuple[int, int]:
+    """This rank and the number of ranks before ``init()``: (0, 1) where no launcher has told them."""
+    return int(os.environ.get("HOROVOD_RANK", 0)), int(os.environ.get("HOROVOD_SIZE", 1))
 
 
 def is_iterable(x: Any) -> bool:

@@ -29,6 +29,9 @@ _TENSORFLOW_UTIL = (
 MODULES: dict[str, dict[str, str]] = {
     "horovod": {"ring_notebook.horovod.names": "__version__=VERSION", "ring_notebook.launch.horovod_run": "run"},
     "horovod.runner": {"ring_notebook.launch.horovod_run": "run"},
+    "horovod.runner.common": {},
+    "horovod.runner.common.util": {},
+    "horovod.runner.common.util.env": {"ring_notebook.horovod.common_util": "get_env_rank_and_size"},
     "horovod.common": {},
     "horovod.common.exceptions": {_ERRORS: "HorovodInternalError HostsUpdatedInterrupt"},
     "horovod.common.process_sets": {_SETS: "ProcessSet global_process_set add_process_set remove_process_set"},
@@ -41,7 +44,7 @@ MODULES: dict[str, dict[str, str]] = {
         ),
     },
     "horovod.torch": {_TORCH: "*"},
-    "horovod.torch.mpi_ops": {"ring_notebook.torch.mpi_ops": "*"},
+    "horovod.torch.mpi_ops": {"ring_notebook.torch.mpi_ops": "*", "ring_notebook.api": "_basics=basics"},
     "horovod.torch.compression": {
         "ring_notebook.torch.compression": (
             "Compression Compressor NoneCompressor=Compression.none FP16Compressor=Compression.fp16"
@@ -70,7 +73,7 @@ MODULES: dict[str, dict[str, str]] = {
             "allgather_object broadcast_global_variables broadcast_object broadcast_object_fn broadcast_variables"
         )
     },
-    "horovod.tensorflow.mpi_ops": {_TENSORFLOW: "*"},
+    "horovod.tensorflow.mpi_ops": {_TENSORFLOW: "*", "ring_notebook.api": "_basics=basics"},
     "horovod.tensorflow.util": {f"{_TENSORFLOW}.graph_call": _TENSORFLOW_UTIL},
     "horovod.tensorflow.sync_batch_norm": {_TENSORFLOW: "SyncBatchNormalization"},
     "horovod.tensorflow.elastic": {f"{_TENSORFLOW}.elastic": "*"},

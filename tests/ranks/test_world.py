@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from ranks.joint_training import assert_same, joint_batches, make_model, momentum, plain_step, share
+from ring_notebook.api import basics
 from ring_notebook.core import world
 
 
@@ -161,6 +162,9 @@ def test_static_process_sets(hvd: ModuleType, size: int, rank: int) -> None:
         mine.size()
     with pytest.raises(ValueError, match='"dynamic"'):
         hvd.init(process_sets="static")
+    with pytest.raises(ValueError, match="already registered"):
+        hvd.init(process_sets=[hvd.ProcessSet([0]), hvd.ProcessSet([]), hvd.ProcessSet([0])])
+    assert basics._get_process_set_ids_and_ranks() == {0: list(range(size))}
 
 
 def test_dynamic_process_sets(hvd: ModuleType, size: int, rank: int) -> None:
@@ -178,6 +182,12 @@ def test_dynamic_process_sets(hvd: ModuleType, size: int, rank: int) -> None:
     assert hvd.remove_process_set(first) is False
     with pytest.raises(ValueError, match="not registered"):
         first.size()
+    ranks = {0: list(range(size)), 2: second.ranks}
+    assert basics._get_process_set_ids_and_ranks() == ranks
+    third = hvd.add_process_set(first)
+    assert third.process_set_id == 1
+    assert basics._get_process_set_ids_and_ranks() == {**ranks, 1: third.ranks}
+    hvd.remove_process_set(third)
     assert second.included() is (rank < size - 1)
     if second.included():
         assert hvd.allgather(torch.tensor([rank]), process_set=second).tolist() == second.ranks

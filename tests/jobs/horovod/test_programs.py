@@ -21,10 +21,14 @@ RUN_0_28 = (
 )
 # Without torch, which takes ranks seconds to import; the example and ignite have it.
 PROGRAM = """
+import os
 from horovod.common.process_sets import global_process_set
-from ring_notebook.api.basics import init
+from horovod.runner.common.util.env import get_env_rank_and_size
+from ring_notebook.api.basics import init, local_rank, local_size, rank
 
+told = [*get_env_rank_and_size(), int(os.environ["HOROVOD_LOCAL_RANK"]), int(os.environ["HOROVOD_LOCAL_SIZE"])]
 init()
+assert told == [rank(), global_process_set.size(), local_rank(), local_size()], told
 print(global_process_set.size(), flush=True)
 """
 

@@ -7,6 +7,7 @@ __all__ = ["THEIRS"]
 THEIRS = {
     "horovod": "run __version__",
     "horovod.runner": "run",
+    "horovod.runner.common.util.env": "get_env_rank_and_size",
     "horovod.common.exceptions": "HorovodInternalError HostsUpdatedInterrupt",
     "horovod.common.process_sets": "ProcessSet global_process_set add_process_set remove_process_set",
     "horovod.common.elastic": "State",
