@@ -8,10 +8,10 @@ from ring_notebook.keras.checkpoint_callback import checkpoint
 from ring_notebook.keras.distributed_optimizer import DistributedOptimizer, PartialDistributedOptimizer
 from ring_notebook.keras.fit_rows import extend_fits
 from ring_notebook.keras.gradient_compression import Compression
-from ring_notebook.keras.jax_steps import keep_weights
 from ring_notebook.keras.kept_models import KerasKeeper
 from ring_notebook.keras.prepared_models import prepare
 from ring_notebook.keras.saved_models import load_model
+from ring_notebook.keras.train_steps import extend_steps
 from ring_notebook.keras.values import (
     allgather,
     allreduce,
@@ -22,7 +22,7 @@ from ring_notebook.keras.values import (
 
 register_keeper(KerasKeeper())
 extend_fits()
-keep_weights()
+extend_steps()
 
 __all__ = [
     "Compression",

@@ -9,7 +9,7 @@ from ring_notebook.api.basics import size
 from ring_notebook.api.objects import allreduce_numbers
 from ring_notebook.api.process_sets import ProcessSet, global_process_set
 from ring_notebook.core.communicator import ReduceOp
-from ring_notebook.keras.chosen_keras import IS_LEGACY, backend, broadcast_values, keras
+from ring_notebook.keras.chosen_keras import IS_LEGACY, broadcast_values, keras
 from ring_notebook.keras.keras_state import variables_of
 
 __all__ = [
@@ -26,8 +26,7 @@ _Callback: Any = keras.callbacks.Callback
 class BroadcastGlobalVariablesCallback(_Callback):  # type: ignore[misc]
     """Gives all ranks the weights and the optimizer's state of ``root_rank`` when ``fit`` begins.
 
-    Horovod: ``BroadcastGlobalVariablesCallback``. A model that is not built yet gets them after its first batch. With
-    TensorFlow it also sets ``model.jit_compile`` off, where Keras chose it: XLA cannot compile collectives.
+    Horovod: ``BroadcastGlobalVariablesCallback``. A model that is not built yet gets them after its first batch.
     ``local_variables`` stay each rank's own. ``device`` has no effect.
     """
 
@@ -43,12 +42,6 @@ class BroadcastGlobalVariablesCallback(_Callback):  # type: ignore[misc]
         self.local_variables = list(local_variables or ())
         self.process_set = process_set
         self._done = False
-
-    def set_model(self, model: Any) -> None:
-        """Also sets ``jit_compile`` off."""
-        super().set_model(model)
-        if backend() == "tensorflow" and not IS_LEGACY and getattr(model, "jit_compile", False):
-            model.jit_compile = False
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Broadcast, if the model is built."""

@@ -291,8 +291,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     name, device_dense, device_sparse: Horovod's arguments, without effect.
 
     With ``mixed_float16`` the optimizer is put into Keras' LossScaleOptimizer first, as ``compile`` would do.
-    ``jit_compile=True`` does not work with TensorFlow; see `callbacks.BroadcastGlobalVariablesCallback`. Raises
-    TypeError for anything but an optimizer of Keras, ValueError for one that is distributed already.
+    With TensorFlow ``model.jit_compile`` is False from the first step on: XLA compiles no collectives. Raises TypeError
+    for anything but an optimizer of Keras, ValueError for one that is distributed already.
     """
     check_process_set(process_set)
     check_predivide(gradient_predivide_factor, op)

@@ -9,7 +9,7 @@ from ring_notebook.api.basics import size
 from ring_notebook.api.preparation import by_kind, furthest, in_order
 from ring_notebook.core.metrics import note_params
 from ring_notebook.keras.callbacks import BroadcastGlobalVariablesCallback, MetricAverageCallback
-from ring_notebook.keras.chosen_keras import OPTIMIZERS, backend, broadcast_values, keras
+from ring_notebook.keras.chosen_keras import OPTIMIZERS, broadcast_values, keras
 from ring_notebook.keras.distributed_optimizer import DistributedMixin, DistributedOptimizer
 from ring_notebook.keras.keras_state import rate_of, variables_of
 from ring_notebook.keras.training_data import is_data, share
@@ -53,8 +53,6 @@ def prepare(*objects: Any, scale_lr: bool = False, **options: Any) -> Any:
         if not isinstance(model.optimizer, DistributedMixin):
             model.train_function = None  # of an earlier `fit`, for one process
         model.optimizer = _distributed(model.optimizer, scale_lr, options)
-        if backend() == "tensorflow" and getattr(model, "jit_compile", False):
-            model.jit_compile = False  # XLA compiles no collectives
         root, _ = furthest([_steps(model.optimizer)])
         model.optimizer._ring.prepared = root
         if model.built:

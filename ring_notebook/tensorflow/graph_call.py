@@ -7,6 +7,7 @@ order. In a graph of TensorFlow 1 it runs them in any order, so there they match
 from __future__ import annotations
 
 import ctypes
+import re
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
@@ -119,7 +120,7 @@ def _run(what: ForeignCall, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
     if ops is None:
         return _called_back(what, tensors, types)
     op = ops.ring_call_by_name if what.by_name else ops.ring_call
-    return list(_raising_ours(op)(tensors=tensors, Tout=types, spec=what.spec()))
+    return list(_raising_ours(op)(tensors=tensors, Tout=types, spec=what.spec(), name=what.kind))
 
 
 def gradients_of(
@@ -182,6 +183,9 @@ def of_both(ours: Any, theirs: Any) -> Any:
     return type(ours.__name__, (theirs, ours), {"__module__": ours.__module__, "__reduce__": _as_ours})
 
 
+_NOT_COMPILED = re.compile(r"'RingCall\w*' OpKernel for XLA.*?\{\{node (.*?)\}\}", re.DOTALL)
+
+
 def _as_ours(error: Any) -> Any:
     """Another process may not have TensorFlow."""
     return type(error).__bases__[1], (str(error),)
@@ -204,6 +208,12 @@ def _raising_ours(function: Any) -> Any:
             ):
                 ours, theirs = cast(Any, type(known)), cast(Any, type(error))
                 raise of_both(ours, theirs)(error.node_def, error.op, error.message) from error
+            if isinstance(error, tf.errors.OpError) and (found := _NOT_COMPILED.search(str(error))):
+                message = (
+                    f"XLA compiles no collectives, such as {found[1]!r} in a function with jit_compile=True; compile "
+                    "the functions between collectives instead, and give compile() of Keras jit_compile=False"
+                )
+                raise tf.errors.InvalidArgumentError(error.node_def, error.op, f"{message}\n{error.message}") from error
             raise
 
     return call

@@ -189,6 +189,22 @@ def case_gradients() -> None:
             np.testing.assert_allclose(call(own()), expected, rtol=1e-6)
 
 
+def case_a_compiled_collective_says_what_to_do() -> None:
+    @tf.function(jit_compile=True, autograph=False)
+    def compiled(tensor):
+        return 2 * hvd.allreduce(tensor)
+
+    def in_a_session():
+        with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+            session.run(compiled(own()))
+
+    for call in (*both(lambda: compiled(own())), in_a_session):
+        with pytest.raises(tf.errors.InvalidArgumentError, match=r"such as 'allreduce.* Keras jit_compile"):
+            call()
+    doubled = tf.function(lambda tensor: 2 * tensor, jit_compile=True, autograph=False)
+    np.testing.assert_allclose(hvd.allreduce(doubled(own()), op=hvd.Sum), 2 * np.sum(every(), axis=0))
+
+
 def case_process_sets() -> None:
     if hvd.size() < 2:
         return

@@ -1,6 +1,7 @@
-"""Steps of Keras on JAX that leave the model its weights when they fail, or are interrupted.
+"""The compiled training steps of models with a distributed optimizer.
 
-Keras donates the memory of the weights to the compiled step, which no longer has them when an operation in it fails.
+On JAX they leave the model its weights when they fail, or are interrupted: Keras donates the memory of the weights to
+the step, which no longer has them when an operation in it fails. On TensorFlow XLA does not compile them.
 """
 
 from __future__ import annotations
@@ -18,31 +19,34 @@ from ring_notebook.keras.distributed_optimizer import DistributedMixin
 _PARTS = ("trainable_variables", "non_trainable_variables", "optimizer_variables", "metrics_variables")
 
 
-def keep_weights() -> None:
-    """From now on, training steps of models with a distributed optimizer keep the weights until they have succeeded.
+def extend_steps() -> None:
+    """From now on, Keras makes such steps for models with a distributed optimizer.
 
-    Such a step needs memory for the variables before and after it. Does nothing with other frameworks under Keras, and
-    the second time.
+    On JAX one needs memory for the variables before and after it. Does nothing on PyTorch, and the second time.
     """
-    make = keras.Model.make_train_function if backend() == "jax" else None
-    if make is None or hasattr(make, "_ring_keeps"):
+    make = keras.Model.make_train_function
+    if backend() == "torch" or hasattr(make, "_ring_extended"):
         return
 
     @wraps(make)
-    def make_train_function(model: Any, force: bool = False) -> None:
+    def make_train_function(model: Any, force: bool = False) -> Any:
         optimizer = getattr(model, "optimizer", None)
         if not isinstance(optimizer, DistributedMixin):
-            make(model, force)
-            return
+            return make(model, force)
+        if backend() == "tensorflow":
+            if model.jit_compile:
+                model.jit_compile = False  # XLA compiles no collectives
+            return make(model, force)
         size = optimizer._ring.process_set.size()
         if not force and getattr(model.train_function, "ring_size", None) == size:
-            return
+            return None
         with _without_donation(sys.modules[make.__module__]):
             make(model, True)  # also where it was made for another number of ranks, which the program knows
         model.train_function = _keeping(model, model.train_function)
         model.train_function.ring_size = size
+        return None
 
-    make_train_function._ring_keeps = True  # type: ignore[attr-defined]
+    make_train_function._ring_extended = True  # type: ignore[attr-defined]
     keras.Model.make_train_function = make_train_function
 
 
