@@ -28,10 +28,13 @@ PRIVATE_NAMES = {
     "tokens_between_programs": "jax._src.dispatch:RuntimeTokenSet",
     # Without: programs start 100 µs later.
     "token": "jax._src.core:Token",
-    # These three have C++ start programs. Without: Python does, 100 µs later. JAX 0.7 alone has all of them.
+    # These three have C++ start programs. Without, and before JAX 0.7: Python does, 100 µs later.
     "start_from_cpp": "jax._src.pjit:_get_fastpath_data",
     "start_data": "jax._src.pjit:pxla.MeshExecutableFastpathData",
     "pytrees": "jax._src.tree_util:dispatch_registry",
+    # Starts programs that `lower().compile()` made, from C++ and without tokens. Without: such a program with
+    # collectives runs once.
+    "executable": "jax._src.interpreters.pxla:MeshExecutable",
     # The names of mapped axes, in `pmap`. Without: only in `shard_map`, which names them publicly.
     "mapped_axes": "jax._src.core:get_axis_env",
 }
@@ -155,6 +158,25 @@ def shorten_dispatch(effect: Any) -> None:
         jax.tree_util.register_pytree_node(_Returned, _Returned.flatten, lambda _, parts: parts[1])
         _short_way.update(plain=private("start_from_cpp"), effect=effect, token=token._buf, device=device)
         import_module(PRIVATE_NAMES["start_from_cpp"].partition(":")[0])._get_fastpath_data = _fastpath_data  # type: ignore[attr-defined]
+
+
+def start_compiled_from_python(effect: Any) -> None:
+    """Have programs with ``effect`` that `lower().compile()` made start from Python, which passes their tokens."""
+    if not has("executable"):
+        return
+    kind = private("executable")
+    make = kind.create_cpp_call
+
+    def create_cpp_call(self: Any, *arguments: Any) -> Any:
+        ordered = getattr(self.unsafe_call, "ordered_effects", ())
+        return None if effect in ordered else make(self, *arguments)
+
+    kind.create_cpp_call = create_cpp_call
+
+
+def is_export(ctx: Any) -> bool:
+    """Whether a lowering with this context is for `jax.export`."""
+    return bool(getattr(getattr(ctx.module_context, "lowering_parameters", None), "for_export", False))
 
 
 def wait_for_programs() -> None:

@@ -113,6 +113,7 @@ def _ways() -> _Ways:
             effects[_DIRECT] = {effect}
             jax.ffi.register_ffi_target(jax_private.TARGET, core.xla_handler(), platform="cpu")
             jax_private.shorten_dispatch(effect)
+            jax_private.start_compiled_from_python(effect)
     if lower is None:
         jax_private.drop_failed_tokens()
     background_programs.wait_with(jax_private.wait_for_programs)
@@ -173,6 +174,11 @@ def _like(operand: Any, aval: Any) -> Any:
 
 
 def _lower(ctx: Any, *operands: Any, spec: str, results: Results, way: str) -> Any:
+    if jax_private.is_export(ctx):
+        raise ValueError(
+            f"jax.export cannot save a program with {parse(spec).kind}, which needs the ranks of this job; export the "
+            "functions between collectives, or a step without them"
+        )
     if way == _DIRECT and (lower := _ways().lower) is not None:
         return lower(ctx, *operands, spec=spec)
 

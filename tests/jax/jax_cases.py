@@ -272,6 +272,25 @@ def case_many_calls_of_one_program_keep_their_order() -> None:
     np.testing.assert_allclose(result, total / hvd.size(), rtol=1e-6)
 
 
+def case_programs_that_are_compiled_ahead_of_time() -> None:
+    program = jax.jit(lambda x: hvd.allreduce(x) + 1).lower(own()).compile()
+    mean = np.arange(4.0) + (hvd.size() - 1) / 2
+    for _ in range(4):
+        np.testing.assert_allclose(program(own()), mean + 1)
+        np.testing.assert_allclose(jax.jit(hvd.allreduce)(own()), mean)
+    plain = jax.jit(lambda x: x + 1).lower(own()).compile()
+    for _ in range(3):
+        np.testing.assert_allclose(plain(own()), own() + 1)
+
+
+def case_an_export_is_refused() -> None:
+    from jax import export
+
+    with pytest.raises(ValueError, match="cannot save a program with allgather"):
+        export.export(jax.jit(lambda x: hvd.allgather(x)))(own())
+    np.testing.assert_allclose(export.export(jax.jit(lambda x: x + 1))(own()).call(own()), own() + 1)
+
+
 def case_programs_end_in_the_order_in_which_they_begin() -> None:
     """A short one does not overtake a long one, though it needs nothing of it."""
     turns = 300 * (hvd.rank() == 0)
