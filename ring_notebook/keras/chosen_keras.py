@@ -15,12 +15,13 @@ from ring_notebook.api.process_sets import ProcessSet, global_process_set
 from ring_notebook.core.buffers import Buffer, from_memoryview
 
 IS_LEGACY = os.environ.get("TF_USE_LEGACY_KERAS", "") in ("1", "True", "true")
+_OLDEST = (3, 5)
 
 
 def _chosen() -> ModuleType:
     name = "tf_keras" if IS_LEGACY else "keras"
     try:
-        return import_module(name)
+        found = import_module(name)
     except ModuleNotFoundError as error:
         if error.name != name:
             raise
@@ -28,6 +29,12 @@ def _chosen() -> ModuleType:
         raise ModuleNotFoundError(
             f"ring_notebook.keras needs {name}, which is not installed: `pip install {package}`", name=name
         ) from None
+    if not IS_LEGACY and tuple(map(int, found.__version__.split(".")[:2])) < _OLDEST:
+        raise ImportError(
+            f"ring_notebook.keras needs Keras {'.'.join(map(str, _OLDEST))} or newer, and this is {found.__version__}: "
+            "`pip install --upgrade keras`, or for models of Keras 2 `pip install tf_keras` and TF_USE_LEGACY_KERAS=1"
+        )
+    return found
 
 
 keras: Any = _chosen()

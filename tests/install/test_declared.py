@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from importlib.metadata import packages_distributions, requires
@@ -96,3 +97,12 @@ def test_what_is_imported_later_comes_with_an_extra() -> None:
 )
 def test_what_counts_as_an_import(source: str, at_once: bool, names: list[str]) -> None:
     assert list(imported(source, at_once)) == names
+
+
+def test_a_keras_older_than_declared_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "keras.py").write_text('__version__ = "2.15.0"\n')
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import ring_notebook.keras"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200, check=False)
+    oldest = next(one for one in requires("ring-notebook") or () if one.startswith("keras>=")).split(";")[0]
+    needs = f"ring_notebook.keras needs Keras {oldest.removeprefix('keras>=').strip()} or newer, and this is 2.15.0"
+    assert done.stderr.splitlines()[-1].startswith(f"ImportError: {needs}"), done.stderr
