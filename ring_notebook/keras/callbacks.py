@@ -10,7 +10,7 @@ from ring_notebook.api.objects import allreduce_numbers
 from ring_notebook.api.process_sets import ProcessSet, global_process_set
 from ring_notebook.core.communicator import ReduceOp
 from ring_notebook.keras.chosen_keras import IS_LEGACY, broadcast_values, keras
-from ring_notebook.keras.keras_state import variables_of
+from ring_notebook.keras.keras_state import is_built, variables_of
 
 __all__ = [
     "BestModelCheckpoint",
@@ -46,7 +46,7 @@ class BroadcastGlobalVariablesCallback(_Callback):  # type: ignore[misc]
     def on_train_begin(self, logs: Any = None) -> None:
         """Broadcast, if the model is built."""
         self._done = False
-        if self.model.built:
+        if is_built(self.model):
             self._broadcast()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:

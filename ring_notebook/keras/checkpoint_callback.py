@@ -10,7 +10,7 @@ from ring_notebook.api.checkpoints import Checkpoint
 from ring_notebook.errors import RingError
 from ring_notebook.keras.chosen_keras import IS_LEGACY, OPTIMIZERS, arrays_of, assign, keras
 from ring_notebook.keras.distributed_optimizer import DistributedMixin
-from ring_notebook.keras.keras_state import rate_of, variables_of, variables_of_optimizer
+from ring_notebook.keras.keras_state import is_built, rate_of, variables_of, variables_of_optimizer
 
 
 def checkpoint(
@@ -90,7 +90,7 @@ class KerasCheckpoint(Checkpoint, keras.callbacks.Callback):  # type: ignore[mis
     def restored(self, one: Any, state: dict[str, Any]) -> Any:
         """The object itself."""
         for model in self._models():
-            if not model.built:
+            if not is_built(model):
                 raise RingError(
                     f"rank {rank()}: a checkpoint cannot be restored into {model.name!r}, which has no weights yet; "
                     "call model.build(input_shape) before"

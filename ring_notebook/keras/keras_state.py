@@ -16,7 +16,7 @@ class KerasState(ObjectState):
     """
 
     def __init__(self, model: Any, optimizer: Any = None, backend: Any = None, **kwargs: Any) -> None:
-        if not model.built:
+        if not is_built(model):
             raise ValueError(
                 "KerasState: the model has no weights yet; call model.build(input_shape), or fit one batch"
             )
@@ -44,6 +44,11 @@ class KerasState(ObjectState):
         super().load_content(name, content)
         if name == "weights":
             assign(variables_of(self._model, self._optimizer), content)
+
+
+def is_built(model: Any) -> bool:
+    """Whether the model has its weights: Keras also calls one built whose layers get theirs in the first step."""
+    return bool(model.built and model.weights)
 
 
 def variables_of(model: Any, optimizer: Any) -> list[Any]:

@@ -11,7 +11,7 @@ from ring_notebook.core.metrics import note_params
 from ring_notebook.keras.callbacks import BroadcastGlobalVariablesCallback, MetricAverageCallback
 from ring_notebook.keras.chosen_keras import OPTIMIZERS, broadcast_values, keras
 from ring_notebook.keras.distributed_optimizer import DistributedMixin, DistributedOptimizer
-from ring_notebook.keras.keras_state import rate_of, variables_of
+from ring_notebook.keras.keras_state import is_built, rate_of, variables_of
 from ring_notebook.keras.training_data import is_data, share
 
 _KINDS: dict[str, Callable[[Any], bool]] = {
@@ -55,7 +55,7 @@ def prepare(*objects: Any, scale_lr: bool = False, **options: Any) -> Any:
         model.optimizer = _distributed(model.optimizer, scale_lr, options)
         root, _ = furthest([_steps(model.optimizer)])
         model.optimizer._ring.prepared = root
-        if model.built:
+        if is_built(model):
             broadcast_values(variables_of(model, model.optimizer), root)
     for optimizer in optimizers:
         prepared[id(optimizer)] = _distributed(optimizer, scale_lr, options)
@@ -68,7 +68,7 @@ def callbacks_of(model: Any) -> list[Any]:
     root = optimizer._ring.prepared if isinstance(optimizer, DistributedMixin) else None
     if root is None:
         return []
-    start = [] if model.built else [BroadcastGlobalVariablesCallback(root)]
+    start = [] if is_built(model) else [BroadcastGlobalVariablesCallback(root)]
     return [*start, MetricAverageCallback()]
 
 

@@ -302,6 +302,24 @@ def case_steps_with_collectives_are_not_compiled_by_xla() -> None:
     check_equal(prepared)
 
 
+def case_a_model_that_only_says_that_it_is_built() -> None:
+    class Own(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.inner = keras.layers.Dense(1)
+
+        def call(self, x, training=False):
+            return self.inner(x)
+
+    for start_by in (lambda made: start(), hvd.prepare):
+        keras.utils.set_random_seed(3 + hvd.rank())
+        made = Own()
+        made.built = True  # as Keras' own `build` does with a warning
+        made.compile(optimizer=hvd.DistributedOptimizer(keras.optimizers.Adam(0.01)), loss="mse")
+        fit(made, callbacks=[one for one in [start_by(made)] if one is not made])
+        assert len(check_equal(made)) == 2
+
+
 def case_keras_own_distribution_is_refused() -> None:
     if backend() == "jax":
         keras.distribution.set_distribution(keras.distribution.DataParallel(devices=keras.distribution.list_devices()))
