@@ -46,13 +46,6 @@ class Finder(MetaPathFinder, Loader):
             import_module(name)
 
 
-_RANK_VARIABLES = {
-    "HOROVOD_RANK": "RANK",
-    "HOROVOD_SIZE": "WORLD_SIZE",
-    "HOROVOD_LOCAL_RANK": "LOCAL_RANK",
-    "HOROVOD_LOCAL_SIZE": "LOCAL_WORLD_SIZE",
-}
-"""Those that ``horovodrun`` sets and programs read before ``init()``, and ours."""
 _finder = Finder()
 _made: dict[str, ModuleType] = {}
 """The modules while the hook is off, so that a later import returns the same modules."""
@@ -71,10 +64,10 @@ def as_horovod() -> ExitStack:
         sys.modules.update(_made)
         sys.meta_path.insert(0, _finder)
         leaving.callback(_turn_off, before)
-        for theirs, ours in _RANK_VARIABLES.items():
-            if ours in os.environ:
-                os.environ[theirs] = os.environ[ours]
-                leaving.callback(os.environ.pop, theirs, None)
+        for ours in {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"} & set(os.environ):
+            theirs = f"HOROVOD_{ours.replace('WORLD_', '')}"  # as horovodrun sets it
+            os.environ[theirs] = os.environ[ours]
+            leaving.callback(os.environ.pop, theirs, None)
     return leaving
 
 
