@@ -27,17 +27,18 @@ _KNOWN = "_ring_knobs"  # attribute: the run that has the knobs
 
 def scale_schedules(optimizer: torch.optim.Optimizer, schedules: Iterable[Any], factor: float) -> None:
     """Multiply the rates that ``schedules`` keep by ``factor``, as those of ``optimizer`` have been."""
-    for schedule in schedules:
-        # SequentialLR and ChainedScheduler hold others, in an attribute that torch may rename; then their rates stay.
-        for one in (schedule, *getattr(schedule, "_schedulers", ())):
-            if hasattr(one, "base_lrs") and "initial_lr" in optimizer.param_groups[0]:
-                one.base_lrs = [group["initial_lr"] for group in optimizer.param_groups]
-            for name in _OF_SCHEDULES:
-                kept = one.__dict__.get(name)
-                if isinstance(kept, list):
-                    setattr(one, name, [rate * factor for rate in kept])
-                elif isinstance(kept, float | int):
-                    setattr(one, name, kept * factor)
+    # SequentialLR and ChainedScheduler hold others, in an attribute that torch may rename; then their rates stay.
+    # Those may be among `schedules` themselves.
+    held = (one for schedule in schedules for one in (schedule, *getattr(schedule, "_schedulers", ())))
+    for one in {id(one): one for one in held}.values():
+        if hasattr(one, "base_lrs") and "initial_lr" in optimizer.param_groups[0]:
+            one.base_lrs = [group["initial_lr"] for group in optimizer.param_groups]
+        for name in _OF_SCHEDULES:
+            kept = one.__dict__.get(name)
+            if isinstance(kept, list):
+                setattr(one, name, [rate * factor for rate in kept])
+            elif isinstance(kept, float | int):
+                setattr(one, name, kept * factor)
 
 
 def add_knobs(optimizer: torch.optim.Optimizer) -> None:
