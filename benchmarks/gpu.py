@@ -42,9 +42,11 @@ def pretended_device() -> torch.device:
     from harness.devices.cuda_stand_in import CudaStandIn
     from harness.devices.pretended_gpu import NAME, PretendedKind, pretend
     from native.fakes.device import CUDA, environment
+    from ring_notebook.config import config
     from ring_notebook.torch.devices import register_device
 
     os.environ.update(environment())
+    config.cache_clear()
     pretend(lambda: CudaStandIn(CUDA()))
     register_device(NAME, PretendedKind())
     return torch.device(NAME, 0)
