@@ -1,11 +1,14 @@
-"""The pytest plugin that marks as slow all but the last case of each test of processes: `make test` runs that one.
+"""The pytest plugin that chooses among the cases of each test of processes.
 
-The last, because of two sizes it is the larger. `make test-all` and the tenths of CI run the others.
+`make test` runs the last case of what does not mark itself, because of two sizes the last is the larger; the others are
+slow. Of slow cases run those that try a value of a parameter for the first time, beside whatever others: no products.
+What is asked for by its name runs.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
+from zlib import crc32
 
 import pytest
 
@@ -17,10 +20,30 @@ ROOMS = ("attack", "browser", "elastic", "hosts", "jobs", "native", "notebook", 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     rooms = {Path(config.rootpath, "tests", name) for name in ROOMS}
-    seen: set[str] = set()
-    for item in reversed(items):
-        if hasattr(item, "callspec") and not item.get_closest_marker("slow") and rooms.intersection(item.path.parents):
-            name = item.nodeid.partition("[")[0]
-            if name in seen:
-                item.add_marker(pytest.mark.slow)
-            seen.add(name)
+    cases: dict[str, list[pytest.Function]] = {}
+    for item in items:
+        if isinstance(item, pytest.Function) and hasattr(item, "callspec") and rooms.intersection(item.path.parents):
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    left_out: set[pytest.Item] = set()
+    for of_one in cases.values():
+        for item in [item for item in of_one if not _is_slow(item)][:-1]:
+            item.add_marker(pytest.mark.slow)
+        left_out.update(_tried_already(of_one))
+    config.hook.pytest_deselected(items=list(left_out))
+    items[:] = [item for item in items if item not in left_out]
+
+
+def _is_slow(item: pytest.Item) -> bool:
+    return item.get_closest_marker("slow") is not None
+
+
+def _tried_already(cases: list[pytest.Function]) -> set[pytest.Function]:
+    """The slow cases all of whose values others try; by chance, so that others stand beside each value."""
+    tried: set[tuple[int, str]] = set()
+    found = set()
+    for item in sorted(cases, key=lambda item: (_is_slow(item), crc32(item.nodeid.encode()))):
+        values = {*enumerate(item.callspec._idlist)}
+        if _is_slow(item) and values <= tried:
+            found.add(item)
+        tried |= values
+    return found

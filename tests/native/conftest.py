@@ -7,7 +7,7 @@ from contextlib import nullcontext
 
 import pytest
 
-from native.over_devices import is_left_out, is_slow, tensors_on_devices
+from native.over_devices import is_slow, tensors_on_devices
 from native.values import forget_samples
 
 
@@ -26,11 +26,7 @@ def tensors_on(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    params = {item: item.callspec.params for item in items if hasattr(item, "callspec")}
-    left_out = {item for item in params if is_left_out(params[item])}
-    config.hook.pytest_deselected(items=list(left_out))
-    items[:] = [item for item in items if item not in left_out]
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if item in params and is_slow(params[item]):
+        if hasattr(item, "callspec") and is_slow(item.callspec.params):
             item.add_marker(pytest.mark.slow)

@@ -1,7 +1,6 @@
 """Tests that run twice: with tensors in host memory, and the same again with tensors on devices of the fakes.
 
-On devices they try three ranks, one type of each kernel and two calls. Slow tests try each type at three ranks, and
-one type of each kernel at every size: what moves them looks at a type's size and kernel alone.
+On devices they try three ranks, one type of each kernel and two calls; the others are slow.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from native.values import Array, Tensor
 from ring_notebook.core.buffers import DType
 from ring_notebook.core.communicator import Communicator
 
-__all__ = ["also_on_devices", "is_left_out", "is_slow", "tensors_on_devices"]
+__all__ = ["also_on_devices", "is_slow", "tensors_on_devices"]
 
 CALL = "allreduce staged"
 
@@ -38,12 +37,6 @@ def is_slow(params: dict[str, Any]) -> bool:
         params.get("aborter") or params.get("in_group") or (params.get("launcher") == "hosts" and "dtype" not in params)
     )
     return bool(params.get("size", 3) != 3 or dtype not in usual or call not in (CALL, "alltoall") or beside)
-
-
-def is_left_out(params: dict[str, Any]) -> bool:
-    """Whether a test with these parameters never runs: one more type on a device, at one more size."""
-    other = params.get("dtype", DType.FLOAT32) not in KERNELS and params.get("size", 3) != 3
-    return bool(params.get("tensors_on") == "device" and other)
 
 
 @contextmanager

@@ -40,9 +40,32 @@ def test_of_a_test_of_processes_few_cases_run(tmp_path: Path) -> None:
     assert (code, "1 passed" in said) == (0, True), "a case that is asked for by its name runs"
 
 
+PRODUCT = """
+import pytest
+@pytest.mark.parametrize("number", range(9))
+@pytest.mark.parametrize(("letter", "sign"), [("a", 1), ("b", -1), ("a", -1)])
+def test_case(number, letter, sign):
+    assert number != 4
+"""
+
+
+@pytest.mark.slow
+def test_of_a_product_each_value_runs_and_a_case_that_fails_runs_again(tmp_path: Path) -> None:
+    folder = project(tmp_path, {"native/test_a.py": PRODUCT})
+    code, said = run(folder, "-m", "slow or not slow")
+    ran = {(sign, int(number)) for sign, number in re.findall(r"(?:PASSED|FAILED) \S+\[(\S+)-(\d)\]", said)}
+    assert (code, 9 <= len(ran) <= 11) == (1, True), said
+    assert ({sign for sign, _ in ran}, {number for _, number in ran}) == ({"a-1", "b--1", "a--1"}, {*range(9)})
+    code, said = run(folder, "-m", "slow", "-p", "cacheprovider")
+    failed = {*re.findall(r"FAILED (\S+)", said)}
+    assert (code, len(failed) > 0) == (1, True), said
+    code, said = run(folder, "-m", "slow or not slow", "-p", "cacheprovider", "--last-failed")
+    assert (code, {*re.findall(r"FAILED (\S+)", said)}, "PASSED" in said) == (1, failed, False), said
+
+
 @pytest.fixture
 def many(tmp_path: Path) -> Path:
-    return project(tmp_path, {"unit/test_a.py": MANY, "notebook/test_b.py": MANY})
+    return project(tmp_path, {"unit/test_a.py": MANY, "notebook/test_b.py": MANY, "workshop/test_c.py": MANY})
 
 
 @pytest.mark.slow
