@@ -28,14 +28,8 @@ while True:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("place", "seed"),
-    [
-        pytest.param(place, seed, marks=[] if (place, seed) == ("ddp", 0) else pytest.mark.slow)
-        for place in ("ddp", "fsdp2", "pipeline")
-        for seed in range(6)
-    ],
-)
+@pytest.mark.parametrize("place", ["ddp", "fsdp2", "pipeline"])
+@pytest.mark.parametrize("seed", range(4))
 def test_a_rank_is_killed(place: str, seed: int) -> None:
     done = subprocess.run(
         [
@@ -54,7 +48,7 @@ def test_a_rank_is_killed(place: str, seed: int) -> None:
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
         capture_output=True,
         text=True,
-        timeout=90,
+        timeout=270,
         check=False,
     )
     assert done.returncode != 0

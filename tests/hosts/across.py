@@ -314,9 +314,8 @@ def held_back(cluster: Cluster, training: Training) -> None:
 
 def parted(times: int, *ends: str, names: Sequence[str] = ("sgd", "adam")) -> None:
     """A training that is interrupted, fails and loses ranks again and again has made the same steps on both hosts."""
-    from notebook.endurance.equal_steps import ENDS, Training  # imports torch
+    from notebook.endurance.equal_steps import Training  # imports torch
 
-    ends = ends or tuple(ENDS)
     with Cluster(hosts=HOSTS) as cluster:
         for name in names:
             cluster.run("%reset -f").wait()
@@ -339,6 +338,5 @@ if __name__ == "__main__":
         "vanishes": vanishes,
         "wrong": wrong,
         "parted": lambda: parted(6, "is interrupted", "raises", "disagrees"),
-        "parted_often": lambda: parted(100),
         "compressed": lambda: parted(4, "is killed", "raises", names=("int8", "powersgd(2)", "auto")),
     }[sys.argv[1]]()

@@ -36,14 +36,12 @@ def assert_nothing_runs(hosts: TwoHosts) -> None:
         "wrong",
         pytest.param("parted", marks=pytest.mark.slow),
         pytest.param("compressed", marks=pytest.mark.slow),
-        pytest.param("parted_often", marks=[pytest.mark.slow, pytest.mark.timeout(1700)]),
     ],
 )
 def test_across(hosts: TwoHosts, tmp_path: Path, numpy_site: Path, step: str) -> None:
     environment = {"RING_RUNS_DIR": str(tmp_path / "runs")}
     if step == "allocated":
         environment |= ALLOCATION
-    limit = 1600 if step == "parted_often" else 250
     with numpy_framework(numpy_site) if step in WITHOUT_TORCH else nullcontext():
-        hosts.on_first([sys.executable, PROGRAM, step], timeout=limit, environment=environment)
+        hosts.on_first([sys.executable, PROGRAM, step], timeout=250, environment=environment)
     assert_nothing_runs(hosts)

@@ -77,9 +77,8 @@ THREE_SINGLE, THREE = "ring-b:1,ring-a:1,ring-c:1", "ring-a:2,ring-b:2,ring-c:2"
 THREE_FAR_FIRST = "ring-c:2,ring-a:2,ring-b:2"
 CELLS = [
     # victims, how, where
-    *((str(rank), "SIGKILL", HERE_FIRST) for rank in range(4)),
-    *((str(rank), "SIGKILL", FAR_FIRST) for rank in range(4)),
-    ("2,3", "SIGKILL", HERE_FIRST),
+    *((rank, "SIGKILL", HERE_FIRST) for rank in ("0", "3")),
+    *((rank, "SIGKILL", FAR_FIRST) for rank in ("0", "2")),
     ("0,2", "SIGKILL", HERE_FIRST),
     ("0,1", "SIGKILL", FAR_FIRST),
     ("0", "leave", FAR_FIRST),
@@ -88,11 +87,9 @@ CELLS = [
     ("1", "host", FAR_FIRST),
     ("3", "cut", HERE_FIRST),
     ("0", "cut", FAR_FIRST),
-    *((str(rank), "SIGKILL", THREE_SINGLE) for rank in range(3)),
-    ("2", "host", THREE),
+    ("0", "SIGKILL", THREE_SINGLE),
     ("0", "host", THREE_FAR_FIRST),
     ("4", "cut", THREE),
-    ("1", "cut", THREE_FAR_FIRST),
     ("2,4", "SIGKILL", THREE),
 ]
 
@@ -156,10 +153,8 @@ def test_a_job_grows_to_another_host(hosts: TwoHosts, tmp_path: Path) -> None:
     ("victims", "how", "where"),
     [
         ("3", "host", HERE_FIRST),  # the second host fails, and comes back
-        ("1", "host", FAR_FIRST),  # that of rank 0
         ("0,1", "rank", FAR_FIRST),
-        ("2", "host", THREE),
-        ("0", "host", THREE_FAR_FIRST),
+        ("0", "host", THREE_FAR_FIRST),  # that of rank 0
         ("2,5", "rank", THREE),
     ],
 )

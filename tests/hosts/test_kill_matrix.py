@@ -1,4 +1,4 @@
-"""Each process and host of a job or cluster is killed at each moment: words, exit code, who lives, what is left."""
+"""Each process and host of a job or cluster is killed at some moment: words, exit code, who lives, what is left."""
 
 from __future__ import annotations
 
@@ -56,18 +56,12 @@ def victim(name: str, count: int) -> Victim:
 
 
 VICTIMS = {
-    1: ["0", "1", "2", "3", "supervisor"],
-    2: ["0", "1", "2", "3", "supervisor", "home", "agent 2", "host 2"],
-    3: ["0", "1", "2", "3", "supervisor", "home", "agent 0", "agent 3", "host 0", "host 3"],
+    1: ["0", "3", "supervisor"],
+    2: ["0", "3", "supervisor", "home", "agent 2", "host 2"],
+    3: ["0", "2", "supervisor", "home", "agent 0", "host 3"],
 }
 WHEN = ["start", "collective", "between", "end"]
-CELLS = [
-    (count, name, when, ["plain", "elastic"][(at + moment) % 2])
-    for count, names in VICTIMS.items()
-    for at, name in enumerate(names)
-    for moment, when in enumerate(WHEN)
-]
-"""Each victim at each moment, in the one kind of job or the other."""
+EACH = pytest.mark.parametrize(("count", "name"), [(count, name) for count, names in VICTIMS.items() for name in names])
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +97,9 @@ def execute(hosts: TwoHosts, folder: str, *command: str, limit: float = LIMIT) -
             hosts.revive(name)
 
 
-@pytest.mark.parametrize(("count", "name", "when", "kind"), CELLS)
+@EACH
+@pytest.mark.parametrize("when", WHEN)
+@pytest.mark.parametrize("kind", ["plain", "elastic"])
 def test_a_job(
     hosts: TwoHosts, three_hosts: TwoHosts, impatient: str, count: int, name: str, when: str, kind: str
 ) -> None:
@@ -138,10 +134,7 @@ def test_a_job(
     assert re.search(words.get(killed.who, lost), done.stderr), done.stderr
 
 
-@pytest.mark.parametrize(
-    ("count", "name"),
-    [(count, name) for count, names in VICTIMS.items() for name in names],
-)
+@EACH
 def test_a_notebook(
     hosts: TwoHosts, three_hosts: TwoHosts, impatient: str, numpy_site: Path, count: int, name: str
 ) -> None:
@@ -164,7 +157,7 @@ def test_a_notebook(
 
 
 @pytest.mark.timeout(1300)
-@pytest.mark.parametrize(("rounds", "seed"), [(10, seed) for seed in range(5)])
+@pytest.mark.parametrize(("rounds", "seed"), [(10, seed) for seed in range(2)])
 def test_a_heal_is_struck(hosts: TwoHosts, impatient: str, numpy_site: Path, rounds: int, seed: int) -> None:
     """The new rank, its agent or its host goes at some moment of a heal, which ends; survivors keep their variables."""
     with numpy_framework(numpy_site):

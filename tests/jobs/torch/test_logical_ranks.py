@@ -22,8 +22,6 @@ CASES = [
     "two",
     "alone",
 ]
-UNEVEN = 6
-"""So many logical ranks are tried on every number of ranks."""
 COMPARED = ["exact-sgd", "exact-adam-clip", "exact-sgd-twice", "two"]
 
 
@@ -35,7 +33,7 @@ def ringrun(ranks: int, program: str, *arguments: object) -> None:
         [*job, sys.executable, "-W", "ignore", str(path), *map(str, arguments)],
         capture_output=True,
         text=True,
-        timeout=1500,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -62,13 +60,10 @@ def test_four_on_one_and_three_ranks(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(3000)
-@pytest.mark.parametrize(("logical", "steps"), [(4, 20), (8, 200), (6, 50)])
-def test_each_number_of_ranks(tmp_path: Path, logical: int, steps: int) -> None:
-    ranks = [one for one in range(1, logical + 1) if logical % one == 0 or logical == UNEVEN]
-    first, *others = [train(one, logical, steps, tmp_path, CASES) for one in ranks]
-    if (logical, steps) == (4, 20):
-        assert first["mlp-fused-scaler-clip"]["scale"] == 4096 / 2 * 2**7  # an overflow, then 22 of 24 steps
+@pytest.mark.timeout(900)
+def test_each_number_of_ranks(tmp_path: Path) -> None:
+    first, *others = [train(ranks, 4, 20, tmp_path, CASES) for ranks in (1, 2, 4)]
+    assert first["mlp-fused-scaler-clip"]["scale"] == 4096 / 2 * 2**7  # an overflow, then 22 of 24 steps
     for other in others:
         assert differing(first, other) == []
 

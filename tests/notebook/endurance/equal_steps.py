@@ -156,11 +156,10 @@ def step():
     optimizer.step(closure)
 """,
     ),
-    # After a backward pass that has raised torch needs a new wrapper, and FSDP2 a new model.
+    # After a backward pass that has raised torch needs a new wrapper.
     "ddp": _prepared(
         _SGD, f"model, optimizer = ring.prepare(model, optimizer, strategy='ddp')\n{_STEP}", ', strategy="ddp"'
     ),
-    "fsdp": ("globals().pop('made', None)" + _prepared(_ADAM, options=', strategy="fsdp"')[0], _STEP),
     "adasum": _prepared(_SGD, options=", op=ring.Adasum"),
     **{name: _compressed(name) for name in COMPRESSED},
 }
@@ -178,17 +177,15 @@ places = 0
 while len(made) - begun < STEPS: step()
 """
 _FIND = """
-import torch.distributed.fsdp
 kept = optimizer.state_dict()
-sharded = isinstance(model, getattr(torch.distributed.fsdp, "FSDPModule", ()))
 state = {f"{key} {name}": value for key, entry in kept["state"].items() for name, value in entry.items()}
 found = {
     "made": list(made),
     "options": [{key: value for key, value in group.items() if key != "params"} for group in kept["param_groups"]],
-    "weights": [p.detach().clone() for p in model.parameters() if not sharded],
+    "weights": [p.detach().clone() for p in model.parameters()],
     "state": {
         key: torch.as_tensor(value) for key, value in state.items()
-        if isinstance(value, (torch.Tensor, int, float)) and not hasattr(value, "full_tensor")
+        if isinstance(value, (torch.Tensor, int, float))
     },
 }
 """
@@ -250,8 +247,6 @@ class Training:
         until(lambda: len(self.cluster.living) < living)
 
     def _begin(self, condition: str, steps: int, before: str = "") -> Run:
-        if self.name == "fsdp":
-            self.prepare()
         loop = _LOOP.replace("END", condition).replace("SEED", str(self.random.random())).replace("STEPS", str(steps))
         body = TRAININGS[self.name][1].replace("HERE", "here()")
         return self.cluster.run(f"{body}\n{before}\n{loop}", ranks=self.ranks)
@@ -286,7 +281,7 @@ class Training:
 
     def check_against_one_process(self) -> None:
         """The weights are those of one process that was given the same batches in the same order of steps."""
-        if self.name in ("adasum", "fsdp", "powersgd(2)"):  # no process does the same alone; weights in shards
+        if self.name in ("adasum", "powersgd(2)"):  # no process does the same alone
             return
         states = self.states()
         sizes = states[0]["made"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -206,17 +205,14 @@ def test_hooks_behind_a_step_that_is_taken_back_do_not_run(cluster: Cluster, opt
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(600)
 @pytest.mark.usefixtures("_own_records")
-@pytest.mark.parametrize(
-    ("name", "n"),
-    [*itertools.product(("sgd", "adam", "ddp"), (2, 3, 4)), ("scaler", 3), ("synchronize", 3)],
-)
-def test_a_hundred_ends_in_one_training(name: str, n: int) -> None:
+@pytest.mark.parametrize(("name", "n"), [("adam", 2), ("ddp", 4)])
+def test_twenty_ends_in_one_training(name: str, n: int) -> None:
     """Interrupts, failures, mismatches and kills with heal, drawn by a seed."""
     with Cluster(n) as own:
         training = Training(own, name, seed=n)
-        for _ in range(100):
+        for _ in range(20):
             training.run(training.random.choice(list(ENDS)))
             training.check()
         training.run(steps=5)

@@ -27,12 +27,11 @@ print(len(_instances), kernel.memory_info().rss >> 20, kernel.num_fds(), kernel.
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("times", [5, pytest.param(25, marks=pytest.mark.slow)])
-def test_panels_leave_nothing_behind(notebook: Notebook, times: int) -> None:
+def test_panels_leave_nothing_behind(notebook: Notebook) -> None:
     for _ in range(4):
         notebook.run(CELL)
     widgets, memory, descriptors, threads = map(int, notebook.text(HOLDS).split())
-    for _ in range(times):
+    for _ in range(5):
         outputs = notebook.run(CELL)
     after = list(map(int, notebook.text(HOLDS).split()))
     # Widgets of one run stay for pages that are opened later; they differ by what its last redraw came to.

@@ -10,7 +10,7 @@ import pytest
 from notebook.endurance.steps_that_end import ENDS, TRAININGS, end_and_train
 from ring_notebook.notebook.cluster.cluster import Cluster
 
-TIMES = 20
+TIMES = 5
 pytestmark = pytest.mark.slow
 
 

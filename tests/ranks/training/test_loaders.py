@@ -252,9 +252,6 @@ CASES = {
     "persistent workers": Case(of_numbers(shuffle=True, **PERSISTENT)),
     "persistent workers, generator": Case(Made(**PERSISTENT, prefetch_factor=4), slow=True),
     "workers in any order": Case(of_numbers(shuffle=True, num_workers=2, in_order=False), ordered=False, slow=True),
-    "spawned workers": Case(
-        of_numbers(shuffle=True, num_workers=1, multiprocessing_context="spawn"), slow=True, passes=1
-    ),
     "workers of a server": Case(
         of_numbers(shuffle=True, num_workers=1, multiprocessing_context="forkserver"), slow=True
     ),
@@ -308,11 +305,6 @@ CASES = {
     "iterable, worker_init_fn sets": Case(streamed(num_workers=2, worker_init_fn=sets_parts), slow=True),
     "iterable, spawned workers": Case(
         streamed(num_workers=2, worker_init_fn=of_documentation, multiprocessing_context="spawn"), slow=True, passes=1
-    ),
-    "iterable, workers of a server": Case(
-        streamed(num_workers=2, worker_init_fn=of_documentation, multiprocessing_context="forkserver"),
-        slow=True,
-        passes=1,
     ),
     "iterable, drawn by torch": Case(streamed(lambda count: Shuffled(count, "torch"))),
     "iterable, drawn by Python": Case(streamed(lambda count: Shuffled(count, "python"))),
