@@ -26,6 +26,9 @@ class RankFailedError(Exception):
 _APART = "devices"
 """The folder whose tests have launches of their own: they change torch for all tests of a process."""
 
+STARTS = 180.0
+"""Seconds that ranks may take to start, beside the limit of a test, on a busy machine."""
+
 _MODULES = (
     *MODULES,
     *("pytest", "torch.testing", "torch.distributed.checkpoint", "torch.distributed.fsdp"),
@@ -41,6 +44,7 @@ class RankItem(pytest.Item):
         super().__init__(**kwargs)
         self.size = int(str(original.callspec.params["size"]))
         self.limit = _limit(original)
+        self.add_marker(pytest.mark.timeout(self.limit + STARTS))
         self.launch: Launch | None = None
         self.following: Launch | None = None
         self._reportinfo = original.reportinfo()

@@ -20,7 +20,7 @@ from ring_notebook.torch.optimizer import backward_end
 
 PAGE = Path(__file__).parents[3] / "docs" / "gradients.md"
 ROWS = 12
-pytestmark = pytest.mark.sizes(2, 3, slow=(1, 4))
+pytestmark = pytest.mark.sizes(2, 3, slow=(4,))  # alone nothing is reduced: test_distributed.py
 
 
 @pytest.fixture(autouse=True)

@@ -398,8 +398,10 @@ def test_ranks_that_were_interrupted_at_different_steps(hvd: ModuleType, name: s
     assert_equal_on_ranks(hvd, [*model.parameters(), *optimizer.common.values()])
 
 
+# One that comes in a finalizer is lost, as in any Python program.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.sizes(3, slow=(2,))
-@pytest.mark.parametrize("moments", [6, pytest.param(150, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("moments", [6, pytest.param(50, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ["DiLoCo", "streaming", "bytes"])
 def test_an_interrupt_at_a_random_moment_leaves_the_common_weights_equal(
     hvd: ModuleType, name: str, moments: int

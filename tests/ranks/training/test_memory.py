@@ -112,6 +112,7 @@ def test_it_is_what_a_step_holds(hvd: ModuleType, kind: str, saves: bool, frozen
     assert (again.weights, again.gradients, again.optimizer) == (need.weights, need.gradients, need.optimizer)
 
 
+@pytest.mark.sizes(1, 3, slow=(2,))  # of 33 rows the last of four has fewer
 def test_shares_of_a_sharded_model(hvd: ModuleType, size: int) -> None:
     model = nn.Sequential(*(nn.Sequential(nn.Linear(33, 33), nn.Tanh()) for _ in range(4)))
     optimizer: Any = torch.optim.Adam(model.parameters())
