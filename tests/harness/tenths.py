@@ -25,6 +25,8 @@ SECONDS = 3200
 A day has 27 of these, and a week 189. Neither number shares a factor with 10, so ten landings at the same hour, one a
 day or one a week, run all ten tenths.
 """
+TARGETS = ("places", "slurm", "workshop")
+"""Folders in no tenth: a target of their own runs them, with what a machine of CI lacks or at a length it has not."""
 UNTIL = "TEST_UNTIL"
 """Environment, for the lanes too: the time of the monotonic clock after which no test begins."""
 NO_TIME = "NOT RUN: no time was left"
@@ -77,10 +79,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if option is None:
         return
     tenth = config.stash[_TENTH] = chosen(option)
-    others = [item for item in items if tenth_of(item.nodeid) != tenth]
-    config.stash[_OTHERS] = [item.nodeid for item in others]
-    config.hook.pytest_deselected(items=others)
-    items[:] = [item for item in items if tenth_of(item.nodeid) == tenth]
+    folders = {Path(config.rootpath, "tests", name) for name in TARGETS}
+    ours = [item for item in items if not folders.intersection(item.path.parents)]
+    mine = [item for item in ours if tenth_of(item.nodeid) == tenth]
+    config.stash[_OTHERS] = [item.nodeid for item in ours if item not in mine]
+    config.hook.pytest_deselected(items=[item for item in items if item not in mine])
+    items[:] = mine
 
 
 @pytest.hookimpl(tryfirst=True)
