@@ -34,7 +34,10 @@ HOSTILE_NAMES = ["../../../x", "<script>alert(1)</script>", "\x1b[31m\x1b]0;t\x0
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("soft", "hard", "expected"), [(64, 64, "needs 160 file descriptors"), (64, 1024, "ran")])
+@pytest.mark.parametrize(
+    ("soft", "hard", "expected"),
+    [(64, 64, "needs 160 file descriptors"), (160, 160, "ran\n"), (64, 300, "ran\n"), (64, 1024, "ran\n")],
+)
 def test_a_cluster_with_few_descriptors(soft: int, hard: int, expected: str, records: Path) -> None:
     limited = f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}))\n{CLUSTER}"
     done = subprocess.run([sys.executable, "-c", limited], capture_output=True, text=True, timeout=90, check=False)

@@ -17,6 +17,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import ctypes
+import fcntl
 import gc
 import importlib
 import importlib.util
@@ -41,7 +42,6 @@ from typing import Any, cast
 
 from ring_notebook.config import config
 from ring_notebook.launch.supervisor.forked_rank import (
-    HIGH,
     NUMBER,
     UNBUFFERED,
     Request,
@@ -51,7 +51,7 @@ from ring_notebook.launch.supervisor.forked_rank import (
 )
 from ring_notebook.launch.supervisor.parent_death import bind_to_parent, wrap
 from ring_notebook.machine.hardware import cores
-from ring_notebook.machine.os_calls import pidfd_open
+from ring_notebook.machine.os_calls import pidfd_open, resource_limits, set_resource_limits
 from ring_notebook.machine.own_python import module_command
 from ring_notebook.rank.rank_threads import OMP
 
@@ -259,13 +259,14 @@ class _Server:
 
 def _take_descriptors(received: Sequence[int], targets: Sequence[int]) -> None:
     """Have what was received at the numbers that the rank knows, and nothing else open."""
-    for descriptor in received:
-        os.dup2(descriptor, HIGH + received.index(descriptor), inheritable=False)
-    os.closerange(0, HIGH)
-    for at, target in enumerate(targets):
-        os.dup2(HIGH + at, target)
-    high = os.sysconf("SC_OPEN_MAX")
-    os.closerange(max(HIGH, max(targets) + 1), min(high, 1 << 16))
+    _, hard = resource_limits(resource.RLIMIT_NOFILE)
+    set_resource_limits(resource.RLIMIT_NOFILE, hard, hard)  # until those of the rank: the supervisor may have more
+    above = max(targets) + 1
+    copies = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, above) for descriptor in received]
+    os.closerange(0, above)
+    for copy, target in zip(copies, targets, strict=True):
+        os.dup2(copy, target)
+    os.closerange(above, 1 << 16)
 
 
 def _make_program(request: Request) -> Callable[[], None]:

@@ -34,8 +34,6 @@ _READ_AT_START = (
 UNBUFFERED = "PYTHONUNBUFFERED"  # what it does can be done later
 _NAMESPACES = ("mnt", "net", "pid", "user", "uts")
 _LIMITS = tuple(value for name, value in vars(resource).items() if name.startswith("RLIMIT_"))
-HIGH = 512
-"""The least number of a descriptor that no rank wants for one of its own."""
 _LOOK = 500  # milliseconds
 NUMBER = struct.Struct("i")
 """How a server tells a process id, and an exit code (minus the number of the signal, for a rank that one has ended)."""
@@ -87,7 +85,7 @@ class ForkedRank(subprocess.Popen[bytes]):
         ``waiting`` is called twice a second until the server has imported what it is to import.
         """
         address = os.environ.get(ADDRESS)
-        if not address or max(descriptors, default=0) >= HIGH or not _is_python(program, environment):
+        if not address or not _is_python(program, environment):
             return None
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         pipes: list[tuple[int, int]] = []

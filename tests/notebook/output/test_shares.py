@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +11,8 @@ from harness.shares import agreed_seconds
 from ring_notebook.analysis.slow_ranks import CAUSES
 from ring_notebook.notebook.cluster.cluster import Cluster
 from ring_notebook.notebook.run.timeline import vega_lite
+
+BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 
 RECORDED = {"timeline": True}
 STRAGGLER = """
@@ -113,3 +116,20 @@ def cause_in(sentence: str) -> str:
     """The name of the cause in a sentence of `slow_ranks`; "none" where no rank is called slow."""
     found = re.match(r"rank 1 is (?:over )?[\d.]+x slower (.+?); the others wait", sentence, re.IGNORECASE)
     return next((name for name, (why, _) in CAUSES.items() if found and why == found[1]), "none")
+
+
+OF_STEPS = ("asleep", "compute", "garbage", "disk", "threads", "queued", "throttled", "memory")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("fault", [*OF_STEPS, "backward", "data", "samples"])
+def test_no_cause_is_called_another(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The faults of `benchmarks/slow_ranks.py` on rank 1, in a cluster of its own because some outlast the cell."""
+    monkeypatch.chdir(tmp_path)
+    source = f"import sys; sys.path.insert(0, {str(BENCHMARKS)!r})\nimport slow_ranks\n"
+    with Cluster(2) as own:
+        run = own.run(f"{source}slow_ranks.train({fault!r}, 0, 6, None)", options=RECORDED).wait()
+        panel, timeline = run.log.view().slow, run.timeline().why
+    said = [timeline] if panel is None else [timeline, panel.sentence]  # it says nothing of few steps
+    assert {cause_in(one) for one in said} == {{"backward": "asleep"}.get(fault, fault)}, said
