@@ -8,6 +8,8 @@
 #include <stdint.h>
 #include <string.h>
 
+#include <type_traits>
+
 #if defined(__F16C__)
 #include <immintrin.h>
 #endif
@@ -136,35 +138,29 @@ struct Wrapping<T, true> {
     using Type = typename Unsigned<sizeof(T)>::Type;
 };
 
-struct Sum {
-    template <class A>
-    static A apply(A a, A b) {
-        using W = typename Wrapping<A>::Type;
-        return static_cast<A>(static_cast<W>(a) + static_cast<W>(b));
-    }
-    static bool apply(bool a, bool b) { return a | b; }
-};
-struct Product {
-    template <class A>
-    static A apply(A a, A b) {
-        using W = typename Wrapping<A>::Type;
-        return static_cast<A>(static_cast<W>(a) * static_cast<W>(b));
-    }
-    static bool apply(bool a, bool b) { return a & b; }
-};
-// A NaN wins on either side, as in torch and NumPy: `a` because no comparison with it holds.
-struct Min {
-    template <class A>
-    static A apply(A a, A b) {
-        return b < a || b != b ? b : a;
-    }
-};
-struct Max {
-    template <class A>
-    static A apply(A a, A b) {
-        return a < b || b != b ? b : a;
-    }
-};
+template <class A>
+inline A plus(A a, A b) {
+    using W = typename Wrapping<A>::Type;
+    return static_cast<A>(static_cast<W>(a) + static_cast<W>(b));
+}
+inline bool plus(bool a, bool b) { return a | b; }
+
+template <class A>
+inline A times(A a, A b) {
+    using W = typename Wrapping<A>::Type;
+    return static_cast<A>(static_cast<W>(a) * static_cast<W>(b));
+}
+inline bool times(bool a, bool b) { return a & b; }
+
+#define RING_COMBINE(value, name, nccl, ...)                            \
+    struct value {                                                      \
+        template <class A>                                              \
+        static auto apply([[maybe_unused]] A a, [[maybe_unused]] A b) { \
+            return __VA_ARGS__;                                         \
+        }                                                               \
+    };
+RING_REDUCE_OPS(RING_COMBINE)
+#undef RING_COMBINE
 
 // Truncates. Where a cast would be undefined, values beyond the integer's range become its limit, and NaN zero.
 template <class A>
@@ -280,19 +276,12 @@ void widen(float* out, const void* in, size_t count) {
 // Null where callers express the reduction by Sum.
 template <class T>
 constexpr ring::ReduceFn kernel_of(ReduceOp op) {
-    switch (op) {
-        case ReduceOp::Average:
-        case ReduceOp::Adasum:
-            return nullptr;
-        case ReduceOp::Sum:
-            return reduce<T, Sum>;
-        case ReduceOp::Min:
-            return reduce<T, Min>;
-        case ReduceOp::Max:
-            return reduce<T, Max>;
-        case ReduceOp::Product:
-            return reduce<T, Product>;
-    }
+    using A = typename Compute<T>::Type;
+#define RING_KERNEL(value, ...)                                              \
+    if constexpr (!std::is_null_pointer_v<decltype(value::apply(A{}, A{}))>) \
+        if (op == ReduceOp::value) return reduce<T, value>;
+    RING_REDUCE_OPS(RING_KERNEL)
+#undef RING_KERNEL
     return nullptr;
 }
 

@@ -24,7 +24,7 @@ SWITCH = re.compile(r"\bcase (ring::)?(DType|Numbers|ReduceOp|OpKind|Output)::")
 # What a new declaration looks like, by the list that it goes into.
 NEW = {
     "RING_DTYPES": ' X(Letter, "char8", char, Unsigned, kNoNumber, 7)',
-    "RING_REDUCE_OPS": ' X(Xor, "xor", kNoNumber)',
+    "RING_REDUCE_OPS": ' X(Xor, "xor", kNoNumber, a < b ? a : b)',
     "RING_OPERATIONS": ' X(Scan, "scan", true, Whole)',
 }
 # Everything that is made from the lists has the new ones.
@@ -33,12 +33,12 @@ namespace ring {
 static_assert(to_string(DType::Letter)[4] == '8' && item_size(DType::Letter) == 1 && is_integer(DType::Letter));
 static_assert(dlpack::kByCode[dlpack::kUInt][1] == static_cast<int>(DType::Letter));
 static_assert(make_table("").reduce[static_cast<int>(DType::Letter)][static_cast<int>(ReduceOp::Product)] != nullptr);
+static_assert(make_table("").reduce[static_cast<int>(DType::Int8)][static_cast<int>(ReduceOp::Xor)] != nullptr);
 static_assert(to_string(ReduceOp::Xor)[0] == 'x' && reduces(OpKind::Scan));
 }  // namespace ring
 """
 FOUND = {
     ("Xor", "dtypes_and_ops.hpp", "is_sum"),
-    ("Xor", "reduce_impl.hpp", "kernel_of"),
     ("Scan", "nccl_reduction.cpp", "nccl_moves"),
     ("Scan", "nccl_launch.cpp", "call"),
     ("Scan", "small_messages.cpp", "advance"),

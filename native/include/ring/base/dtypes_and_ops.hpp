@@ -96,17 +96,18 @@ constexpr bool in_host_memory(Device device) { return device == Device::Cpu; }
 
 // --- reductions ---
 
-// X(value, name, number in NCCL of the reduction or of one that expresses it), in the order of Horovod's constants. For
-// NCCL an average is a sum of what has been divided.
-#define RING_REDUCE_OPS(X)         \
-    X(Average, "average", 0)       \
-    X(Sum, "sum", 0)               \
-    X(Adasum, "adasum", kNoNumber) \
-    X(Min, "min", 3)               \
-    X(Max, "max", 2)               \
-    X(Product, "product", 1)
+// X(value, name, number in NCCL of the reduction or of one that expresses it, a and b combined), in the order of
+// Horovod's constants. For NCCL an average is a sum of what has been divided. What others express by Sum has no kernel
+// of its own. A NaN wins on either side of Min and Max, as in torch and NumPy: `a` because no comparison with it holds.
+#define RING_REDUCE_OPS(X)                    \
+    X(Average, "average", 0, nullptr)         \
+    X(Sum, "sum", 0, plus(a, b))              \
+    X(Adasum, "adasum", kNoNumber, nullptr)   \
+    X(Min, "min", 3, b < a || b != b ? b : a) \
+    X(Max, "max", 2, a < b || b != b ? b : a) \
+    X(Product, "product", 1, times(a, b))
 RING_ENUM(ReduceOp, std::uint8_t, RING_REDUCE_OPS);
-#define RING_NUMBER(value, name, nccl) nccl,
+#define RING_NUMBER(value, name, nccl, ...) nccl,
 constexpr int kNcclReductions[] = {RING_REDUCE_OPS(RING_NUMBER)};
 #undef RING_NUMBER
 
