@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from playwright.sync_api import BrowserContext, expect, sync_playwright
 
-from browser.lab import ARTIFACTS, CELL_SECONDS, Lab, NotebookPage
+from browser.lab import ARTIFACTS, CELL_SECONDS, Lab, NotebookPage, Open, Picture
 from harness.forked_ranks import ForkServer
 from harness.leftovers import SharedProcesses
 
@@ -61,21 +61,23 @@ def lab(server: Lab, request: pytest.FixtureRequest) -> Lab:
 
 
 @pytest.fixture
-def open_notebook(lab: Lab, browser: BrowserContext) -> Iterator[Callable[[str], NotebookPage]]:
-    """Opens a notebook of the lab's folder in a tab; its kernel is ended after the test."""
+def open_notebook(lab: Lab, browser: BrowserContext) -> Iterator[Open]:
+    """The kernel of each notebook is ended after the test."""
     yield from _opened(lab, browser)
 
 
 @pytest.fixture(scope="module")
-def open_shared(lab: Lab, browser: BrowserContext) -> Iterator[Callable[[str], NotebookPage]]:
+def open_shared(lab: Lab, browser: BrowserContext) -> Iterator[Open]:
     """The same for a notebook that several tests of a file use: a page and a cluster take seconds to start."""
     yield from _opened(lab, browser)
 
 
-def _opened(lab: Lab, browser: BrowserContext) -> Iterator[Callable[[str], NotebookPage]]:
+def _opened(lab: Lab, browser: BrowserContext) -> Iterator[Open]:
     opened: list[NotebookPage] = []
 
-    def open_one(name: str) -> NotebookPage:
+    def open_one(name: str, *cells: str) -> NotebookPage:
+        if cells:
+            NotebookPage.write(lab.directory / name, *cells)
         opened.append(NotebookPage(browser.new_page(), lab, name))
         return opened[-1]
 
@@ -86,7 +88,7 @@ def _opened(lab: Lab, browser: BrowserContext) -> Iterator[Callable[[str], Noteb
 
 
 @pytest.fixture
-def picture() -> Callable[[NotebookPage, int, str], None]:
+def picture() -> Picture:
     """Saves what a cell shows as a picture to look at; `make screenshot` renews those that the docs show."""
 
     def save(notebook: NotebookPage, cell: int, name: str) -> None:

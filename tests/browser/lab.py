@@ -16,11 +16,12 @@ from collections.abc import Callable
 from http.client import HTTPException
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Protocol
 
 import nbformat
 from playwright.sync_api import Locator, Page
 
-__all__ = ["ARTIFACTS", "CELL_SECONDS", "Lab", "NotebookPage"]
+__all__ = ["ARTIFACTS", "CELL_SECONDS", "Lab", "NotebookPage", "Open", "Picture"]
 
 ARTIFACTS = Path(__file__).with_name("artifacts")
 START_SECONDS = 120
@@ -160,6 +161,12 @@ class NotebookPage:
         """Wait until a cell that was started has its number."""
         self.until(lambda: bool(re.fullmatch(r"\[\d+\]:?", self._prompt(index))) or self._dropped(index), seconds)
 
+    def complete(self, *indices: int) -> None:
+        """Run cells, one after another, each to its end."""
+        for index in indices:
+            self.run(index)
+            self.wait_ended(index)
+
     def _dropped(self, index: int) -> bool:
         """False. JupyterLab drops a cell, also one in progress, while its kernel connects: then press again."""
         return re.fullmatch(r"\[\s*\]:?", self._prompt(index)) is not None and self._press(index)
@@ -229,3 +236,13 @@ class NotebookPage:
 
     def _kernels(self) -> list[str]:
         return [kernel["id"] for kernel in self.page.request.get(f"{self._lab.url}/api/kernels").json()]
+
+
+class Open(Protocol):
+    """Opens a notebook of the lab's folder in a tab; one with these code cells, where any are given."""
+
+    def __call__(self, name: str, *cells: str) -> NotebookPage: ...
+
+
+Picture = Callable[[NotebookPage, int, str], None]
+"""Saves what a cell shows as a picture of that name."""

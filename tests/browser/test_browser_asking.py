@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 
 import pytest
 from playwright.sync_api import Locator, expect
 
-from browser.lab import ARTIFACTS, Lab, NotebookPage
+from browser.lab import ARTIFACTS, NotebookPage, Open, Picture
 
 START = "%load_ext ring_notebook\n%ring start -n 2\n%ring default on"
 STOPS = """def inner(x):
@@ -45,20 +44,16 @@ def answer(box: Locator, text: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def notebook(lab: Lab, open_shared: Callable[[str], NotebookPage]) -> NotebookPage:
+def notebook(open_shared: Open) -> NotebookPage:
     """A notebook with a cluster of 2 that runs plain cells, and the cells of two tests."""
     cells = (STOPS, PRINTS, "ring.size()", LOCAL, BACKGROUND, "%ring debug", "ring.allreduce")
-    NotebookPage.write(lab.directory / "asking.ipynb", START, *cells)
-    notebook = open_shared("asking.ipynb")
-    notebook.run(0)
-    notebook.wait_ended(0)
+    notebook = open_shared("asking.ipynb", START, *cells)
+    notebook.complete(0)
     return notebook
 
 
 @pytest.mark.slow
-def test_a_breakpoint_is_answered_in_the_page(
-    notebook: NotebookPage, picture: Callable[[NotebookPage, int, str], None]
-) -> None:
+def test_a_breakpoint_is_answered_in_the_page(notebook: NotebookPage, picture: Picture) -> None:
     notebook.run(1)
     output = notebook.output(1)
     box = output.locator(".jp-Stdin input").last  # JupyterLab removes an answered one a moment later
@@ -76,8 +71,7 @@ def test_a_breakpoint_is_answered_in_the_page(
     asked = re.findall(r"rank 1 \(Pdb\) *(.*)", output.inner_text())
     assert asked == ["p secret", "c"], "a prompt for each answer, and no empty one after the last"
 
-    notebook.run(2)
-    notebook.wait_ended(2)
+    notebook.complete(2)
     report = notebook.output(2)
     report.locator("summary", has_text="earlier lines").wait_for()
     assert not report.locator("text=step 0").first.is_visible()
@@ -89,12 +83,9 @@ def test_a_breakpoint_is_answered_in_the_page(
 
 
 @pytest.mark.slow
-def test_plain_cells_their_help_and_a_question_in_the_background(
-    notebook: NotebookPage, picture: Callable[[NotebookPage, int, str], None]
-) -> None:
+def test_plain_cells_their_help_and_a_question_in_the_background(notebook: NotebookPage, picture: Picture) -> None:
     for cell in (3, 4):
-        notebook.run(cell)
-        notebook.wait_ended(cell)
+        notebook.complete(cell)
     marked = notebook.output(3)
     assert marked.locator("text=2 ranks").first.is_visible()
     picture(notebook, 3, "default-on")
@@ -124,16 +115,9 @@ def test_plain_cells_their_help_and_a_question_in_the_background(
 
 
 @pytest.mark.slow
-def test_a_death_is_told_and_healed_in_the_page(
-    lab: Lab,
-    open_notebook: Callable[[str], NotebookPage],
-    picture: Callable[[NotebookPage, int, str], None],
-) -> None:
-    NotebookPage.write(lab.directory / "death.ipynb", START, DIES, SURVIVORS, "%ring heal", SURVIVORS)
-    notebook = open_notebook("death.ipynb")
-    for cell in range(5):
-        notebook.run(cell)
-        notebook.wait_ended(cell)
+def test_a_death_is_told_and_healed_in_the_page(open_notebook: Open, picture: Picture) -> None:
+    notebook = open_notebook("death.ipynb", START, DIES, SURVIVORS, "%ring heal", SURVIVORS)
+    notebook.complete(*range(5))
     told = notebook.output(1).inner_text()
     assert told.count("was killed by SIGKILL") <= 2, "in the report and in the error"
     assert "`%ring heal` starts this one again" in told

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 from playwright.sync_api import expect
 
-from browser.lab import ARTIFACTS, Lab, NotebookPage
+from browser.lab import ARTIFACTS, Open, Picture
 from browser.simulated import MANY
 
 SIZES = (1400, 700)
 
 
 @pytest.mark.slow
-def test_a_reader_finds_and_arranges_charts(
-    lab: Lab, open_notebook: Callable[[str], NotebookPage], picture: Callable[[NotebookPage, int, str], None]
-) -> None:
+def test_a_reader_finds_and_arranges_charts(open_notebook: Open, picture: Picture) -> None:
     cell = MANY.format(size=8, run="many", name="digits")
-    NotebookPage.write(lab.directory / "charts.ipynb", cell, "print(log.look)", "log.finish('ok'); panel.close()")
-    notebook = open_notebook("charts.ipynb")
-    notebook.run(0)
-    notebook.wait_ended(0)
+    notebook = open_notebook("charts.ipynb", cell, "print(log.look)", "log.finish('ok'); panel.close()")
+    notebook.complete(0)
     panel = notebook.output(0).locator(".ring-panel").first
     charts = panel.locator("canvas")
     expect(charts).to_have_count(7)
@@ -51,8 +45,7 @@ def test_a_reader_finds_and_arranges_charts(
     for _ in range(3):
         notebook.page.keyboard.press("PageUp")
     pictures("smooth")
-    notebook.run(1)
-    notebook.wait_ended(1)
+    notebook.complete(1)
     look = notebook.output(1).inner_text()
     assert "x='epoch', search='', groups=frozenset()" in look
     assert "smooth=0.0" not in look

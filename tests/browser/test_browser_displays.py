@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 from playwright.sync_api import expect
 
-from browser.lab import Lab, NotebookPage
+from browser.lab import Open, Picture
 
 START = "%load_ext ring_notebook\n%ring start -n 2"
 DRAWS = """%%ringtrain --name drawn
@@ -40,15 +38,9 @@ COLUMNS = """() => {
 
 
 @pytest.mark.slow
-def test_figures_are_drawn_live_and_stay(
-    lab: Lab,
-    open_notebook: Callable[[str], NotebookPage],
-    picture: Callable[[NotebookPage, int, str], None],
-) -> None:
-    NotebookPage.write(lab.directory / "displays.ipynb", START, DRAWS)
-    notebook = open_notebook("displays.ipynb")
-    notebook.run(0)
-    notebook.wait_ended(0)
+def test_figures_are_drawn_live_and_stay(open_notebook: Open, picture: Picture) -> None:
+    notebook = open_notebook("displays.ipynb", START, DRAWS)
+    notebook.complete(0)
     notebook.page.evaluate(COLUMNS)
     notebook.run(1)
     panel = notebook.output(1).locator(".ring-panel")
@@ -78,15 +70,10 @@ def test_figures_are_drawn_live_and_stay(
 
 
 @pytest.mark.slow
-def test_figures_are_there_in_a_page_that_is_opened_later(
-    lab: Lab, open_notebook: Callable[[str], NotebookPage]
-) -> None:
+def test_figures_are_there_in_a_page_that_is_opened_later(open_notebook: Open) -> None:
     background = DRAWS.replace("--name", "--background --name")
-    NotebookPage.write(lab.directory / "later.ipynb", START, background)
-    before = open_notebook("later.ipynb")
-    for cell in range(2):
-        before.run(cell)
-        before.wait_ended(cell)
+    before = open_notebook("later.ipynb", START, background)
+    before.complete(*range(2))
     before.until(lambda: before.output(1).locator(".ring-panel .jp-OutputArea img").count() == 2)
     before.save()
     before.close()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 from playwright.sync_api import Locator, expect
 
-from browser.lab import Lab, NotebookPage
+from browser.lab import Lab, NotebookPage, Open, Picture
 from browser.simulated import BEGINNING, BROKEN, LOGICAL, REPORT, STUCK, TRAINING
 
 RANKS = (1, 2, 8, 128)
@@ -68,8 +68,7 @@ def lab(themed_lab: Lab) -> Lab:
 
 def show(notebook: NotebookPage, cell: int, scene: str) -> Locator:
     """Run the cell of a scene; returns its panel or report when it is complete."""
-    notebook.run(cell)
-    notebook.wait_ended(cell)
+    notebook.complete(cell)
     shown = notebook.output(cell).locator(".ring-report" if scene == "report" else ".ring-panel").first
     shown.wait_for(timeout=60_000)
     if scene == "report":
@@ -127,18 +126,12 @@ def fits(notebook: NotebookPage, shown: Locator, scene: str, size: int) -> None:
     ],
 )
 def test_readable_at_any_size(
-    lab: Lab,
-    open_notebook: Callable[[str], NotebookPage],
-    picture: Callable[[NotebookPage, int, str], None],
-    request: pytest.FixtureRequest,
-    scene: str,
-    size: int,
+    open_notebook: Open, picture: Picture, request: pytest.FixtureRequest, scene: str, size: int
 ) -> None:
     dark = "Dark" in request.node.name
     name = f"{scene}-{size}"
     cell = SCENES[scene].format(size=size, run=name, name="digits")
-    NotebookPage.write(lab.directory / f"{name}.ipynb", cell)
-    notebook = open_notebook(f"{name}.ipynb")
+    notebook = open_notebook(f"{name}.ipynb", cell)
     assert notebook.page.locator("body").get_attribute("data-jp-theme-light") == ("false" if dark else "true")
     shown = show(notebook, 0, scene)
     for scale in (1, 2):
@@ -150,9 +143,7 @@ def test_readable_at_any_size(
 
 
 @pytest.mark.slow
-def test_charts_answer_to_the_mouse_and_stop_to_a_key(
-    lab: Lab, open_notebook: Callable[[str], NotebookPage], picture: Callable[[NotebookPage, int, str], None]
-) -> None:
+def test_charts_answer_to_the_mouse_and_stop_to_a_key(open_notebook: Open, picture: Picture) -> None:
     """Hover shows every rank's value, live and in the report; a button draws the log. Stop answers to the keyboard.
 
     A click zooms into a chart of the report, another one shows all of it again.
@@ -161,16 +152,14 @@ def test_charts_answer_to_the_mouse_and_stop_to_a_key(
         scene.format(size=4, run=f"mouse-{name}", name="digits")
         for name, scene in (("live", TRAINING), ("still", REPORT))
     )
-    NotebookPage.write(lab.directory / "mouse.ipynb", live, "print(log.look)", report)
-    notebook = open_notebook("mouse.ipynb")
+    notebook = open_notebook("mouse.ipynb", live, "print(log.look)", report)
     panel = show(notebook, 0, "running")
     chart = panel.locator("canvas").first
     chart.scroll_into_view_if_needed()
     chart.hover(position={"x": 200, "y": 120})
     expect(panel).to_contain_text("mean of 4", timeout=60_000)
     panel.get_by_role("button", name="log").click()
-    notebook.run(1)
-    notebook.wait_ended(1)
+    notebook.complete(1)
     expect(notebook.output(1)).to_contain_text("log=True", timeout=60_000)
     shown = show(notebook, 2, "report")
     tip = shown.locator(".ring-chart").first.locator("i").nth(20)
@@ -192,13 +181,9 @@ def test_charts_answer_to_the_mouse_and_stop_to_a_key(
 
 
 @pytest.mark.slow
-def test_runs_are_sorted_by_a_click_without_a_kernel(
-    lab: Lab, open_notebook: Callable[[str], NotebookPage], picture: Callable[[NotebookPage, int, str], None]
-) -> None:
-    NotebookPage.write(lab.directory / "runs.ipynb", RUNS)
-    notebook = open_notebook("runs.ipynb")
-    notebook.run(0)
-    notebook.wait_ended(0)
+def test_runs_are_sorted_by_a_click_without_a_kernel(lab: Lab, open_notebook: Open, picture: Picture) -> None:
+    notebook = open_notebook("runs.ipynb", RUNS)
+    notebook.complete(0)
     notebook.save()
     notebook.shut_down()
     notebook.page.goto(lab.address("runs.ipynb"))

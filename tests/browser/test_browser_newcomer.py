@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
 from playwright.sync_api import expect
 
-from browser.lab import Lab, NotebookPage
+from browser.lab import NotebookPage, Open, Picture
 
 
 @dataclass(frozen=True)
@@ -146,16 +145,12 @@ def completes(notebook: NotebookPage, cell: int) -> None:
 
 
 @pytest.mark.slow
-def test_the_first_hour(
-    lab: Lab, open_notebook: Callable[[str], NotebookPage], picture: Callable[[NotebookPage, int, str], None]
-) -> None:
-    NotebookPage.write(lab.directory / "newcomer.ipynb", *(step.cell for step in STEPS), "")
-    notebook = open_notebook("newcomer.ipynb")
+def test_the_first_hour(open_notebook: Open, picture: Picture) -> None:
+    notebook = open_notebook("newcomer.ipynb", *(step.cell for step in STEPS), "")
     for index, step in enumerate(STEPS):
         if index == 1:
             completes(notebook, len(STEPS))
-        notebook.run(index)
-        notebook.wait_ended(index)
+        notebook.complete(index)
         output = notebook.output(index)
         for text in step.shows:
             expect(output).to_contain_text(text, use_inner_text=True)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import nbformat
 
-from browser.lab import Lab, NotebookPage
+from browser.lab import Lab, NotebookPage, Open, Picture
 
 QUICKSTART = Path(__file__).parents[2] / "notebooks" / "01_quickstart.ipynb"
 TRAIN = 3  # the %%ringtrain cell, counted in code cells
@@ -25,11 +24,7 @@ def step(notebook: NotebookPage) -> int:
     return int(cells[0]) if cells else -1
 
 
-def test_the_quickstart(
-    lab: Lab,
-    open_notebook: Callable[[str], NotebookPage],
-    picture: Callable[[NotebookPage, int, str], None],
-) -> None:
+def test_the_quickstart(lab: Lab, open_notebook: Open, picture: Picture) -> None:
     # The steps are drawn out, or a fast machine would be done before the test has looked twice (and a slow one, where
     # training takes every core, before the browser has drawn once), until it has.
     seen = lab.directory / "seen"
@@ -38,9 +33,7 @@ def test_the_quickstart(
     assert "sleep" in source
     (lab.directory / "quickstart.ipynb").write_text(source)
     notebook = open_notebook("quickstart.ipynb")
-    for cell in range(TRAIN):
-        notebook.run(cell)
-        notebook.wait_ended(cell)
+    notebook.complete(*range(TRAIN))
 
     notebook.run(TRAIN)
     panel = notebook.output(TRAIN).locator(".ring-panel")
@@ -61,8 +54,7 @@ def test_the_quickstart(
     assert panel.count() == 0
     picture(notebook, TRAIN, "report")
     for cell in range(TRAIN + 1, notebook.page.locator(".jp-CodeCell").count()):
-        notebook.run(cell)
-        notebook.wait_ended(cell)
+        notebook.complete(cell)
     said = "".join(notebook.page.locator(".jp-OutputArea").all_inner_texts())
     assert "Error" not in said
     accuracy = float(said.partition("test accuracy here: ")[2].partition("%")[0])
@@ -72,7 +64,7 @@ def test_the_quickstart(
     without_a_kernel(saved, lab.directory / "mailed.ipynb", open_notebook)
 
 
-def without_a_kernel(saved: nbformat.NotebookNode, path: Path, open_notebook: Callable[[str], NotebookPage]) -> None:
+def without_a_kernel(saved: nbformat.NotebookNode, path: Path, open_notebook: Open) -> None:
     """What someone sees who is sent the notebook: not signed, no kernel."""
     # With a language alone JupyterLab starts a kernel of it, and says "No Kernel" until then.
     del saved.metadata["kernelspec"], saved.metadata["language_info"]

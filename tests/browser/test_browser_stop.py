@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 from playwright.sync_api import Locator, expect
 
-from browser.lab import Lab, NotebookPage
+from browser.lab import NotebookPage, Open, Picture
 
 START = "%load_ext ring_notebook\n%ring start -n 2"
 LONG = """%%ringtrain --name long
@@ -45,12 +43,10 @@ print("sum", ring.allreduce(torch.ones(1), op=ring.Sum).item())
 
 
 @pytest.fixture(scope="module")
-def notebook(lab: Lab, open_shared: Callable[[str], NotebookPage]) -> NotebookPage:
+def notebook(open_shared: Open) -> NotebookPage:
     """A notebook with a cluster of 2, the cells to be stopped, and one that must still work."""
-    NotebookPage.write(lab.directory / "stop.ipynb", START, AFTER, LONG, STUCK, LONG, STEERED)
-    notebook = open_shared("stop.ipynb")
-    notebook.run(0)
-    notebook.wait_ended(0)
+    notebook = open_shared("stop.ipynb", START, AFTER, LONG, STUCK, LONG, STEERED)
+    notebook.complete(0)
     return notebook
 
 
@@ -86,8 +82,7 @@ def stop_with_the_keyboard(notebook: NotebookPage, cell: int) -> None:
 
 def go_on(notebook: NotebookPage) -> None:
     """The next cell works."""
-    notebook.run(1)
-    notebook.wait_ended(1)
+    notebook.complete(1)
     expect(notebook.output(1)).to_contain_text("sum 2", use_inner_text=True)
 
 
@@ -100,9 +95,7 @@ def test_stop_ends_every_rank_of_a_long_run(notebook: NotebookPage) -> None:
 
 
 @pytest.mark.slow
-def test_the_panel_says_who_waits_for_whom(
-    notebook: NotebookPage, picture: Callable[[NotebookPage, int, str], None]
-) -> None:
+def test_the_panel_says_who_waits_for_whom(notebook: NotebookPage, picture: Picture) -> None:
     output = start(notebook, 3)
     notice = output.locator(".ring-stuck")
     notice.wait_for()
@@ -125,9 +118,7 @@ def test_stop_is_reached_without_a_mouse(notebook: NotebookPage) -> None:
 
 
 @pytest.mark.slow
-def test_sliders_change_a_run_while_its_cell_blocks(
-    notebook: NotebookPage, picture: Callable[[NotebookPage, int, str], None]
-) -> None:
+def test_sliders_change_a_run_while_its_cell_blocks(notebook: NotebookPage, picture: Picture) -> None:
     panel = start(notebook, 5).locator(".ring-panel").first
     knobs = panel.locator(".ring-knobs")
     expect(knobs).to_contain_text("augment", use_inner_text=True)

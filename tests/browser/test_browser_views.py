@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
 from playwright.sync_api import expect
 
-from browser.lab import Lab, NotebookPage
+from browser.lab import Lab, NotebookPage, Open, Picture
 from browser.simulated import TRAINING
 from ring_notebook.notebook.run.timeline import MIME
 
@@ -49,21 +48,16 @@ TEXTS = """() => {
 
 
 @pytest.fixture(scope="module")
-def notebook(lab: Lab, open_shared: Callable[[str], NotebookPage]) -> NotebookPage:
+def notebook(open_shared: Open) -> NotebookPage:
     """A notebook with a cluster of 2 and a cell for each of two tests, whose ends are told in notices."""
-    NotebookPage.write(lab.directory / "notices.ipynb", f"{START}\n%ring notify --after 0", TIMELINE, FAILS)
-    notebook = open_shared("notices.ipynb")
-    notebook.run(0)
-    notebook.wait_ended(0)
+    notebook = open_shared("notices.ipynb", f"{START}\n%ring notify --after 0", TIMELINE, FAILS)
+    notebook.complete(0)
     return notebook
 
 
 @pytest.mark.slow
-def test_the_timeline_is_drawn_and_can_be_zoomed(
-    notebook: NotebookPage, picture: Callable[[NotebookPage, int, str], None]
-) -> None:
-    notebook.run(1)
-    notebook.wait_ended(1)
+def test_the_timeline_is_drawn_and_can_be_zoomed(notebook: NotebookPage, picture: Picture) -> None:
+    notebook.complete(1)
     # The end of the run is told in JupyterLab's own notifications, which are seen in all its tabs.
     notice = notebook.page.locator(".Toastify__toast", has_text="ok · slow · 2 ranks")
     notice.wait_for(timeout=60_000)
@@ -109,10 +103,9 @@ def test_the_timeline_is_drawn_and_can_be_zoomed(
 
 @pytest.mark.slow
 def test_a_failure_in_the_background_is_told_in_its_panel_and_in_a_notice(
-    notebook: NotebookPage, picture: Callable[[NotebookPage, int, str], None]
+    notebook: NotebookPage, picture: Picture
 ) -> None:
-    notebook.run(2)
-    notebook.wait_ended(2)
+    notebook.complete(2)
     notice = notebook.page.locator(".Toastify__toast", has_text="failed · checks")
     notice.wait_for(timeout=60_000)
     expect(notice).to_contain_text("AssertionError: assert ring.rank() == 0 (rank 1, line 4)")
@@ -122,17 +115,11 @@ def test_a_failure_in_the_background_is_told_in_its_panel_and_in_a_notice(
 
 
 @pytest.mark.slow
-def test_a_page_whose_kernel_is_gone_shows_the_last_state(
-    lab: Lab,
-    open_notebook: Callable[[str], NotebookPage],
-    picture: Callable[[NotebookPage, int, str], None],
-) -> None:
+def test_a_page_whose_kernel_is_gone_shows_the_last_state(open_notebook: Open, picture: Picture) -> None:
     """In the page itself after a restart, and in a page that is opened later: what was there, and what to do."""
     cell = TRAINING.format(size=2, run="gone", name="digits")
-    NotebookPage.write(lab.directory / "gone.ipynb", cell, "'another kernel'")
-    notebook = open_notebook("gone.ipynb")
-    notebook.run(0)
-    notebook.wait_ended(0)
+    notebook = open_notebook("gone.ipynb", cell, "'another kernel'")
+    notebook.complete(0)
     panel = notebook.output(0).locator(".ring-panel")
     notebook.until(lambda: panel.locator("canvas").count() >= 4)
     kept, gone = notebook.output(0).locator(".ring-last"), panel.locator(".ring-gone")
@@ -166,22 +153,15 @@ def test_a_page_whose_kernel_is_gone_shows_the_last_state(
 
 
 @pytest.mark.slow
-def test_a_second_notebook_sees_the_run_of_the_first(
-    lab: Lab,
-    open_notebook: Callable[[str], NotebookPage],
-    picture: Callable[[NotebookPage, int, str], None],
-) -> None:
+def test_a_second_notebook_sees_the_run_of_the_first(lab: Lab, open_notebook: Open, picture: Picture) -> None:
     NotebookPage.write(lab.directory / "first.ipynb", KEPT, LONG, "%ring stop")
     NotebookPage.write(lab.directory / "second.ipynb", ATTACH)
     first = open_notebook("first.ipynb")
-    for cell in range(2):
-        first.run(cell)
-        first.wait_ended(cell)
+    first.complete(*range(2))
     first.output(1).locator(".ring-panel").wait_for(timeout=60_000)
     try:
         second = open_notebook("second.ipynb")
-        second.run(0)
-        second.wait_ended(0)
+        second.complete(0)
         expect(second.output(0)).to_contain_text("Run long is in progress.", use_inner_text=True)
         panel = second.output(0).locator(".ring-panel")
         panel.wait_for(timeout=60_000)
@@ -198,8 +178,7 @@ def test_a_second_notebook_sees_the_run_of_the_first(
             report.wait_for(timeout=60_000)
             assert report.locator("text=interrupted").count() >= 1
     finally:
-        first.run(2)
-        first.wait_ended(2)
+        first.complete(2)
 
 
 @pytest.mark.slow
@@ -207,15 +186,10 @@ def test_a_second_notebook_sees_the_run_of_the_first(
     "cell", [pytest.param(LONG, id="background", marks=pytest.mark.slow), pytest.param(BLOCKING, id="blocking")]
 )
 def test_a_page_that_was_closed_in_the_middle_shows_all_of_it(
-    lab: Lab,
-    open_notebook: Callable[[str], NotebookPage],
-    picture: Callable[[NotebookPage, int, str], None],
-    cell: str,
+    lab: Lab, open_notebook: Open, picture: Picture, cell: str
 ) -> None:
-    NotebookPage.write(lab.directory / "closed.ipynb", START, cell, "%ring attach")
-    before = open_notebook("closed.ipynb")
-    before.run(0)
-    before.wait_ended(0)
+    before = open_notebook("closed.ipynb", START, cell, "%ring attach")
+    before.complete(0)
     before.run(1)
     printed = before.output(1).locator(".ring-panel")
     expect(printed).to_contain_text("printed before anybody else looked", timeout=60_000)
@@ -240,8 +214,7 @@ def test_a_page_that_was_closed_in_the_middle_shows_all_of_it(
         NotebookPage.write(lab.directory / "other.ipynb", "%load_ext ring_notebook\n%ring attach closed.ipynb")
         assert "%ring attach closed.ipynb" in kept.inner_text()
         other = open_notebook("other.ipynb")
-        other.run(0)
-        other.wait_ended(0)
+        other.complete(0)
         panel = other.output(0).locator(".ring-panel")
         steps = panel.locator(".ring-table:has(th:text-is('loss')) tbody tr").first.locator("td").nth(2)
         seen = int(steps.inner_text(timeout=60_000))
@@ -250,8 +223,7 @@ def test_a_page_that_was_closed_in_the_middle_shows_all_of_it(
         again.interrupt()
     # The page does not know the place of the report, so the panel has turned into it.
     expect(again.output(1).locator(".ring-report")).to_contain_text("interrupted", timeout=60_000)
-    again.run(2)
-    again.wait_ended(2)
+    again.complete(2)
     report = again.output(2).locator(".ring-report")
     expect(report).to_contain_text("interrupted", timeout=60_000)
     expect(report).to_contain_text("printed before anybody else looked", timeout=60_000)
