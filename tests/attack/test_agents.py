@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from attack.second_user import Stranger
+from harness.programs import ran
 from harness.waiting import until
 from ring_notebook.errors import RingError
 from ring_notebook.notebook.cluster.cluster import Cluster
@@ -249,7 +250,7 @@ def test_another_user_reaches_no_socket(intruder: Stranger, server: ToolServer) 
 
     def attack() -> subprocess.CompletedProcess[str]:
         command = ["/usr/bin/env", "-i", "/usr/bin/python3", "-c", program, str(server.path)]
-        return subprocess.run(command, user="nobody", group=65534, extra_groups=[], capture_output=True, text=True)
+        return ran(command, user="nobody", group=65534, extra_groups=[])
 
     assert "PermissionError" in attack().stderr
     folders = [server.path.parent, server.path.parent.parent]

@@ -5,11 +5,12 @@ from __future__ import annotations
 import ctypes.util
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from harness.programs import RINGRUN, ran
 
 ALLOCATORS = {"jemalloc": "jemalloc", "tcmalloc": "tcmalloc_minimal"}
 GROUPS = Path("/sys/fs/cgroup/memory")
@@ -125,21 +126,9 @@ ANY_NUMBER = int(Path("/proc/sys/vm/max_map_count").read_text()) > 1 << 20
 
 
 def job(program: str, *arguments: str, ranks: int = 2, **variables: str) -> subprocess.CompletedProcess[str]:
-    command = [
-        sys.executable,
-        "-m",
-        "ring_notebook.launch.cli",
-        "--no-prefix",
-        "-np",
-        str(ranks),
-        "python",
-        "-c",
-        program,
-    ]
+    command = [*RINGRUN, "--no-prefix", "-np", str(ranks), "python", "-c", program]
     environment = {**os.environ, **variables}
-    return subprocess.run(
-        [*command, *arguments], capture_output=True, text=True, timeout=100, check=False, env=environment
-    )
+    return ran([*command, *arguments], env=environment)
 
 
 @pytest.mark.slow

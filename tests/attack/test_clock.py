@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from harness.programs import RINGRUN, ran
+
 pytestmark = pytest.mark.usefixtures("without_torch")
 DAY = 86_400
 SHIFT = """
@@ -123,10 +125,8 @@ def clock(tmp_path: Path) -> dict[str, str]:
 
 
 def ringrun(clock: dict[str, str], ranks: int, program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "ring_notebook.launch.cli", "--no-prefix", "-np", str(ranks), "python", "-c"]
-    return subprocess.run(
-        [*command, program, *arguments], env=clock, capture_output=True, text=True, timeout=100, check=False
-    )
+    command = [*RINGRUN, "--no-prefix", "-np", str(ranks), "python", "-c"]
+    return ran([*command, program, *arguments], env=clock)
 
 
 @pytest.mark.parametrize(("shift", "seconds", "handled"), [(DAY, 1, True), (-DAY, 600, False)], ids=["on", "back"])
@@ -149,9 +149,7 @@ def test_a_script_prints_its_metrics_behind_a_jump(clock: dict[str, str]) -> Non
 
 def test_run_raises_what_came_first_and_not_what_the_clock_says(clock: dict[str, str]) -> None:
     """Both ranks fail by themselves; between their failures the clock is set back."""
-    done = subprocess.run(
-        [sys.executable, "-c", CALLS, str(-DAY)], env=clock, capture_output=True, text=True, timeout=100, check=False
-    )
+    done = ran([sys.executable, "-c", CALLS, str(-DAY)], env=clock)
     assert done.stdout == "ValueError('first')\n", done.stderr
 
 
@@ -159,12 +157,5 @@ def test_run_raises_what_came_first_and_not_what_the_clock_says(clock: dict[str,
 @pytest.mark.parametrize("shift", [DAY, -DAY], ids=["on", "back"])
 def test_a_cell_that_is_stopped_and_the_next_one(shift: int, clock: dict[str, str], tmp_path: Path) -> None:
     """One rank is stopped before it joins a generation. The run has its seconds and no notice; the next one is well."""
-    done = subprocess.run(
-        [sys.executable, "-c", CELLS, str(shift)],
-        env={**clock, "RING_RUNS_DIR": str(tmp_path / "runs")},
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
+    done = ran([sys.executable, "-c", CELLS, str(shift)], env={**clock, "RING_RUNS_DIR": str(tmp_path / "runs")})
     assert done.stdout == "all is well\n", done.stderr

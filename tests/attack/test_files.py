@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import pickle
 import socket
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
 import pytest
 
+from harness.programs import RINGRUN, ran
 from ring_notebook.config import config
 from ring_notebook.errors import ClusterError
 from ring_notebook.files.private_files import make_private_folder
@@ -143,24 +142,7 @@ def test_a_planted_commit_is_not_loaded(tmp_path: Path) -> None:
     commit, mark = tmp_path / "commit.pt", tmp_path / "mark"
     commit.write_bytes(pickle.dumps(Evil(mark)))
     os.chown(commit, NOBODY, NOBODY)
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "ring_notebook.launch.cli",
-            "--no-prefix",
-            "-np",
-            "1",
-            "python",
-            "-c",
-            RESUME,
-            str(commit),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = ran([*RINGRUN, "--no-prefix", "-np", "1", "python", "-c", RESUME, str(commit)])
     assert done.returncode != 0
     assert f": the commit {commit} cannot be used: " in done.stderr
     assert "it belongs to another user" in done.stderr

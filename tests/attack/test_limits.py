@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.programs import ran
 from harness.waiting import SLEEPS, until
 from ring_notebook.notebook.cluster.cluster import Cluster
 from ring_notebook.notebook.run.catalogue import listing
@@ -40,7 +41,7 @@ HOSTILE_NAMES = ["../../../x", "<script>alert(1)</script>", "\x1b[31m\x1b]0;t\x0
 )
 def test_a_cluster_with_few_descriptors(soft: int, hard: int, expected: str, records: Path) -> None:
     limited = f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}))\n{CLUSTER}"
-    done = subprocess.run([sys.executable, "-c", limited], capture_output=True, text=True, timeout=90, check=False)
+    done = ran([sys.executable, "-c", limited])
     assert done.returncode == 0
     assert expected in done.stdout
     assert len(done.stdout.splitlines()) == 1
@@ -49,7 +50,7 @@ def test_a_cluster_with_few_descriptors(soft: int, hard: int, expected: str, rec
 
 def test_a_job_with_few_descriptors() -> None:
     command = " ".join(["ulimit -n 64 &&", *RINGRUN, "python -c", f'"{RANK}"'])
-    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60, check=False)
+    done = ran(["sh", "-c", command])
     assert (done.returncode, sorted(done.stdout.splitlines())) == (0, ["rank 0", "rank 1"]), done.stderr
 
 
@@ -76,7 +77,7 @@ def test_ring_memory_fits_into_the_largest_file() -> None:
 
 def with_file_limit(kib: int, program: str) -> subprocess.CompletedProcess[str]:
     limited = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({kib} << 10, {kib} << 10))\n{program}"
-    return subprocess.run([sys.executable, "-c", limited], capture_output=True, text=True, timeout=90, check=False)
+    return ran([sys.executable, "-c", limited])
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -14,6 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from harness.programs import ran
+
 KERNELS = 40
 USERS = (61_481, 61_482, 61_483, 61_484)
 ENDS = ("stopped", "closed", "killed")
@@ -76,15 +78,7 @@ def test_kernels_of_four_users_one_after_another(open_folder: Path, without_torc
         environment["PYTHONPATH"] = os.pathsep.join([str(PROGRAM.parents[1]), environment.get("PYTHONPATH", "")])
         environment |= {"HOME": str(homes[user]), "PYTHONDONTWRITEBYTECODE": "1", "USER": str(user)}
         how = "stopped" if number >= KERNELS - len(USERS) else ENDS[number % len(ENDS)]
-        done = subprocess.run(
-            [*as_user(user), sys.executable, str(PROGRAM), how],
-            cwd=homes[user],
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=250,
-            check=False,
-        )
+        done = ran([*as_user(user), sys.executable, str(PROGRAM), how], cwd=homes[user], env=environment, timeout=250)
         assert done.returncode == 0, (number, user, done.stdout, done.stderr)
         met, attached, said = json.loads(done.stdout.splitlines()[-1])
         assert met == "", (number, user)

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from attack.second_user import Exposed, Stranger
+from harness.programs import RINGRUN, ran
 from ring_notebook.notebook.cluster.cluster import Cluster
 
 SECRET = "token-of-the-first-user"
@@ -109,7 +110,7 @@ def test_a_cluster_that_starts(intruder: Stranger, records: Path, least: int) ->
 def test_a_ringrun_job(options: list[str], seconds: float, least: int, intruder: Stranger, tmp_path: Path) -> None:
     """From its start on."""
     stop = tmp_path / "stop"
-    command = [sys.executable, "-m", "ring_notebook.launch.cli", "--no-prefix", *options, "-np", "2", "python", "-c"]
+    command = [*RINGRUN, "--no-prefix", *options, "-np", "2", "python", "-c"]
     with subprocess.Popen([*command, JOB.format(stop=str(stop))], stdout=subprocess.PIPE, text=True) as job:
         got, tries = attacked_for(seconds, intruder, tmp_path)
         stop.touch()
@@ -122,7 +123,7 @@ def test_a_ringrun_job(options: list[str], seconds: float, least: int, intruder:
 
 def scanned() -> list[str]:
     """Addresses and ports at which processes of ours listen, according to ``ss``."""
-    listed = subprocess.run(["ss", "-Hltnp"], capture_output=True, text=True, check=True).stdout
+    listed = ran(["ss", "-Hltnp"], check=True).stdout
     ours = {str(pid) for pid in Exposed().processes}
     return [line.split()[3] for line in listed.splitlines() if ours.intersection(re.findall(r"pid=(\d+)", line))]
 

@@ -7,13 +7,13 @@ import os
 import re
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from harness.programs import RINGRUN, ringrun
 from harness.waiting import SLEEPS
 from ring_notebook.launch.run_function import run
 
@@ -21,11 +21,6 @@ HERE = Path(__file__).parent
 INIT = "from ring_notebook.api.basics import init; init()"
 LIMIT = 200.0
 """Seconds until a job counts as stuck."""
-
-
-def ringrun(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "ring_notebook.launch.cli", "--no-prefix", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False)
 
 
 def train(n: int, victims: str, when: str, how: str, *options: str) -> subprocess.CompletedProcess[str]:
@@ -190,18 +185,7 @@ def test_a_minimum_that_cannot_be(least: str) -> None:
 @pytest.mark.parametrize("signum", ["SIGTERM", "SIGKILL"])
 def test_a_signal_ends_every_rank(signum: str) -> None:
     code = f"import os; os.write(1, b'begun\\n')\n{SLEEPS}"  # in one piece, whatever Python's buffering
-    command = [
-        sys.executable,
-        "-m",
-        "ring_notebook.launch.cli",
-        "--no-prefix",
-        "--elastic",
-        "-np",
-        "2",
-        "python",
-        "-c",
-        code,
-    ]
+    command = [*RINGRUN, "--no-prefix", "--elastic", "-np", "2", "python", "-c", code]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         assert process.stdout is not None
         for _ in range(2):

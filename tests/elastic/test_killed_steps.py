@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from harness.programs import RINGRUN, ran
 
 PROGRAM = """
 import os, random, sys, threading, warnings
@@ -31,25 +31,10 @@ while True:
 @pytest.mark.parametrize("place", ["ddp", "fsdp2", "pipeline"])
 @pytest.mark.parametrize("seed", range(4))
 def test_a_rank_is_killed(place: str, seed: int) -> None:
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "ring_notebook.launch.cli",
-            "--no-prefix",
-            "-np",
-            "3",
-            "python",
-            "-c",
-            PROGRAM,
-            place,
-            str(seed),
-        ],
+    done = ran(
+        [*RINGRUN, "--no-prefix", "-np", "3", "python", "-c", PROGRAM, place, str(seed)],
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
-        capture_output=True,
-        text=True,
         timeout=270,
-        check=False,
     )
     assert done.returncode != 0
     assert "rank 1" in done.stderr

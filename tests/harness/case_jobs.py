@@ -19,6 +19,8 @@ from pathlib import Path
 
 import pytest
 
+from harness.programs import RINGRUN
+
 TESTS = Path(__file__).resolve().parents[1]
 CASE_LIMIT = 200.0
 """Seconds without a case that ends, after which a job is killed; frameworks are imported on a busy machine."""
@@ -45,7 +47,7 @@ def check(path: Path, case: str, size: int, **variables: str) -> None:
 def _job(path: Path, size: int, variables: tuple[tuple[str, str], ...]) -> tuple[Mapping[str, str], str]:
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "outcomes")
-        command = [sys.executable, "-m", "ring_notebook.launch.cli", "-np", str(size), sys.executable, __file__]
+        command = [*RINGRUN, "-np", str(size), sys.executable, __file__]
         env = {
             **os.environ,
             **dict(variables),

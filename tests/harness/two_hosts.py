@@ -28,6 +28,7 @@ from typing import Any, Literal
 import pytest
 
 from harness.leftovers import TOKEN
+from harness.programs import ran
 from ring_notebook.launch.launchers.find_launcher import find_launcher
 from ring_notebook.launch.launchers.hosts import Host
 from ring_notebook.launch.supervisor.forked_rank import ADDRESS
@@ -67,9 +68,7 @@ def missing() -> str:
     tools = [tool for tool in ("ip", "tc", "unshare", "ssh", "sshd") if shutil.which(tool) is None]
     if tools:
         return f"{', '.join(tools)} missing; `make test-deps` installs them"
-    trial = subprocess.run(
-        ["unshare", "--net", "--uts", "--mount", "true"], capture_output=True, text=True, check=False
-    )
+    trial = ran(["unshare", "--net", "--uts", "--mount", "true"])
     return f"this machine allows no namespaces: {trial.stderr.strip()}" if trial.returncode else ""
 
 
@@ -308,7 +307,7 @@ def _end_all(space: str) -> None:
 
 def pids_in(space: str) -> list[int]:
     """All processes in a network namespace."""
-    listed = subprocess.run(["ip", "netns", "pids", space], capture_output=True, text=True, check=False)
+    listed = ran(["ip", "netns", "pids", space])
     return [int(pid) for pid in listed.stdout.split()]
 
 

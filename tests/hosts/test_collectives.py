@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from harness.programs import RINGRUN, ran
 from harness.two_hosts import TwoHosts, missing, two_hosts
 from ring_notebook.launch.launchers.find_launcher import find_launcher
 from ring_notebook.launch.launchers.site_launchers import Hydra
@@ -59,7 +59,7 @@ def test_so_many_hosts_that_they_pass_headers_on(count: int) -> None:
         pytest.skip(f"NOT TESTED on {count} hosts: {reason}")
     with two_hosts("1gbit", count) as many:
         where = ",".join(f"{name}:{1 + (name == many.names[0])}" for name in many.names)
-        ringrun = [sys.executable, "-m", "ring_notebook.launch.cli", "--no-prefix", "-H", where]
+        ringrun = [*RINGRUN, "--no-prefix", "-H", where]
         said = many.on_first([*ringrun, sys.executable, str(PROGRAM)], 900)
         assert said.count(f"on {count} hosts: all is well") == count + 1, said
 
@@ -103,12 +103,5 @@ def test_without_a_second_host(settings: dict[str, str], ranks: int, hosts_seen:
         pytest.skip("only MPICH can make one machine look like several hosts")
     if "RING_ALGORITHM" not in settings:  # ranks of our own supervisor do not ask MPI
         launcher = Hydra(str(Path(sys.executable).with_name("mpiexec")))
-    done = subprocess.run(
-        launcher.command([sys.executable, str(PROGRAM)], ranks),
-        env={**os.environ, **settings},
-        capture_output=True,
-        text=True,
-        timeout=250,
-        check=False,
-    )
+    done = ran(launcher.command([sys.executable, str(PROGRAM)], ranks), env={**os.environ, **settings}, timeout=250)
     assert done.stdout.count(f"on {hosts_seen} hosts: all is well") == ranks, done.stdout + done.stderr

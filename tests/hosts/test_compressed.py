@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from harness.programs import RINGRUN, ran
 from harness.two_hosts import TwoHosts
 
 pytestmark = pytest.mark.usefixtures("forked_on_hosts")
@@ -38,14 +38,11 @@ def test_over_the_link(hosts: TwoHosts, per_host: int) -> None:
 @pytest.mark.parametrize("overlap", ["thread", "inline"])
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_between_ranks_that_act_as_hosts(ranks: int, overlap: str) -> None:
-    ringrun = [sys.executable, "-m", "ring_notebook.launch.cli", "-np", str(ranks)]
-    done = subprocess.run(
+    ringrun = [*RINGRUN, "-np", str(ranks)]
+    done = ran(
         [*ringrun, sys.executable, str(PROGRAM)],
         env={**os.environ, "RING_ALGORITHM": "ring", "RING_OVERLAP": overlap},
-        capture_output=True,
-        text=True,
         timeout=250,
-        check=False,
     )
     assert done.stdout.count("all is well") == ranks, done.stdout + done.stderr
 
@@ -71,13 +68,7 @@ def test_a_step_sends_as_much_less_as_is_said(hosts: TwoHosts, compression: str,
 
 @pytest.mark.slow
 def test_on_one_host_gradients_are_as_without() -> None:
-    said = subprocess.run(
-        [sys.executable, "-m", "ring_notebook.launch.cli", "-np", "2", sys.executable, "-c", ONE_HOST],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+    said = ran([*RINGRUN, "-np", "2", sys.executable, "-c", ONE_HOST])
     assert said.returncode == 0, said.stdout + said.stderr
     assert "Compression.auto" not in said.stderr
 

@@ -15,6 +15,7 @@ import pytest
 
 from elastic import test_dying as on_one_host
 from elastic import test_growing
+from harness.programs import RINGRUN, ran
 from harness.two_hosts import NAMES, TwoHosts, missing, two_hosts
 from hosts.test_over_ssh import SETUP, assert_nothing_is_left
 
@@ -29,19 +30,16 @@ SILENCE = 5
 
 def ringrun(hosts: TwoHosts, *arguments: str) -> subprocess.CompletedProcess[str]:
     """``ringrun`` on the first host."""
-    return on_first(hosts, [sys.executable, "-m", "ring_notebook.launch.cli", *arguments])
+    return on_first(hosts, [*RINGRUN, *arguments])
 
 
 def on_first(hosts: TwoHosts, command: list[str]) -> subprocess.CompletedProcess[str]:
     """``command`` on the first host."""
-    return subprocess.run(
+    return ran(
         [str(hosts.folder / "launcher"), NAMES[0], shlex.join(command)],
         env={**os.environ, **hosts.environment},
         stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
         timeout=LIMIT,
-        check=False,
     )
 
 

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import pytest
 
 from harness.numpy_framework import numpy_framework
+from harness.programs import ran
 from harness.two_hosts import TwoHosts, hosts_or_skip
 from hosts.test_over_ssh import assert_nothing_is_left
 
@@ -82,14 +83,11 @@ def impatient(tmp_path_factory: pytest.TempPathFactory) -> str:
 def execute(hosts: TwoHosts, folder: str, *command: str, limit: float = LIMIT) -> subprocess.CompletedProcess[str]:
     paths = filter(None, [folder, str(Path(SCRIPT).parents[1]), os.environ.get("PYTHONPATH")])
     try:
-        return subprocess.run(
+        return ran(
             [str(hosts.folder / "launcher"), "ring-a", f"exec {shlex.join([sys.executable, *command])}"],
             env={**os.environ, **hosts.environment, "PYTHONPATH": os.pathsep.join(paths)},
             stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
             timeout=limit,
-            check=False,
         )
     finally:
         assert_nothing_is_left(hosts)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.programs import RINGRUN
 from harness.two_hosts import ALLOCATION, NAMES, TwoHosts
 
 HOSTS = ",".join(f"{name}:2" for name in NAMES)
@@ -17,7 +18,7 @@ PLACES = ["0 ring-a", "1 ring-a", "2 ring-b", "3 ring-b"]
 @pytest.mark.parametrize("own", [True, False], ids=["supervisor", "mpiexec"])
 def test_ringrun_fills_the_hosts_in_order(hosts: TwoHosts, own: bool) -> None:
     program = f"{WHERE}; os.write(1, f'{{rank}} {{socket.gethostname()}}\\n'.encode())"
-    ringrun = [sys.executable, "-m", "ring_notebook.launch.cli", "--no-prefix", "--verbose", "-np", "4", "-H", HOSTS]
+    ringrun = [*RINGRUN, "--no-prefix", "--verbose", "-np", "4", "-H", HOSTS]
     flags = [] if own else ["--mpi-args", " ".join(hosts.launcher_flags)]
     command, *lines = hosts.on_first([*ringrun, *flags, "python", "-c", program]).splitlines()
     assert sorted(lines) == PLACES
@@ -27,7 +28,7 @@ def test_ringrun_fills_the_hosts_in_order(hosts: TwoHosts, own: bool) -> None:
 @pytest.mark.slow  # `make test` runs test_run_brings_the_results_back
 def test_ringrun_takes_the_allocation(hosts: TwoHosts) -> None:
     program = f"{WHERE}; os.write(1, f'{{rank}} {{socket.gethostname()}}\\n'.encode())"
-    ringrun = [sys.executable, "-m", "ring_notebook.launch.cli", "--no-prefix", "--verbose", "python", "-c", program]
+    ringrun = [*RINGRUN, "--no-prefix", "--verbose", "python", "-c", program]
     lines = hosts.on_first(ringrun, environment=ALLOCATION).splitlines()
     assert sorted(line for line in lines if " ring-" in line and line[0].isdigit()) == PLACES
     assert "ringrun: Slurm job 17: 4 slots on ring-a, ring-b" in lines
@@ -49,7 +50,7 @@ print(run(place, {named}))
 @pytest.mark.slow  # `make test` runs test_lines_and_causes_of_all_hosts
 def test_a_rank_that_dies_elsewhere_is_named(hosts: TwoHosts) -> None:
     program = f"{WHERE}; import time; rank == 2 and os._exit(7); time.sleep(30)"
-    ringrun = [sys.executable, "-m", "ring_notebook.launch.cli", "--no-prefix", "-np", "4", "-H", HOSTS]
+    ringrun = [*RINGRUN, "--no-prefix", "-np", "4", "-H", HOSTS]
     said = hosts.on_first(["sh", "-c", '"$@"; echo "code $?"', "sh", *ringrun, "python", "-c", program])
     assert "ringrun: rank 2 on ring-b failed first: exit code 7" in said
     assert "code 7" in said
@@ -62,7 +63,7 @@ def test_lines_and_causes_of_all_hosts(hosts: TwoHosts, tmp_path: Path) -> None:
         "if rank == 3: raise ValueError('bad')\n"
         "time.sleep(30)"
     )
-    ringrun = [sys.executable, "-m", "ring_notebook.launch.cli", "--output-dir", str(tmp_path / "out"), "-np", "4"]
+    ringrun = [*RINGRUN, "--output-dir", str(tmp_path / "out"), "-np", "4"]
     said = hosts.on_first(["sh", "-c", '"$@"; true', "sh", *ringrun, "-H", HOSTS, str(tmp_path / "train.py")])
     lines = said.splitlines()
     assert sorted(line for line in lines if line.endswith("xxx")) == [f"[{rank}] {'x' * 9000}" for rank in range(4)]

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from harness.programs import RINGRUN, ran
 from harness.two_hosts import NAMES, TwoHosts, two_hosts
 
 HELLO = """
@@ -46,7 +45,7 @@ def test_the_link_has_its_rate_and_goes_away(hosts: TwoHosts) -> None:
 
 
 def namespaces() -> str:
-    return subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
+    return ran(["ip", "netns", "list"], check=True).stdout
 
 
 @pytest.mark.slow
@@ -64,7 +63,5 @@ def test_a_slow_link_is_named(hosts: TwoHosts, tmp_path: Path) -> None:
     )
     where = ["-np", "2", "-H", f"{NAMES[0]}:1,{NAMES[1]}:1"]
     with hosts.limited(1, "100mbit"):
-        said = hosts.on_first(
-            ["sh", "-c", '"$@"', "sh", sys.executable, "-m", "ring_notebook.launch.cli", *where, str(program)], 90.0
-        )
+        said = hosts.on_first(["sh", "-c", '"$@"', "sh", *RINGRUN, *where, str(program)], 90.0)
     assert "ringrun: the link from the host of rank 1 to that of rank 0 carries " in said

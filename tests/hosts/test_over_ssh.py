@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from harness.programs import ran
 from harness.two_hosts import ADDRESS_6, ADDRESSES, NAMES, TwoHosts
 from harness.waiting import SLEEPS, until
 from ring_notebook import __version__
@@ -145,7 +146,7 @@ def test_what_listens_and_what_others_see(hosts: TwoHosts) -> None:
     with job_that_waits(hosts):
         for place, address in zip("ab", ADDRESSES, strict=True):
             sockets = ["ip", "netns", "exec", f"{hosts.prefix}-{place}", "ss", "-Hlntup"]
-            shown = subprocess.run(sockets, capture_output=True, text=True, check=True).stdout.splitlines()
+            shown = ran(sockets, check=True).stdout.splitlines()
             ours = [line.split()[4] for line in shown if '"sshd"' not in line]
             assert len(ours) == 2, shown
             assert all(name.startswith(f"{address}:") for name in ours), shown

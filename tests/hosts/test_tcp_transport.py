@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from harness.programs import ran
 from harness.two_hosts import ADDRESSES, TwoHosts
 from hosts.test_over_ssh import BOTH, assert_nothing_is_left, job_that_waits, ringrun
 
@@ -95,9 +95,7 @@ with socket.create_connection(({address!r}, {port}), 30) as channel:
 
 
 def in_namespace(hosts: TwoHosts, place: str, *command: str) -> str:
-    return subprocess.run(
-        ["ip", "netns", "exec", f"{hosts.prefix}-{place}", *command], capture_output=True, text=True, check=True
-    ).stdout
+    return ran(["ip", "netns", "exec", f"{hosts.prefix}-{place}", *command], check=True).stdout
 
 
 @pytest.mark.slow

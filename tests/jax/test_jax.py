@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from harness.case_jobs import cases, check, of_a_job
+from harness.programs import ran
 
 if find_spec("jaxlib") is None:
     pytest.skip("lives in an environment of its own: make test-jax", allow_module_level=True)
@@ -54,9 +55,7 @@ def private_names() -> list[str]:
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("absent", [private_names(), *([name] for name in private_names())], ids=",".join)
 def test_without_private_names_of_jax(absent: list[str]) -> None:
-    done = subprocess.run(
-        [*RINGRUN, sys.executable, str(PRIVATE_NAMES_PROGRAM), *absent], capture_output=True, text=True, timeout=180
-    )
+    done = ran([*RINGRUN, sys.executable, str(PRIVATE_NAMES_PROGRAM), *absent])
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("all is well") == 2
 
@@ -90,7 +89,7 @@ print(len(text), result.tolist())
 )
 def test_where_xla_cannot_call_the_core_a_callback_does_it(replaced: str, warned: int) -> None:
     command = [*RINGRUN, sys.executable, "-c", FALLBACK.replace("REPLACED", replaced)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    done = ran(command)
     assert done.stdout == f"{warned} [0.5, 0.5, 0.5]\n" * 2, done.stderr
 
 
@@ -128,7 +127,7 @@ os._exit(3)
 @pytest.mark.parametrize("program", ["at once", "at once, large", "in a thread of the runtime", "step"])
 def test_ctrl_c_in_a_program_that_waits_is_an_interrupt(program: str) -> None:
     script = INTERRUPTED.replace("PROGRAM", repr(program))
-    done = subprocess.run([*RINGRUN, sys.executable, "-c", script], capture_output=True, text=True, timeout=180)
+    done = ran([*RINGRUN, sys.executable, "-c", script])
     assert "interrupted" in done.stdout, done.stderr
 
 
@@ -149,7 +148,7 @@ step(jnp.ones(3)).block_until_ready()
 @pytest.mark.timeout(200)
 def test_an_error_in_a_callback_is_named_everywhere() -> None:
     command = [one for one in RINGRUN if one != "--no-prefix"]
-    done = subprocess.run([*command, sys.executable, "-c", CALLBACK], capture_output=True, text=True, timeout=180)
+    done = ran([*command, sys.executable, "-c", CALLBACK])
     assert done.returncode != 0
     assert "failed first: exit code 1, ValueError: no such image" in done.stderr
     assert "stopped because rank 1 raised ValueError: no such image" in done.stderr
@@ -243,7 +242,7 @@ if DIES:
 def test_jax_distributed_beside_our_collectives(dies: bool) -> None:
     command = [*RINGRUN, sys.executable, "-c", DISTRIBUTED.replace("DIES", repr(dies))]
     began = time.monotonic()
-    done = subprocess.run(command, capture_output=True, text=True, timeout=180)
+    done = ran(command)
     assert done.stdout.count("equal\n") == 2, done.stderr  # Gloo writes too
     assert (done.returncode != 0) == dies, done.stderr
     if dies:

@@ -21,6 +21,8 @@ from urllib.parse import urlsplit
 import anyio
 import pytest
 
+from harness.programs import ran
+
 pytest.importorskip("jupyter_mcp_server", reason="lives in an environment of its own: make test-jupyter")
 pytest.importorskip("jupyter_server_mcp", reason="lives in an environment of its own: make test-jupyter")
 
@@ -90,7 +92,7 @@ class Servers:
     def stranger(self, *headers: str) -> str:
         """What another user of this host gets as the answer to a call of ours."""
         command = ["/usr/bin/env", "-i", "/usr/bin/python3", "-c", PROGRAM, self.mcp, *headers]
-        done = subprocess.run(command, user="nobody", group=65534, extra_groups=[], capture_output=True, text=True)
+        done = ran(command, user="nobody", group=65534, extra_groups=[])
         return done.stdout + done.stderr
 
 

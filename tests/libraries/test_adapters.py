@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ast
 import os
-import subprocess
 import sys
 from functools import cache
 from importlib.util import find_spec
@@ -15,6 +14,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
+
+from harness.programs import RINGRUN, ran
 
 LIMIT = 900
 """Seconds for all of them, on a busy machine."""
@@ -40,15 +41,9 @@ def outcomes() -> dict[str, str]:
     while left := NAMES[len(found) :]:
         with TemporaryDirectory() as folder:
             passed = Path(folder, "passed")
-            command = [sys.executable, "-m", "ring_notebook.launch.cli", "--no-prefix", "-np", "2", sys.executable]
-            done = subprocess.run(
-                [*command, PROGRAM, passed, *left],
-                capture_output=True,
-                text=True,
-                timeout=LIMIT,
-                check=False,
-                env=os.environ | {"HF_HUB_OFFLINE": "1"},
-                cwd=folder,
+            command = [*RINGRUN, "--no-prefix", "-np", "2", sys.executable]
+            done = ran(
+                [*command, PROGRAM, passed, *left], timeout=LIMIT, env=os.environ | {"HF_HUB_OFFLINE": "1"}, cwd=folder
             )
             found |= dict.fromkeys(passed.read_text().splitlines() if passed.exists() else [], "")
         if len(found) < len(NAMES):

@@ -6,7 +6,6 @@ They live in an environment of their own: ``make test-libraries``.
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -14,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from harness.programs import RINGRUN, ran
 
 pytestmark = pytest.mark.skipif(
     find_spec("moto") is None or find_spec("s3fs") is None, reason="in an environment of its own: make test-libraries"
@@ -48,13 +49,10 @@ def endpoint() -> Iterator[str]:
 @pytest.mark.parametrize("ranks", RANKS)
 def test_adapters_resume_from_a_bucket(endpoint: str, ranks: int) -> None:
     """Bit for bit, with dropout; without the frozen weights, and with the older ones removed."""
-    command = [sys.executable, "-m", "ring_notebook.launch.cli", "--no-prefix", "-np", str(ranks)]
-    done = subprocess.run(
+    command = [*RINGRUN, "--no-prefix", "-np", str(ranks)]
+    done = ran(
         [*command, sys.executable, "-W", "ignore", PROGRAM, f"s3://bucket-{ranks}/run"],
-        capture_output=True,
-        text=True,
         timeout=300,
-        check=False,
         env=os.environ | KEYS | {"FSSPEC_S3_ENDPOINT_URL": endpoint, "HF_HUB_OFFLINE": "1"},
     )
     assert done.returncode == 0, done.stderr[-5000:]

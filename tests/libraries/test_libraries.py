@@ -6,13 +6,13 @@ They live in an environment of their own: ``make test-libraries``.
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from harness.programs import RINGRUN, ran
 from libraries.programs import ACCELERATE, HUGGING_FACE, LIBRARIES
 from ring_notebook.notebook.cluster.cluster import Cluster
 
@@ -54,7 +54,7 @@ def test_in_a_script(name: str, starter: list[str], tmp_path: Path) -> None:
     script.write_text(LIBRARIES[name].replace("FAIL", "pass"))
     command = [sys.executable, "-m", *starter, str(script)]
     env = os.environ | {"CHECKPOINT": str(tmp_path / "saved")}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False, env=env)
+    done = ran(command, timeout=LIMIT, env=env)
     assert done.returncode == 0, done.stderr[-5000:]
 
 
@@ -66,9 +66,9 @@ def test_in_a_batch_script(name: str, tmp_path: Path) -> None:
     batch = {"SLURM_JOB_ID": "7", "SLURM_JOB_NAME": "train", "SLURM_NTASKS": "2", "SLURM_NTASKS_PER_NODE": "2"}
     task = {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0", "SLURM_NODELIST": "localhost"}
     hosts = {"SLURM_JOB_NODELIST": "localhost", "SLURM_TASKS_PER_NODE": "2"}
-    command = [sys.executable, "-m", "ring_notebook.launch.cli", "--no-prefix", sys.executable, str(script)]
+    command = [*RINGRUN, "--no-prefix", sys.executable, str(script)]
     env = os.environ | batch | task | hosts
-    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False, env=env)
+    done = ran(command, timeout=LIMIT, env=env)
     assert done.returncode == 0, done.stderr[-5000:]
 
 

@@ -6,7 +6,6 @@ They live in an environment of their own: ``make test-libraries``.
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from functools import cache
 from importlib import import_module
@@ -17,6 +16,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from harness.doc_tables import table
+from harness.programs import RINGRUN, ran
 from libraries.programs import PEERS, SCRIPTS
 from ring_notebook.frameworks.torch_hints import TORCH
 
@@ -47,15 +47,9 @@ def outcomes(backend: str) -> dict[str, str]:
     while left := NAMES[len(found) :]:
         with TemporaryDirectory() as folder:
             passed = Path(folder, "passed")
-            command = [sys.executable, "-m", "ring_notebook.launch.cli", "-np", "2", sys.executable]
-            done = subprocess.run(
-                [*command, PROGRAM, backend, passed, *left],
-                capture_output=True,
-                text=True,
-                timeout=LIMIT,
-                check=False,
-                env=os.environ | ENVIRONMENT,
-                cwd=folder,
+            command = [*RINGRUN, "-np", "2", sys.executable]
+            done = ran(
+                [*command, PROGRAM, backend, passed, *left], timeout=LIMIT, env=os.environ | ENVIRONMENT, cwd=folder
             )
             found |= dict.fromkeys(passed.read_text().splitlines() if passed.exists() else [], "")
         if len(found) < len(NAMES):

@@ -16,7 +16,7 @@ from ring_notebook.core.work import Work
 __all__ = ["LATE", "ends", "start", "total", "waits_for"]
 
 LATE = 30.0
-"""Seconds within which a rank must have learned that it waits in vain: far above what it takes."""
+"""Seconds within which a rank must have learned that it waits in vain: a limit for failure, far above what it takes."""
 
 
 def start(ring: Communicator, name: str, value: float, count: int = 3) -> tuple[Tensor, Work]:
@@ -38,7 +38,7 @@ def waits_for(ring: Communicator, name: str) -> bool:
     return bool(own["name"] == name and own["missing"])
 
 
-def ends(wait: Callable[[], object], error: type[BaseException], match: str) -> None:
+def ends(wait: Callable[[], object], error: type[BaseException], match: str | None) -> None:
     """``wait`` must raise ``error`` soon."""
     begun = time.monotonic()
     with pytest.raises(error, match=match):

@@ -13,6 +13,8 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import wraps
+from inspect import signature
 from multiprocessing.connection import Connection, wait
 from typing import Any, ClassVar
 
@@ -20,7 +22,7 @@ from ring_notebook.core.communicator import Communicator
 from ring_notebook.core.native import core, options
 from ring_notebook.errors import CollectiveAborted
 
-__all__ = ["LAUNCHERS", "LIMIT", "Dead", "Seat", "as_hosts", "as_processes", "as_threads"]
+__all__ = ["LAUNCHERS", "LIMIT", "Dead", "Seat", "as_hosts", "as_processes", "as_threads", "on_ranks"]
 
 LIMIT = 100.0
 """Seconds until ranks that have not returned count as stuck."""
@@ -174,6 +176,28 @@ def as_hosts(size: int, body: Body) -> list[Any]:
 
 
 LAUNCHERS = {"threads": as_threads, "processes": as_processes, "hosts": as_hosts}
+
+
+def on_ranks(
+    size: int = 0, launch: Callable[..., list[Any]] = as_threads, **how: Any
+) -> Callable[[Callable[..., Any]], Callable[..., None]]:
+    """Have a test run on every one of so many ranks, each with its `Seat`.
+
+    What pytest gives the test as ``size``, ``hosts`` or ``launcher`` (a name in `LAUNCHERS`) takes the place of these.
+    """
+
+    def decorate(test: Callable[..., Any]) -> Callable[..., None]:
+        @wraps(test)
+        def whole(**given: Any) -> None:
+            started = LAUNCHERS[given["launcher"]] if "launcher" in given else launch
+            hosts = {"hosts": given["hosts"]} if "hosts" in given else {}
+            started(given.get("size", size), lambda seat: test(seat, **given), **hosts, **how)
+
+        own = signature(test)
+        whole.__signature__ = own.replace(parameters=list(own.parameters.values())[1:])  # type: ignore[attr-defined]
+        return whole
+
+    return decorate
 
 
 def _live(seat: Seat, body: Body) -> tuple[Any, BaseException | None]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from pathlib import Path
+
+from harness.programs import ran
 
 NATIVE = Path(__file__).parents[2] / "native"
 
@@ -100,15 +101,10 @@ def check(tmp_path: Path, own: str, header: str, asserted: str, checks: str, inc
         (tmp_path / name).write_text(RUNTIME)
     beside = [NATIVE / "src" / "device" / "driver.cpp"] if header == "cuda.h" else []
     folders = [f"-I{folder}" for folder in (tmp_path, NATIVE / "include", NATIVE / "src", include)]
-    built = subprocess.run(
-        ["c++", "-std=c++17", *folders, str(source), *map(str, beside), "-o", str(binary), "-ldl"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    built = ran(["c++", "-std=c++17", *folders, str(source), *map(str, beside), "-o", str(binary), "-ldl"])
     if built.returncode:
         return "\n".join(line for line in built.stderr.splitlines() if "error" in line or "undefined" in line)
-    return subprocess.run([binary], capture_output=True, text=True, check=False).stdout
+    return ran([binary]).stdout
 
 
 def test_the_driver(cuda: Path, tmp_path: Path) -> None:

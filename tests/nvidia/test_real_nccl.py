@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
+
+from harness.programs import ran
 
 # In a process of its own: all of them have one name, and a process has one of them.
 PROGRAM = """
@@ -26,7 +27,7 @@ def test_the_core_opens_it(nccl: Path) -> None:
     (library,) = (nccl / "lib").glob("libnccl.so.2")
     command = [sys.executable, "-c", PROGRAM, str(library), "/nowhere/libcuda.so.1"]
     environment = {"NCCL_SOCKET_IFNAME": "lo", "PATH": "/usr/bin:/bin"}
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, env=environment)
+    ended = ran(command, check=True, env=environment)
     said = json.loads(ended.stdout.splitlines()[-1])
     header = (nccl / "include" / "nccl.h").read_text()
     version = ".".join(

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.programs import ran
 from ring_notebook.machine.os_calls import NO_PROC
 
 HERE = Path(__file__).parent
@@ -106,16 +107,7 @@ class Place:
         given = {name: value.format(here=HERE) for name, value in (self.environment or {}).items()} | more
         paths = [given.get("PYTHONPATH", ""), os.environ.get("PYTHONPATH", "")]
         environment = {**os.environ, **given, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
-        return subprocess.run(
-            self.wrap(command, folder),
-            cwd=folder,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=LIMIT,
-            check=False,
-        )
+        return ran(self.wrap(command, folder), cwd=folder, env=environment, stdin=subprocess.DEVNULL, timeout=LIMIT)
 
     def check(self, column: str, folder: Path, **more: str) -> None:
         """Start a column here, and compare what it prints: what is documented."""

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+from harness.programs import ran
 from ring_notebook.horovod.as_horovod import variables
 
 if find_spec("keras") is None:
@@ -26,7 +26,7 @@ def run(folder: Path, *command: str | Path, legacy: bool = True, **more: str) ->
     """Run ``command`` in ``folder``; returns the names and numbers of the last line that each rank has printed."""
     env = {**os.environ, **more, "TF_CPP_MIN_LOG_LEVEL": "3", "TF_USE_LEGACY_KERAS": str(int(legacy))}
     env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(SCRIPTS), env.get("PYTHONPATH", "")]))
-    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=280, check=False)
+    done = ran(command, cwd=folder, env=env, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
     lines = [line for line in done.stdout.splitlines() if re.search(r" weights [\d.]+$", line)]
     return [dict(zip(words[::2], map(float, words[1::2]), strict=True)) for words in map(str.split, lines)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from harness.case_jobs import cases, check, of_a_job
+from harness.programs import RINGRUN, ran
 from unit.horovod.horovod_names import WITH_TENSORFLOW
 
 if find_spec("keras") is None:
@@ -80,9 +80,9 @@ print(sum(missing.values(), []), round(total - hvd.size() * float(model.get_weig
 
 @pytest.mark.timeout(300)
 def test_horovods_names_and_a_script_with_them() -> None:
-    command = [sys.executable, "-m", "ring_notebook.launch.cli", "--horovod", "--no-prefix", "-np", "2"]
+    command = [*RINGRUN, "--horovod", "--no-prefix", "-np", "2"]
     script = SCRIPT.replace("NAMES.items", f"{WITH_TENSORFLOW!r}.items")
-    done = subprocess.run([*command, sys.executable, "-c", script], capture_output=True, text=True, timeout=280)
+    done = ran([*command, sys.executable, "-c", script], timeout=280)
     assert done.stdout == "[] 0.0\n" * 2, done.stderr
 
 
@@ -109,6 +109,6 @@ os._exit(3)
 )
 def test_ctrl_c_in_an_operation_that_waits_is_an_interrupt(wait: str) -> None:
     script = INTERRUPTED.replace("WAIT", wait)
-    command = [sys.executable, "-m", "ring_notebook.launch.cli", "--no-prefix", "-np", "2"]
-    done = subprocess.run([*command, sys.executable, "-c", script], capture_output=True, text=True, timeout=280)
+    command = [*RINGRUN, "--no-prefix", "-np", "2"]
+    done = ran([*command, sys.executable, "-c", script], timeout=280)
     assert "interrupted\n" in done.stdout, done.stderr

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from contextlib import suppress
 import pytest
 
 from attack.fuzz.fuzz import damaged
+from harness.programs import ran
 from ring_notebook.analysis.job_failure import RankFailure, exit_code
 from ring_notebook.launch.connections.pmi import PmiServer
 from ring_notebook.launch.supervisor.stderr_reports import split_reports
@@ -117,6 +117,6 @@ def test_a_rank_that_sends_nonsense(sent: bytes, code: int) -> None:
         command = [*RINGRUN, "-np", "2", "python", "-c", program.replace("sendall(", "send(")]
     else:
         command = [*RINGRUN, "-np", "2", "python", "-c", RANK, sent.hex()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = ran(command)
     assert done.returncode == code, done.stderr
     assert "Traceback" not in done.stderr

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from harness.programs import ran
 
 TESTS = Path(__file__).parents[2]
 FILE = """
@@ -62,14 +63,11 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> str:
     shutil.copy(TESTS / "conftest.py", root)
     shutil.copy(TESTS / "ranks" / "conftest.py", ranks)
     (ranks / "test_file.py").write_text(FILE)
-    done = subprocess.run(
+    done = ran(
         [sys.executable, "-m", "pytest", "-v", "-rA", "-p", "no:cacheprovider", "-m", "slow or not slow", "tests"],
         cwd=root,
         env={**os.environ, "PYTHONPATH": str(TESTS)},
-        capture_output=True,
-        text=True,
         timeout=250,
-        check=False,
     )
     return done.stdout + done.stderr
 

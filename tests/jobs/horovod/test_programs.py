@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from harness.forked_ranks import ForkServer
+from harness.programs import ran
 from ring_notebook.launch import horovod_run
 
 MNIST = Path(__file__).parents[2] / "ranks" / "scripts" / "mnist.py"
@@ -34,9 +35,7 @@ print(global_process_set.size(), flush=True)
 
 
 def python(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *arguments], capture_output=True, text=True, timeout=200, check=False, cwd=cwd
-    )
+    return ran([sys.executable, *arguments], cwd=cwd)
 
 
 def test_ringrun_gives_its_ranks_horovod_only_when_asked(tmp_path: Path) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from harness.programs import ran
 
 PACKAGE = Path(__file__).parents[3] / "ring_notebook"
 RINGRUN = str(Path(sys.executable).with_name("ringrun"))
@@ -51,7 +52,7 @@ def imported(folder: Path) -> list[str]:
 
 
 def call(folder: Path, *command: str) -> str:
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=250, check=False)
+    done = ran(command, cwd=folder, timeout=250)
     assert (done.returncode, imported(folder)) == (0, []), done.stdout + done.stderr
     return done.stdout
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from harness.programs import ran
 from ring_notebook.launch.run_function import run
 
 PROGRAM = """
@@ -95,8 +95,7 @@ RINGRUN = [sys.executable, "-m", "ring_notebook.launch.cli", "--no-prefix", "-np
 def test_a_job_goes_on_whatever_its_children_do(options: tuple[str, ...], mpi: str, tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM.replace("MPI\n", f"{mpi}\n", 1))
-    command = [*RINGRUN, *options, sys.executable, str(program)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    done = ran([*RINGRUN, *options, sys.executable, str(program)])
     assert done.returncode == 0, done.stderr
     lines = sorted(done.stdout.splitlines())
     # Exit handlers of the user are copied as Python does it, ours are not.

@@ -22,6 +22,7 @@ import psutil
 import pytest
 
 from engines.programs import grow
+from harness.programs import ran
 from harness.waiting import until
 from ring_notebook import RunFailed, k8s
 from ring_notebook.errors import ClusterError, RingError
@@ -223,7 +224,5 @@ def test_a_place_runs_nothing_for_another_relay() -> None:
 
 
 def test_a_remote_shell_says_why_it_ends(waiting: Relay) -> None:
-    done: Any = subprocess.run(
-        [*shlex.split(waiting.shell), "10.0.0.9", "true"], capture_output=True, text=True, timeout=60, check=False
-    )
+    done: Any = ran([*shlex.split(waiting.shell), "10.0.0.9", "true"])
     assert (done.returncode, "no place is left on 10.0.0.9" in done.stderr) == (1, True), done.stderr

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from harness.programs import RINGRUN, ran
 
 SCRIPT = """
 import os, sys
@@ -39,12 +39,6 @@ print("fine")
 def test_a_script_for_torchrun(tmp_path: Path) -> None:
     path = tmp_path / "script.py"
     path.write_text(SCRIPT)
-    done = subprocess.run(
-        [sys.executable, "-m", "ring_notebook.launch.cli", "--no-prefix", "-np", "2", "python", str(path)],
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
+    done = ran([*RINGRUN, "--no-prefix", "-np", "2", "python", str(path)])
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["fine", "fine"]

@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from harness.programs import RINGRUN, ran, ringrun
 from harness.waiting import SLEEPS, until
 from ring_notebook import __version__
 from ring_notebook.analysis.job_failure import RankFailure
@@ -46,11 +47,6 @@ def program(tmp_path: Path) -> str:
     path = tmp_path / "program.py"
     path.write_text(PROGRAM)
     return str(path)
-
-
-def ringrun(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "ring_notebook.launch.cli", "--no-prefix", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
 
 
 def test_every_rank_runs_the_program(program: str) -> None:
@@ -106,7 +102,7 @@ def test_the_others_learn_what_a_rank_raised(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
 def test_a_signal_ends_every_rank(program: str, signum: signal.Signals, code: int) -> None:
-    command = [sys.executable, "-m", "ring_notebook.launch.cli", "--no-prefix", "-np", "2", "python", program, "sleep"]
+    command = [*RINGRUN, "--no-prefix", "-np", "2", "python", program, "sleep"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         assert process.stdout is not None
         for _ in range(2):
@@ -214,11 +210,9 @@ shutdown()
 def test_a_script_at_several_sizes(tmp_path: Path) -> None:
     """The same table as in a notebook, from what each rank has measured; the ranks' reports are not shown."""
     (tmp_path / "train.py").write_text(SCALED)
-    command = [sys.executable, "-m", "ring_notebook.launch.cli", "--scale", "1,2", "--warmup", "3", "--predict", "4"]
+    command = [*RINGRUN, "--scale", "1,2", "--warmup", "3", "--predict", "4"]
     files = ["--csv", "scale.csv", "--output-dir", "out"]
-    done = subprocess.run(
-        [*command, *files, "train.py"], cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False
-    )
+    done = ran([*command, *files, "train.py"], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "\x1e" not in done.stdout + done.stderr
     printed = done.stdout.splitlines()

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from harness.programs import RINGRUN, ran
+
 SCRIPT = """
 import sys, time
 from ring_notebook.api.basics import init, rank
@@ -24,8 +26,7 @@ barrier()
 
 
 def ringrun(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "ring_notebook.launch.cli", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    return ran([*RINGRUN, *arguments])
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from harness.programs import RINGRUN, ran
 
 PROGRAM = """
 import os, signal, sys
@@ -35,8 +35,8 @@ def test_a_job_that_fails_leaves_a_trace(tmp_path: Path, how: str) -> None:
     """It says which rank never came, what it did, and what the others called; one that ends well leaves none."""
     program, trace = tmp_path / "train.py", tmp_path / "trace.json"
     program.write_text(PROGRAM)
-    command = [sys.executable, "-m", "ring_notebook.launch.cli", "-np", "3", "--trace-on-error", str(trace)]
-    job = subprocess.run([*command, str(program), how], capture_output=True, text=True, check=False, timeout=60)
+    command = [*RINGRUN, "-np", "3", "--trace-on-error", str(trace)]
+    job = ran([*command, str(program), how])
     if how == "end":
         assert job.returncode == 0, job.stderr
         assert not trace.exists()

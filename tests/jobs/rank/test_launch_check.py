@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 
 import pytest
 
+from harness.programs import ran
 from ring_notebook.errors import RingError
 from ring_notebook.rank.launch_check import check_alone
 
@@ -65,8 +65,6 @@ def test_one_that_is_meant_is_not(env: dict[str, str]) -> None:
 @pytest.mark.parametrize(("env", "code"), [(SRUN, 1), (BATCH_SCRIPT, 0)])
 def test_init_refuses(env: dict[str, str], code: int) -> None:
     program = "from ring_notebook.api.basics import init, size; init(); print(size())"
-    done = subprocess.run(
-        [sys.executable, "-c", program], env={**os.environ, **env}, capture_output=True, text=True, check=False
-    )
+    done = ran([sys.executable, "-c", program], env={**os.environ, **env})
     assert (done.returncode, done.stdout) == (code, "" if code else "1\n"), done.stderr
     assert ("RingError: process 1 of 4 that srun started" in done.stderr) is bool(code)

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from harness.programs import RINGRUN, ran
 from ring_notebook import RendezvousServer
 from ring_notebook.config import config
 from ring_notebook.errors import RingError
@@ -463,8 +464,8 @@ def test_a_process_that_multiprocessing_spawns_in_a_rank_is_told_so(tmp_path: Pa
         "    child = mp.get_context('spawn').Process(target=work)\n    child.start(); child.join()\n"
         "    print('ended', child.exitcode)\n"
     )
-    command = [sys.executable, "-m", "ring_notebook.launch.cli", "--no-prefix", "-np", "2", sys.executable, str(script)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    command = [*RINGRUN, "--no-prefix", "-np", "2", sys.executable, str(script)]
+    done = ran(command)
     assert done.stdout.splitlines() == ["ended 1"] * 2, done.stderr
     assert done.stderr.count("this process was started by multiprocessing in a rank") == 2
 
@@ -539,6 +540,6 @@ def test_a_script_of_torchrun(tmp_path: Path) -> None:
         "dist.barrier()\n"
     )
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    done = ran(command)
     assert done.returncode == 1
     assert "ValueError: boom" in done.stderr

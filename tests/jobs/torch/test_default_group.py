@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 
 import pytest
+
+from harness.programs import RINGRUN, ran
 
 pytestmark = pytest.mark.usefixtures("forked_ranks")
 TWICE = """
@@ -27,9 +28,7 @@ for backend in ("ring", "gloo"):
 
 @pytest.mark.slow
 def test_functions_of_torch_take_that_of_this_cell() -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", TWICE], capture_output=True, text=True, timeout=200, check=False
-    )
+    done = ran([sys.executable, "-W", "ignore", "-c", TWICE])
     assert done.returncode == 0, done.stderr
 
 
@@ -49,14 +48,8 @@ dist.recv(torch.ones(1), 1 - rank)
 @pytest.mark.slow
 def test_a_script_whose_ranks_stay_in_gloo() -> None:
     """C++ that looks at no signal: the supervisor ends them, and the job fails as the rank did that raised."""
-    ringrun = [sys.executable, "-m", "ring_notebook.launch.cli", "-np", "3"]
-    done = subprocess.run(
-        [*ringrun, sys.executable, "-c", WAIT_FOR_EACH_OTHER],
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
+    ringrun = [*RINGRUN, "-np", "3"]
+    done = ran([*ringrun, sys.executable, "-c", WAIT_FOR_EACH_OTHER])
     assert done.returncode == 1, done.stderr
     assert "ValueError: boom" in done.stderr
     assert re.search(r"rank 2 on \S+ failed first: exit code 1", done.stderr.splitlines()[-1]), done.stderr

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from harness.doc_tables import table
+from harness.programs import ran
 from harness.waiting import until
 
 PROGRAM = Path(__file__).with_name("desynchronized.py")
@@ -56,9 +57,7 @@ def test_the_rank_and_the_cause_are_named(case: str, tmp_path: Path) -> None:
 
 
 def losses(**variables: str) -> list[list[float]]:
-    done = subprocess.run(
-        RINGRUN, env={**os.environ, **variables}, capture_output=True, text=True, timeout=LIMIT, check=False
-    )
+    done = ran(RINGRUN, env={**os.environ, **variables}, timeout=LIMIT)
     assert done.returncode == 0, done.stdout + done.stderr
     return [ast.literal_eval(found) for found in re.findall(r"\[\d\] losses (.*)", done.stdout)]
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from harness.programs import RINGRUN, ran
 
 pytestmark = pytest.mark.usefixtures("forked_ranks")
 CASES = [
@@ -27,15 +28,9 @@ COMPARED = ["exact-sgd", "exact-adam-clip", "exact-sgd-twice", "two"]
 
 def ringrun(ranks: int, program: str, *arguments: object) -> None:
     """Run a program of this folder."""
-    job = [sys.executable, "-m", "ring_notebook.launch.cli", "--no-prefix", "-np", str(ranks)]
+    job = [*RINGRUN, "--no-prefix", "-np", str(ranks)]
     path = Path(__file__).with_name(program)
-    done = subprocess.run(
-        [*job, sys.executable, "-W", "ignore", str(path), *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
+    done = ran([*job, sys.executable, "-W", "ignore", str(path), *map(str, arguments)], timeout=600)
     assert done.returncode == 0, done.stderr
 
 

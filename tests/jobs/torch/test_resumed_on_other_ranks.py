@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from harness.programs import RINGRUN, ran
 
 pytestmark = pytest.mark.usefixtures("forked_ranks")
 COUNT = 48
@@ -72,14 +73,8 @@ print(json.dumps(found))
 
 def run(ranks: int, folder: Path, steps: int) -> tuple[dict[str, list[int]], str]:
     """What all ranks used, by loader, and what was said."""
-    job = [sys.executable, "-m", "ring_notebook.launch.cli", "--no-prefix", "-np", str(ranks)]
-    done = subprocess.run(
-        [*job, sys.executable, "-W", "ignore", "-c", PROGRAM, str(COUNT), str(folder), str(steps)],
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
+    job = [*RINGRUN, "--no-prefix", "-np", str(ranks)]
+    done = ran([*job, sys.executable, "-W", "ignore", "-c", PROGRAM, str(COUNT), str(folder), str(steps)])
     assert done.returncode == 0, done.stderr
     rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     assert len(rows) == ranks, done.stdout

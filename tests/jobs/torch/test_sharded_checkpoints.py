@@ -11,12 +11,14 @@ from typing import Any
 
 import pytest
 
+from harness.programs import RINGRUN
+
 pytestmark = pytest.mark.usefixtures("forked_ranks")
 PROGRAM = Path(__file__).with_name("sharded_program.py")
 
 
 def ringrun(ranks: int, kind: str, folder: Path, what: str, *options: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "ring_notebook.launch.cli", "--no-prefix", "-np", str(ranks), *options]
+    command = [*RINGRUN, "--no-prefix", "-np", str(ranks), *options]
     return subprocess.run(
         [*command, sys.executable, "-W", "ignore", PROGRAM, kind, folder, what],
         capture_output=True,

@@ -8,12 +8,12 @@ from __future__ import annotations
 import ast
 import os
 import re
-import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
+from harness.programs import ran
 from ring_notebook._core import DType, ReduceOp, paths
 
 ROOT = Path(__file__).parents[3]
@@ -60,9 +60,7 @@ def compiled(types: str, folder: Path) -> str:
     folders = [f"-I{path}" for path in (folder, NATIVE / "include", NATIVE / "src")]
     (options,) = re.findall(r"^add_compile_options\((.*)\)", (NATIVE / "CMakeLists.txt").read_text(), re.MULTILINE)
     command = ["c++", "-std=c++17", "-fsyntax-only", *options.split(), *folders, str(program)]
-    return subprocess.run(
-        command, capture_output=True, text=True, check=False, env={**os.environ, "LC_ALL": "C"}
-    ).stderr
+    return ran(command, env={**os.environ, "LC_ALL": "C"}).stderr
 
 
 def places(errors: str) -> set[tuple[str, str, str]]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
+
+from harness.programs import ran
 
 PROGRAM = """
 import ctypes, faulthandler, os, signal, sys, threading, time
@@ -32,7 +33,7 @@ while True:  # holds the interpreter; the signal ends a sleep
 
 
 def test_calls_of_a_thread_that_holds_the_interpreter() -> None:
-    ended = subprocess.run([sys.executable, "-c", PROGRAM, "20"], capture_output=True, text=True, timeout=60)
+    ended = ran([sys.executable, "-c", PROGRAM, "20"])
     _, _, text = ended.stderr.partition("PARENT\n")
     python, *blocks = text.split("Native stack (most recent call first):\n")
     assert 'File "<string>"' in python, "what the signal did before comes first"

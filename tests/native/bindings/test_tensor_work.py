@@ -11,7 +11,7 @@ import torch
 
 from native.bindings.test_tensor_reader import READER
 from native.collectives.test_small_allreduce import start
-from native.ranks import Seat, as_threads
+from native.ranks import Seat, as_threads, on_ranks
 from ring_notebook.core.communicator import ReduceOp
 from ring_notebook.errors import CollectiveMismatch
 from ring_notebook.torch.tensors import reader
@@ -43,46 +43,40 @@ def test_a_dropped_one_keeps_its_tensor_until_the_operation_has_ended() -> None:
     as_threads(2, body)
 
 
-def test_one_that_has_ended_at_once_keeps_nothing_for_others() -> None:
-    def body(seat: Seat) -> None:
-        ring = seat.open()
-        tensors = [torch.ones(1), torch.ones(2)]
-        known = weakref.ref(tensors[0])
-        work = start(ring, tensors)
-        assert work.done()
-        assert work.wait() is work.wait() is tensors
-        del work, tensors
-        assert known() is None
-
-    as_threads(1, body)
+@on_ranks(1)
+def test_one_that_has_ended_at_once_keeps_nothing_for_others(seat: Seat) -> None:
+    ring = seat.open()
+    tensors = [torch.ones(1), torch.ones(2)]
+    known = weakref.ref(tensors[0])
+    work = start(ring, tensors)
+    assert work.done()
+    assert work.wait() is work.wait() is tensors
+    del work, tensors
+    assert known() is None
 
 
-def test_one_that_its_tensor_refers_to_is_collected() -> None:
-    def body(seat: Seat) -> None:
-        ring = seat.open()
-        tensor = torch.ones(2)
-        tensor.handle = start(ring, tensor)  # type: ignore[attr-defined]
-        tensor.handle.wait()  # type: ignore[attr-defined]
-        known = weakref.ref(tensor)
-        del tensor
-        gc.collect()
-        assert known() is None
-
-    as_threads(1, body)
+@on_ranks(1)
+def test_one_that_its_tensor_refers_to_is_collected(seat: Seat) -> None:
+    ring = seat.open()
+    tensor = torch.ones(2)
+    tensor.handle = start(ring, tensor)  # type: ignore[attr-defined]
+    tensor.handle.wait()  # type: ignore[attr-defined]
+    known = weakref.ref(tensor)
+    del tensor
+    gc.collect()
+    assert known() is None
 
 
-def test_many_that_nobody_waits_for_are_let_go_of() -> None:
-    def body(seat: Seat) -> None:
-        ring = seat.open()
-        known = []
-        for _ in range(40):
-            tensor = torch.ones(1)
-            known.append(weakref.ref(tensor))
-            start(ring, tensor)
-            ring.barrier()
-        assert sum(ref() is not None for ref in known) < 20
-
-    as_threads(2, body)
+@on_ranks(2)
+def test_many_that_nobody_waits_for_are_let_go_of(seat: Seat) -> None:
+    ring = seat.open()
+    known = []
+    for _ in range(40):
+        tensor = torch.ones(1)
+        known.append(weakref.ref(tensor))
+        start(ring, tensor)
+        ring.barrier()
+    assert sum(ref() is not None for ref in known) < 20
 
 
 def test_a_flat_reader_matches_tensors_of_as_many_elements() -> None:

@@ -7,9 +7,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from harness.programs import ran
 from native.collectives.matrix import SIZES, every_type_and_size
 from native.over_devices import also_on_devices
-from native.ranks import LAUNCHERS, Seat, as_threads
+from native.ranks import LAUNCHERS, Seat, as_threads, on_ranks
 from native.values import Tensor, expected, reduced_samples, sample
 from ring_notebook.core.buffers import DType
 from ring_notebook.core.communicator import Communicator, ReduceOp
@@ -80,18 +81,15 @@ def test_every_reduction_of_every_type(launcher: str, size: int, dtype: DType) -
 @also_on_devices
 @pytest.mark.parametrize("dtype", set(DType) - {DType.BOOL})
 @pytest.mark.parametrize("size", SIZES)
-def test_scale_factors(size: int, dtype: DType) -> None:
+@on_ranks()
+def test_scale_factors(seat: Seat, size: int, dtype: DType) -> None:
     """Prescale and postscale are fused in; integers are scaled in float64 and truncated each time."""
-
-    def body(seat: Seat) -> None:
-        ring = seat.open()
-        for memory in ("ring", "ordinary"):
-            for count in (9, INLINE):
-                for prescale, postscale in ((1.5, 1.0), (1.0, 0.5), (0.5, 3.0)):
-                    check(ring, dtype, (count,), memory=memory, prescale=prescale, postscale=postscale)
-                check(ring, dtype, (count,), ReduceOp.MAX, memory=memory, postscale=0.5)
-
-    as_threads(size, body)
+    ring = seat.open()
+    for memory in ("ring", "ordinary"):
+        for count in (9, INLINE):
+            for prescale, postscale in ((1.5, 1.0), (1.0, 0.5), (0.5, 3.0)):
+                check(ring, dtype, (count,), memory=memory, prescale=prescale, postscale=postscale)
+            check(ring, dtype, (count,), ReduceOp.MAX, memory=memory, postscale=0.5)
 
 
 @pytest.mark.slow
@@ -137,53 +135,44 @@ def test_segments_go_the_way_that_is_faster() -> None:
 
 @also_on_devices
 @pytest.mark.parametrize("size", SIZES)
-def test_averages_of_integers_truncate(size: int) -> None:
+@on_ranks()
+def test_averages_of_integers_truncate(seat: Seat, size: int) -> None:
     """Toward zero, and a sum that divides evenly is not one too small (a product with 1/n would be)."""
-
-    def body(seat: Seat) -> None:
-        ring = seat.open()
-        values = np.array([1, -1, size, -size, 49 * size, 7])
-        tensor = Tensor.of(ring, values if ring.rank == 0 else values * 0, DType.INT64)
-        ring.allreduce([tensor.buffer], [tensor.buffer], op=ReduceOp.AVERAGE)
-        one = int(size == 1)
-        assert tensor.values.tolist() == [one, -one, 1, -1, 49, 7 // size]
-
-    as_threads(size, body)
+    ring = seat.open()
+    values = np.array([1, -1, size, -size, 49 * size, 7])
+    tensor = Tensor.of(ring, values if ring.rank == 0 else values * 0, DType.INT64)
+    ring.allreduce([tensor.buffer], [tensor.buffer], op=ReduceOp.AVERAGE)
+    one = int(size == 1)
+    assert tensor.values.tolist() == [one, -one, 1, -1, 49, 7 // size]
 
 
 @pytest.mark.parametrize("memory", MEMORIES)
 @pytest.mark.parametrize(("dtype", "tiny"), [(DType.FLOAT16, 2.0**-11), (DType.BFLOAT16, 2.0**-8)])
-def test_half_precision_is_summed_in_float32(dtype: DType, tiny: float, memory: str) -> None:
+@on_ranks(7)
+def test_half_precision_is_summed_in_float32(seat: Seat, dtype: DType, tiny: float, memory: str) -> None:
     """1 + tiny rounds to 1 in the type itself; only a sum kept in float32 shows what seven tinies add up to."""
-
-    def body(seat: Seat) -> None:
-        ring = seat.open()
-        for count in (5, INLINE):
-            value = np.full(count, 1.0 if ring.rank == 0 else tiny)
-            tensor = Tensor.of(ring, value, dtype, ring=MEMORIES[memory](ring.rank))
-            ring.allreduce([tensor.buffer], [tensor.buffer])
-            np.testing.assert_array_equal(tensor.values, np.full(count, 1.0 + 6 * tiny))
-
-    as_threads(7, body)
+    ring = seat.open()
+    for count in (5, INLINE):
+        value = np.full(count, 1.0 if ring.rank == 0 else tiny)
+        tensor = Tensor.of(ring, value, dtype, ring=MEMORIES[memory](ring.rank))
+        ring.allreduce([tensor.buffer], [tensor.buffer])
+        np.testing.assert_array_equal(tensor.values, np.full(count, 1.0 + 6 * tiny))
 
 
 @pytest.mark.parametrize("dtype", [DType.FLOAT16, DType.BFLOAT16])
-def test_every_bit_pattern_of_the_half_types(dtype: DType) -> None:
+@on_ranks(2)
+def test_every_bit_pattern_of_the_half_types(seat: Seat, dtype: DType) -> None:
     """All 65,536 patterns pass through float32 and back unchanged: subnormals, infinities, zeros, NaNs stay NaNs."""
-
-    def body(seat: Seat) -> None:
-        ring = seat.open()
-        tensor = Tensor.of(ring, np.zeros(1 << 16), dtype)
-        every = np.arange(1 << 16, dtype=np.uint16)
-        tensor.array.view(np.uint16)[:] = every
-        with np.errstate(invalid="ignore"):
-            before = tensor.values.copy()
-            ring.allreduce([tensor.buffer], [tensor.buffer], op=ReduceOp.MAX)
-            np.testing.assert_array_equal(tensor.values, before)
-        numbers = ~np.isnan(before)
-        np.testing.assert_array_equal(tensor.array.view(np.uint16)[numbers], every[numbers])
-
-    as_threads(2, body)
+    ring = seat.open()
+    tensor = Tensor.of(ring, np.zeros(1 << 16), dtype)
+    every = np.arange(1 << 16, dtype=np.uint16)
+    tensor.array.view(np.uint16)[:] = every
+    with np.errstate(invalid="ignore"):
+        before = tensor.values.copy()
+        ring.allreduce([tensor.buffer], [tensor.buffer], op=ReduceOp.MAX)
+        np.testing.assert_array_equal(tensor.values, before)
+    numbers = ~np.isnan(before)
+    np.testing.assert_array_equal(tensor.array.view(np.uint16)[numbers], every[numbers])
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
@@ -242,7 +231,6 @@ def test_adasum_combines_in_pairs(size: int, launcher: str) -> None:
 @pytest.mark.parametrize("isa", ["baseline", "avx2", "avx512"])
 def test_instruction_sets_agree_to_the_bit(isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What one machine's kernels compute, another one's compute too: RING_ISA chooses in a fresh process."""
-    import subprocess
     import sys
 
     script = (
@@ -265,7 +253,7 @@ def test_instruction_sets_agree_to_the_bit(isa: str, monkeypatch: pytest.MonkeyP
     outcomes = {}
     for name in ("baseline", isa):
         monkeypatch.setenv("RING_ISA", name)
-        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=200, check=True)
+        done = ran([sys.executable, "-c", script], check=True)
         used, outcomes[name] = done.stdout.split()
         if used != name:
             pytest.skip(f"NOT TESTED: this processor has no {name}")

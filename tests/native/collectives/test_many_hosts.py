@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from native.calls import Guard
-from native.ranks import Seat, as_threads
+from native.ranks import Seat, as_threads, on_ranks
 from native.values import Tensor
 from ring_notebook.core.buffers import DType
 from ring_notebook.core.communicator import ReduceOp
@@ -140,27 +140,24 @@ def test_all_of_thirteen_hosts_get_the_table_of_a_mismatch() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [3, 30_000, 1_000_000], ids=["eager", "doubling", "ring"])
-def test_an_abort_reaches_all_of_thirteen_hosts(count: int) -> None:
+@on_ranks(HOSTS, hosts=tuple(range(HOSTS)))
+def test_an_abort_reaches_all_of_thirteen_hosts(seat: Seat, count: int) -> None:
     """One rank does not come; all others end with its reason, and form a new generation."""
-
-    def body(seat: Seat) -> None:
-        ring = seat.open()
-        tensor = Tensor.of(ring, np.ones(count), DType.FLOAT32)
-        ring.allreduce([tensor.buffer], [tensor.buffer])
-        seat.meet()
-        if seat.rank == 4:
-            ring.abort("the data ran out")
-        else:
-            with pytest.raises(CollectiveAborted, match="the data ran out"):
-                ring.allreduce([tensor.buffer], [tensor.buffer])
-        ring.close()
-        seat.opened.clear()
-        ring = seat.open(2)
-        tensor = Tensor.of(ring, np.ones(count), DType.FLOAT32)
-        ring.allreduce([tensor.buffer], [tensor.buffer])
-        assert set(tensor.values.tolist()) == {float(HOSTS)}
-
-    as_threads(HOSTS, body, hosts=tuple(range(HOSTS)))
+    ring = seat.open()
+    tensor = Tensor.of(ring, np.ones(count), DType.FLOAT32)
+    ring.allreduce([tensor.buffer], [tensor.buffer])
+    seat.meet()
+    if seat.rank == 4:
+        ring.abort("the data ran out")
+    else:
+        with pytest.raises(CollectiveAborted, match="the data ran out"):
+            ring.allreduce([tensor.buffer], [tensor.buffer])
+    ring.close()
+    seat.opened.clear()
+    ring = seat.open(2)
+    tensor = Tensor.of(ring, np.ones(count), DType.FLOAT32)
+    ring.allreduce([tensor.buffer], [tensor.buffer])
+    assert set(tensor.values.tolist()) == {float(HOSTS)}
 
 
 @pytest.mark.parametrize("hosts", [2, 3, 12, HOSTS, 16, 64])

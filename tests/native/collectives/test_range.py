@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from native.ranks import Seat, as_threads
+from native.ranks import Seat, as_threads, on_ranks
 from native.values import Tensor
 from ring_notebook.core.buffers import DType
 from ring_notebook.core.communicator import ReduceOp
@@ -81,47 +81,41 @@ def test_rows_of_an_average_stay_in_range(rows: int, hosts: tuple[int, ...]) -> 
 
 
 @pytest.mark.parametrize("count", COUNTS)
-def test_an_average_counts_those_who_have_joined(count: int) -> None:
+@on_ranks(4, hosts=(0, 1, 0, 1))
+def test_an_average_counts_those_who_have_joined(seat: Seat, count: int) -> None:
     """Also where a whole host has."""
-
-    def body(seat: Seat) -> None:
-        ring = seat.open()
-        if ring.rank != 0:
-            ring.join()
-            return
-        tensor = Tensor.of(ring, np.full(count, 40000.0), DType.FLOAT16)
-        ring.allreduce([tensor.buffer], [tensor.buffer], op=ReduceOp.AVERAGE)
-        np.testing.assert_array_equal(tensor.values, 10000.0)
+    ring = seat.open()
+    if ring.rank != 0:
         ring.join()
-
-    as_threads(4, body, hosts=(0, 1, 0, 1))
+        return
+    tensor = Tensor.of(ring, np.full(count, 40000.0), DType.FLOAT16)
+    ring.allreduce([tensor.buffer], [tensor.buffer], op=ReduceOp.AVERAGE)
+    np.testing.assert_array_equal(tensor.values, 10000.0)
+    ring.join()
 
 
 @pytest.mark.parametrize(
     "dtype", [DType.UINT8, DType.INT8, DType.INT16, DType.INT32, DType.INT64, DType.UINT16, DType.UINT32]
 )
-def test_integers_saturate_where_a_factor_takes_them_out_of_range(dtype: DType) -> None:
+@on_ranks(1)
+def test_integers_saturate_where_a_factor_takes_them_out_of_range(seat: Seat, dtype: DType) -> None:
     """At both ends; what is just inside truncates, and what is not a number is zero."""
+    ring = seat.open()
 
-    def body(seat: Seat) -> None:
-        ring = seat.open()
+    def scaled(value: int, factor: float) -> int:
+        tensor = Tensor.of(ring, np.full(37, value), dtype)
+        ring.allreduce([tensor.buffer], [tensor.buffer], prescale=factor)
+        assert len(set(tensor.values.tolist())) == 1
+        return int(tensor.values[0])
 
-        def scaled(value: int, factor: float) -> int:
-            tensor = Tensor.of(ring, np.full(37, value), dtype)
-            ring.allreduce([tensor.buffer], [tensor.buffer], prescale=factor)
-            assert len(set(tensor.values.tolist())) == 1
-            return int(tensor.values[0])
-
-        limits = np.iinfo(tensor_type(dtype))
-        assert scaled(100, 1e30) == limits.max
-        assert scaled(100, float("inf")) == limits.max
-        assert scaled(100, -1e30) == limits.min
-        assert scaled(0, float("inf")) == 0  # 0 * inf
-        assert scaled(100, 0.999) == 99
-        if dtype is DType.INT8:
-            assert [scaled(1, factor) for factor in (127.9, 128.0, -128.9, -129.0)] == [127, 127, -128, -128]
-
-    as_threads(1, body)
+    limits = np.iinfo(tensor_type(dtype))
+    assert scaled(100, 1e30) == limits.max
+    assert scaled(100, float("inf")) == limits.max
+    assert scaled(100, -1e30) == limits.min
+    assert scaled(0, float("inf")) == 0  # 0 * inf
+    assert scaled(100, 0.999) == 99
+    if dtype is DType.INT8:
+        assert [scaled(1, factor) for factor in (127.9, 128.0, -128.9, -129.0)] == [127, 127, -128, -128]
 
 
 def tensor_type(dtype: DType) -> str:

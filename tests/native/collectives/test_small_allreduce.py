@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from native.bindings.test_tensor_reader import DTYPES, READER
-from native.ranks import LAUNCHERS, Seat, as_processes, as_threads
+from native.ranks import Seat, as_processes, as_threads, on_ranks
 from native.values import Tensor
 from ring_notebook.core.buffers import DType
 from ring_notebook.core.communicator import Communicator, ReduceOp
@@ -52,49 +52,42 @@ def ordinary(ring: Communicator, tensor: torch.Tensor, op: ReduceOp = ReduceOp.S
 
 @pytest.mark.parametrize("launcher", ["threads", "processes"])
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_both_ways_give_the_same_bits(launcher: str, size: int) -> None:
-    def body(seat: Seat) -> None:
-        ring = seat.open(inline_bytes=4096)
-        for dtype in DTYPES:
-            for count in (0, 1, 3, 500 // dtype.itemsize * 8 + 1):
-                values = torch.arange(count).add(seat.rank).remainder(3).to(dtype)
-                for op in set(ReduceOp) - {ReduceOp.ADASUM}:
-                    wanted = ordinary(ring, values, op, prescale=2.0, postscale=0.5)
-                    found = torch.empty_like(values)
-                    assert small(ring, values, op, output=found, prescale=2.0, postscale=0.5)
-                    assert torch.equal(found, wanted), (dtype, op, count)
-
-    LAUNCHERS[launcher](size, body)
+@on_ranks()
+def test_both_ways_give_the_same_bits(seat: Seat, launcher: str, size: int) -> None:
+    ring = seat.open(inline_bytes=4096)
+    for dtype in DTYPES:
+        for count in (0, 1, 3, 500 // dtype.itemsize * 8 + 1):
+            values = torch.arange(count).add(seat.rank).remainder(3).to(dtype)
+            for op in set(ReduceOp) - {ReduceOp.ADASUM}:
+                wanted = ordinary(ring, values, op, prescale=2.0, postscale=0.5)
+                found = torch.empty_like(values)
+                assert small(ring, values, op, output=found, prescale=2.0, postscale=0.5)
+                assert torch.equal(found, wanted), (dtype, op, count)
 
 
-def test_the_way_is_chosen_by_each_rank_alone() -> None:
+@on_ranks(3)
+def test_the_way_is_chosen_by_each_rank_alone(seat: Seat) -> None:
     """Ranks that go the short way and ranks that go the other meet, in whatever mix, with a name or without."""
-
-    def body(seat: Seat) -> None:
-        ring = seat.open()
-        for turn in range(300):
-            tensor = torch.full((2, 3), float(turn + seat.rank))
-            name = "same" if turn % 3 else ""
-            if (turn + seat.rank) % 3:
-                assert small(ring, tensor, name=name)
-            else:
-                ring.allreduce([buffer_of(tensor)], [buffer_of(tensor)], name="" if turn % 2 else name)
-            assert tensor.tolist() == [[3.0 * turn + 3] * 3] * 2
-
-    as_threads(3, body)
+    ring = seat.open()
+    for turn in range(300):
+        tensor = torch.full((2, 3), float(turn + seat.rank))
+        name = "same" if turn % 3 else ""
+        if (turn + seat.rank) % 3:
+            assert small(ring, tensor, name=name)
+        else:
+            ring.allreduce([buffer_of(tensor)], [buffer_of(tensor)], name="" if turn % 2 else name)
+        assert tensor.tolist() == [[3.0 * turn + 3] * 3] * 2
 
 
-def test_a_late_rank_is_waited_for() -> None:
-    def body(seat: Seat) -> None:
-        ring = seat.open()
-        for turn in range(6):
-            if turn % 3 == seat.rank:
-                time.sleep(0.02)
-            tensor = torch.ones(4)
-            assert small(ring, tensor)
-            assert tensor.tolist() == [3.0] * 4
-
-    as_threads(3, body)
+@on_ranks(3)
+def test_a_late_rank_is_waited_for(seat: Seat) -> None:
+    ring = seat.open()
+    for turn in range(6):
+        if turn % 3 == seat.rank:
+            time.sleep(0.02)
+        tensor = torch.ones(4)
+        assert small(ring, tensor)
+        assert tensor.tolist() == [3.0] * 4
 
 
 Change = Callable[[Communicator, torch.Tensor], object]
@@ -131,55 +124,48 @@ def test_a_mismatch_is_told_and_the_group_lives_on(difference: str) -> None:
     as_threads(2, body)
 
 
-def test_a_joined_rank_adds_nothing() -> None:
-    def body(seat: Seat) -> None:
-        ring = seat.open()
-        if seat.rank:
-            tensor = torch.ones(3)
-            assert small(ring, tensor, ReduceOp.AVERAGE)
-            assert tensor.tolist() == pytest.approx([2 / 3] * 3)
-        assert ring.join().last_rank() >= 0
-
-    as_threads(3, body)
+@on_ranks(3)
+def test_a_joined_rank_adds_nothing(seat: Seat) -> None:
+    ring = seat.open()
+    if seat.rank:
+        tensor = torch.ones(3)
+        assert small(ring, tensor, ReduceOp.AVERAGE)
+        assert tensor.tolist() == pytest.approx([2 / 3] * 3)
+    assert ring.join().last_rank() >= 0
 
 
-def test_what_is_queued_before_it_comes_first() -> None:
-    def body(seat: Seat) -> None:
-        ring = seat.open()
-        first = Tensor.of(ring, np.ones(50_000), DType.FLOAT32)
-        work = ring.allreduce([first.buffer], [first.buffer], blocking=False)
-        tensor = torch.ones(2)
-        assert small(ring, tensor)
-        assert work.done()
-        assert tensor.tolist() == [2.0] * 2
-
-    as_threads(2, body)
+@on_ranks(2)
+def test_what_is_queued_before_it_comes_first(seat: Seat) -> None:
+    ring = seat.open()
+    first = Tensor.of(ring, np.ones(50_000), DType.FLOAT32)
+    work = ring.allreduce([first.buffer], [first.buffer], blocking=False)
+    tensor = torch.ones(2)
+    assert small(ring, tensor)
+    assert work.done()
+    assert tensor.tolist() == [2.0] * 2
 
 
-def test_it_ends_with_the_generation() -> None:
+@on_ranks(2)
+def test_it_ends_with_the_generation(seat: Seat) -> None:
     """An abort, a rank that leaves, a deadline: each reaches a rank that waits, and one that calls later."""
-
-    def body(seat: Seat) -> None:
-        for generation, (error, said) in enumerate(
-            [(CollectiveAborted, "the reason"), (CollectiveAborted, "has left"), (CollectiveTimeout, "timed out")], 1
-        ):
-            ring = seat.open(generation)
-            if seat.rank == 0:
-                ring.limit_time(0.1 if error is CollectiveTimeout else 30.0)
-                with pytest.raises(error, match=said):
-                    small(ring, torch.ones(2), name="alone")
-                with pytest.raises(CollectiveAborted):
-                    small(ring, torch.ones(2))
-            else:
-                time.sleep(0.05)
-                if said == "the reason":
-                    ring.abort("the reason")
-                elif error is CollectiveTimeout:
-                    while not ring.aborted:
-                        time.sleep(0.01)
-            ring.close()
-
-    as_threads(2, body)
+    for generation, (error, said) in enumerate(
+        [(CollectiveAborted, "the reason"), (CollectiveAborted, "has left"), (CollectiveTimeout, "timed out")], 1
+    ):
+        ring = seat.open(generation)
+        if seat.rank == 0:
+            ring.limit_time(0.1 if error is CollectiveTimeout else 30.0)
+            with pytest.raises(error, match=said):
+                small(ring, torch.ones(2), name="alone")
+            with pytest.raises(CollectiveAborted):
+                small(ring, torch.ones(2))
+        else:
+            time.sleep(0.05)
+            if said == "the reason":
+                ring.abort("the reason")
+            elif error is CollectiveTimeout:
+                while not ring.aborted:
+                    time.sleep(0.01)
+        ring.close()
 
 
 def test_it_is_interrupted() -> None:
@@ -200,20 +186,17 @@ def test_it_is_interrupted() -> None:
     assert as_processes(2, body) == ["ended"] * 2
 
 
-def test_others_run_while_it_waits() -> None:
+@on_ranks(2)
+def test_others_run_while_it_waits(seat: Seat) -> None:
     """The wait releases the interpreter: a thread of the same process lets the others come."""
-
-    def body(seat: Seat) -> None:
-        ring = seat.open()
-        if seat.rank == 0:
-            assert small(ring, torch.ones(1))
-        else:
-            end = time.monotonic() + 0.05
-            while time.monotonic() < end:
-                pass
-            assert small(ring, torch.ones(1))
-
-    as_threads(2, body)
+    ring = seat.open()
+    if seat.rank == 0:
+        assert small(ring, torch.ones(1))
+    else:
+        end = time.monotonic() + 0.05
+        while time.monotonic() < end:
+            pass
+        assert small(ring, torch.ones(1))
 
 
 def start(ring: Communicator, tensors: object, op: ReduceOp = ReduceOp.SUM) -> _core.TensorWork:
@@ -225,142 +208,123 @@ def start(ring: Communicator, tensors: object, op: ReduceOp = ReduceOp.SUM) -> _
 
 
 @pytest.mark.parametrize("launcher", ["threads", "processes"])
-def test_one_that_is_started_is_reduced_when_it_is_waited_for(launcher: str) -> None:
-    def body(seat: Seat) -> None:
-        ring = seat.open()
-        for turn in range(200):
-            tensor = torch.full((3,), float(seat.rank + turn))
-            work = start(ring, tensor)
-            if turn % 4 == seat.rank:
-                while not work.done():
-                    pass
-            work.wait()
-            assert work.done()
-            assert tensor.tolist() == [3.0 * turn + 3] * 3
-
-    LAUNCHERS[launcher](3, body)
+@on_ranks(3)
+def test_one_that_is_started_is_reduced_when_it_is_waited_for(seat: Seat, launcher: str) -> None:
+    ring = seat.open()
+    for turn in range(200):
+        tensor = torch.full((3,), float(seat.rank + turn))
+        work = start(ring, tensor)
+        if turn % 4 == seat.rank:
+            while not work.done():
+                pass
+        work.wait()
+        assert work.done()
+        assert tensor.tolist() == [3.0 * turn + 3] * 3
 
 
-def test_one_that_nobody_waits_for_is_reduced_all_the_same() -> None:
+@on_ranks(2)
+def test_one_that_nobody_waits_for_is_reduced_all_the_same(seat: Seat) -> None:
     """The progress thread does it, also where a rank has long computed since, and the next one after it."""
-
-    def body(seat: Seat) -> None:
-        ring = seat.open()
-        for late in (0, 1):
-            tensors = [torch.ones(2), torch.ones(2)]
-            if seat.rank == late:
-                time.sleep(0.05)
-            works = [start(ring, tensors[0]), None]
-            ring.allreduce([buffer_of(tensors[1])], [buffer_of(tensors[1])], blocking=False)
-            del works
-            deadline = time.monotonic() + 30
-            while tensors[0][0] != 2 or tensors[1][0] != 2:
-                assert time.monotonic() < deadline, ring.snapshot()
-                time.sleep(0.001)
-            ring.barrier()
-
-    as_threads(2, body)
+    ring = seat.open()
+    for late in (0, 1):
+        tensors = [torch.ones(2), torch.ones(2)]
+        if seat.rank == late:
+            time.sleep(0.05)
+        works = [start(ring, tensors[0]), None]
+        ring.allreduce([buffer_of(tensors[1])], [buffer_of(tensors[1])], blocking=False)
+        del works
+        deadline = time.monotonic() + 30
+        while tensors[0][0] != 2 or tensors[1][0] != 2:
+            assert time.monotonic() < deadline, ring.snapshot()
+            time.sleep(0.001)
+        ring.barrier()
 
 
-def test_the_others_see_when_it_has_completed() -> None:
+@on_ranks(2)
+def test_the_others_see_when_it_has_completed(seat: Seat) -> None:
     """A rank that has started one and computes is shown as idle soon, not as one that waits."""
+    ring = seat.open()
+    for _ in range(3):
+        work = start(ring, torch.ones(2))
+        deadline = time.monotonic() + 30
+        while any(entry["state"] != "idle" for entry in ring.snapshot()):
+            assert time.monotonic() < deadline, ring.snapshot()
+            time.sleep(0.001)
+        time.sleep(0.03)  # the progress thread sleeps by now
+        work.wait()
 
-    def body(seat: Seat) -> None:
-        ring = seat.open()
-        for _ in range(3):
+
+@on_ranks(2)
+def test_one_that_is_started_ends_with_the_generation(seat: Seat) -> None:
+    for generation, waits in enumerate([True, False], 1):
+        ring = seat.open(generation)
+        if seat.rank == 0:
             work = start(ring, torch.ones(2))
-            deadline = time.monotonic() + 30
-            while any(entry["state"] != "idle" for entry in ring.snapshot()):
-                assert time.monotonic() < deadline, ring.snapshot()
+            while not waits and not ring.aborted:
                 time.sleep(0.001)
-            time.sleep(0.03)  # the progress thread sleeps by now
-            work.wait()
-
-    as_threads(2, body)
-
-
-def test_one_that_is_started_ends_with_the_generation() -> None:
-    def body(seat: Seat) -> None:
-        for generation, waits in enumerate([True, False], 1):
-            ring = seat.open(generation)
-            if seat.rank == 0:
-                work = start(ring, torch.ones(2))
-                while not waits and not ring.aborted:
-                    time.sleep(0.001)
-                with pytest.raises(CollectiveAborted, match="the reason"):
-                    work.wait()
-                assert work.done()
-            else:
-                time.sleep(0.05)
-                ring.abort("the reason")
-            ring.close()
-
-    as_threads(2, body)
-
-
-def test_one_that_is_started_and_mismatched_is_told_so() -> None:
-    def body(seat: Seat) -> None:
-        ring = seat.open()
-        for late in (0, 1):
-            if seat.rank == late:
-                time.sleep(0.01)
-            work = start(ring, torch.ones(2 + seat.rank))
-            with pytest.raises(CollectiveMismatch, match="same shape"):
+            with pytest.raises(CollectiveAborted, match="the reason"):
                 work.wait()
-        tensor = torch.ones(1)
-        start(ring, tensor).wait()
-        assert tensor.item() == 2
+            assert work.done()
+        else:
+            time.sleep(0.05)
+            ring.abort("the reason")
+        ring.close()
 
-    as_threads(2, body)
 
-
-def test_a_list_is_one_operation() -> None:
-    """Both ways carry it out together; a list of other shapes, or in another order, is a mismatch."""
-
-    def body(seat: Seat) -> None:
-        ring = seat.open()
-        for turn in range(30):
-            tensors = [torch.full((2, 2), float(seat.rank)), torch.ones(()), torch.full((5,), 10.0 * seat.rank)]
-            if (turn + seat.rank) % 3 == 0:
-                buffers = [buffer_of(tensor) for tensor in tensors]
-                ring.allreduce(buffers, buffers)
-            elif (turn + seat.rank) % 3 == 1:
-                assert READER is not None
-                assert ring.allreduce_tensors(READER, tensors, tensors, ReduceOp.SUM, 1.0, 1.0, "")
-            else:
-                start(ring, tensors).wait()
-            assert [tensor.flatten()[0].item() for tensor in tensors] == [3.0, 3.0, 30.0]
-        other = [torch.ones(2), torch.ones(3)]
+@on_ranks(2)
+def test_one_that_is_started_and_mismatched_is_told_so(seat: Seat) -> None:
+    ring = seat.open()
+    for late in (0, 1):
+        if seat.rank == late:
+            time.sleep(0.01)
+        work = start(ring, torch.ones(2 + seat.rank))
         with pytest.raises(CollectiveMismatch, match="same shape"):
-            start(ring, other if seat.rank else other[::-1]).wait()
-        one = [torch.ones(2)]
-        (start(ring, one) if seat.rank else start(ring, one[0])).wait()
-        assert one[0].tolist() == [3.0] * 2
-
-    as_threads(3, body)
+            work.wait()
+    tensor = torch.ones(1)
+    start(ring, tensor).wait()
+    assert tensor.item() == 2
 
 
-def test_lists_that_take_the_ordinary_way() -> None:
-    def body(seat: Seat) -> None:
-        ring = seat.open()
-        plain, before = torch.ones(4), ring.counts()
-        for tensors in ([], [plain, plain], [plain[:3], plain[2:]], [plain, plain.double()], [plain] * 100, [plain, 3]):
+@on_ranks(3)
+def test_a_list_is_one_operation(seat: Seat) -> None:
+    """Both ways carry it out together; a list of other shapes, or in another order, is a mismatch."""
+    ring = seat.open()
+    for turn in range(30):
+        tensors = [torch.full((2, 2), float(seat.rank)), torch.ones(()), torch.full((5,), 10.0 * seat.rank)]
+        if (turn + seat.rank) % 3 == 0:
+            buffers = [buffer_of(tensor) for tensor in tensors]
+            ring.allreduce(buffers, buffers)
+        elif (turn + seat.rank) % 3 == 1:
             assert READER is not None
-            assert ring.start_tensors(READER, tensors, ReduceOp.SUM, 1.0, 1.0, "") is None
-        assert ring.counts() == before
+            assert ring.allreduce_tensors(READER, tensors, tensors, ReduceOp.SUM, 1.0, 1.0, "")
+        else:
+            start(ring, tensors).wait()
+        assert [tensor.flatten()[0].item() for tensor in tensors] == [3.0, 3.0, 30.0]
+    other = [torch.ones(2), torch.ones(3)]
+    with pytest.raises(CollectiveMismatch, match="same shape"):
+        start(ring, other if seat.rank else other[::-1]).wait()
+    one = [torch.ones(2)]
+    (start(ring, one) if seat.rank else start(ring, one[0])).wait()
+    assert one[0].tolist() == [3.0] * 2
 
-    as_threads(1, body)
+
+@on_ranks(1)
+def test_lists_that_take_the_ordinary_way(seat: Seat) -> None:
+    ring = seat.open()
+    plain, before = torch.ones(4), ring.counts()
+    for tensors in ([], [plain, plain], [plain[:3], plain[2:]], [plain, plain.double()], [plain] * 100, [plain, 3]):
+        assert READER is not None
+        assert ring.start_tensors(READER, tensors, ReduceOp.SUM, 1.0, 1.0, "") is None
+    assert ring.counts() == before
 
 
-def test_a_recording_shows_it() -> None:
-    def body(seat: Seat) -> None:
-        ring = seat.open()
-        ring.record()
-        tensor = torch.ones(2)
-        assert small(ring, tensor)
-        assert {event[3] for event in ring.recorded()} == {"allreduce"}
-        before = ring.seconds_spent()
-        assert small(ring, tensor)
-        assert ring.seconds_spent() > before
-
-    as_threads(2, body)
+@on_ranks(2)
+def test_a_recording_shows_it(seat: Seat) -> None:
+    ring = seat.open()
+    ring.record()
+    tensor = torch.ones(2)
+    assert small(ring, tensor)
+    assert {event[3] for event in ring.recorded()} == {"allreduce"}
+    before = ring.seconds_spent()
+    assert small(ring, tensor)
+    assert ring.seconds_spent() > before

@@ -7,7 +7,7 @@ from functools import lru_cache
 import numpy as np
 import pytest
 
-from native.ranks import Seat, as_threads
+from native.ranks import Seat, as_threads, on_ranks
 from native.values import Tensor, decode, encode
 from ring_notebook.core.buffers import DType
 from ring_notebook.core.communicator import ReduceOp
@@ -96,36 +96,29 @@ def test_only_large_float32_sums_are_rounded(wire: str) -> None:
     as_threads(2, one_host)
 
 
-def test_hosts_must_round_alike() -> None:
-    def body(seat: Seat) -> None:
-        ring = seat.open(wire="float16" if seat.rank == 1 else "")
-        tensor = Tensor.of(ring, np.ones(100_000), DType.FLOAT32)
-        with pytest.raises(CollectiveMismatch, match="set RING_WIRE to the same value on every rank"):
-            ring.allreduce([tensor.buffer], [tensor.buffer])
-        ring.barrier()
-
-    as_threads(2, body, hosts=(0, 1))
-
-
-def test_a_joined_rank_adds_nothing() -> None:
-    def body(seat: Seat) -> None:
-        ring = seat.open(wire="bfloat16")
-        if ring.rank == 2:
-            ring.join()
-            return
-        tensor = Tensor.of(ring, np.full(100_000, 3.0), DType.FLOAT32)
+@on_ranks(2, hosts=(0, 1))
+def test_hosts_must_round_alike(seat: Seat) -> None:
+    ring = seat.open(wire="float16" if seat.rank == 1 else "")
+    tensor = Tensor.of(ring, np.ones(100_000), DType.FLOAT32)
+    with pytest.raises(CollectiveMismatch, match="set RING_WIRE to the same value on every rank"):
         ring.allreduce([tensor.buffer], [tensor.buffer])
-        np.testing.assert_array_equal(tensor.values, 6.0)
+    ring.barrier()
+
+
+@on_ranks(3, hosts=(0, 0, 1))
+def test_a_joined_rank_adds_nothing(seat: Seat) -> None:
+    ring = seat.open(wire="bfloat16")
+    if ring.rank == 2:
         ring.join()
+        return
+    tensor = Tensor.of(ring, np.full(100_000, 3.0), DType.FLOAT32)
+    ring.allreduce([tensor.buffer], [tensor.buffer])
+    np.testing.assert_array_equal(tensor.values, 6.0)
+    ring.join()
 
-    as_threads(3, body, hosts=(0, 0, 1))
 
-
-def test_more_than_a_message_can_hold() -> None:
+@on_ranks(2, hosts=(0, 1))
+def test_more_than_a_message_can_hold(seat: Seat) -> None:
     """Small payloads travel in one message, whose size has a limit: said when the generation begins, on every rank."""
-
-    def body(seat: Seat) -> None:
-        with pytest.raises(ValueError, match=r"would take 64 MiB, and at most 64 are possible: lower RING_INLINE"):
-            seat.open(inline_bytes=64 << 20)
-
-    as_threads(2, body, hosts=(0, 1))
+    with pytest.raises(ValueError, match=r"would take 64 MiB, and at most 64 are possible: lower RING_INLINE"):
+        seat.open(inline_bytes=64 << 20)

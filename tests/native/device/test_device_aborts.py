@@ -11,28 +11,25 @@ import numpy as np
 import pytest
 
 from native.fakes.device import FakeDevice, devices, knobs
-from native.ranks import Dead, Seat, as_processes
+from native.ranks import Dead, Seat, as_processes, on_ranks
 from ring_notebook.core.buffers import DType
 from ring_notebook.errors import CollectiveAborted
 
 
-def test_a_named_operation_that_is_being_launched() -> None:
+@on_ranks(2, as_processes)
+def test_a_named_operation_that_is_being_launched(seat: Seat) -> None:
     """It has left its queue by then, and ends with its kernel."""
-
-    def body(seat: Seat) -> None:
-        ring, device = seat.open(devices=devices()), FakeDevice(seat.rank)
-        tensor = device.tensor(np.ones(10), DType.FLOAT32)
-        ring.allreduce([tensor.buffer], [tensor.buffer], name="before", blocking=False).wait_done()
-        seat.meet()
-        with knobs(nccl_launch_late_us=500_000):
-            work = ring.allreduce([tensor.buffer], [tensor.buffer], name="late", blocking=False)
-            if seat.rank == 1:
-                time.sleep(0.2)  # until it is being launched, as a rule
-                ring.abort("rank 1 was told to")
-            with pytest.raises(CollectiveAborted, match="rank 1 was told to"):
-                work.wait_done()
-
-    as_processes(2, body)
+    ring, device = seat.open(devices=devices()), FakeDevice(seat.rank)
+    tensor = device.tensor(np.ones(10), DType.FLOAT32)
+    ring.allreduce([tensor.buffer], [tensor.buffer], name="before", blocking=False).wait_done()
+    seat.meet()
+    with knobs(nccl_launch_late_us=500_000):
+        work = ring.allreduce([tensor.buffer], [tensor.buffer], name="late", blocking=False)
+        if seat.rank == 1:
+            time.sleep(0.2)  # until it is being launched, as a rule
+            ring.abort("rank 1 was told to")
+        with pytest.raises(CollectiveAborted, match="rank 1 was told to"):
+            work.wait_done()
 
 
 def test_a_copy_to_host_memory_behind_a_kernel_that_never_ends() -> None:
@@ -74,42 +71,39 @@ def test_a_copy_to_host_memory_behind_a_kernel_that_never_ends() -> None:
 
 
 @pytest.mark.parametrize("launched", [False, True], ids=["before it is launched", "while its kernel runs"])
-def test_a_signal_interrupts_an_operation(launched: bool) -> None:
+@on_ranks(2, as_processes)
+def test_a_signal_interrupts_an_operation(seat: Seat, launched: bool) -> None:
     """As a notebook's stop button does: KeyboardInterrupt here, a named abort there, and the next generation works."""
+    own, device = devices(), FakeDevice(seat.rank)
+    ring = seat.open(devices=own)
+    tensor = device.tensor(np.ones(10), DType.FLOAT32)
+    ring.allreduce([tensor.buffer], [tensor.buffer]).wait_done()
+    seat.meet()
+    if launched:
+        if seat.rank == 0:
+            device.hold_until_abort()
+        work = ring.allreduce([tensor.buffer], [tensor.buffer], blocking=False)
+        work.wait()
+    seat.meet()
 
-    def body(seat: Seat) -> None:
-        own, device = devices(), FakeDevice(seat.rank)
-        ring = seat.open(devices=own)
-        tensor = device.tensor(np.ones(10), DType.FLOAT32)
-        ring.allreduce([tensor.buffer], [tensor.buffer]).wait_done()
-        seat.meet()
+    def wait() -> None:
         if launched:
-            if seat.rank == 0:
-                device.hold_until_abort()
-            work = ring.allreduce([tensor.buffer], [tensor.buffer], blocking=False)
-            work.wait()
-        seat.meet()
-
-        def wait() -> None:
-            if launched:
-                work.wait_done()
-            else:
-                ring.allreduce([tensor.buffer], [tensor.buffer])
-
-        if seat.rank == 1:
-            while not ring.aborted:  # on a busy machine the signal may arrive before the wait begins
-                timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
-                with pytest.raises(KeyboardInterrupt):
-                    timer.start() or wait()
+            work.wait_done()
         else:
-            while not ring.aborted:
-                time.sleep(0.001)
-            with pytest.raises(CollectiveAborted, match="rank 1 was interrupted"):
-                wait()
-        ring.close()
-        ring = seat.open(2, devices=own)
-        more = device.tensor(np.ones(10), DType.FLOAT32)
-        ring.allreduce([more.buffer], [more.buffer])
-        assert np.all(device.read(more) == 2)
+            ring.allreduce([tensor.buffer], [tensor.buffer])
 
-    as_processes(2, body)
+    if seat.rank == 1:
+        while not ring.aborted:  # on a busy machine the signal may arrive before the wait begins
+            timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
+            with pytest.raises(KeyboardInterrupt):
+                timer.start() or wait()
+    else:
+        while not ring.aborted:
+            time.sleep(0.001)
+        with pytest.raises(CollectiveAborted, match="rank 1 was interrupted"):
+            wait()
+    ring.close()
+    ring = seat.open(2, devices=own)
+    more = device.tensor(np.ones(10), DType.FLOAT32)
+    ring.allreduce([more.buffer], [more.buffer])
+    assert np.all(device.read(more) == 2)

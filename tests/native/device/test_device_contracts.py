@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from native.fakes.device import FakeDevice, devices, knobs
-from native.ranks import Dead, Seat, as_hosts, as_processes, as_threads
+from native.ranks import Dead, Seat, as_hosts, as_processes, as_threads, on_ranks
 from native.values import Tensor
 from ring_notebook.core.buffers import Buffer, DType
 from ring_notebook.core.communicator import Communicator
@@ -58,15 +58,13 @@ def test_mismatches_are_raised_on_every_rank_and_the_group_lives_on(launch: Any)
     launch(3, body)
 
 
-def test_a_mismatch_before_the_ranks_have_agreed_on_anything() -> None:
-    def body(seat: Seat) -> None:
-        ring, device = seat.open(devices=devices()), FakeDevice(seat.rank)
-        tensor = host() if seat.rank == 0 else ones(device)
-        with pytest.raises(CollectiveMismatch, match="move the tensors to the same kind of device"):
-            ring.allreduce([tensor.buffer], [tensor.buffer])
-        assert ring.device_transport() == ("", "")
-
-    as_threads(2, body)
+@on_ranks(2)
+def test_a_mismatch_before_the_ranks_have_agreed_on_anything(seat: Seat) -> None:
+    ring, device = seat.open(devices=devices()), FakeDevice(seat.rank)
+    tensor = host() if seat.rank == 0 else ones(device)
+    with pytest.raises(CollectiveMismatch, match="move the tensors to the same kind of device"):
+        ring.allreduce([tensor.buffer], [tensor.buffer])
+    assert ring.device_transport() == ("", "")
 
 
 @pytest.mark.parametrize("launch", [as_threads, as_hosts])
@@ -87,17 +85,15 @@ def test_a_rank_that_leaves(launch: Any, connected: bool) -> None:
     launch(2, body)
 
 
-def test_an_interrupt_while_others_have_yet_to_come() -> None:
-    def body(seat: Seat) -> None:
-        ring, device = opened(seat)
-        tensor = ones(device)
-        if seat.rank == 1:
-            time.sleep(0.3)  # so that rank 0 waits, as a rule
-            ring.abort("rank 1 was interrupted")
-        with pytest.raises(CollectiveAborted, match="rank 1 was interrupted"):
-            ring.allreduce([tensor.buffer], [tensor.buffer])
-
-    as_threads(2, body)
+@on_ranks(2)
+def test_an_interrupt_while_others_have_yet_to_come(seat: Seat) -> None:
+    ring, device = opened(seat)
+    tensor = ones(device)
+    if seat.rank == 1:
+        time.sleep(0.3)  # so that rank 0 waits, as a rule
+        ring.abort("rank 1 was interrupted")
+    with pytest.raises(CollectiveAborted, match="rank 1 was interrupted"):
+        ring.allreduce([tensor.buffer], [tensor.buffer])
 
 
 def stuck(seat: Seat, **settings: Any) -> tuple[Communicator, FakeDevice, Any, Tensor]:
@@ -112,17 +108,15 @@ def stuck(seat: Seat, **settings: Any) -> tuple[Communicator, FakeDevice, Any, T
     return ring, device, work, tensor
 
 
-def test_an_abort_ends_what_has_been_launched() -> None:
-    def body(seat: Seat) -> None:
-        ring, _, work, _ = stuck(seat)
-        if seat.rank == 1:
-            ring.abort("rank 1 was told to")
-        with pytest.raises(CollectiveAborted, match="rank 1 was told to"):
-            work.wait_done()
-        with pytest.raises(CollectiveAborted, match="rank 1 was told to"):
-            ring.barrier()
-
-    as_processes(2, body)
+@on_ranks(2, as_processes)
+def test_an_abort_ends_what_has_been_launched(seat: Seat) -> None:
+    ring, _, work, _ = stuck(seat)
+    if seat.rank == 1:
+        ring.abort("rank 1 was told to")
+    with pytest.raises(CollectiveAborted, match="rank 1 was told to"):
+        work.wait_done()
+    with pytest.raises(CollectiveAborted, match="rank 1 was told to"):
+        ring.barrier()
 
 
 def test_a_rank_that_dies_behind_the_gate() -> None:
@@ -248,56 +242,52 @@ def test_a_kernel_that_no_abort_ends() -> None:
     as_processes(2, body)
 
 
-def test_tensors_live_until_their_kernel_has_ended() -> None:
-    def body(seat: Seat) -> None:
-        ring, device = opened(seat)
-        at_the_end: list[Any] = []
+@on_ranks(2)
+def test_tensors_live_until_their_kernel_has_ended(seat: Seat) -> None:
+    ring, device = opened(seat)
+    at_the_end: list[Any] = []
 
-        class Owner:
-            def __init__(self, array: Any) -> None:
-                self.array = array
-                self.work: Any = None
+    class Owner:
+        def __init__(self, array: Any) -> None:
+            self.array = array
+            self.work: Any = None
 
-            def __del__(self) -> None:
-                at_the_end.append(self.work.done())
+        def __del__(self) -> None:
+            at_the_end.append(self.work.done())
 
-        big = np.ones(100, np.float32)
-        owner = Owner(big)
-        tensor = device.tensor(big, DType.FLOAT32, owner)
-        device.fill(tensor, 1.0, 200_000)
-        work = ring.allreduce([tensor.buffer], [tensor.buffer], blocking=False)
-        owner.work = native = work._native
-        work.wait()
-        keep = tensor.array  # the memory itself; what is asked is when its owner is dropped
-        del work, tensor, owner
-        gc.collect()
-        assert at_the_end == []
-        while not native.done():
-            time.sleep(0.001)
-        more = ones(device)
-        ring.allreduce([more.buffer], [more.buffer])  # lets go of what is done
-        assert at_the_end == [True]
-        assert np.all(keep == seat.size)
-
-    as_threads(2, body)
+    big = np.ones(100, np.float32)
+    owner = Owner(big)
+    tensor = device.tensor(big, DType.FLOAT32, owner)
+    device.fill(tensor, 1.0, 200_000)
+    work = ring.allreduce([tensor.buffer], [tensor.buffer], blocking=False)
+    owner.work = native = work._native
+    work.wait()
+    keep = tensor.array  # the memory itself; what is asked is when its owner is dropped
+    del work, tensor, owner
+    gc.collect()
+    assert at_the_end == []
+    while not native.done():
+        time.sleep(0.001)
+    more = ones(device)
+    ring.allreduce([more.buffer], [more.buffer])  # lets go of what is done
+    assert at_the_end == [True]
+    assert np.all(keep == seat.size)
 
 
-def test_the_next_generation_works_after_an_abort() -> None:
-    def body(seat: Seat) -> None:
-        own, device = devices(), FakeDevice(seat.rank)
-        for generation in (1, 2, 3):
-            ring = seat.open(generation, devices=own)
-            tensor = ones(device)
-            ring.allreduce([tensor.buffer], [tensor.buffer])
-            assert np.all(device.read(tensor) == seat.size)
-            with suppress(CollectiveAborted):  # it may arrive at any of these but the first of rank 0
-                ring.barrier()  # all have read their sums
-                ring.allreduce([tensor.buffer], [tensor.buffer], blocking=False)
-                if seat.rank == 0:
-                    ring.abort("the test ends it")
-                ring.barrier()
-            with pytest.raises(CollectiveAborted, match="the test ends it"):
-                ring.barrier()
-            ring.close()
-
-    as_threads(3, body)
+@on_ranks(3)
+def test_the_next_generation_works_after_an_abort(seat: Seat) -> None:
+    own, device = devices(), FakeDevice(seat.rank)
+    for generation in (1, 2, 3):
+        ring = seat.open(generation, devices=own)
+        tensor = ones(device)
+        ring.allreduce([tensor.buffer], [tensor.buffer])
+        assert np.all(device.read(tensor) == seat.size)
+        with suppress(CollectiveAborted):  # it may arrive at any of these but the first of rank 0
+            ring.barrier()  # all have read their sums
+            ring.allreduce([tensor.buffer], [tensor.buffer], blocking=False)
+            if seat.rank == 0:
+                ring.abort("the test ends it")
+            ring.barrier()
+        with pytest.raises(CollectiveAborted, match="the test ends it"):
+            ring.barrier()
+        ring.close()

@@ -14,6 +14,7 @@ from pathlib import Path
 import pybind11
 import pytest
 
+from harness.programs import ran
 from ring_notebook import _core
 
 ROOT = Path(__file__).parents[3]
@@ -112,8 +113,7 @@ MUTANTS = {
 def run(core: Path, mutation: str, tests: str) -> subprocess.CompletedProcess[str]:
     file, *only = tests.split("::")
     choice = ["-m", "slow or not slow", "-k", only[0] if only else "threads"]
-    command = [sys.executable, "-c", RUN, str(core), mutation, *choice, str(TESTS / file)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    return ran([sys.executable, "-c", RUN, str(core), mutation, *choice, str(TESTS / file)], cwd=ROOT, timeout=300)
 
 
 def compiled(build: Path) -> list[str]:

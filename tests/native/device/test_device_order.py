@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from native.fakes.device import FakeDevice, devices, knobs
-from native.ranks import Seat, as_hosts, as_threads
+from native.ranks import Seat, as_hosts, as_threads, on_ranks
 from ring_notebook.core.buffers import DType
 
 ROUNDS = 30
@@ -42,48 +42,43 @@ def test_groups_of_the_same_ranks() -> None:
     as_threads(3, crosswise)
 
 
-def test_last_calls_that_cross() -> None:
+@on_ranks(2)
+def test_last_calls_that_cross(seat: Seat) -> None:
     """Each rank is the last to come to another group, and could launch that one before it sees that both may go."""
-
-    def body(seat: Seat) -> None:
-        ring, device = seat.open(devices=devices()), FakeDevice(seat.rank)
-        groups = [ring.group([0, 1]) for _ in range(2)]
-        first, second = groups[seat.rank], groups[1 - seat.rank]
-        assert first is not None
-        assert second is not None
-        for number in range(ROUNDS):
-            tensors = [device.tensor(np.full(10, 1.0 + number), DType.FLOAT32) for _ in range(2)]
-            works = []
-            for group, tensor in zip((first, second), tensors, strict=True):
-                seat.meet()
-                works.append(group.allreduce([tensor.buffer], [tensor.buffer], blocking=False))
-            for work, tensor in zip(works, tensors, strict=True):
-                work.wait()
-                assert np.all(device.read(tensor) == 2 * (1.0 + number))
-
-    as_threads(2, body)
+    ring, device = seat.open(devices=devices()), FakeDevice(seat.rank)
+    groups = [ring.group([0, 1]) for _ in range(2)]
+    first, second = groups[seat.rank], groups[1 - seat.rank]
+    assert first is not None
+    assert second is not None
+    for number in range(ROUNDS):
+        tensors = [device.tensor(np.full(10, 1.0 + number), DType.FLOAT32) for _ in range(2)]
+        works = []
+        for group, tensor in zip((first, second), tensors, strict=True):
+            seat.meet()
+            works.append(group.allreduce([tensor.buffer], [tensor.buffer], blocking=False))
+        for work, tensor in zip(works, tensors, strict=True):
+            work.wait()
+            assert np.all(device.read(tensor) == 2 * (1.0 + number))
 
 
 def test_groups_between_hosts() -> None:
     as_hosts(3, crosswise)
 
 
-def test_names_beside_groups() -> None:
-    def body(seat: Seat) -> None:
-        ring, device = seat.open(devices=devices()), FakeDevice(seat.rank)
-        for number in range(ROUNDS):
-            tensors = {place: device.tensor(np.ones(10), DType.FLOAT32) for place in ("queue", "lane")}
-            places = ["queue", "lane"] if seat.rank == 0 else ["lane", "queue"]
-            works = {}
-            for place in places:
-                buffers = [tensors[place].buffer]
-                name = f"n{number}" if place == "lane" else ""
-                works[place] = ring.allreduce(buffers, buffers, name=name, blocking=False)
-            for place in places:
-                works[place].wait()
-                assert np.all(device.read(tensors[place]) == seat.size)
-
-    as_threads(2, body)
+@on_ranks(2)
+def test_names_beside_groups(seat: Seat) -> None:
+    ring, device = seat.open(devices=devices()), FakeDevice(seat.rank)
+    for number in range(ROUNDS):
+        tensors = {place: device.tensor(np.ones(10), DType.FLOAT32) for place in ("queue", "lane")}
+        places = ["queue", "lane"] if seat.rank == 0 else ["lane", "queue"]
+        works = {}
+        for place in places:
+            buffers = [tensors[place].buffer]
+            name = f"n{number}" if place == "lane" else ""
+            works[place] = ring.allreduce(buffers, buffers, name=name, blocking=False)
+        for place in places:
+            works[place].wait()
+            assert np.all(device.read(tensors[place]) == seat.size)
 
 
 def test_an_operation_that_a_rank_has_yet_to_call_keeps_no_other_one_waiting() -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from native.fakes.device import FakeDevice, connections, devices, knobs
-from native.ranks import LAUNCHERS, Seat, as_processes, as_threads
+from native.ranks import LAUNCHERS, Seat, as_processes, as_threads, on_ranks
 from native.values import Tensor, decode, expected, reduced_samples, sample
 from ring_notebook.core.buffers import DType
 from ring_notebook.core.communicator import Communicator, ReduceOp
@@ -122,25 +122,23 @@ def test_adasum_goes_through_host_memory() -> None:
     assert as_threads(2, body) == [[1.0, 1.0]] * 2  # of directions at right angles it is the sum
 
 
-def test_a_group_of_tensors_and_names() -> None:
-    def body(seat: Seat) -> None:
-        ring, device = opened(seat)
-        tensors = [device.tensor(np.full(count, seat.rank + 1.0), DType.FLOAT32) for count in (1, 0, 70_000, 3)]
-        buffers = [tensor.buffer for tensor in tensors]
-        ring.allreduce(buffers, buffers)
-        for tensor in tensors:
-            assert np.all(device.read(tensor) == 3)
-        order = range(20) if seat.rank == 0 else range(19, -1, -1)
-        named = {i: device.tensor(np.full(50, i * (seat.rank + 1.0)), DType.FLOAT32) for i in order}
-        works = {i: ring.allreduce([t.buffer], [t.buffer], name=f"g{i}", blocking=False) for i, t in named.items()}
-        for i, work in works.items():
-            work.wait()
-            assert np.all(device.read(named[i]) == 3 * i)
-        again = ring.allreduce([named[3].buffer], [named[3].buffer], name="g3", blocking=False)
-        again.wait()  # the name is free as soon as its operation has been launched
-        assert np.all(device.read(named[3]) == 18)
-
-    as_threads(2, body)
+@on_ranks(2)
+def test_a_group_of_tensors_and_names(seat: Seat) -> None:
+    ring, device = opened(seat)
+    tensors = [device.tensor(np.full(count, seat.rank + 1.0), DType.FLOAT32) for count in (1, 0, 70_000, 3)]
+    buffers = [tensor.buffer for tensor in tensors]
+    ring.allreduce(buffers, buffers)
+    for tensor in tensors:
+        assert np.all(device.read(tensor) == 3)
+    order = range(20) if seat.rank == 0 else range(19, -1, -1)
+    named = {i: device.tensor(np.full(50, i * (seat.rank + 1.0)), DType.FLOAT32) for i in order}
+    works = {i: ring.allreduce([t.buffer], [t.buffer], name=f"g{i}", blocking=False) for i, t in named.items()}
+    for i, work in works.items():
+        work.wait()
+        assert np.all(device.read(named[i]) == 3 * i)
+    again = ring.allreduce([named[3].buffer], [named[3].buffer], name="g3", blocking=False)
+    again.wait()  # the name is free as soon as its operation has been launched
+    assert np.all(device.read(named[3]) == 18)
 
 
 def test_a_joined_rank_adds_nothing() -> None:
@@ -175,98 +173,88 @@ def test_process_sets() -> None:
     assert as_threads(3, body) == [[11.0, 101.0, 111.0], [11.0, 110.0, 111.0], [110.0, 101.0, 111.0]]
 
 
-def test_the_callers_stream_waits_and_the_caller_does_not() -> None:
-    def body(seat: Seat) -> None:
-        ring, device = opened(seat)
-        tensor = device.tensor(np.zeros(1000), DType.FLOAT32)
+@on_ranks(2)
+def test_the_callers_stream_waits_and_the_caller_does_not(seat: Seat) -> None:
+    ring, device = opened(seat)
+    tensor = device.tensor(np.zeros(1000), DType.FLOAT32)
+    ring.allreduce([tensor.buffer], [tensor.buffer])
+    device.synchronize()
+    device.fill(tensor, seat.rank + 1.0, microseconds=100_000)  # backward, as it were
+    work = ring.allreduce([tensor.buffer], [tensor.buffer], blocking=False)
+    work.wait()
+    assert not work.done(), "the host has waited for the device"
+    assert np.all(tensor.values == 0), "the host has waited for the device"
+    total, later = (device.tensor(np.zeros(1000), DType.FLOAT32) for _ in range(2))
+    device.copy(total, tensor)  # comes after the sum on the stream
+    device.fill(tensor, 7.0)
+    device.copy(later, tensor)
+    work.wait_done()
+    assert np.all(device.read(total) == 3)
+    assert np.all(device.read(later) == 7)
+
+
+@on_ranks(2)
+def test_memory_of_results_is_freed(seat: Seat) -> None:
+    ring, device = opened(seat)
+    own = device.tensor(np.ones(100), DType.FLOAT32)
+    for _ in range(3):
+        work = ring.allgather(own.buffer)
+        output(work, device, own)
+    work.wait_done()
+    del work
+    ring.barrier()
+    ring._held.end(ring._native, "the test")
+    ring.barrier()
+    deadline = time.monotonic() + 10  # the progress thread drops its part a moment later
+    while device.allocated() > 0 and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert device.allocated() == 0
+
+
+@on_ranks(1)
+def test_a_captured_stream_is_refused(seat: Seat) -> None:
+    ring, device = opened(seat)
+    tensor = device.tensor(np.ones(3), DType.FLOAT32)
+    device.capture(True)
+    with pytest.raises(ValueError, match=r"rank 0: allreduce: its stream is being captured into a CUDA graph"):
         ring.allreduce([tensor.buffer], [tensor.buffer])
-        device.synchronize()
-        device.fill(tensor, seat.rank + 1.0, microseconds=100_000)  # backward, as it were
-        work = ring.allreduce([tensor.buffer], [tensor.buffer], blocking=False)
-        work.wait()
-        assert not work.done(), "the host has waited for the device"
-        assert np.all(tensor.values == 0), "the host has waited for the device"
-        total, later = (device.tensor(np.zeros(1000), DType.FLOAT32) for _ in range(2))
-        device.copy(total, tensor)  # comes after the sum on the stream
-        device.fill(tensor, 7.0)
-        device.copy(later, tensor)
-        work.wait_done()
-        assert np.all(device.read(total) == 3)
-        assert np.all(device.read(later) == 7)
-
-    as_threads(2, body)
+    device.capture(False)
+    ring.allreduce([tensor.buffer], [tensor.buffer])
 
 
-def test_memory_of_results_is_freed() -> None:
-    def body(seat: Seat) -> None:
-        ring, device = opened(seat)
-        own = device.tensor(np.ones(100), DType.FLOAT32)
-        for _ in range(3):
-            work = ring.allgather(own.buffer)
-            output(work, device, own)
-        work.wait_done()
-        del work
-        ring.barrier()
-        ring._held.end(ring._native, "the test")
-        ring.barrier()
-        deadline = time.monotonic() + 10  # the progress thread drops its part a moment later
-        while device.allocated() > 0 and time.monotonic() < deadline:
-            time.sleep(0.001)
-        assert device.allocated() == 0
-
-    as_threads(2, body)
+@on_ranks(1)
+def test_a_second_device_of_a_rank_is_refused(seat: Seat) -> None:
+    ring, device = opened(seat)
+    own = device.tensor(np.ones(3), DType.FLOAT32)
+    ring.allreduce([own.buffer], [own.buffer])
+    other = FakeDevice(1).tensor(np.ones(3), DType.FLOAT32)
+    with pytest.raises(ValueError, match="this one has used device 0 before, not 1"):
+        ring.allreduce([other.buffer], [other.buffer])
+    with pytest.raises(ValueError, match="got cuda:0 and cuda:1; move them"):
+        ring.allreduce([own.buffer], [other.buffer])
 
 
-def test_a_captured_stream_is_refused() -> None:
-    def body(seat: Seat) -> None:
-        ring, device = opened(seat)
-        tensor = device.tensor(np.ones(3), DType.FLOAT32)
-        device.capture(True)
-        with pytest.raises(ValueError, match=r"rank 0: allreduce: its stream is being captured into a CUDA graph"):
-            ring.allreduce([tensor.buffer], [tensor.buffer])
-        device.capture(False)
-        ring.allreduce([tensor.buffer], [tensor.buffer])
-
-    as_threads(1, body)
-
-
-def test_a_second_device_of_a_rank_is_refused() -> None:
-    def body(seat: Seat) -> None:
-        ring, device = opened(seat)
-        own = device.tensor(np.ones(3), DType.FLOAT32)
-        ring.allreduce([own.buffer], [own.buffer])
-        other = FakeDevice(1).tensor(np.ones(3), DType.FLOAT32)
-        with pytest.raises(ValueError, match="this one has used device 0 before, not 1"):
-            ring.allreduce([other.buffer], [other.buffer])
-        with pytest.raises(ValueError, match="got cuda:0 and cuda:1; move them"):
-            ring.allreduce([own.buffer], [other.buffer])
-
-    as_threads(1, body)
-
-
-def test_generations_follow_one_another() -> None:
-    def body(seat: Seat) -> None:
-        own, device = devices(), FakeDevice(seat.rank)
-        before = connections()
-        for generation in range(1, 7):
-            ring = seat.open(generation, devices=own)
-            ways = [(ring, ""), (ring, "by name"), (ring.group([0, 1]), "")]
-            for group, name in ways:
-                assert group is not None
-                tensor = device.tensor(np.ones(3), DType.FLOAT32)
-                group.allreduce([tensor.buffer], [tensor.buffer], name=name, blocking=False).wait()
-                assert np.all(device.read(tensor) == 2)
-            # NCCL has connected in the first generation, and in the one behind an abort.
-            assert connections() - before == (3 if generation < 5 else 6)
-            seat.meet()
-            if generation == 4:
-                ring.abort("the test ends it")
-            with suppress(CollectiveAborted):
-                ring.close()
-            seat.opened.clear()
-            del ring, group, ways
-
-    as_processes(2, body)
+@on_ranks(2, as_processes)
+def test_generations_follow_one_another(seat: Seat) -> None:
+    own, device = devices(), FakeDevice(seat.rank)
+    before = connections()
+    for generation in range(1, 7):
+        ring = seat.open(generation, devices=own)
+        ways = [(ring, ""), (ring, "by name"), (ring.group([0, 1]), "")]
+        for group, name in ways:
+            assert group is not None
+            tensor = device.tensor(np.ones(3), DType.FLOAT32)
+            group.allreduce([tensor.buffer], [tensor.buffer], name=name, blocking=False).wait()
+            assert np.all(device.read(tensor) == 2)
+        # NCCL has connected in the first generation, and in the one behind an abort.
+        assert connections() - before == (3 if generation < 5 else 6)
+        seat.meet()
+        if generation == 4:
+            ring.abort("the test ends it")
+        with suppress(CollectiveAborted):
+            ring.close()
+        seat.opened.clear()
+        del ring, group, ways
 
 
 def test_a_rank_that_has_kept_no_connection() -> None:

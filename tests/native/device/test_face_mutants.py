@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from harness.programs import ran
+
 ROOT = Path(__file__).parents[3]
 TESTS = ROOT / "tests" / "ranks" / "devices"
 # Every process that finds it imports it first.
@@ -89,8 +91,12 @@ def run(test: str, folder: Path, mutation: tuple[str, str, str]) -> subprocess.C
         "MUTATED_REPLACEMENT": replacement,
     }
     choice = ["-m", "slow or not slow", f"{TESTS}/{test}"]
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *choice]
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    return ran(
+        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *choice],
+        cwd=ROOT,
+        env=environment,
+        timeout=300,
+    )
 
 
 @pytest.mark.slow

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from harness.programs import ran
 from ring_notebook.machine.gpus import gpus
 
 ROOT = Path(__file__).parents[3]
@@ -16,7 +16,7 @@ RINGRUN = Path(sys.executable).parent / "ringrun"
 
 def benchmark(ranks: int, *options: str) -> str:
     command = [str(RINGRUN), "--no-prefix", "-np", str(ranks), sys.executable, "benchmarks/gpu.py", *options]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110, check=False)
+    ended = ran(command, cwd=ROOT)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     return ended.stdout
 

@@ -14,7 +14,7 @@ import torch
 
 from native.bindings.test_tensor_reader import READER
 from native.calls import Guard
-from native.ranks import Body, Seat, as_hosts, as_processes, as_threads
+from native.ranks import Body, Seat, as_hosts, as_processes, as_threads, on_ranks
 from ring_notebook.core.communicator import Communicator, ReduceOp
 from ring_notebook.errors import CollectiveAborted, CollectiveMismatch, CollectiveTimeout
 from ring_notebook.torch.tensors import buffer_of
@@ -154,39 +154,33 @@ def test_random_schedules_never_part_the_ranks(
     assert count / 50 < ended < count  # aborts do strike, and not those after the last call
 
 
-def test_a_rank_that_calls_something_else_is_a_mismatch_and_the_group_lives_on() -> None:
-    def body(seat: Seat) -> None:
-        ring = seat.open()
-        with pytest.raises(CollectiveMismatch, match="commit 'step'"):
-            ring.barrier() if seat.rank == 1 else ring.commit(Guard(), name="step")
-        assert commits(ring)
-
-    as_threads(3, body)
+@on_ranks(3)
+def test_a_rank_that_calls_something_else_is_a_mismatch_and_the_group_lives_on(seat: Seat) -> None:
+    ring = seat.open()
+    with pytest.raises(CollectiveMismatch, match="commit 'step'"):
+        ring.barrier() if seat.rank == 1 else ring.commit(Guard(), name="step")
+    assert commits(ring)
 
 
-def test_a_rank_that_does_not_come_in_time_ends_it_for_all() -> None:
-    def body(seat: Seat) -> None:
-        ring = seat.open()
-        ring.limit_time(0.2)
-        seat.meet()
-        if seat.rank == 1:
-            time.sleep(1)
-        else:
-            with pytest.raises((CollectiveTimeout, CollectiveAborted)):
-                ring.commit(Guard(), name="step")
-
-    as_threads(3, body)
+@on_ranks(3)
+def test_a_rank_that_does_not_come_in_time_ends_it_for_all(seat: Seat) -> None:
+    ring = seat.open()
+    ring.limit_time(0.2)
+    seat.meet()
+    if seat.rank == 1:
+        time.sleep(1)
+    else:
+        with pytest.raises((CollectiveTimeout, CollectiveAborted)):
+            ring.commit(Guard(), name="step")
 
 
-def test_a_rank_that_has_joined_stands_in_no_ones_way() -> None:
-    def body(seat: Seat) -> None:
-        ring = seat.open()
-        if seat.rank:
-            for _ in range(3):
-                assert commits(ring)
-        ring.join()
-
-    as_threads(3, body)
+@on_ranks(3)
+def test_a_rank_that_has_joined_stands_in_no_ones_way(seat: Seat) -> None:
+    ring = seat.open()
+    if seat.rank:
+        for _ in range(3):
+            assert commits(ring)
+    ring.join()
 
 
 def test_a_rank_that_dies_while_others_commit() -> None:

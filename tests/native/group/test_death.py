@@ -18,7 +18,7 @@ import pytest
 
 from native.calls import ASYNCHRONOUS
 from native.over_devices import also_on_devices
-from native.ranks import Dead, Seat, as_processes
+from native.ranks import Dead, Seat, as_processes, on_ranks
 from native.values import Tensor, produced
 from ring_notebook.core.buffers import DType
 from ring_notebook.core.communicator import Communicator
@@ -148,34 +148,31 @@ def fork() -> int:
         return os.fork()
 
 
-def test_a_forked_child_drops_a_communicator_whose_thread_it_has_not() -> None:
+@on_ranks(2, as_processes)
+def test_a_forked_child_drops_a_communicator_whose_thread_it_has_not(seat: Seat) -> None:
     """A child has its parent's stacks and no threads on them. The C library unmaps all but 40 MiB of them."""
-
-    def body(seat: Seat) -> None:
-        ring = seat.open()
-        over = threading.Event()
-        sleepers = [threading.Thread(target=over.wait) for _ in range(40)]
-        for sleeper in sleepers[:20]:
-            sleeper.start()
-        ring.barrier(blocking=False).wait()  # so that there is a progress thread
-        for sleeper in sleepers[20:]:
-            sleeper.start()
-        child = fork()
-        if child == 0:
-            status = 1
-            try:
-                last = threading.Thread(target=int)
-                last.start()
-                last.join()  # with its own stack the others are too many
-                seat.opened.clear()
-                del ring
-                status = 0
-            finally:
-                os._exit(status)
-        over.set()
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-
-    as_processes(2, body)
+    ring = seat.open()
+    over = threading.Event()
+    sleepers = [threading.Thread(target=over.wait) for _ in range(40)]
+    for sleeper in sleepers[:20]:
+        sleeper.start()
+    ring.barrier(blocking=False).wait()  # so that there is a progress thread
+    for sleeper in sleepers[20:]:
+        sleeper.start()
+    child = fork()
+    if child == 0:
+        status = 1
+        try:
+            last = threading.Thread(target=int)
+            last.start()
+            last.join()  # with its own stack the others are too many
+            seat.opened.clear()
+            del ring
+            status = 0
+        finally:
+            os._exit(status)
+    over.set()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_a_forked_child_does_no_harm() -> None:

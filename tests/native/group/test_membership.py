@@ -9,7 +9,7 @@ import signal
 import pytest
 
 from native.group.test_death import goes_on
-from native.ranks import LIMIT, Dead, Seat, as_processes, as_threads
+from native.ranks import LIMIT, Dead, Seat, as_processes, as_threads, on_ranks
 from ring_notebook.errors import CollectiveAborted, CollectiveTimeout
 
 
@@ -45,25 +45,21 @@ def test_a_death_is_told() -> None:
     assert as_processes(3, body) == [None, Dead(signal.SIGKILL), None]
 
 
-def test_a_rank_that_does_not_come_is_named() -> None:
-    def body(seat: Seat) -> None:
-        if seat.rank == 0:
-            words = r"rank 0 waited 0\.3 s for rank 1 to join the next generation"
-            with pytest.raises(CollectiveTimeout, match=words):
-                call(seat, 0, timeout=0.3)
-
-    as_processes(2, body)
+@on_ranks(2, as_processes)
+def test_a_rank_that_does_not_come_is_named(seat: Seat) -> None:
+    if seat.rank == 0:
+        words = r"rank 0 waited 0\.3 s for rank 1 to join the next generation"
+        with pytest.raises(CollectiveTimeout, match=words):
+            call(seat, 0, timeout=0.3)
 
 
-def test_a_rank_that_has_left_the_run_is_told() -> None:
-    def body(seat: Seat) -> None:
-        if seat.rank == 0:
-            seat.ring_memory.leave_run(7)
-        else:
-            with pytest.raises(CollectiveAborted, match="rank 0 finished its cell"):
-                seat.ring_memory.agree_on_generation([0, 1], 0, 7, LIMIT)
-
-    as_threads(2, body)
+@on_ranks(2)
+def test_a_rank_that_has_left_the_run_is_told(seat: Seat) -> None:
+    if seat.rank == 0:
+        seat.ring_memory.leave_run(7)
+    else:
+        with pytest.raises(CollectiveAborted, match="rank 0 finished its cell"):
+            seat.ring_memory.agree_on_generation([0, 1], 0, 7, LIMIT)
 
 
 def test_a_rank_that_gave_up_is_counted_on_again() -> None:

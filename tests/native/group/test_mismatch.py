@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from native.over_devices import also_on_devices
-from native.ranks import LAUNCHERS, Seat, as_threads
+from native.ranks import LAUNCHERS, Seat, as_threads, on_ranks
 from native.values import Tensor
 from ring_notebook.core.buffers import Buffer, Device, DType
 from ring_notebook.core.communicator import Communicator, ReduceOp
@@ -180,226 +180,189 @@ def test_tensors_on_a_device_that_nothing_reaches() -> None:
 
 
 @pytest.mark.parametrize("hosts", [(), (0, 1)], ids=["one host", "hosts"])
-def test_a_rank_that_has_joined_outlives_what_nothing_can_move(hosts: tuple[int, ...]) -> None:
+@on_ranks(2)
+def test_a_rank_that_has_joined_outlives_what_nothing_can_move(seat: Seat, hosts: tuple[int, ...]) -> None:
     """It takes part in what the other one does next, until that one joins too."""
-
-    def body(seat: Seat) -> None:
-        ring = seat.open()
-        if ring.rank == 1:
-            with pytest.raises(ValueError, match="no transport for cuda tensors"):
-                allreduce((3,), device=Device.CUDA, address=8)(ring)
-            ring.barrier()
-        assert ring.join().last_rank() == 1
-
-    as_threads(2, body, hosts=hosts)
+    ring = seat.open()
+    if ring.rank == 1:
+        with pytest.raises(ValueError, match="no transport for cuda tensors"):
+            allreduce((3,), device=Device.CUDA, address=8)(ring)
+        ring.barrier()
+    assert ring.join().last_rank() == 1
 
 
-def test_one_operation_takes_one_kind_of_device() -> None:
-    def body(seat: Seat) -> None:
-        ring = seat.open()
-        own, other = tensor(ring).buffer, Buffer(8, (2, 3), DType.FLOAT32, device=Device.MPS)
-        with pytest.raises(ValueError, match="takes tensors on one device, got cpu and mps"):
-            ring.allreduce([own, other], [own, other])
-
-    as_threads(1, body)
+@on_ranks(1)
+def test_one_operation_takes_one_kind_of_device(seat: Seat) -> None:
+    ring = seat.open()
+    own, other = tensor(ring).buffer, Buffer(8, (2, 3), DType.FLOAT32, device=Device.MPS)
+    with pytest.raises(ValueError, match="takes tensors on one device, got cpu and mps"):
+        ring.allreduce([own, other], [own, other])
 
 
 @also_on_devices
 @pytest.mark.parametrize("who", [0, 1, 2])
-def test_a_joined_rank_outlives_what_others_disagree_on(who: int) -> None:
-    def body(seat: Seat) -> None:
-        ring = seat.open()
-        called, other = (rank for rank in range(3) if rank != who)
-        if ring.rank != who:
-            with pytest.raises(CollectiveMismatch) as caught:
-                allreduce((2,) if ring.rank == called else (3,))(ring)
-            mine, theirs = (2, 3) if ring.rank == called else (3, 2)
-            assert str(caught.value).splitlines()[0] == (
-                f"rank {ring.rank}: allreduce: expected float32 [{mine}], "
-                f"rank {other if ring.rank == called else called} sent float32 [{theirs}]; "
-                "call it with the same shape on every rank"
-            )
-            ring.barrier()
-            time.sleep(0.05 if ring.rank == other else 0.0)
-        assert ring.join().last_rank() == other
-
-    as_threads(3, body)
-
-
-@also_on_devices
-def test_a_joined_rank_takes_part_in_sums_only() -> None:
-    def body(seat: Seat) -> None:
-        ring = seat.open()
-        if ring.rank == 0:
-            with pytest.raises(
-                CollectiveMismatch, match="rank 1 has joined, and a joined rank takes part in barriers, sums"
-            ):
-                allreduce(op=ReduceOp.MAX)(ring)
-        ring.join()
-
-    as_threads(2, body)
-
-
-@also_on_devices
-def test_a_queued_mismatch_fails_its_own_handle() -> None:
-    """Operations before and after it in the queue complete."""
-
-    def body(seat: Seat) -> None:
-        ring = seat.open()
-        tensors = [tensor(ring), tensor(ring, (5,) if ring.rank else (4,)), tensor(ring)]
-        before, wrong, after = (ring.allreduce([t.buffer], [t.buffer], blocking=False) for t in tensors)
-        before.wait()
-        with pytest.raises(CollectiveMismatch, match="call it with the same shape on every rank"):
-            wrong.wait()
-        after.wait()
-        assert set(tensors[2].values.ravel().tolist()) == {2.0}
-
-    as_threads(2, body)
-
-
-@also_on_devices
-def test_one_name_may_be_missing() -> None:
-    """A rank that gives no name agrees with any."""
-
-    def body(seat: Seat) -> None:
-        ring = seat.open()
-        allreduce(name="" if ring.rank else "grad")(ring)
-
-    as_threads(2, body)
-
-
-def test_of_two_ranks_each_reads_what_the_other_sent() -> None:
-    def body(seat: Seat) -> None:
-        ring = seat.open()
-        own, other = ring.rank + 2, 3 - ring.rank
-        said = (
-            rf"expected float32 \[{own}\], rank {1 - ring.rank} sent float32 \[{other}\]; call it with the same shape"
+@on_ranks(3)
+def test_a_joined_rank_outlives_what_others_disagree_on(seat: Seat, who: int) -> None:
+    ring = seat.open()
+    called, other = (rank for rank in range(3) if rank != who)
+    if ring.rank != who:
+        with pytest.raises(CollectiveMismatch) as caught:
+            allreduce((2,) if ring.rank == called else (3,))(ring)
+        mine, theirs = (2, 3) if ring.rank == called else (3, 2)
+        assert str(caught.value).splitlines()[0] == (
+            f"rank {ring.rank}: allreduce: expected float32 [{mine}], "
+            f"rank {other if ring.rank == called else called} sent float32 [{theirs}]; "
+            "call it with the same shape on every rank"
         )
-        with pytest.raises(CollectiveMismatch, match=said):
-            allreduce((own,))(ring)
-
-    as_threads(2, body)
-
-
-def test_no_rank_is_odd_where_three_differ() -> None:
-    def body(seat: Seat) -> None:
-        ring = seat.open()
-        with pytest.raises(CollectiveMismatch, match=rf"expected float32 \[{ring.rank + 2}\], rank . sent"):
-            allreduce((ring.rank + 2,))(ring)
-
-    as_threads(3, body)
+        ring.barrier()
+        time.sleep(0.05 if ring.rank == other else 0.0)
+    assert ring.join().last_rank() == other
 
 
 @also_on_devices
-def test_a_missing_name_does_not_hide_two_that_differ() -> None:
+@on_ranks(2)
+def test_a_joined_rank_takes_part_in_sums_only(seat: Seat) -> None:
+    ring = seat.open()
+    if ring.rank == 0:
+        with pytest.raises(
+            CollectiveMismatch, match="rank 1 has joined, and a joined rank takes part in barriers, sums"
+        ):
+            allreduce(op=ReduceOp.MAX)(ring)
+    ring.join()
+
+
+@also_on_devices
+@on_ranks(2)
+def test_a_queued_mismatch_fails_its_own_handle(seat: Seat) -> None:
+    """Operations before and after it in the queue complete."""
+    ring = seat.open()
+    tensors = [tensor(ring), tensor(ring, (5,) if ring.rank else (4,)), tensor(ring)]
+    before, wrong, after = (ring.allreduce([t.buffer], [t.buffer], blocking=False) for t in tensors)
+    before.wait()
+    with pytest.raises(CollectiveMismatch, match="call it with the same shape on every rank"):
+        wrong.wait()
+    after.wait()
+    assert set(tensors[2].values.ravel().tolist()) == {2.0}
+
+
+@also_on_devices
+@on_ranks(2)
+def test_one_name_may_be_missing(seat: Seat) -> None:
+    """A rank that gives no name agrees with any."""
+    ring = seat.open()
+    allreduce(name="" if ring.rank else "grad")(ring)
+
+
+@on_ranks(2)
+def test_of_two_ranks_each_reads_what_the_other_sent(seat: Seat) -> None:
+    ring = seat.open()
+    own, other = ring.rank + 2, 3 - ring.rank
+    said = rf"expected float32 \[{own}\], rank {1 - ring.rank} sent float32 \[{other}\]; call it with the same shape"
+    with pytest.raises(CollectiveMismatch, match=said):
+        allreduce((own,))(ring)
+
+
+@on_ranks(3)
+def test_no_rank_is_odd_where_three_differ(seat: Seat) -> None:
+    ring = seat.open()
+    with pytest.raises(CollectiveMismatch, match=rf"expected float32 \[{ring.rank + 2}\], rank . sent"):
+        allreduce((ring.rank + 2,))(ring)
+
+
+@also_on_devices
+@on_ranks(3)
+def test_a_missing_name_does_not_hide_two_that_differ(seat: Seat) -> None:
     """Each agrees with the rank that gives none, and not with the other."""
-
-    def body(seat: Seat) -> None:
-        ring = seat.open()
-        with pytest.raises(CollectiveMismatch, match=r"the name 'a'|the name 'b'") as caught:
-            allreduce(name=["a", "", "b"][ring.rank])(ring)
-        assert "all others" not in str(caught.value), "the one without a name agrees with both"
-        with pytest.raises(CollectiveMismatch, match=r"the name 'a'|the name 'b'"):
-            allreduce(name=["", "a", "b"][ring.rank])(ring)
-        allreduce()(ring)
-
-    as_threads(3, body)
+    ring = seat.open()
+    with pytest.raises(CollectiveMismatch, match=r"the name 'a'|the name 'b'") as caught:
+        allreduce(name=["a", "", "b"][ring.rank])(ring)
+    assert "all others" not in str(caught.value), "the one without a name agrees with both"
+    with pytest.raises(CollectiveMismatch, match=r"the name 'a'|the name 'b'"):
+        allreduce(name=["", "a", "b"][ring.rank])(ring)
+    allreduce()(ring)
 
 
 @pytest.mark.parametrize("name", ["é" * 60, "x" + "é" * 60, "n" * 500])
-def test_names_are_cut_where_a_character_ends(name: str) -> None:
+@on_ranks(2)
+def test_names_are_cut_where_a_character_ends(seat: Seat, name: str) -> None:
     """Names travel in a header of fixed size; what is left of them is text in errors and in snapshots."""
-
-    def body(seat: Seat) -> None:
-        ring = seat.open()
-        with pytest.raises(CollectiveMismatch, match=name[:30]):
-            allreduce((2,) if ring.rank else (3,), name=name)(ring)
-        kept, hashed = ring.snapshot()[0]["name"].rsplit("~", 1)
-        assert name.startswith(kept)
-        assert len(kept) >= 30
-        assert int(hashed, 16) >= 0
-
-    as_threads(2, body)
+    ring = seat.open()
+    with pytest.raises(CollectiveMismatch, match=name[:30]):
+        allreduce((2,) if ring.rank else (3,), name=name)(ring)
+    kept, hashed = ring.snapshot()[0]["name"].rsplit("~", 1)
+    assert name.startswith(kept)
+    assert len(kept) >= 30
+    assert int(hashed, 16) >= 0
 
 
 @pytest.mark.parametrize("name", ["n" * 500, "grad\0"])
-def test_names_that_are_cut_are_compared_whole(name: str) -> None:
-    def body(seat: Seat) -> None:
-        ring = seat.open()
-        with pytest.raises(CollectiveMismatch, match=r"expected the name '.*', rank . passed the name"):
-            allreduce(name=f"{name}{ring.rank}")(ring)
-        allreduce(name=name)(ring)
-
-    as_threads(2, body)
+@on_ranks(2)
+def test_names_that_are_cut_are_compared_whole(seat: Seat, name: str) -> None:
+    ring = seat.open()
+    with pytest.raises(CollectiveMismatch, match=r"expected the name '.*', rank . passed the name"):
+        allreduce(name=f"{name}{ring.rank}")(ring)
+    allreduce(name=name)(ring)
 
 
 @also_on_devices
-def test_a_difference_within_a_group_of_tensors_is_seen_in_the_table() -> None:
-    def body(seat: Seat) -> None:
-        ring = seat.open()
-        tensors = [tensor(ring, shape).buffer for shape in ([(2,), (4,)] if ring.rank else [(4,), (2,)])]
-        with pytest.raises(CollectiveMismatch) as caught:
-            ring.allreduce(tensors, tensors)
-        rows = [line.partition("float32")[2] for line in str(caught.value).splitlines()[2:4]]
-        assert rows[0] != rows[1]
-        own = tensor(ring)
-        ring.allreduce([own.buffer], [own.buffer], prescale=math.nan)
-
-    as_threads(2, body)
+@on_ranks(2)
+def test_a_difference_within_a_group_of_tensors_is_seen_in_the_table(seat: Seat) -> None:
+    ring = seat.open()
+    tensors = [tensor(ring, shape).buffer for shape in ([(2,), (4,)] if ring.rank else [(4,), (2,)])]
+    with pytest.raises(CollectiveMismatch) as caught:
+        ring.allreduce(tensors, tensors)
+    rows = [line.partition("float32")[2] for line in str(caught.value).splitlines()[2:4]]
+    assert rows[0] != rows[1]
+    own = tensor(ring)
+    ring.allreduce([own.buffer], [own.buffer], prescale=math.nan)
 
 
-def test_arguments_that_cannot_be_right() -> None:
+@on_ranks(2)
+def test_arguments_that_cannot_be_right(seat: Seat) -> None:
     """ValueError on the rank that passed them, before anything is sent: the others need not know."""
-
-    def body(seat: Seat) -> None:
-        ring = seat.open()
-        own = tensor(ring, (4,))
-        with pytest.raises(ValueError, match="splits must be one per rank and add up to the tensor's 4 elements"):
-            ring.alltoall([own.buffer], [1, 2])
-        with pytest.raises(ValueError, match="splits must be one per rank"):
-            ring.alltoall([own.buffer], [4])
-        with pytest.raises(ValueError, match="a split is negative"):
-            ring.alltoall([own.buffer], [5, -1])
-        with pytest.raises(ValueError, match="root 2 is not in this group of 2"):
-            ring.broadcast(own.buffer, own.buffer, 2)
-        with pytest.raises(ValueError, match="at most 8 are supported"):
-            allreduce((1,) * 9)(ring)
-        scalar = tensor(ring, ())
-        with pytest.raises(ValueError, match="has no rows to scatter"):
-            ring.reducescatter(scalar.buffer, scalar.buffer)
+    ring = seat.open()
+    own = tensor(ring, (4,))
+    with pytest.raises(ValueError, match="splits must be one per rank and add up to the tensor's 4 elements"):
+        ring.alltoall([own.buffer], [1, 2])
+    with pytest.raises(ValueError, match="splits must be one per rank"):
+        ring.alltoall([own.buffer], [4])
+    with pytest.raises(ValueError, match="a split is negative"):
+        ring.alltoall([own.buffer], [5, -1])
+    with pytest.raises(ValueError, match="root 2 is not in this group of 2"):
+        ring.broadcast(own.buffer, own.buffer, 2)
+    with pytest.raises(ValueError, match="at most 8 are supported"):
+        allreduce((1,) * 9)(ring)
+    scalar = tensor(ring, ())
+    with pytest.raises(ValueError, match="has no rows to scatter"):
+        ring.reducescatter(scalar.buffer, scalar.buffer)
+    ring.barrier()
+    ring.close()
+    with pytest.raises(ValueError, match=r"rank .: barrier: this communicator is closed"):
         ring.barrier()
-        ring.close()
-        with pytest.raises(ValueError, match=r"rank .: barrier: this communicator is closed"):
-            ring.barrier()
-
-    as_threads(2, body)
 
 
 @pytest.mark.parametrize("number", [-1, max(len(DType), len(ReduceOp)), 1 << 20])
-def test_a_number_that_is_no_dtype_or_reduction(number: int) -> None:
+@on_ranks(1)
+def test_a_number_that_is_no_dtype_or_reduction(seat: Seat, number: int) -> None:
     """ValueError that names the argument, before the core looks anything up by it."""
-
-    def body(seat: Seat) -> None:
-        native = seat.open()._native
-        piece, host = (0, 0, 0), (0, 0, 0)
-        calls: dict[str, list[Callable[[], object]]] = {
-            "dtype": [
-                lambda: native.reduce(True, [piece], [0], 0, number, host, 0, 1.0, 1.0, "", True, 0.0, (1, None)),
-                lambda: native.allgather(piece, [], [0], number, host, "", True, 0.0, (1, None)),
-                lambda: native.alltoall([piece], [], [0], [0], number, host, "", True, 0.0),
-                lambda: native.broadcast(piece, [0], 0, number, host, "", True, 0.0),
-            ],
-            "device": [
-                lambda: native.allgather(piece, [], [0], 0, (number, 0, 0), "", True, 0.0, (1, None)),
-            ],
-            "op": [
-                lambda: native.reduce(True, [piece], [0], 0, 0, host, number, 1.0, 1.0, "", True, 0.0, (1, None)),
-            ],
-        }
-        most = {"dtype": len(DType) - 1, "device": 3, "op": len(ReduceOp) - 1}
-        for name, wrong in calls.items():
-            for call in wrong:
-                with pytest.raises(ValueError, match=rf"{name} must be between 0 and {most[name]}, got {number}"):
-                    call()
-
-    as_threads(1, body)
+    native = seat.open()._native
+    piece, host = (0, 0, 0), (0, 0, 0)
+    calls: dict[str, list[Callable[[], object]]] = {
+        "dtype": [
+            lambda: native.reduce(True, [piece], [0], 0, number, host, 0, 1.0, 1.0, "", True, 0.0, (1, None)),
+            lambda: native.allgather(piece, [], [0], number, host, "", True, 0.0, (1, None)),
+            lambda: native.alltoall([piece], [], [0], [0], number, host, "", True, 0.0),
+            lambda: native.broadcast(piece, [0], 0, number, host, "", True, 0.0),
+        ],
+        "device": [
+            lambda: native.allgather(piece, [], [0], 0, (number, 0, 0), "", True, 0.0, (1, None)),
+        ],
+        "op": [
+            lambda: native.reduce(True, [piece], [0], 0, 0, host, number, 1.0, 1.0, "", True, 0.0, (1, None)),
+        ],
+    }
+    most = {"dtype": len(DType) - 1, "device": 3, "op": len(ReduceOp) - 1}
+    for name, wrong in calls.items():
+        for call in wrong:
+            with pytest.raises(ValueError, match=rf"{name} must be between 0 and {most[name]}, got {number}"):
+                call()

@@ -13,7 +13,7 @@ import pytest
 from native.calls import ASYNCHRONOUS
 from native.names import start, total
 from native.over_devices import also_on_devices
-from native.ranks import LAUNCHERS, Seat, as_hosts, as_threads
+from native.ranks import LAUNCHERS, Seat, as_hosts, as_threads, on_ranks
 from native.values import Tensor, produced
 from ring_notebook.core.buffers import DType
 from ring_notebook.core.communicator import Communicator, ReduceOp
@@ -192,19 +192,16 @@ def test_fused_as_far_as_the_threshold_goes(launcher: str) -> None:
 @also_on_devices
 @pytest.mark.parametrize("call", ASYNCHRONOUS)
 @pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_every_kind(launcher: str, call: str) -> None:
+@on_ranks(3)
+def test_every_kind(seat: Seat, launcher: str, call: str) -> None:
     """All that can be queued matches by name, beside unnamed operations in another order on each rank."""
-
-    def body(seat: Seat) -> None:
-        ring = seat.open()
-        names = [f"{call} {n}" for n in range(3)]
-        works = [named(ring, call, name) for name in (names if seat.rank % 2 else names[::-1])]
-        total(ring)
-        for work in works:
-            work.wait()
-        assert ring.named_counts()["names"] == 3
-
-    LAUNCHERS[launcher](3, body)
+    ring = seat.open()
+    names = [f"{call} {n}" for n in range(3)]
+    works = [named(ring, call, name) for name in (names if seat.rank % 2 else names[::-1])]
+    total(ring)
+    for work in works:
+        work.wait()
+    assert ring.named_counts()["names"] == 3
 
 
 def named(ring: Communicator, call: str, name: str) -> Work:
@@ -224,134 +221,119 @@ def named(ring: Communicator, call: str, name: str) -> Work:
 
 @also_on_devices
 @pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_results_by_name(launcher: str) -> None:
+@on_ranks(3)
+def test_results_by_name(seat: Seat, launcher: str) -> None:
     """What an operation produces reaches the one that was started, in whatever order they were."""
-
-    def body(seat: Seat) -> None:
-        ring = seat.open()
-        chance = random.Random(seat.rank)
-        kinds = ["gathered", "exchanged", "scattered", "from 1"]
-        chance.shuffle(kinds)
-        mine = Tensor.of(ring, np.arange(seat.size) + 10 * seat.rank, DType.INT64)
-        part, sent = Tensor.of(ring, np.zeros(1), DType.INT64), Tensor.of(ring, np.array([seat.rank]), DType.INT64)
-        calls: dict[str, Callable[[], Work]] = {
-            "gathered": lambda: ring.allgather(mine.buffer, name="gathered", blocking=False),
-            "exchanged": lambda: ring.alltoall([mine.buffer], [1] * seat.size, name="exchanged", blocking=False),
-            "scattered": lambda: ring.reducescatter(mine.buffer, part.buffer, name="scattered", blocking=False),
-            "from 1": lambda: ring.broadcast(sent.buffer, sent.buffer, 1, name="from 1", blocking=False),
-        }
-        works = {kind: calls[kind]() for kind in kinds}
-        for work in works.values():
-            work.wait()
-        numbers = np.arange(seat.size)
-        everything = (numbers[:, None] * 10 + numbers).ravel()
-        assert np.frombuffer(produced(works["gathered"]), np.int64).tolist() == everything.tolist()
-        assert np.frombuffer(produced(works["exchanged"]), np.int64).tolist() == (numbers * 10 + seat.rank).tolist()
-        assert part.values.tolist() == [sum(10 * r + seat.rank for r in range(seat.size))]
-        assert sent.values.tolist() == [1]
-
-    LAUNCHERS[launcher](3, body)
-
-
-@also_on_devices
-@pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_a_mismatch_of_names(launcher: str) -> None:
-    """Another kind, dtype, reduction or root under one name: an error on all ranks that shows both; others live on."""
-
-    def body(seat: Seat) -> None:
-        ring = seat.open()
-        odd = seat.rank == 1
-        own = Tensor.of(ring, np.ones(3), DType.FLOAT64 if odd else DType.FLOAT32).buffer
-        ones = Tensor.of(ring, np.ones(3), DType.FLOAT32).buffer
-        op = ReduceOp.MAX if odd else ReduceOp.SUM
-        good = start(ring, "good", 1.0)
-        works = {
-            "kind": ring.barrier(name="kind", blocking=False)
-            if odd
-            else ring.allreduce([ones], [ones], name="kind", blocking=False),
-            "dtype": ring.allreduce([own], [own], name="dtype", blocking=False),
-            "reduction": ring.allreduce([ones], [ones], op=op, name="reduction", blocking=False),
-            "root": ring.broadcast(ones, ones, int(odd), name="root", blocking=False),
-        }
-        texts = {
-            "kind": "rank 1: barrier 'kind'",
-            "dtype": r"rank 1: allreduce sum 'dtype' float64 \[3\]",
-            "reduction": r"rank 1: allreduce max 'reduction' float32 \[3\]",
-            "root": r"rank 1: broadcast 'root' float32 \[3\]( on cuda)? from rank 1",
-        }
-        for what, work in works.items():
-            with pytest.raises(CollectiveMismatch, match=texts[what]):
-                work.wait()
-        good[1].wait()
-        assert good[0].values.tolist() == [float(seat.size)] * 3
-        total(ring)
-        again = start(ring, "kind", 2.0)
-        again[1].wait()
-        assert again[0].values.tolist() == [2.0 * seat.size] * 3
-
-    LAUNCHERS[launcher](3, body)
-
-
-@also_on_devices
-@pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_join_beside_names(launcher: str) -> None:
-    """A rank that has joined adds nothing to what others start by name; all learn who came last, and go on."""
-
-    def body(seat: Seat) -> None:
-        ring = seat.open()
-        for _ in range(3):
-            started = [start(ring, f"step {step}", 1.0, 30_000) for step in range(seat.rank + 1)]
-            random.Random(seat.rank).shuffle(started)
-            started[0][1].wait()
-            last = ring.join().last_rank()
-            assert last in range(seat.size)
-            for tensor, work in started:
-                work.wait()
-                assert tensor.values[0] in range(1, seat.size + 1)
-            sums = sorted(float(tensor.values[0]) for tensor, _ in started)
-            assert sums == sorted(float(seat.size - step) for step in range(seat.rank + 1))
-        own = Tensor.of(ring, np.ones(3), DType.FLOAT32).buffer
-        if seat.rank == 0:
-            with pytest.raises(CollectiveMismatch, match="has joined"):  # in which those that join take no part
-                ring.allgather(own)
-        ring.join()
-        both = [start(ring, f"after {n}", 1.0) for n in range(3)]
-        for tensor, work in both:
-            work.wait()
-            assert tensor.values.tolist() == [float(seat.size)] * 3
-
-    LAUNCHERS[launcher](3, body)
-
-
-@also_on_devices
-@pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_join_where_no_two_started_the_same(launcher: str) -> None:
-    """Nobody waits for anybody: each rank's name is complete because all others have joined."""
-
-    def body(seat: Seat) -> None:
-        ring = seat.open()
-        tensor, work = start(ring, f"of rank {seat.rank}", 7.0)
-        ring.join()
+    ring = seat.open()
+    chance = random.Random(seat.rank)
+    kinds = ["gathered", "exchanged", "scattered", "from 1"]
+    chance.shuffle(kinds)
+    mine = Tensor.of(ring, np.arange(seat.size) + 10 * seat.rank, DType.INT64)
+    part, sent = Tensor.of(ring, np.zeros(1), DType.INT64), Tensor.of(ring, np.array([seat.rank]), DType.INT64)
+    calls: dict[str, Callable[[], Work]] = {
+        "gathered": lambda: ring.allgather(mine.buffer, name="gathered", blocking=False),
+        "exchanged": lambda: ring.alltoall([mine.buffer], [1] * seat.size, name="exchanged", blocking=False),
+        "scattered": lambda: ring.reducescatter(mine.buffer, part.buffer, name="scattered", blocking=False),
+        "from 1": lambda: ring.broadcast(sent.buffer, sent.buffer, 1, name="from 1", blocking=False),
+    }
+    works = {kind: calls[kind]() for kind in kinds}
+    for work in works.values():
         work.wait()
-        assert tensor.values.tolist() == [7.0] * 3
-        total(ring)
-
-    LAUNCHERS[launcher](3, body)
+    numbers = np.arange(seat.size)
+    everything = (numbers[:, None] * 10 + numbers).ravel()
+    assert np.frombuffer(produced(works["gathered"]), np.int64).tolist() == everything.tolist()
+    assert np.frombuffer(produced(works["exchanged"]), np.int64).tolist() == (numbers * 10 + seat.rank).tolist()
+    assert part.values.tolist() == [sum(10 * r + seat.rank for r in range(seat.size))]
+    assert sent.values.tolist() == [1]
 
 
 @also_on_devices
-def test_long_names_are_told_apart() -> None:
-    """A header has room for the beginning of a name only."""
-
-    def body(seat: Seat) -> None:
-        ring = seat.open()
-        names = ["x" * 200 + str(n) for n in range(5)]
-        started = {name: start(ring, name, float(len(name) + int(name[-1]))) for name in names[:: 1 - 2 * seat.rank]}
-        for name, (tensor, work) in started.items():
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+@on_ranks(3)
+def test_a_mismatch_of_names(seat: Seat, launcher: str) -> None:
+    """Another kind, dtype, reduction or root under one name: an error on all ranks that shows both; others live on."""
+    ring = seat.open()
+    odd = seat.rank == 1
+    own = Tensor.of(ring, np.ones(3), DType.FLOAT64 if odd else DType.FLOAT32).buffer
+    ones = Tensor.of(ring, np.ones(3), DType.FLOAT32).buffer
+    op = ReduceOp.MAX if odd else ReduceOp.SUM
+    good = start(ring, "good", 1.0)
+    works = {
+        "kind": ring.barrier(name="kind", blocking=False)
+        if odd
+        else ring.allreduce([ones], [ones], name="kind", blocking=False),
+        "dtype": ring.allreduce([own], [own], name="dtype", blocking=False),
+        "reduction": ring.allreduce([ones], [ones], op=op, name="reduction", blocking=False),
+        "root": ring.broadcast(ones, ones, int(odd), name="root", blocking=False),
+    }
+    texts = {
+        "kind": "rank 1: barrier 'kind'",
+        "dtype": r"rank 1: allreduce sum 'dtype' float64 \[3\]",
+        "reduction": r"rank 1: allreduce max 'reduction' float32 \[3\]",
+        "root": r"rank 1: broadcast 'root' float32 \[3\]( on cuda)? from rank 1",
+    }
+    for what, work in works.items():
+        with pytest.raises(CollectiveMismatch, match=texts[what]):
             work.wait()
-            assert tensor.values[0] == 2.0 * (len(name) + int(name[-1]))
+    good[1].wait()
+    assert good[0].values.tolist() == [float(seat.size)] * 3
+    total(ring)
+    again = start(ring, "kind", 2.0)
+    again[1].wait()
+    assert again[0].values.tolist() == [2.0 * seat.size] * 3
 
-    as_threads(2, body)
+
+@also_on_devices
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+@on_ranks(3)
+def test_join_beside_names(seat: Seat, launcher: str) -> None:
+    """A rank that has joined adds nothing to what others start by name; all learn who came last, and go on."""
+    ring = seat.open()
+    for _ in range(3):
+        started = [start(ring, f"step {step}", 1.0, 30_000) for step in range(seat.rank + 1)]
+        random.Random(seat.rank).shuffle(started)
+        started[0][1].wait()
+        last = ring.join().last_rank()
+        assert last in range(seat.size)
+        for tensor, work in started:
+            work.wait()
+            assert tensor.values[0] in range(1, seat.size + 1)
+        sums = sorted(float(tensor.values[0]) for tensor, _ in started)
+        assert sums == sorted(float(seat.size - step) for step in range(seat.rank + 1))
+    own = Tensor.of(ring, np.ones(3), DType.FLOAT32).buffer
+    if seat.rank == 0:
+        with pytest.raises(CollectiveMismatch, match="has joined"):  # in which those that join take no part
+            ring.allgather(own)
+    ring.join()
+    both = [start(ring, f"after {n}", 1.0) for n in range(3)]
+    for tensor, work in both:
+        work.wait()
+        assert tensor.values.tolist() == [float(seat.size)] * 3
+
+
+@also_on_devices
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+@on_ranks(3)
+def test_join_where_no_two_started_the_same(seat: Seat, launcher: str) -> None:
+    """Nobody waits for anybody: each rank's name is complete because all others have joined."""
+    ring = seat.open()
+    tensor, work = start(ring, f"of rank {seat.rank}", 7.0)
+    ring.join()
+    work.wait()
+    assert tensor.values.tolist() == [7.0] * 3
+    total(ring)
+
+
+@also_on_devices
+@on_ranks(2)
+def test_long_names_are_told_apart(seat: Seat) -> None:
+    """A header has room for the beginning of a name only."""
+    ring = seat.open()
+    names = ["x" * 200 + str(n) for n in range(5)]
+    started = {name: start(ring, name, float(len(name) + int(name[-1]))) for name in names[:: 1 - 2 * seat.rank]}
+    for name, (tensor, work) in started.items():
+        work.wait()
+        assert tensor.values[0] == 2.0 * (len(name) + int(name[-1]))
 
 
 @also_on_devices
@@ -372,13 +354,10 @@ def test_many_more_names_than_a_round_tells() -> None:
 
 
 @also_on_devices
-def test_all_hosts_of_three() -> None:
+@on_ranks(7, as_hosts)
+def test_all_hosts_of_three(seat: Seat) -> None:
     """With unequal numbers of ranks on each."""
-
-    def body(seat: Seat) -> None:
-        ring = seat.open()
-        for _, number, tensor, work in forty(ring, [ring], 4):
-            work.wait()
-            assert set(tensor.values.tolist()) == {float(sum(range(seat.size)) + number * seat.size)}
-
-    as_hosts(7, body)
+    ring = seat.open()
+    for _, number, tensor, work in forty(ring, [ring], 4):
+        work.wait()
+        assert set(tensor.values.tolist()) == {float(sum(range(seat.size)) + number * seat.size)}

@@ -15,7 +15,7 @@ import pytest
 
 from harness.waiting import stderr_into, until
 from native.names import LATE, ends, start, total, waits_for
-from native.ranks import Dead, Seat, as_processes, as_threads
+from native.ranks import Dead, Seat, as_processes, as_threads, on_ranks
 from ring_notebook.config import config
 from ring_notebook.core.communicator import Communicator
 from ring_notebook.errors import CollectiveAborted, CollectiveTimeout
@@ -150,24 +150,21 @@ def test_deadline(place: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> No
         config.cache_clear()
 
 
-def test_dropped_while_under_way() -> None:
+@on_ranks(2)
+def test_dropped_while_under_way(seat: Seat) -> None:
     """A communicator that is dropped while a name waits ends the generation instead of leaving others waiting."""
-
-    def body(seat: Seat) -> None:
-        ring = seat.open(1)
-        if seat.rank == 0:
-            start(ring, "before", 1.0)[1].wait()
-            start(ring, "x", 1.0)
-            seat.opened.clear()
-            del ring
-            gc.collect()
-        else:
-            # The first one too, where its result had not arrived yet.
-            names = ("before", "y")
-            ends(lambda: [start(ring, n, 1.0)[1].wait() for n in names], CollectiveAborted, "rank 0 dropped")
-        total(seat.open(2))
-
-    as_threads(2, body)
+    ring = seat.open(1)
+    if seat.rank == 0:
+        start(ring, "before", 1.0)[1].wait()
+        start(ring, "x", 1.0)
+        seat.opened.clear()
+        del ring
+        gc.collect()
+    else:
+        # The first one too, where its result had not arrived yet.
+        names = ("before", "y")
+        ends(lambda: [start(ring, n, 1.0)[1].wait() for n in names], CollectiveAborted, "rank 0 dropped")
+    total(seat.open(2))
 
 
 @pytest.mark.parametrize("known", [False, True])

@@ -6,7 +6,6 @@ import gc
 import math
 import os
 import signal
-import subprocess
 import sys
 import textwrap
 import threading
@@ -17,37 +16,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from harness.programs import ran
 from native.calls import CALLS, WAITS
+from native.names import LATE, ends, total
 from native.over_devices import also_on_devices
-from native.ranks import LAUNCHERS, Seat, as_processes, as_threads
+from native.ranks import Seat, as_processes, as_threads, on_ranks
 from native.values import Tensor, produced
 from ring_notebook.config import config
 from ring_notebook.core.buffers import DType
 from ring_notebook.core.communicator import Communicator
 from ring_notebook.errors import CollectiveAborted, CollectiveTimeout
 
-LATE = 30.0
-"""Seconds within which all that wait must have learned: a limit for failure, far above what it takes."""
-
-
-def works(ring: Communicator) -> None:
-    """One sum that must be right."""
-    tensor = Tensor.of(ring, np.ones(5), DType.FLOAT32)
-    ring.allreduce([tensor.buffer], [tensor.buffer])
-    assert tensor.values.tolist() == [float(ring.size)] * 5
-
 
 def begin(ring: Communicator, call: str, blocking: bool) -> Callable[[], object]:
     """What waits for the collective: the call itself, or its handle once it is queued."""
     return (lambda: CALLS[call](ring, True)) if blocking else CALLS[call](ring, False).wait
-
-
-def ends(wait: Callable[[], object], error: type[BaseException], match: str | None) -> None:
-    """``wait`` must raise ``error`` soon."""
-    begun = time.monotonic()
-    with pytest.raises(error, match=match):
-        wait()
-    assert time.monotonic() - begun < LATE
 
 
 def when_all_wait(ring: Communicator, ranks: set[int]) -> None:
@@ -69,29 +52,26 @@ def when_all_wait(ring: Communicator, ranks: set[int]) -> None:
 @also_on_devices
 @pytest.mark.parametrize("aborter", [0, 2])
 @pytest.mark.parametrize(("call", "blocking"), WAITS)
-def test_abort_while_others_wait(call: str, blocking: bool, aborter: int) -> None:
+@on_ranks(3)
+def test_abort_while_others_wait(seat: Seat, call: str, blocking: bool, aborter: int) -> None:
     """The reason reaches all that wait and all that come later; the next generation starts clean."""
-
-    def body(seat: Seat) -> None:
-        ring = seat.open(1)
-        if seat.rank == aborter:
-            when_all_wait(ring, {0, 1, 2} - {aborter})
-            ring.abort("the cell of rank X raised ValueError")
-        else:
-            ends(
-                begin(ring, call, blocking),
-                CollectiveAborted,
-                f"rank {seat.rank}: .*(sequence 2).* stopped because the cell of rank X",
-            )
-        assert ring.aborted
+    ring = seat.open(1)
+    if seat.rank == aborter:
+        when_all_wait(ring, {0, 1, 2} - {aborter})
+        ring.abort("the cell of rank X raised ValueError")
+    else:
         ends(
-            ring.barrier,
+            begin(ring, call, blocking),
             CollectiveAborted,
-            r"barrier( \(sequence [1-9]\d*\))? stopped because the cell of rank X raised ValueError",
+            f"rank {seat.rank}: .*(sequence 2).* stopped because the cell of rank X",
         )
-        works(seat.open(2))
-
-    as_threads(3, body)
+    assert ring.aborted
+    ends(
+        ring.barrier,
+        CollectiveAborted,
+        r"barrier( \(sequence [1-9]\d*\))? stopped because the cell of rank X raised ValueError",
+    )
+    total(seat.open(2))
 
 
 @pytest.mark.parametrize("blocking", [True, False])
@@ -111,7 +91,7 @@ def test_abort_reaches_a_group(blocking: bool) -> None:
             waits.set()
         else:
             ends(begin(group, "barrier", blocking), CollectiveAborted, "rank 2 is not well")
-        works(seat.open(2))
+        total(seat.open(2))
 
     as_threads(3, body)
 
@@ -119,56 +99,47 @@ def test_abort_reaches_a_group(blocking: bool) -> None:
 @also_on_devices
 @pytest.mark.parametrize("in_group", [True, False])
 @pytest.mark.parametrize("call", CALLS)
-def test_a_rank_that_leaves(call: str, in_group: bool) -> None:
+@on_ranks(3)
+def test_a_rank_that_leaves(seat: Seat, call: str, in_group: bool) -> None:
     """All that wait for it learn that it has left, in a group of the generation that it left too."""
-
-    def body(seat: Seat) -> None:
-        ring = seat.open(1)
-        group = ring.group([2, 1, 0]) if in_group else ring
-        assert group is not None
-        if seat.rank == 1:
-            when_all_wait(ring, {0, 2})
-            ring.close()
-            with pytest.raises(ValueError, match="communicator is closed"):
-                group.barrier()
-        else:
-            ends(lambda: CALLS[call](group, True), CollectiveAborted, r"rank 1 has left \(its cell or script ended\)")
-        works(seat.open(2))
-
-    as_threads(3, body)
+    ring = seat.open(1)
+    group = ring.group([2, 1, 0]) if in_group else ring
+    assert group is not None
+    if seat.rank == 1:
+        when_all_wait(ring, {0, 2})
+        ring.close()
+        with pytest.raises(ValueError, match="communicator is closed"):
+            group.barrier()
+    else:
+        ends(lambda: CALLS[call](group, True), CollectiveAborted, r"rank 1 has left \(its cell or script ended\)")
+    total(seat.open(2))
 
 
-def test_a_rank_that_leaves_in_good_order() -> None:
+@on_ranks(3)
+def test_a_rank_that_leaves_in_good_order(seat: Seat) -> None:
     """Who closes after the last operation disturbs nobody who has yet to come out of it."""
-
-    def body(seat: Seat) -> None:
-        for generation in range(1, 100):
-            ring = seat.open(generation)
-            tensor = Tensor.of(ring, np.ones(20_000), DType.FLOAT32)
-            ring.allreduce([tensor.buffer], [tensor.buffer])
-            ring.close()
-            seat.opened.clear()
-
-    as_threads(3, body)
+    for generation in range(1, 100):
+        ring = seat.open(generation)
+        tensor = Tensor.of(ring, np.ones(20_000), DType.FLOAT32)
+        ring.allreduce([tensor.buffer], [tensor.buffer])
+        ring.close()
+        seat.opened.clear()
 
 
-def test_dropped_while_under_way() -> None:
+@on_ranks(2)
+def test_dropped_while_under_way(seat: Seat) -> None:
     """A communicator that is dropped with operations under way ends the generation; others are not left waiting."""
-
-    def body(seat: Seat) -> None:
-        ring = seat.open(1)
-        if seat.rank == 0:
-            ring.barrier(blocking=False)
-            when_all_wait(ring, {0})
-            seat.opened.clear()
-            del ring
-            gc.collect()
-        else:
-            time.sleep(0.1)
-            ends(lambda: [ring.barrier() for _ in range(2)], CollectiveAborted, "rank 0 dropped a communicator")
-        works(seat.open(2))
-
-    as_threads(2, body)
+    ring = seat.open(1)
+    if seat.rank == 0:
+        ring.barrier(blocking=False)
+        when_all_wait(ring, {0})
+        seat.opened.clear()
+        del ring
+        gc.collect()
+    else:
+        time.sleep(0.1)
+        ends(lambda: [ring.barrier() for _ in range(2)], CollectiveAborted, "rank 0 dropped a communicator")
+    total(seat.open(2))
 
 
 @also_on_devices
@@ -200,22 +171,19 @@ def test_deadline(call: str, blocking: bool, monkeypatch: pytest.MonkeyPatch) ->
         config.cache_clear()
 
 
-def test_deadline_of_a_wait() -> None:
+@on_ranks(2)
+def test_deadline_of_a_wait(seat: Seat) -> None:
     """``Work.wait(timeout)`` ends the operation, for all."""
-
-    def body(seat: Seat) -> None:
-        ring = seat.open(1)
-        seat.meet()
-        if seat.rank == 0:
-            work = ring.barrier(name="late", blocking=False)
-            ends(lambda: work.wait(0.2), CollectiveTimeout, "rank 0: barrier 'late' was not done after 0.2 s")
-            ends(work.wait, CollectiveAborted, "was not done after 0.2 s")
-        else:
-            while not ring.aborted:
-                time.sleep(0.01)
-        works(seat.open(2))
-
-    as_threads(2, body)
+    ring = seat.open(1)
+    seat.meet()
+    if seat.rank == 0:
+        work = ring.barrier(name="late", blocking=False)
+        ends(lambda: work.wait(0.2), CollectiveTimeout, "rank 0: barrier 'late' was not done after 0.2 s")
+        ends(work.wait, CollectiveAborted, "was not done after 0.2 s")
+    else:
+        while not ring.aborted:
+            time.sleep(0.01)
+    total(seat.open(2))
 
 
 @pytest.mark.parametrize("seconds", [math.inf, 1e300, 1e10])
@@ -242,61 +210,50 @@ def test_a_deadline_that_never_comes(seconds: float, monkeypatch: pytest.MonkeyP
         config.cache_clear()
 
 
-def test_a_generation_that_does_not_begin() -> None:
+@on_ranks(2)
+def test_a_generation_that_does_not_begin(seat: Seat) -> None:
     """A rank that waits for others to open a generation gives up at the deadline, and can open the next with them."""
-
-    def body(seat: Seat) -> None:
-        if seat.rank == 0:
-            ends(lambda: seat.open(5, timeout=0.2), CollectiveTimeout, "rank 1 has not called it")
-        works(seat.open(6))
-        if seat.rank == 1:
-            ends(lambda: seat.open(5, timeout=0.2), CollectiveAborted, "a generation that rank 0 has already left")
-            ends(lambda: seat.open(7, timeout=0.2), CollectiveTimeout, "rank 1 waited 0.2 s for rank 0")
-
-    as_threads(2, body)
+    if seat.rank == 0:
+        ends(lambda: seat.open(5, timeout=0.2), CollectiveTimeout, "rank 1 has not called it")
+    total(seat.open(6))
+    if seat.rank == 1:
+        ends(lambda: seat.open(5, timeout=0.2), CollectiveAborted, "a generation that rank 0 has already left")
+        ends(lambda: seat.open(7, timeout=0.2), CollectiveTimeout, "rank 1 waited 0.2 s for rank 0")
 
 
 @pytest.mark.parametrize("launcher", ["threads", "processes"])
-def test_a_rank_that_gives_up_before_the_generation(launcher: str) -> None:
+@on_ranks(3)
+def test_a_rank_that_gives_up_before_the_generation(seat: Seat, launcher: str) -> None:
     """One that is stopped while it opens a generation will never come; those who wait for it there learn that."""
-
-    def body(seat: Seat) -> None:
-        works(seat.open(1))
-        if seat.rank == 1:
-            # It waits for a leader that will not open this, as the leader of the others waits for it.
-            ends(
-                lambda: seat.open(2, ranks=[2, 1, 0], timeout=0.2), CollectiveTimeout, "rank 1 waited 0.2 s for rank 2"
-            )
-        else:
-            ends(lambda: seat.open(2), CollectiveAborted, "stopped before it joined this generation")
-        works(seat.open(3))
-
-    LAUNCHERS[launcher](3, body)
+    total(seat.open(1))
+    if seat.rank == 1:
+        # It waits for a leader that will not open this, as the leader of the others waits for it.
+        ends(lambda: seat.open(2, ranks=[2, 1, 0], timeout=0.2), CollectiveTimeout, "rank 1 waited 0.2 s for rank 2")
+    else:
+        ends(lambda: seat.open(2), CollectiveAborted, "stopped before it joined this generation")
+    total(seat.open(3))
 
 
 @also_on_devices
 @pytest.mark.parametrize(("call", "blocking"), WAITS)
-def test_interrupt(call: str, blocking: bool) -> None:
+@on_ranks(3, as_processes)
+def test_interrupt(seat: Seat, call: str, blocking: bool) -> None:
     """A real SIGINT is a KeyboardInterrupt inside the collective; the others learn who was interrupted; all go on."""
-
-    def body(seat: Seat) -> None:
-        ring = seat.open(1)
-        own = Tensor.of(ring, np.array([os.getpid()]), DType.INT64)
-        pids = np.frombuffer(produced(ring.allgather(own.buffer, name="setup")), np.int64)
-        seat.meet()  # what tries a device before its first operation waits too
-        if seat.rank == 0:
-            when_all_wait(ring, {1, 2})
-            time.sleep(0 if blocking else 0.2)  # no snapshot shows that a queued operation is being waited for
-            os.kill(int(pids[1]), signal.SIGINT)
-            when_all_wait(ring, set())
-            ends(ring.barrier, CollectiveAborted, "rank 1 was interrupted")
-        elif seat.rank == 1:
-            ends(lambda: begin(ring, call, blocking)(), KeyboardInterrupt, None)
-        else:
-            ends(begin(ring, call, blocking), CollectiveAborted, "stopped because rank 1 was interrupted (in|while)")
-        works(seat.open(2))
-
-    as_processes(3, body)
+    ring = seat.open(1)
+    own = Tensor.of(ring, np.array([os.getpid()]), DType.INT64)
+    pids = np.frombuffer(produced(ring.allgather(own.buffer, name="setup")), np.int64)
+    seat.meet()  # what tries a device before its first operation waits too
+    if seat.rank == 0:
+        when_all_wait(ring, {1, 2})
+        time.sleep(0 if blocking else 0.2)  # no snapshot shows that a queued operation is being waited for
+        os.kill(int(pids[1]), signal.SIGINT)
+        when_all_wait(ring, set())
+        ends(ring.barrier, CollectiveAborted, "rank 1 was interrupted")
+    elif seat.rank == 1:
+        ends(lambda: begin(ring, call, blocking)(), KeyboardInterrupt, None)
+    else:
+        ends(begin(ring, call, blocking), CollectiveAborted, "stopped because rank 1 was interrupted (in|while)")
+    total(seat.open(2))
 
 
 def test_no_thread_for_queued_operations() -> None:
@@ -322,24 +279,21 @@ def test_no_thread_for_queued_operations() -> None:
         ring.barrier("", False, 0.0).wait(5.0)
         print("done")
         """)
-    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=200, check=True)
+    run = ran([sys.executable, "-c", script], check=True)
     said = run.stdout.splitlines()
     assert said[0].startswith("no thread can be started for queued operations"), run.stdout
     assert said[1:] == ["set()", "done"]
 
 
-def test_no_thread_takes_signals_but_the_main_one() -> None:
+@on_ranks(1)
+def test_no_thread_takes_signals_but_the_main_one(seat: Seat) -> None:
     """The progress thread leaves signals to Python; those of a crash of its own are not blocked, so it is told."""
-
-    def body(seat: Seat) -> None:
-        ring = seat.open()
-        before = set(os.listdir("/proc/self/task"))
-        ring.barrier(blocking=False).wait()
-        (thread,) = set(os.listdir("/proc/self/task")) - before
-        status = Path(f"/proc/self/task/{thread}/status").read_text()
-        blocked = int(status.split("SigBlk:")[1].split()[0], 16)
-        assert blocked >> (signal.SIGINT - 1) & 1
-        for crash in (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT):
-            assert not blocked >> (crash - 1) & 1
-
-    as_threads(1, body)
+    ring = seat.open()
+    before = set(os.listdir("/proc/self/task"))
+    ring.barrier(blocking=False).wait()
+    (thread,) = set(os.listdir("/proc/self/task")) - before
+    status = Path(f"/proc/self/task/{thread}/status").read_text()
+    blocked = int(status.split("SigBlk:")[1].split()[0], 16)
+    assert blocked >> (signal.SIGINT - 1) & 1
+    for crash in (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT):
+        assert not blocked >> (crash - 1) & 1

@@ -8,7 +8,7 @@ import time
 import numpy as np
 import pytest
 
-from native.ranks import Seat, as_threads
+from native.ranks import Seat, on_ranks
 from native.values import Tensor
 from ring_notebook.core.buffers import DType
 from ring_notebook.core.communicator import Communicator
@@ -61,10 +61,8 @@ def finish(ring: Communicator, name: int, odd: int, tensor: Tensor, work: Work) 
 
 @pytest.mark.parametrize("hosts", [(), (0, 1, 0)])
 @pytest.mark.parametrize("schedules", [30, pytest.param(500, marks=pytest.mark.slow)])
-def test_schedules_of_the_named_lane(schedules: int, hosts: tuple[int, ...]) -> None:
-    def body(seat: Seat) -> None:
-        ring = seat.open()
-        for seed in range(schedules):
-            play(ring, seed)
-
-    as_threads(3, body, hosts=hosts, limit=1000.0)
+@on_ranks(3, limit=1000.0)
+def test_schedules_of_the_named_lane(seat: Seat, schedules: int, hosts: tuple[int, ...]) -> None:
+    ring = seat.open()
+    for seed in range(schedules):
+        play(ring, seed)

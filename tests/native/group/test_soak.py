@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from harness.programs import ran
 
 ROOT = Path(__file__).parents[3]
 
@@ -16,8 +17,9 @@ ROOT = Path(__file__).parents[3]
 def test_soak() -> None:
     """Every rank reaches the end, having met trouble, with nothing left over."""
     ringrun = Path(sys.executable).with_name("ringrun")
-    command = [str(ringrun), "-np", "3", sys.executable, "benchmarks/soak.py", "--operations", "2000"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=250, check=False)
+    done = ran(
+        [str(ringrun), "-np", "3", sys.executable, "benchmarks/soak.py", "--operations", "2000"], cwd=ROOT, timeout=250
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     lines = re.findall(r"rank (\d): (\{.*?\}) in", done.stdout)
     assert sorted(rank for rank, _ in lines) == ["0", "1", "2"]

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from native.ranks import Seat, as_hosts, as_processes, as_threads
+from native.ranks import Seat, as_hosts, as_processes, as_threads, on_ranks
 from native.values import Tensor
 from ring_notebook.core.buffers import DType
 from ring_notebook.core.communicator import Communicator, receive, send
@@ -82,15 +82,12 @@ def test_every_pair_of_lanes(launch: Callable[..., object]) -> None:
     launch(3, body)
 
 
-def test_ranks_that_are_processes() -> None:
+@on_ranks(2, as_processes)
+def test_ranks_that_are_processes(seat: Seat) -> None:
     """Whose threads are those of one rank each."""
-
-    def body(seat: Seat) -> None:
-        ring = seat.open(standstill=SOON)
-        with pytest.raises(CollectiveMismatch, match="no rank can continue"):
-            total(ring, blocking=seat.rank == 0)
-
-    as_processes(2, body)
+    ring = seat.open(standstill=SOON)
+    with pytest.raises(CollectiveMismatch, match="no rank can continue"):
+        total(ring, blocking=seat.rank == 0)
 
 
 def test_a_rank_outside_of_operations_may_come() -> None:
@@ -121,19 +118,16 @@ def compute(seconds: float) -> None:
         pass
 
 
-def test_ranks_that_left_are_not_waited_for() -> None:
+@on_ranks(3)
+def test_ranks_that_left_are_not_waited_for(seat: Seat) -> None:
     """Rank 2 has left in good order, and the other two have called different things."""
-
-    def body(seat: Seat) -> None:
-        ring = seat.open(standstill=SOON)
-        group = ring.group([0, 1])
-        if group is None:
-            ring.close()
-            return
-        with pytest.raises(CollectiveMismatch, match="rank 0: allreduce sum 'x'"):
-            total(group, blocking=seat.rank == 0)
-
-    as_threads(3, body)
+    ring = seat.open(standstill=SOON)
+    group = ring.group([0, 1])
+    if group is None:
+        ring.close()
+        return
+    with pytest.raises(CollectiveMismatch, match="rank 0: allreduce sum 'x'"):
+        total(group, blocking=seat.rank == 0)
 
 
 X, Y = (1, 2, "x, by name"), (2, 2, "x, by order")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import resource
-import subprocess
 import sys
 
 import pytest
+
+from harness.programs import ran
 
 MIB = 1 << 20
 STEPS = """
@@ -33,13 +34,9 @@ PAGES = 25600
 
 def run(script: str, *, limit: int | None = None, **variables: str) -> list[int]:
     """The numbers that a process of its own prints; ``limit`` is a resource of which it may have 8 GiB."""
-    done = subprocess.run(
+    done = ran(
         [sys.executable, "-c", STEPS + script],
         env=os.environ | variables,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
         preexec_fn=None if limit is None else lambda: resource.setrlimit(limit, (8192 * MIB, 8192 * MIB)),
     )
     assert done.returncode == 0, done.stderr

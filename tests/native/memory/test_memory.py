@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from harness.programs import ran
 from native.ranks import Seat, as_processes
 from ring_notebook.core.native import core
 
@@ -78,7 +78,7 @@ def test_a_small_address_space_makes_small_arenas() -> None:
         "try: core.RingMemory.create(0, 2, memory)\n"
         "except Exception as error: print(error)\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=200, check=False)
+    done = ran([sys.executable, "-c", script])
     assert done.returncode == 0, done.stderr
     assert "Raise `ulimit -v`" in done.stdout
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.programs import ran
 from harness.small_memory import small_group, write
 from ring_notebook.errors import ClusterError
 from ring_notebook.notebook.cluster.cluster import Cluster
@@ -111,7 +111,7 @@ def test_another_kernel_finds_a_cluster_when_the_folder_of_records_was_removed(
     cluster._leave_or_stop()
     shutil.rmtree(ring)
     program = [sys.executable, "-c", ATTACHES, cluster.directory.name.split("-")[1]]  # this process is still there
-    done = subprocess.run(program, capture_output=True, text=True, timeout=100, check=False)
+    done = ran(program)
     if "stopped" not in done.stdout:
         os.kill(processes.controller, signal.SIGKILL)
     assert done.stdout.splitlines() == ["attached [0, 1]", "stopped"], done.stderr

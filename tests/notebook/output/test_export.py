@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
+from harness.programs import RINGRUN, ran
 from ring_notebook.notebook.cluster.cluster import Cluster
 
 SETUP = """
@@ -35,8 +34,7 @@ def test_ringrun_trains_the_same(cluster: Cluster, tmp_path: Path) -> None:
     run = cluster.run(CELL).wait()
     made = run.export(tmp_path / "train.py")
     assert made.missing == ()
-    command = [sys.executable, "-m", "ring_notebook.launch.cli", "--no-prefix", "-np", "2", "python", "train.py"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False)
+    done = ran([*RINGRUN, "--no-prefix", "-np", "2", "python", "train.py"], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     final = cluster.pull("final")
     said = sorted(line for line in done.stdout.splitlines() if line.startswith("rank"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import subprocess
 import sys
 import threading
 import time
@@ -16,6 +15,7 @@ import pytest
 import torch
 from PIL import Image
 
+from harness.programs import ran
 from ring_notebook.core import metrics
 from ring_notebook.protocol.records import MetricBatch
 
@@ -250,7 +250,7 @@ def test_a_script_prints_one_line_a_second(capsys: pytest.CaptureFixture[str]) -
 
 def test_a_script_prints_its_last_row() -> None:
     script = "from ring_notebook.core.metrics import log\nfor i in range(5): log(loss=i)"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=200, check=True)
+    done = ran([sys.executable, "-c", script], check=True)
     assert done.stdout.splitlines()[-1] == "step 4  loss 4"
 
 

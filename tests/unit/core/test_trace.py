@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from harness.programs import ran
 from ring_notebook.core import trace
 from ring_notebook.core.trace import GrowingTrace
 
@@ -73,6 +73,6 @@ print(file.close())
 
 
 def test_a_full_disk_leaves_a_line_and_no_file(tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", FULL], cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = ran([sys.executable, "-c", FULL], cwd=tmp_path)
     assert (done.stdout, done.stderr) == ("[]\n", "the timeline own cannot be written: File too large\n")
     assert list(tmp_path.iterdir()) == []

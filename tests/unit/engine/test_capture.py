@@ -14,6 +14,7 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.display import HTML, clear_output, display
 
+from harness.programs import ran
 from ring_notebook.engine import late_output
 from ring_notebook.engine.capture import Capture, portable
 from ring_notebook.protocol.records import Cleared, Display, Output
@@ -204,5 +205,5 @@ os.write(shown, b"%d" % sum(line != str(at // 2) for at, line in enumerate(lines
 
 def test_what_is_written_below_python_comes_before_a_later_print(tmp_path: Path) -> None:
     """Whatever another thread sends meanwhile: it holds the lock until what it has taken is in order."""
-    done = subprocess.run([sys.executable, "-c", BELOW], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    done = ran([sys.executable, "-c", BELOW], cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "0"), done.stderr

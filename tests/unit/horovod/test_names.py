@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ from packaging.version import Version
 
 import ring_notebook
 import ring_notebook.torch as face
+from harness.programs import ran
 from ring_notebook.horovod.as_horovod import as_horovod, variables
 from ring_notebook.horovod.names import MODULES, VERSION
 from ring_notebook.launch import horovod_run
@@ -94,7 +94,7 @@ def test_programs_that_get_the_variables_and_their_children_have_it(tmp_path: Pa
     script.mkdir()
     (tmp_path / "program.py").rename(script / "program.py")
     env = {"PATH": "", **variables({"PYTHONPATH": str(tmp_path)})}
-    done = subprocess.run([sys.executable, script / "program.py"], env=env, capture_output=True, text=True, check=False)
+    done = ran([sys.executable, script / "program.py"], env=env)
     assert done.stdout == f"{VERSION} [[1, 2], [3]]\n" * 2, done.stderr
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 import runpy
-import subprocess
 from collections.abc import Callable, Iterable
 from dataclasses import fields
 from pathlib import Path
 
 from harness.doc_tables import table
+from harness.programs import ran
 from libraries.programs import PEERS, SCRIPTS
 from ring_notebook import __version__, errors
 from ring_notebook.analysis import slow_ranks
@@ -74,7 +74,7 @@ def test_settings_exist() -> None:
 def test_folders_and_files_in_code_font_exist() -> None:
     """A path from the root, or one of the places below; a name alone is that of some file of ours."""
     places = [ROOT / place for place in ("", "ring_notebook", "tests", "native", "native/include/ring", "native/src")]
-    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    tracked = ran(["git", "ls-files"], cwd=ROOT, check=True).stdout
     names = {Path(name).name for name in tracked.split()}
 
     def unknown(path: Path) -> list[str]:
@@ -92,7 +92,7 @@ def test_folders_and_files_in_code_font_exist() -> None:
 def test_names_of_the_code_exist() -> None:
     """A name of the pages of the code, such as ``hold_deadlines`` or ``NameTable``, and of a test on any page."""
     folders = ["ring_notebook", "native", "tests", "docs/*.py", "benchmarks/*.py"]
-    listed = subprocess.run(["git", "ls-files", *folders], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    listed = ran(["git", "ls-files", *folders], cwd=ROOT, check=True).stdout
     sources = [ROOT / name for name in listed.split() if name.endswith((".py", ".pyi", ".cpp", ".hpp"))]
     known = set(re.findall(r"\w+", "\n".join(path.read_text() for path in sources if path.exists())))
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import ast
 import io
-import subprocess
 import tokenize
 from pathlib import Path
 
+from harness.programs import ran
 from harness.trees import parsed
 
 ROOT = Path(__file__).parents[3]
@@ -77,5 +77,5 @@ def test_a_name_that_does_not_exist_is_noticed() -> None:
 
 
 def test_nothing_built_is_committed() -> None:
-    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False).stdout
+    tracked = ran(["git", "ls-files"], cwd=ROOT).stdout
     assert not [name for name in tracked.split() if name.endswith((".so", ".o", ".pyc"))]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 
 import pytest
+
+from harness.programs import ran
 
 KERNEL_SIDE = ["ipyparallel", "ipywidgets", "ipecharts"]
 SHARDED = "torch.distributed.tensor"  # a third of the time in which torch and ours are imported
@@ -15,7 +16,7 @@ HEAVY = ["torch", SHARDED, *KERNEL_SIDE, "mpi4py", "numpy", "IPython", "ring_not
 def loaded_after(code: str) -> set[str]:
     """Which of HEAVY a fresh Python has loaded after ``code``."""
     ask = f"{code}\nimport sys; print(*(name for name in {HEAVY} if name in sys.modules))"
-    done = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=True)
+    done = ran([sys.executable, "-c", ask], check=True)
     return set(done.stdout.split())
 
 
@@ -69,7 +70,7 @@ def test_names_of_the_ranks_are_completed_without_their_framework() -> None:
 
     cells = ["ring.", "%%ringtrain\nring.elastic.", "%%ringtrain\nx = ring.prepare(1)\nx."]
     ask = f"{COMPLETES.replace('CELLS', repr(cells))}\nimport sys; print(*{{'torch', 'IPython'}} & sys.modules.keys())"
-    done = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=True)
+    done = ran([sys.executable, "-c", ask], check=True)
     ring, elastic, _, loaded = done.stdout.splitlines()
     assert loaded == "IPython"
     assert set(ring.split()) == set(face.__all__)

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import ast
 import re
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from harness.programs import ran
+
 ROOT = Path(__file__).parents[3]
-TRACKED = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+TRACKED = ran(["git", "ls-files"], cwd=ROOT, check=True).stdout.split()
 SUFFIXES = (".py", ".pyi", ".cpp", ".hpp", ".sh", ".toml", ".yml", ".txt", ".ipynb")
 SCRIPTS = {"Makefile", *(name for name in TRACKED if name.startswith((".ci/", ".github/", "docs/kubernetes/")))}
 FOLDERS = {str(folder) for name in TRACKED for folder in Path(name).parents}

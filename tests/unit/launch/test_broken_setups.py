@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.programs import ran
 from ring_notebook.analysis.job_failure import RankFailure
 from ring_notebook.launch import doctor, doctor_checks
 from ring_notebook.launch.doctor import Visit, compare
@@ -39,15 +40,7 @@ def elsewhere(what: str, *wrap: str, folder: Path, **env: str) -> list[Check]:
         "from ring_notebook.launch import doctor, gpu_check, doctor_checks\n"
         f"found = {what}\nprint(json.dumps([asdict(one) for one in (found if isinstance(found, list) else [found])]))"
     )
-    done = subprocess.run(
-        [*wrap, sys.executable, "-c", code],
-        cwd=folder,
-        env={**os.environ, **env},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = ran([*wrap, sys.executable, "-c", code], cwd=folder, env={**os.environ, **env})
     assert done.returncode == 0, done.stderr
     return [Check(**one) for one in json.loads(done.stdout.splitlines()[-1])]
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from harness.programs import RINGRUN, ran
 from ring_notebook.launch.allocation import find_allocation
 from ring_notebook.launch.launchers.hosts import Host
 from ring_notebook.launch.ringrun_options import config_words, elastic_rules, environment, hosts_of, notes, parse
@@ -157,8 +157,7 @@ def test_slots_follow_the_cores_of_each_rank() -> None:
 
 
 def ringrun(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "ring_notebook.launch.cli", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    return ran([*RINGRUN, *arguments])
 
 
 @pytest.mark.slow

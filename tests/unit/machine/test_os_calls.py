@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from harness.programs import ran
 from ring_notebook.machine import os_calls
 
 TESTS = Path(__file__).parents[2]
@@ -18,7 +18,7 @@ TESTS = Path(__file__).parents[2]
 def refused(names: str, code: str, error: int = 1) -> str:
     """What a program prints whose calls of these names are refused."""
     program = [sys.executable, str(TESTS / "places" / "refusing.py"), str(error), names, sys.executable, "-c", code]
-    done = subprocess.run(program, capture_output=True, text=True, timeout=60, check=False)
+    done = ran(program)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 

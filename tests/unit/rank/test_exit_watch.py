@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+from harness.programs import ran
+
 SETUP = """
 import argparse, atexit, builtins, os, sys, threading
 from sys import exit as bound
@@ -41,9 +43,7 @@ watch_exits(lambda error: os.write(1, f"{type(error).__name__} {exit_code_of(err
     ],
 )
 def test_how_it_ends_is_told_first(ends: str, code: int, told: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", SETUP + ends], capture_output=True, text=True, timeout=100, check=False
-    )
+    done = ran([sys.executable, "-c", SETUP + ends])
     assert (done.returncode, done.stdout) == (code, told + "handlers"), done.stderr
     assert ("Traceback" in done.stderr) == ("raise" in ends)
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from harness.programs import ran
 from ring_notebook.launch.launchers.launcher import loaded_mpi
 
 RANK = """
@@ -34,6 +34,5 @@ def test_names_are_gone_after_init() -> None:
     if loaded_mpi() != "MPICH":
         pytest.skip("only MPICH leaves names behind")
     mpiexec = str(Path(sys.executable).with_name("mpiexec"))
-    command = [mpiexec, "-n", "2", sys.executable, "-c", RANK]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    done = ran([mpiexec, "-n", "2", sys.executable, "-c", RANK])
     assert (done.returncode, done.stdout) == (0, "2\n2\n"), done.stderr

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from harness.programs import ran
 from ring_notebook.launch import doctor_checks
 from ring_notebook.launch.run_function import run
 from ring_notebook.machine import hardware
@@ -151,23 +151,17 @@ def share(ranks: int) -> str:
 )
 def test_ringrun_divides_the_cores(options: list[str], nothing_set: pytest.MonkeyPatch) -> None:
     command = [RINGRUN, "--no-prefix", *options, "-np", "2", *SHOW]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
+    done = ran(command, check=True)
     assert done.stdout == 2 * f"{share(2)};"
     assert done.stderr == f"ringrun: {threads_started(2, here=True)}\n"
     nothing_set.setenv("OMP_NUM_THREADS", "7")
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
+    done = ran(command, check=True)
     assert (done.stdout, done.stderr) == ("7;7;", "")
 
 
 @pytest.mark.slow
 def test_a_rank_that_starts_a_job_of_its_own_does_not_pass_its_share_on(nothing_set: pytest.MonkeyPatch) -> None:
-    done = subprocess.run(
-        [RINGRUN, "--no-prefix", "-np", "2", RINGRUN, "-np", "1", *SHOW],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=True,
-    )
+    done = ran([RINGRUN, "--no-prefix", "-np", "2", RINGRUN, "-np", "1", *SHOW], check=True)
     assert done.stdout == 2 * f"{share(1)};"
 
 
@@ -201,5 +195,5 @@ def test_engines_follow(nothing_set: pytest.MonkeyPatch, without_torch: None) ->
 def test_the_names_in_the_environment_are_those_that_torch_reads(variables: dict[str, str]) -> None:
     code = "import torch; print(torch.get_num_threads())"
     env = {name: value for name, value in os.environ.items() if name not in (OMP, MKL)}
-    done = subprocess.run([sys.executable, "-c", code], env=env | variables, capture_output=True, text=True, check=True)
+    done = ran([sys.executable, "-c", code], env=env | variables, check=True)
     assert done.stdout == "1\n"

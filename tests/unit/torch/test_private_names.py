@@ -8,16 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from harness.programs import RINGRUN, ran
 from ring_notebook.torch_private import PRIVATE_NAMES, private
 
 PROGRAM = Path(__file__).with_name("private_names_program.py")
 
 
 def run(*absent: str) -> subprocess.CompletedProcess[str]:
-    ringrun = [sys.executable, "-m", "ring_notebook.launch.cli", "-np", "2"]
-    return subprocess.run(
-        [*ringrun, sys.executable, str(PROGRAM), *absent], capture_output=True, text=True, timeout=250, check=False
-    )
+    ringrun = [*RINGRUN, "-np", "2"]
+    return ran([*ringrun, sys.executable, str(PROGRAM), *absent], timeout=250)
 
 
 @pytest.mark.slow

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from harness.programs import ran
 from harness.small_memory import small_group
 
 SCRIPT = """
@@ -67,15 +67,11 @@ def test_ranks_have(tmp_path: Path, launch: list[str], variables: dict[str, str]
     script = tmp_path / "use.py"
     script.write_text(SCRIPT)
     program = [sys.executable, str(script)]
-    done = subprocess.run(
+    done = ran(
         [sys.executable, *launch, " ".join(program)]
         if "bash" in launch
         else [*([sys.executable, *launch] if launch else []), *program],
         env=os.environ | variables,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
     )
     assert (done.returncode, done.stdout.splitlines()) == (0, expected), done.stderr
 
@@ -86,12 +82,8 @@ def test_kept_memory_goes_back_where_little_is_left(tmp_path: Path, by: str) -> 
     script = tmp_path / "short.py"
     script.write_text(SHORT)
     with small_group(1600 << 20) as group:
-        done = subprocess.run(
+        done = ran(
             [sys.executable, *LAUNCH[:-1], "1", sys.executable, str(script)],
             env=os.environ | {"TEST_GROUP": str(group / "cgroup.procs"), "TEST_BY": by},
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
         )
     assert (done.returncode, done.stdout.splitlines()) == (0, ["True True"]), done.stderr

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.programs import ran
 from ring_notebook.launch.supervisor.stderr_reports import RankMark, parse_report, split_reports
 
 LIMIT = 200.0
@@ -52,9 +53,7 @@ def environment(mpiexec: str, folder: Path, timeout: str = "") -> dict[str, str]
 
 def launch(mpiexec: str, folder: Path, *command: str, timeout: str = "") -> subprocess.CompletedProcess[str]:
     env = environment(mpiexec, folder, timeout)
-    return subprocess.run(
-        [sys.executable, "-c", *command], env=env, capture_output=True, text=True, timeout=LIMIT, check=False
-    )
+    return ran([sys.executable, "-c", *command], env=env, timeout=LIMIT)
 
 
 def test_a_launcher_that_does_not_start_all_ranks_is_killed(tmp_path: Path) -> None:

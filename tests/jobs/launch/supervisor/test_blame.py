@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.programs import ringrun
 from ring_notebook.analysis.job_failure import LINGER
 from ring_notebook.launch.launchers.find_launcher import find_launcher
 from ring_notebook.launch.supervisor import rank_wrapper
@@ -54,11 +55,6 @@ if how == "sys.exit": sys.exit(0)
 if how == "child" and os.fork() == 0: os._exit(0)
 """
 SILENT = ["end", "shutdown", "sys.exit", "all flee", "child", "leave while it computes"]
-
-
-def ringrun(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "ring_notebook.launch.cli", "--no-prefix", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from harness.programs import ran
 from harness.waiting import SLEEPS, until
 from ring_notebook.launch.supervisor.output_lines import HOLD, LINGER
 
@@ -128,7 +129,7 @@ with job.signals_passed_on():
 
 def test_an_interrupt_that_python_notes_just_before_it_waits_for_the_job() -> None:
     """Nothing wakes the system call then."""
-    done = subprocess.run([sys.executable, "-c", NOTED], capture_output=True, text=True, timeout=100, check=False)
+    done = ran([sys.executable, "-c", NOTED])
     assert (done.returncode, done.stdout) == (0, "130\n"), done.stderr
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from harness.forked_ranks import ForkServer
+from harness.programs import ran
 from harness.waiting import SLEEPS, until
 from ring_notebook.launch.supervisor.fork_server import later, start_server
 from ring_notebook.launch.supervisor.forked_rank import ADDRESS, ForkedRank
@@ -96,7 +97,7 @@ def test_hosts_do_not_give_each_other_up_while_a_server_imports(
         program = [sys.executable, "-c", "import sys; print('slow_import' in sys.modules)"]
         hosts = f"{socket.gethostname()}:1,127.0.1.1:1"
         command = [sys.executable, "-c", PATIENT, "2", "0", "", hosts, *program]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        done = ran(command)
     finally:
         process.kill()
         process.wait()

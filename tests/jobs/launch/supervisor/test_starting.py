@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from harness.programs import ran
 from ring_notebook.config import config
 from ring_notebook.errors import ClusterError, MPIMissingError
 from ring_notebook.launch.launchers import find_launcher as finding
@@ -35,8 +36,7 @@ def supervisor(setup: str, *arguments: str, shell: str = '"$@"') -> subprocess.C
         "from ring_notebook.launch import supervise\nfrom ring_notebook.launch.supervisor import local_ranks\n"
         f"{setup}\nsupervise.main()"
     )
-    command = ["bash", "-c", shell, "bash", sys.executable, "-c", code, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False)
+    return ran(["bash", "-c", shell, "bash", sys.executable, "-c", code, *arguments], timeout=LIMIT)
 
 
 @pytest.mark.parametrize("min_np", ["0", "1"], ids=["mpi", "elastic"])
@@ -85,13 +85,13 @@ def test_as_many_ranks_as_the_limits_allow_start() -> None:
     shell = 'ulimit -n 72; "$@"; echo $?'
     for n, code_of_job in ((6, "0"), (7, "2")):
         command = ["bash", "-c", shell, "bash", *RINGRUN, "-np", str(n), "python", "-c", code]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False)
+        done = ran(command, timeout=LIMIT)
         assert done.stdout == f"{code_of_job}\n", done.stderr
 
 
 def test_few_descriptors_are_said_in_words() -> None:
     command = ["bash", "-c", 'ulimit -Sn 8; "$@"', "bash", *RINGRUN, "--elastic", "-np", "2", "true"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False)
+    done = ran(command, timeout=LIMIT)
     assert done.returncode == 2
     (line,) = [line for line in done.stderr.splitlines() if "error:" in line]
     assert line.endswith("this process may open too few files, raise `ulimit -n`")
@@ -131,7 +131,7 @@ def test_a_launcher_that_does_not_answer_is_named(tmp_path: Path, monkeypatch: p
 )
 def test_options_that_can_have_no_effect_are_refused(arguments: list[str], words: str) -> None:
     command = [*RINGRUN, "-np", "2", *arguments, "true"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False)
+    done = ran(command, timeout=LIMIT)
     assert done.returncode == 2
     assert words in done.stderr.splitlines()[-1]
 
@@ -187,7 +187,7 @@ def test_a_job_within_a_rank_inherits_nothing_of_the_outer_one(outer: list[str],
     mpiexec.chmod(0o755)
 
     def shown(*command: str) -> str:
-        done = subprocess.run([*RINGRUN, *command], capture_output=True, text=True, timeout=LIMIT, check=False)
+        done = ran([*RINGRUN, *command], timeout=LIMIT)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
@@ -230,9 +230,7 @@ def test_ranks_of_a_batch_script_have_their_own_numbers(monkeypatch: pytest.Monk
     code = (
         "import os; print(*(os.environ.get(name) for name in ('RANK', 'SLURM_PROCID', 'SLURM_NTASKS', 'SLURM_JOB_ID')))"
     )
-    done = subprocess.run(
-        [*RINGRUN, "-np", "2", "python", "-c", code], capture_output=True, text=True, timeout=LIMIT, check=False
-    )
+    done = ran([*RINGRUN, "-np", "2", "python", "-c", code], timeout=LIMIT)
     assert sorted(done.stdout.splitlines()) == ["0 None None 7", "1 None None 7"], done.stderr
 
 
@@ -297,7 +295,7 @@ except KeyboardInterrupt:
     print(list(filter(alive, os.listdir(folder))))
 """
     command = [sys.executable, "-c", f"folder = {str(tmp_path)!r}\n{code}"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False)
+    done = ran(command, timeout=LIMIT)
     assert done.stdout == "[]\n", done.stderr
 
 
@@ -315,5 +313,5 @@ callers = []
 run_function.Job = with_a_silent_caller
 print(run_function.run(lambda: 7, n=2))
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=LIMIT, check=False)
+    done = ran([sys.executable, "-c", code], timeout=LIMIT)
     assert done.stdout == "[7, 7]\n", done.stderr

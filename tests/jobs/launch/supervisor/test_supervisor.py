@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from harness.programs import ran
 from harness.waiting import SLEEPS, until
 from ring_notebook.launch.launchers import own_launchers
 from ring_notebook.launch.launchers.own_launchers import too_many_ranks
@@ -143,9 +144,7 @@ def test_a_job_within_a_rank_is_a_job_of_its_own() -> None:
 )
 def test_lost_output_is_an_error(redirection: str, why: str) -> None:
     shell = f'"$@" {redirection}'
-    done = subprocess.run(
-        ["sh", "-c", shell, "sh", *RINGRUN, "-np", "2", "echo", "hi"], capture_output=True, text=True, check=False
-    )
+    done = ran(["sh", "-c", shell, "sh", *RINGRUN, "-np", "2", "echo", "hi"])
     assert done.returncode == 1
     assert done.stderr == f"ringrun: output of the ranks was lost: {why}\n"
 
@@ -165,7 +164,7 @@ def test_more_ranks_than_the_host_can_start_are_refused() -> None:
 
 def test_few_open_files_are_enough_for_few_ranks() -> None:
     shell = 'ulimit -n 64; "$@" -np 20 true; echo $?; "$@" -np 4 true; echo $?'
-    done = subprocess.run(["bash", "-c", shell, "sh", *RINGRUN], capture_output=True, text=True, check=False)
+    done = ran(["bash", "-c", shell, "sh", *RINGRUN])
     assert done.stdout.split() == ["2", "0"]
     assert "20 ranks are more than this host can start: at most 5, limited by the open files" in done.stderr
     assert "Traceback" not in done.stderr
@@ -187,7 +186,7 @@ def test_options_for_mpiexec_keep_their_quotes(tmp_path: Path) -> None:
     mpiexec.chmod(0o755)
     command = [*RINGRUN, "-np", "2", "--mpi-args", "-env X 'a b'", "true"]
     environment = {**os.environ, "RING_MPIEXEC": str(mpiexec)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT, check=False)
+    done = ran(command, env=environment, timeout=LIMIT)
     assert done.stdout.splitlines()[:5] == ["-n", "2", "-env", "X", "a b"]
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import re
 import socket
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
 
 import pytest
 
+from harness.programs import ran
 from ring_notebook.launch.connections.connections import Connections
 
 RINGRUN = [sys.executable, "-m", "ring_notebook.launch.cli", "--no-prefix"]
@@ -72,8 +72,7 @@ def test_ranks_that_read_no_answer_of_the_others_do_not_stop_them() -> None:
 def test_a_socket_that_a_program_in_between_has_closed_is_said(close: str, elastic: list[str]) -> None:
     start = "from ring_notebook.core import world; world.init()"
     inherited = f"import subprocess, sys; sys.exit(subprocess.run([sys.executable, '-c', {start!r}]).returncode)"
-    command = [*RINGRUN, *elastic, "-np", "2", "python", "-c", f"{close}\n{start}" if close else inherited]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = ran([*RINGRUN, *elastic, "-np", "2", "python", "-c", f"{close}\n{start}" if close else inherited])
     assert done.returncode == 1
     assert re.search(r"RingError: rank \d failed to initialize: the socket to its supervisor, descriptor ", done.stderr)
     assert "start this one with `exec`, or with close_fds=False" in done.stderr

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
+
+from harness.programs import ran
 
 IMPORT = """
 import os, sys, traceback
@@ -26,5 +27,5 @@ print(asked)
 
 def test_their_imports_remember_no_process() -> None:
     """It would be that of the process that forks them."""
-    done = subprocess.run([sys.executable, "-c", IMPORT], capture_output=True, text=True, timeout=100, check=True)
+    done = ran([sys.executable, "-c", IMPORT], check=True)
     assert done.stdout == "[]\n"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from harness.programs import ran
 
 ROOT = Path(__file__).parents[4]
 
@@ -36,8 +37,7 @@ _LAST = ["train.Net", "torch.optim.sgd.SGD"]
 def test_mypy_knows_the_result(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(USE)
-    command = [sys.executable, "-m", "mypy", "--config-file", "pyproject.toml", str(script)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = ran([sys.executable, "-m", "mypy", "--config-file", "pyproject.toml", str(script)], cwd=ROOT)
     revealed = [line.split('"')[1] for line in done.stdout.splitlines() if "Revealed type" in line]
     assert revealed == ["train.Net", "torch.utils.data.dataloader.DataLoader[int]", *_LAST], done.stdout
     assert done.returncode == 0, done.stdout
