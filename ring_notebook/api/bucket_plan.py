@@ -29,7 +29,6 @@ class ParameterSpec(NamedTuple):
 
     @property
     def elements(self) -> int:
-        """Number of elements."""
         return prod(self.shape)
 
 

@@ -100,7 +100,6 @@ def _spec_of(call: ForeignCall) -> str:
 
 @lru_cache(maxsize=4096)
 def parse(spec: str) -> ForeignCall:
-    """The call that this is the text of."""
     return ForeignCall(**json.loads(spec))
 
 

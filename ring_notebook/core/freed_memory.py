@@ -25,7 +25,6 @@ def keep() -> None:
 
 
 def give_back() -> None:
-    """Give back all that is kept."""
     if _keeps:
         core.return_freed_memory()
 

@@ -305,7 +305,6 @@ def share_rank() -> int:
 
 
 def share_size() -> int:
-    """The number of shares."""
     return world.current().size if _share is None else _share.size
 
 

@@ -14,7 +14,6 @@ class OfRun:
     """Whether an optimizer of the run was made with it."""
 
     def begin(self, every: int) -> None:
-        """A run begins."""
         self.every, self.is_used = every, False
 
     @property

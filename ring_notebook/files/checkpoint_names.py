@@ -83,7 +83,6 @@ class LocalFolder:
         return str(self.path)
 
     def found(self) -> list[Found]:
-        """See `found`."""
         return found(self.path)
 
     def unmark_best(self, one: Found) -> None:
@@ -92,7 +91,6 @@ class LocalFolder:
         path.rename(path.with_name(name_of(one.step, False, path.suffix)))
 
     def remove(self, one: Found) -> None:
-        """Remove ``one``."""
         path = Path(one.path)
         shutil.rmtree(path) if path.is_dir() else path.unlink()
 

@@ -13,7 +13,6 @@ _BEGIN = "begin"  # of the file that holds how long each of them was when the la
 
 
 def log_path(folder: Path, rank: int, suffix: str) -> Path:
-    """The file of a rank."""
     return folder / f"rank-{rank}.{suffix}"
 
 

@@ -164,7 +164,6 @@ def _check_length(path: Path, wanted: int) -> None:
 
 
 def rank_file(rank: int) -> str:
-    """The name of the file of a rank."""
     return f"rank-{rank}.pickle"
 
 

@@ -66,7 +66,6 @@ class CellCalls:
         }
 
     def first(self, names: Collection[str]) -> Call | None:
-        """The first call of one of ``names``."""
         return next((call for call in self.calls if call.name in names), None)
 
     def result_of(self, call: Call | None) -> str:

@@ -121,7 +121,6 @@ class LearningRateScheduleCallback(_Callback):  # type: ignore[misc]
         self.steps_per_epoch = steps
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Note the epoch."""
         self.current_epoch = epoch
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
@@ -15,43 +16,32 @@ from ring_notebook.keras.chosen_keras import IS_LEGACY, backend, face, keras
 from ring_notebook.keras.gradient_compression import Compression, Compressor
 
 
+@dataclass(eq=False)
 class _Options:
     """How an optimizer reduces, and the step under way."""
 
-    def __init__(
-        self,
-        compression: Compressor,
-        sparse_as_dense: bool,
-        predivide: float,
-        op: ReduceOp,
-        groups: int | Sequence[Sequence[Any]] | None,
-        process_set: ProcessSet,
-        scale_local: bool,
-        factor: float,
-        total: Any,
-    ) -> None:
-        self.compression = compression
-        self.sparse_as_dense = sparse_as_dense
-        self.predivide = predivide
-        self.op = op
-        self.groups = groups
-        self.process_set = process_set
-        self.scale_local = scale_local
-        self.factor = factor
-        self.total = total
-        """A `GradientSum` of tf_keras, which has none of its own."""
-        self.prepared: int | None = None
-        """The rank whose variables `prepare` has given to all; None where it has not been called."""
-        self.made_with: dict[str, Any] = {}
-        """The arguments of `DistributedOptimizer`, for a snapshot."""
-        self.scaled = 1
-        """The factor of `prepare` in the learning rate."""
-        self.local: list[Any] = []
-        self.variables: list[Any] = []  # of the gradients that are applied now
-        self.frame: Any = None  # the step's, where Python makes it
-        self.set_aside: BaseException | None = None
-        self.reduced: list[int] | None = None
-        """The ids of the variables whose gradients `_compute_gradients` has reduced for the step to come."""
+    compression: Compressor
+    sparse_as_dense: bool
+    predivide: float
+    op: ReduceOp
+    groups: int | Sequence[Sequence[Any]] | None
+    process_set: ProcessSet
+    scale_local: bool
+    factor: float
+    total: Any
+    """A `GradientSum` of tf_keras, which has none of its own."""
+    made_with: dict[str, Any]
+    """The arguments of `DistributedOptimizer`, for a snapshot."""
+    prepared: int | None = None
+    """The rank whose variables `prepare` has given to all; None where it has not been called."""
+    scaled: int = 1
+    """The factor of `prepare` in the learning rate."""
+    local: list[Any] = field(default_factory=list)
+    variables: list[Any] = field(default_factory=list)  # of the gradients that are applied now
+    frame: Any = None  # the step's, where Python makes it
+    set_aside: BaseException | None = None
+    reduced: list[int] | None = None
+    """The ids of the variables whose gradients `_compute_gradients` has reduced for the step to come."""
 
     def take_reduced(self, variables: Sequence[Any]) -> bool:
         """Whether the gradients of these have been reduced; this can be asked once."""
@@ -336,8 +326,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         scale_local_gradients,
         factor,
         total,
+        made_with,
     )
-    optimizer._ring.made_with = made_with
     return optimizer
 
 

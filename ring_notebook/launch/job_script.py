@@ -61,7 +61,6 @@ class BatchRequest:
 
     @property
     def seconds(self) -> int:
-        """The time in seconds."""
         hours, minutes, seconds = map(int, self.time.split(":"))
         return hours * 3600 + minutes * 60 + seconds
 

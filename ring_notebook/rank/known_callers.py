@@ -61,7 +61,6 @@ class Caller:
         return data
 
     def close(self) -> None:
-        """Close the connection."""
         self._file.close()
         self._channel.close()
 

@@ -65,7 +65,6 @@ def _own_identity() -> Identity:
 
 
 def own_identity() -> Identity:
-    """The identity of this process."""
     with _making:
         return _own_identity()
 

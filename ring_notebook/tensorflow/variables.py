@@ -57,7 +57,6 @@ class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):  # type: 
             self.bcast_op = broadcast_variables(tf.compat.v1.global_variables(), self.root_rank, self.process_set)
 
     def after_create_session(self, session: Any, coord: Any) -> None:
-        """Run it."""
         session.run(self.bcast_op)
 
 

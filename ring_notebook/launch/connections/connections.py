@@ -90,7 +90,6 @@ class Connections:
                 self._channels[to].sendall(reply, socket.MSG_DONTWAIT)
 
     def exited(self, rank: int, how: str) -> None:
-        """Rank ``rank`` has exited."""
         while rank in self._channels and self._has_data(rank) and self.receive(rank):
             pass  # whether it has finalized may still lie in the socket
         self._reply(lines(self.gathering.exited(rank, how)))

@@ -86,7 +86,6 @@ class Frame(NamedTuple):
 
 
 def encode(kind: Kind, number: int = 0, payload: bytes = b"") -> bytes:
-    """The bytes of a frame."""
     return _HEADER.pack(kind, number, len(payload)) + payload + b"\n"
 
 

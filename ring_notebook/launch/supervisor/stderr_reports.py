@@ -59,7 +59,6 @@ class MemoryKills:
 
     @property
     def recent(self) -> bool:
-        """Whether there was one."""
         return oom_kills() > self._before
 
 

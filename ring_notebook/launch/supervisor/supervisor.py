@@ -41,11 +41,9 @@ class Hosts:
         self._name_of = {rank: name for name, host in by_name.items() for rank in host.ranks}
 
     def of(self, rank: int) -> HostRanks:
-        """The host of ``rank``."""
         return self.by_name[self._name_of[rank]]
 
     def names(self, ranks: Iterable[int]) -> dict[int, str]:
-        """The names of the hosts of ``ranks``."""
         return {rank: self._name_of[rank] for rank in ranks if rank in self._name_of}
 
     def resize(self, size: int) -> None:

@@ -48,7 +48,6 @@ class Frame:
 
     @property
     def in_cell(self) -> bool:
-        """Whether the line is one of a cell."""
         return CELL.fullmatch(self.file) is not None
 
 

@@ -95,12 +95,10 @@ def row(displays: Iterable[Displayed]) -> str:
 
 
 def html(displays: Iterable[Displayed]) -> str:
-    """All of them for a page."""
     return "".join(f"<div>{label(one)}<div>{_body(one)}</div></div>" for one in displays)
 
 
 def text(displays: Iterable[Displayed]) -> str:
-    """All of them for a terminal."""
     return "".join(
         f"[{rank_list(one.ranks)}] {' '.join(filter(None, [_about(one), _plain(one)]))}\n" for one in displays
     )

@@ -91,7 +91,6 @@ class Lint:
 
 
 def text(hint: Hint) -> str:
-    """The hint for a terminal."""
     return f"Hint, line {hint.line}: {hint.text}." if hint.line else f"Hint: {hint.text}."
 
 

@@ -122,7 +122,6 @@ def html(lines: Iterable[Line]) -> str:
 
 
 def text(lines: Iterable[Line]) -> str:
-    """The lines for a terminal."""
     shown = []
     for line in lines:
         label = f"[{rank_list(line.ranks)}] "

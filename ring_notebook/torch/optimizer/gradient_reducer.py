@@ -273,7 +273,6 @@ class GradientReducer:
         return some, every
 
     def drop(self) -> None:
-        """Drop the gradients."""
         self._forget()
         for _, parameter in self._named():
             parameter.grad = None

@@ -138,7 +138,6 @@ class _Leaf:
         return sums[0] if len(sums) == 1 else _stacked(sums).sum()
 
     def clear(self) -> None:
-        """Forget them."""
         for flat in self.flats:
             flat.zero_()
         self.reached.clear()

@@ -52,7 +52,6 @@ class Shared:
     """What alone is equal on the ranks, by name, where each steps for itself; None where all of the above is."""
 
     def values(self) -> dict[str, Any]:
-        """All values, by name."""
         if self.equal is not None:
             return dict(self.equal)
         found: dict[str, Any] = dict(options_of(self.optimizer))

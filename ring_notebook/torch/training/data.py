@@ -142,7 +142,6 @@ class DistributedSampler(TorchDistributedSampler[Any]):
 
     @property
     def is_in_pass(self) -> bool:
-        """Whether a pass is in progress."""
         return self._drawn is not None
 
     def _share(self, used: int) -> Iterator[Any]:

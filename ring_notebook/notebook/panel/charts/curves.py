@@ -116,7 +116,6 @@ def many(lines: Mapping[str, Mapping[int, Points]], smooth: float = 0.0, order: 
 
 
 def mean_line(label: str, points: Mapping[int, Points], color: str, smooth: float = 0.0, sparse: bool = False) -> Line:
-    """The mean of the ranks as one line."""
     x, rows = _aligned(tuple(points.values()))
     return _line(label, color, x, mean(rows), 0.0 if sparse else smooth, sparse)
 
