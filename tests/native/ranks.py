@@ -179,9 +179,9 @@ LAUNCHERS = {"threads": as_threads, "processes": as_processes, "hosts": as_hosts
 
 
 def on_ranks(
-    size: int = 0, launch: Callable[..., list[Any]] = as_threads, **how: Any
+    size: int = 0, launch: Callable[..., list[Any]] = as_threads, gives: Sequence[Any] | None = None, **how: Any
 ) -> Callable[[Callable[..., Any]], Callable[..., None]]:
-    """Have a test run on every one of so many ranks, each with its `Seat`.
+    """Have a test run on every one of so many ranks, each with its `Seat`; what they return is compared with ``gives``.
 
     What pytest gives the test as ``size``, ``hosts`` or ``launcher`` (a name in `LAUNCHERS`) takes the place of these.
     """
@@ -191,7 +191,8 @@ def on_ranks(
         def whole(**given: Any) -> None:
             started = LAUNCHERS[given["launcher"]] if "launcher" in given else launch
             hosts = {"hosts": given["hosts"]} if "hosts" in given else {}
-            started(given.get("size", size), lambda seat: test(seat, **given), **hosts, **how)
+            results = started(given.get("size", size), lambda seat: test(seat, **given), **hosts, **how)
+            assert gives is None or results == gives
 
         own = signature(test)
         whole.__signature__ = own.replace(parameters=list(own.parameters.values())[1:])  # type: ignore[attr-defined]

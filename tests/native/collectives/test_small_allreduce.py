@@ -168,22 +168,20 @@ def test_it_ends_with_the_generation(seat: Seat) -> None:
         ring.close()
 
 
-def test_it_is_interrupted() -> None:
-    def body(seat: Seat) -> str:
-        ring = seat.open()
-        if seat.rank == 0:
-            while not ring.aborted:  # on a busy machine the signal may arrive before the wait begins
-                timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
-                with pytest.raises(KeyboardInterrupt):
-                    timer.start() or small(ring, torch.ones(2))
-        else:
-            while not ring.aborted:
-                time.sleep(0.01)
-            with pytest.raises(CollectiveAborted, match="rank 0 was interrupted"):
-                ring.barrier()
-        return "ended"
-
-    assert as_processes(2, body) == ["ended"] * 2
+@on_ranks(2, as_processes, gives=["ended"] * 2)
+def test_it_is_interrupted(seat: Seat) -> str:
+    ring = seat.open()
+    if seat.rank == 0:
+        while not ring.aborted:  # on a busy machine the signal may arrive before the wait begins
+            timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
+            with pytest.raises(KeyboardInterrupt):
+                timer.start() or small(ring, torch.ones(2))
+    else:
+        while not ring.aborted:
+            time.sleep(0.01)
+        with pytest.raises(CollectiveAborted, match="rank 0 was interrupted"):
+            ring.barrier()
+    return "ended"
 
 
 @on_ranks(2)

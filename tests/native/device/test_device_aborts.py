@@ -32,42 +32,39 @@ def test_a_named_operation_that_is_being_launched(seat: Seat) -> None:
             work.wait_done()
 
 
-def test_a_copy_to_host_memory_behind_a_kernel_that_never_ends() -> None:
+@on_ranks(2, as_processes, gives=[Dead(9), "told"])
+def test_a_copy_to_host_memory_behind_a_kernel_that_never_ends(seat: Seat) -> str:
     """The thread that makes it is the one that aborts the kernel."""
-
-    def body(seat: Seat) -> str:
-        with knobs(cuda_no_pinning=1):  # such a copy blocks until it is done
-            ring, device, other = seat.open(devices=devices()), FakeDevice(seat.rank), FakeDevice(seat.rank)
-            second = ring.group([0, 1])
-            assert second is not None
-            for group in (ring, second):
-                tensor = device.tensor(np.ones(10), DType.FLOAT32)
-                group.allreduce([tensor.buffer], [tensor.buffer]).wait_done()
-            seat.meet()
-            slow, late = device.tensor(np.ones(10), DType.INT16), other.tensor(np.ones(10), DType.INT16)
-            kernel = other.tensor(np.ones(10), DType.FLOAT32)
-            if seat.rank == 0:
-                other.hold(until=lambda: False)
-            stuck = ring.allreduce([kernel.buffer], [kernel.buffer], blocking=False)
-            stuck.wait()  # what comes next on that stream waits for the kernel, and that of rank 1 for rank 0
-            looked = threading.Event()
-            device.hold(until=looked.is_set)
-            works = [
-                ring.allreduce([slow.buffer], [slow.buffer], blocking=False),
-                second.allreduce([late.buffer], [late.buffer], blocking=False),
-            ]
-            time.sleep(0.1)  # until both have been looked at, as a rule
-            looked.set()
-            seat.meet()
-            time.sleep(0.1)  # until the first one is copied, as a rule
-            if seat.rank == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-            for work in (stuck, works[1]):  # the first one may have ended
-                with pytest.raises(CollectiveAborted, match=r"rank 0 .* has died"):
-                    work.wait_done()
-            return "told"
-
-    assert as_processes(2, body) == [Dead(9), "told"]
+    with knobs(cuda_no_pinning=1):  # such a copy blocks until it is done
+        ring, device, other = seat.open(devices=devices()), FakeDevice(seat.rank), FakeDevice(seat.rank)
+        second = ring.group([0, 1])
+        assert second is not None
+        for group in (ring, second):
+            tensor = device.tensor(np.ones(10), DType.FLOAT32)
+            group.allreduce([tensor.buffer], [tensor.buffer]).wait_done()
+        seat.meet()
+        slow, late = device.tensor(np.ones(10), DType.INT16), other.tensor(np.ones(10), DType.INT16)
+        kernel = other.tensor(np.ones(10), DType.FLOAT32)
+        if seat.rank == 0:
+            other.hold(until=lambda: False)
+        stuck = ring.allreduce([kernel.buffer], [kernel.buffer], blocking=False)
+        stuck.wait()  # what comes next on that stream waits for the kernel, and that of rank 1 for rank 0
+        looked = threading.Event()
+        device.hold(until=looked.is_set)
+        works = [
+            ring.allreduce([slow.buffer], [slow.buffer], blocking=False),
+            second.allreduce([late.buffer], [late.buffer], blocking=False),
+        ]
+        time.sleep(0.1)  # until both have been looked at, as a rule
+        looked.set()
+        seat.meet()
+        time.sleep(0.1)  # until the first one is copied, as a rule
+        if seat.rank == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        for work in (stuck, works[1]):  # the first one may have ended
+            with pytest.raises(CollectiveAborted, match=r"rank 0 .* has died"):
+                work.wait_done()
+        return "told"
 
 
 @pytest.mark.parametrize("launched", [False, True], ids=["before it is launched", "while its kernel runs"])

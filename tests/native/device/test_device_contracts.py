@@ -119,49 +119,43 @@ def test_an_abort_ends_what_has_been_launched(seat: Seat) -> None:
         ring.barrier()
 
 
-def test_a_rank_that_dies_behind_the_gate() -> None:
-    def body(seat: Seat) -> str:
-        _, _, work, _ = stuck(seat)
-        if seat.rank == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-        with pytest.raises(CollectiveAborted, match=r"rank 0 \(process \d+\) has died"):
-            work.wait_done()
-        return "told"
-
-    assert as_processes(3, body) == [Dead(9), "told", "told"]
+@on_ranks(3, as_processes, gives=[Dead(9), "told", "told"])
+def test_a_rank_that_dies_behind_the_gate(seat: Seat) -> str:
+    _, _, work, _ = stuck(seat)
+    if seat.rank == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.raises(CollectiveAborted, match=r"rank 0 \(process \d+\) has died"):
+        work.wait_done()
+    return "told"
 
 
 @pytest.mark.parametrize("connected", [True, False])
-def test_a_rank_that_dies_before_the_gate(connected: bool) -> None:
-    def body(seat: Seat) -> str:
-        if connected:
-            ring, device = opened(seat)
-        else:
-            ring, device = seat.open(devices=devices()), FakeDevice(seat.rank)
-        if seat.rank == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-        tensor = ones(device)
-        with pytest.raises(CollectiveAborted, match=r"rank 0 .* has died"):
-            ring.allreduce([tensor.buffer], [tensor.buffer])
-        return "told"
-
-    assert as_processes(2, body) == [Dead(9), "told"]
-
-
-def test_a_rank_that_dies_while_nccl_connects() -> None:
-    def body(seat: Seat) -> str:
+@on_ranks(2, as_processes, gives=[Dead(9), "told"])
+def test_a_rank_that_dies_before_the_gate(seat: Seat, connected: bool) -> str:
+    if connected:
+        ring, device = opened(seat)
+    else:
         ring, device = seat.open(devices=devices()), FakeDevice(seat.rank)
-        tensor = ones(device)
-        with knobs(nccl_init_hangs=1):
-            work = ring.allreduce([tensor.buffer], [tensor.buffer], blocking=False)
-            if seat.rank == 0:
-                time.sleep(0.3)
-                os.kill(os.getpid(), signal.SIGKILL)
-            with pytest.raises(CollectiveAborted, match=r"rank 0 .* has died"):
-                work.wait()
-        return "told"
+    if seat.rank == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    tensor = ones(device)
+    with pytest.raises(CollectiveAborted, match=r"rank 0 .* has died"):
+        ring.allreduce([tensor.buffer], [tensor.buffer])
+    return "told"
 
-    assert as_processes(2, body) == [Dead(9), "told"]
+
+@on_ranks(2, as_processes, gives=[Dead(9), "told"])
+def test_a_rank_that_dies_while_nccl_connects(seat: Seat) -> str:
+    ring, device = seat.open(devices=devices()), FakeDevice(seat.rank)
+    tensor = ones(device)
+    with knobs(nccl_init_hangs=1):
+        work = ring.allreduce([tensor.buffer], [tensor.buffer], blocking=False)
+        if seat.rank == 0:
+            time.sleep(0.3)
+            os.kill(os.getpid(), signal.SIGKILL)
+        with pytest.raises(CollectiveAborted, match=r"rank 0 .* has died"):
+            work.wait()
+    return "told"
 
 
 def test_a_timeout_behind_the_gate() -> None:

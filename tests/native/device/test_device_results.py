@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from native.fakes.device import FakeDevice, connections, devices, knobs
-from native.ranks import LAUNCHERS, Seat, as_processes, as_threads, on_ranks
+from native.ranks import LAUNCHERS, Seat, as_processes, on_ranks
 from native.values import Tensor, decode, expected, reduced_samples, sample
 from ring_notebook.core.buffers import DType
 from ring_notebook.core.communicator import Communicator, ReduceOp
@@ -111,15 +111,13 @@ def test_reducescatter(launcher: str) -> None:
     LAUNCHERS[launcher](3, scattered)
 
 
-def test_adasum_goes_through_host_memory() -> None:
-    def body(seat: Seat) -> list[float]:
-        ring, device = opened(seat)
-        own = np.array([1.0, 0.0]) if seat.rank == 0 else np.array([0.0, 1.0])
-        tensor = device.tensor(own, DType.FLOAT32)
-        ring.allreduce([tensor.buffer], [tensor.buffer], op=ReduceOp.ADASUM)
-        return [float(value) for value in device.read(tensor)]
-
-    assert as_threads(2, body) == [[1.0, 1.0]] * 2  # of directions at right angles it is the sum
+@on_ranks(2, gives=[[1.0, 1.0]] * 2)
+def test_adasum_goes_through_host_memory(seat: Seat) -> list[float]:
+    ring, device = opened(seat)
+    own = np.array([1.0, 0.0]) if seat.rank == 0 else np.array([0.0, 1.0])
+    tensor = device.tensor(own, DType.FLOAT32)
+    ring.allreduce([tensor.buffer], [tensor.buffer], op=ReduceOp.ADASUM)
+    return [float(value) for value in device.read(tensor)]
 
 
 @on_ranks(2)
@@ -141,36 +139,32 @@ def test_a_group_of_tensors_and_names(seat: Seat) -> None:
     assert np.all(device.read(named[3]) == 18)
 
 
-def test_a_joined_rank_adds_nothing() -> None:
-    def body(seat: Seat) -> int:
-        ring, device = opened(seat)
-        tensor = device.tensor(np.ones(5), DType.FLOAT32)
-        ring.allreduce([tensor.buffer], [tensor.buffer])
-        for _ in range(2 - seat.rank):
-            for dtype in (DType.FLOAT32, DType.INT16):  # by NCCL, and through host memory
-                tensor = device.tensor(np.ones(5), dtype)
-                ring.allreduce([tensor.buffer], [tensor.buffer])
-                assert np.all(device.read(tensor) >= 1)
-        return ring.join().last_rank()
-
-    assert as_threads(3, body) == [0, 0, 0]
+@on_ranks(3, gives=[0, 0, 0])
+def test_a_joined_rank_adds_nothing(seat: Seat) -> int:
+    ring, device = opened(seat)
+    tensor = device.tensor(np.ones(5), DType.FLOAT32)
+    ring.allreduce([tensor.buffer], [tensor.buffer])
+    for _ in range(2 - seat.rank):
+        for dtype in (DType.FLOAT32, DType.INT16):  # by NCCL, and through host memory
+            tensor = device.tensor(np.ones(5), dtype)
+            ring.allreduce([tensor.buffer], [tensor.buffer])
+            assert np.all(device.read(tensor) >= 1)
+    return ring.join().last_rank()
 
 
-def test_process_sets() -> None:
-    def body(seat: Seat) -> list[float]:
-        ring, device = opened(seat)
-        sums = []
-        for members in ([0, 1], [1, 2], [0, 2], [0, 1, 2]):
-            group = ring.group(members)
-            if group is None:
-                continue
-            tensor = device.tensor(np.full(9, 10.0**seat.rank), DType.FLOAT32)
-            group.allreduce([tensor.buffer], [tensor.buffer])
-            sums.append(float(device.read(tensor)[0]))
-            assert group.device_transport() == ("nccl", "")
-        return sums
-
-    assert as_threads(3, body) == [[11.0, 101.0, 111.0], [11.0, 110.0, 111.0], [110.0, 101.0, 111.0]]
+@on_ranks(3, gives=[[11.0, 101.0, 111.0], [11.0, 110.0, 111.0], [110.0, 101.0, 111.0]])
+def test_process_sets(seat: Seat) -> list[float]:
+    ring, device = opened(seat)
+    sums = []
+    for members in ([0, 1], [1, 2], [0, 2], [0, 1, 2]):
+        group = ring.group(members)
+        if group is None:
+            continue
+        tensor = device.tensor(np.full(9, 10.0**seat.rank), DType.FLOAT32)
+        group.allreduce([tensor.buffer], [tensor.buffer])
+        sums.append(float(device.read(tensor)[0]))
+        assert group.device_transport() == ("nccl", "")
+    return sums
 
 
 @on_ranks(2)

@@ -30,17 +30,14 @@ def used(seat: Seat) -> tuple[Any, Communicator, FakeDevice, Tensor]:
     return own, ring, device, tensor
 
 
-def test_each_rank_connects_on_its_own_device() -> None:
+@on_ranks(2, as_processes, gives=[None, None])
+def test_each_rank_connects_on_its_own_device(seat: Seat) -> None:
     """NCCL takes the device that is current on its caller's thread; the fake ends a process that gives it another."""
-
-    def body(seat: Seat) -> None:
-        ring, device = seat.open(devices=devices()), FakeDevice(seat.rank + 2)
-        tensor = ones(device)
-        ring.allreduce([tensor.buffer], [tensor.buffer])
-        assert np.all(device.read(tensor) == seat.size)
-        assert ring.device_transport() == ("nccl", "")
-
-    assert as_processes(2, body) == [None, None]
+    ring, device = seat.open(devices=devices()), FakeDevice(seat.rank + 2)
+    tensor = ones(device)
+    ring.allreduce([tensor.buffer], [tensor.buffer])
+    assert np.all(device.read(tensor) == seat.size)
+    assert ring.device_transport() == ("nccl", "")
 
 
 @on_ranks(2, as_processes)

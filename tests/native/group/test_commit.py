@@ -198,22 +198,19 @@ def test_a_rank_that_dies_while_others_commit() -> None:
     assert [found for found in as_processes(3, body) if isinstance(found, bool)] == [False, False]
 
 
-def test_between_hosts_an_abort_behind_a_commit_ends_it_on_none() -> None:
+@on_ranks(5, as_hosts, gives=[59] * 5)
+def test_between_hosts_an_abort_behind_a_commit_ends_it_on_none(seat: Seat) -> int:
     """A rank that has made its step ends the generation at once, while the message to the other host is on its way."""
-
-    def body(seat: Seat) -> int:
-        made = 0
-        for number in range(1, 60):
-            ring = seat.open(number)
-            if commits(ring):
-                made += 1
-            if seat.rank == number % seat.size:
-                ring.abort("an interrupt behind the step")
-            ring.close()
-            seat.opened.clear()
-        return made
-
-    assert as_hosts(5, body) == [59] * 5
+    made = 0
+    for number in range(1, 60):
+        ring = seat.open(number)
+        if commits(ring):
+            made += 1
+        if seat.rank == number % seat.size:
+            ring.abort("an interrupt behind the step")
+        ring.close()
+        seat.opened.clear()
+    return made
 
 
 def test_ranks_get_the_newest_change_that_all_have() -> None:

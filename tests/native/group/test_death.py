@@ -69,25 +69,22 @@ def until_it_fails(call: Callable[[], object]) -> CollectiveAborted:
 @also_on_devices
 @pytest.mark.parametrize("blocking", [True, False])
 @pytest.mark.parametrize("call", ASYNCHRONOUS)
-def test_killed_while_data_moves(call: str, blocking: bool) -> None:
+@on_ranks(3, as_processes, gives=[[3.0, 3.0], Dead(signal.SIGKILL), [3.0, 3.0]])
+def test_killed_while_data_moves(seat: Seat, call: str, blocking: bool) -> list[float]:
     """SIGKILL at some moment of an endless stream of collectives; the survivors open a generation of their own."""
-
-    def body(seat: Seat) -> list[float]:
-        ring = seat.open(1)
-        own = Tensor.of(ring, np.array([os.getpid()]), DType.INT64)
-        pids = np.frombuffer(produced(ring.allgather(own.buffer, name="setup")), np.int64)
-        if seat.rank == 1:
-            # From a thread that knows nothing of the core, so that the end comes wherever the rank is then.
-            threading.Timer(0.03, os.kill, (os.getpid(), signal.SIGKILL)).start()
-            while True:
-                ASYNCHRONOUS[call](ring, blocking).wait()
-        error = until_it_fails(lambda: ASYNCHRONOUS[call](ring, blocking).wait())
-        # One that begins when the death is known gets no number.
-        words = rf"rank {seat.rank}: {call.split()[0]}( \(sequence \d+\))? .*rank 1 \(process {pids[1]}\) has died"
-        assert re.fullmatch(words, str(error)), error
-        return goes_on(seat.open(2, ranks=[0, 2]))
-
-    assert as_processes(3, body) == [[3.0, 3.0], Dead(signal.SIGKILL), [3.0, 3.0]]
+    ring = seat.open(1)
+    own = Tensor.of(ring, np.array([os.getpid()]), DType.INT64)
+    pids = np.frombuffer(produced(ring.allgather(own.buffer, name="setup")), np.int64)
+    if seat.rank == 1:
+        # From a thread that knows nothing of the core, so that the end comes wherever the rank is then.
+        threading.Timer(0.03, os.kill, (os.getpid(), signal.SIGKILL)).start()
+        while True:
+            ASYNCHRONOUS[call](ring, blocking).wait()
+    error = until_it_fails(lambda: ASYNCHRONOUS[call](ring, blocking).wait())
+    # One that begins when the death is known gets no number.
+    words = rf"rank {seat.rank}: {call.split()[0]}( \(sequence \d+\))? .*rank 1 \(process {pids[1]}\) has died"
+    assert re.fullmatch(words, str(error)), error
+    return goes_on(seat.open(2, ranks=[0, 2]))
 
 
 @pytest.mark.parametrize("victim", [0, 2])
@@ -125,20 +122,17 @@ def test_a_death_is_seen_without_process_descriptors() -> None:
     assert end == Dead(signal.SIGKILL)
 
 
-def test_killed_before_the_generation() -> None:
+@on_ranks(3, as_processes, gives=[None, Dead(signal.SIGKILL), None])
+def test_killed_before_the_generation(seat: Seat) -> None:
     """Ranks that wait for a dead rank to open or to join a generation learn that it has died."""
-
-    def body(seat: Seat) -> None:
-        seat.open(1).barrier()
-        seat.meet()
-        if seat.rank == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
-        with pytest.raises(CollectiveAborted, match="has died"):
-            seat.open(2, ranks=[0, 1, 2])
-        with pytest.raises(CollectiveAborted, match="has died"):
-            seat.open(2, ranks=[1, 0, 2])
-
-    assert as_processes(3, body) == [None, Dead(signal.SIGKILL), None]
+    seat.open(1).barrier()
+    seat.meet()
+    if seat.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.raises(CollectiveAborted, match="has died"):
+        seat.open(2, ranks=[0, 1, 2])
+    with pytest.raises(CollectiveAborted, match="has died"):
+        seat.open(2, ranks=[1, 0, 2])
 
 
 def fork() -> int:

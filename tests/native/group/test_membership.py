@@ -32,17 +32,15 @@ def test_all_come(size: int) -> None:
     assert as_threads(size, body) == [[(newest + 1, sums), (newest + 51, sums)]] * size
 
 
-def test_a_death_is_told() -> None:
-    def body(seat: Seat) -> None:
-        seat.open(1).barrier()
-        seat.meet()
-        if seat.rank == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
-        words = rf"rank 1 has died while rank {seat.rank} waits for it to join the next generation"
-        with pytest.raises(CollectiveAborted, match=words):
-            call(seat, 1)
-
-    assert as_processes(3, body) == [None, Dead(signal.SIGKILL), None]
+@on_ranks(3, as_processes, gives=[None, Dead(signal.SIGKILL), None])
+def test_a_death_is_told(seat: Seat) -> None:
+    seat.open(1).barrier()
+    seat.meet()
+    if seat.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    words = rf"rank 1 has died while rank {seat.rank} waits for it to join the next generation"
+    with pytest.raises(CollectiveAborted, match=words):
+        call(seat, 1)
 
 
 @on_ranks(2, as_processes)
@@ -62,18 +60,15 @@ def test_a_rank_that_has_left_the_run_is_told(seat: Seat) -> None:
             seat.ring_memory.agree_on_generation([0, 1], 0, 7, LIMIT)
 
 
-def test_a_rank_that_gave_up_is_counted_on_again() -> None:
+@on_ranks(2, as_processes, gives=[[3.0, 3.0]] * 2)
+def test_a_rank_that_gave_up_is_counted_on_again(seat: Seat) -> list[float]:
     """Rank 1 gives up when rank 0 may already count on it: neither waits for the other for ever."""
-
-    def body(seat: Seat) -> list[float]:
-        last, sums, patience = 0, [0.0], 0
-        for _ in range(20):
-            sums = []
-            while not sums:
-                patience = (patience + 1) % 7
-                with contextlib.suppress(CollectiveTimeout, CollectiveAborted):
-                    last = call(seat, last, timeout=1e-4 + 5e-4 * patience if seat.rank else LIMIT / 2)
-                    sums = goes_on(seat.open(last))
-        return sums
-
-    assert as_processes(2, body) == [[3.0, 3.0]] * 2
+    last, sums, patience = 0, [0.0], 0
+    for _ in range(20):
+        sums = []
+        while not sums:
+            patience = (patience + 1) % 7
+            with contextlib.suppress(CollectiveTimeout, CollectiveAborted):
+                last = call(seat, last, timeout=1e-4 + 5e-4 * patience if seat.rank else LIMIT / 2)
+                sums = goes_on(seat.open(last))
+    return sums

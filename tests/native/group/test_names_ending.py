@@ -105,22 +105,19 @@ def test_closing_waits_for_names_that_come() -> None:
 
 
 @pytest.mark.parametrize("known", [False, True])
-def test_a_rank_that_dies(known: bool) -> None:
+@on_ranks(3, as_processes, gives=["told", Dead(9), "told"])
+def test_a_rank_that_dies(seat: Seat, known: bool) -> str:
     """Who waits for its name learns of its death."""
-
-    def body(seat: Seat) -> str:
-        ring = seat.open(1)
-        if known:
-            start(ring, "before", 1.0)[1].wait()
-        if seat.rank == 1:
-            ring.barrier()
-            os.kill(os.getpid(), signal.SIGKILL)
-        _, work = start(ring, "x", 1.0)
+    ring = seat.open(1)
+    if known:
+        start(ring, "before", 1.0)[1].wait()
+    if seat.rank == 1:
         ring.barrier()
-        ends(work.wait, CollectiveAborted, "rank 1 .*has died")
-        return "told"
-
-    assert as_processes(3, body) == ["told", Dead(9), "told"]
+        os.kill(os.getpid(), signal.SIGKILL)
+    _, work = start(ring, "x", 1.0)
+    ring.barrier()
+    ends(work.wait, CollectiveAborted, "rank 1 .*has died")
+    return "told"
 
 
 @pytest.mark.parametrize("place", [(), (0, 1)])

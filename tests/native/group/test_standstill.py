@@ -90,25 +90,22 @@ def test_ranks_that_are_processes(seat: Seat) -> None:
         total(ring, blocking=seat.rank == 0)
 
 
-def test_a_rank_outside_of_operations_may_come() -> None:
+@on_ranks(2, as_processes, gives=[2.0, 2.0])
+def test_a_rank_outside_of_operations_may_come(seat: Seat) -> float:
     """However long it takes, and whether it sleeps or computes; another thread of a waiting rank may compute, too."""
-
-    def body(seat: Seat) -> float:
-        ring = seat.open(standstill=SOON)
-        if seat.rank == 1:
-            time.sleep(10 * SOON)
-        total(ring)
-        other = threading.Thread(target=lambda: (compute(10 * SOON), total(ring, "z", blocking=False)))
-        other.start()
-        if seat.rank == 0:
-            first = total(ring)
-            other.join()
-        else:
-            other.join()
-            first = total(ring)
-        return first
-
-    assert as_processes(2, body) == [2.0, 2.0]
+    ring = seat.open(standstill=SOON)
+    if seat.rank == 1:
+        time.sleep(10 * SOON)
+    total(ring)
+    other = threading.Thread(target=lambda: (compute(10 * SOON), total(ring, "z", blocking=False)))
+    other.start()
+    if seat.rank == 0:
+        first = total(ring)
+        other.join()
+    else:
+        other.join()
+        first = total(ring)
+    return first
 
 
 def compute(seconds: float) -> None:

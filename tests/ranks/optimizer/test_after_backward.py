@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -20,14 +20,8 @@ from ring_notebook.torch.optimizer import backward_end
 
 PAGE = Path(__file__).parents[3] / "docs" / "gradients.md"
 ROWS = 12
-pytestmark = pytest.mark.sizes(2, 3, slow=(4,))  # alone nothing is reduced: test_distributed.py
-
-
-@pytest.fixture(autouse=True)
-def generation() -> Iterator[None]:
-    ring.init()
-    yield
-    ring.shutdown()
+# Alone nothing is reduced: test_distributed.py.
+pytestmark = [pytest.mark.sizes(2, 3, slow=(4,)), pytest.mark.usefixtures("hvd")]
 
 
 def network() -> nn.Sequential:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,14 +13,7 @@ from torch import Tensor, nn
 import ring_notebook.torch as ring
 from ring_notebook.errors import CollectiveMismatch, DriftError
 
-pytestmark = pytest.mark.sizes(2, 3)
-
-
-@pytest.fixture(autouse=True)
-def generation() -> Iterator[None]:
-    ring.init()
-    yield
-    ring.shutdown()
+pytestmark = [pytest.mark.sizes(2, 3), pytest.mark.usefixtures("hvd")]
 
 
 class TwoPhase(torch.optim.SGD):
