@@ -324,10 +324,11 @@ def change(run: str, action: str, values: Mapping[str, Any], who: str) -> dict[s
     """On rank 0: number a change that the kernel asks for, and return all that ranks may not have received yet.
 
     ``values`` are texts, or the values themselves. Returns ``{"changes": [...], "values": {...}}``, or
-    ``{"error": text}`` where a knob does not exist or does not take its value.
+    ``{"error": text}`` where a knob does not exist or does not take its value; ``"early"``: whether it may come yet,
+    as the run has made no step.
     """
     if run != steering.run:
-        return {"error": "the run has not begun on rank 0, or has ended"}
+        return {"error": "the run has not begun on rank 0, or has ended", "early": True}
     knobs = steering.knobs
     try:
         for name in values if action == SET else ():
@@ -344,7 +345,7 @@ def change(run: str, action: str, values: Mapping[str, Any], who: str) -> dict[s
             else dict(values)
         )
     except ValueError as error:
-        return {"error": str(error)}
+        return {"error": str(error), "early": not steering.points and not values.keys() <= knobs.keys()}
     one = {"number": steering.newest + 1, "action": action, "values": read, "who": who}
     steering.receive([one])
     return {"changes": [*steering.untaken()], "values": read}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from ring_notebook.notebook.engines import Engines
 
 _RANK_SIDE = "ring_notebook.core.steering"
+_SECONDS_TO_BEGIN = 5.0
+"""For a run that has just begun: the knobs of an optimizer come with its first step."""
 
 
 def send_change(engines: Engines, run: str, action: str, values: Mapping[str, Any], who: str) -> dict[str, Any]:
@@ -29,12 +32,17 @@ def send_change(engines: Engines, run: str, action: str, values: Mapping[str, An
     given = {name: value.item() if hasattr(value, "item") else value for name, value in values.items()}
     with suppress(Exception):  # a user without a name
         who = f"{getpass.getuser()}, {who}"
-    try:
-        (answer,) = engines.call_beside(f"{_RANK_SIDE}:change", run, action, given, who, ranks=[0])
-    except TypeError as error:
-        raise KnobError(f"a knob takes numbers, bools and texts, got {given!r:.200}: {error}") from None
-    if answer is None:
-        raise ClusterError("rank 0 does not answer, so nothing is changed; `%ring stacks` shows what it is doing")
+    until = time.monotonic() + _SECONDS_TO_BEGIN
+    while True:
+        try:
+            (answer,) = engines.call_beside(f"{_RANK_SIDE}:change", run, action, given, who, ranks=[0])
+        except TypeError as error:
+            raise KnobError(f"a knob takes numbers, bools and texts, got {given!r:.200}: {error}") from None
+        if answer is None:
+            raise ClusterError("rank 0 does not answer, so nothing is changed; `%ring stacks` shows what it is doing")
+        if not answer.get("early") or time.monotonic() > until:
+            break
+        time.sleep(0.05)
     if "error" in answer:
         raise KnobError(answer["error"])
     others = [rank for rank in engines.living() if rank != 0]

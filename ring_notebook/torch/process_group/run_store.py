@@ -134,13 +134,23 @@ def _check_generation(generation: world.World | None, waits_for: str) -> None:
         communicator.barrier()  # raises with the reason
 
 
-class _MemoryStore(dist.FileStore):  # type: ignore[misc, name-defined]  # torch's stubs leave it out
-    """A file store over a descriptor of this process, which it closes."""
+class _MemoryStore:
+    """A file store over a descriptor of this process, which it closes.
 
-    def __init__(self, descriptor: int, size: int) -> None:
-        # The store opens the path again for every look.
-        super().__init__(f"/proc/{os.getpid()}/fd/{descriptor}", size)
-        weakref.finalize(self, os.close, descriptor)
+    The store opens the path again for every look, a last time when it ends: before the descriptor is another file's.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._held = [dist.FileStore(f"/proc/{os.getpid()}/fd/{descriptor}")]  # type: ignore[attr-defined]
+        weakref.finalize(self, self._end, self._held, descriptor)
+
+    def __getattr__(self, operation: str) -> Any:
+        return getattr(self._held[0], operation)
+
+    @staticmethod
+    def _end(held: list[Any], descriptor: int) -> None:
+        held.clear()
+        os.close(descriptor)
 
 
 def _rank() -> int:
@@ -172,7 +182,7 @@ def keys_of_ranks() -> Any:
     if own < 0:
         own = os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
     current.communicator.barrier()  # rank 0 may close its own now
-    return _MemoryStore(own, current.size)
+    return _MemoryStore(own)
 
 
 def _served_store() -> Any:

@@ -252,3 +252,19 @@ def test_random_changes_are_taken_at_one_step_everywhere(cluster: Cluster) -> No
 def test_a_change_survives_the_journal() -> None:
     one = Change("run", 1, 2.0, 3, "set", {"lr": 0.1, "mode": "a"}, "me, panel", 5, 6)
     assert decode(encode([one])) == [one]
+
+
+def test_a_knob_that_comes_before_the_first_step_is_waited_for(cluster: Cluster) -> None:
+    cell = """
+import time
+from ring_notebook.api.common import knob, step
+first = knob("first", 0.0)
+time.sleep(0.5)
+late = knob("late", 0.0)
+while not late.value:
+    step()
+"""
+    run = cluster.run(cell)
+    assert run.set(late=1) == {"late": 1.0}
+    run.wait()
+    assert run.status == "ok"

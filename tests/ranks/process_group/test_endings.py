@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import signal
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 import ring_notebook.torch as hvd
 from ring_notebook.core import world
 from ring_notebook.errors import CollectiveAborted, CollectiveMismatch, RingError
+from ring_notebook.torch.process_group.run_store import keys_of_ranks
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:`?torch.distributed:FutureWarning"),
@@ -131,3 +134,28 @@ def test_a_default_group_that_one_rank_could_not_make(rank: int, size: int) -> N
     if rank < 2:
         dist.barrier(part)
     hvd.shutdown()
+
+
+@pytest.mark.sizes(1, 2)
+def test_a_store_that_ends_writes_into_no_other_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread may open a file as soon as the descriptor of the store is closed, and gets its number."""
+    hvd.init()
+    of_others = tmp_path / "log"
+    of_others.touch()
+    close, opened = os.close, list[int]()
+
+    def close_and_open(descriptor: int) -> None:
+        close(descriptor)
+        opened.append(os.open(of_others, os.O_RDWR))
+
+    monkeypatch.setattr(os, "close", close_and_open)
+    ring: list[Any] = [keys_of_ranks()]
+    ring.append(ring)  # which the collector of garbage ends in its own order
+    ring[0].set("key", "value")
+    hvd.barrier()
+    del ring
+    gc.collect()
+    monkeypatch.undo()
+    for descriptor in opened:
+        os.close(descriptor)
+    assert of_others.read_bytes() == b""

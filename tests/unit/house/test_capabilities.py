@@ -54,7 +54,11 @@ def test_the_page_of_other_frameworks_has_a_row_for_each_face() -> None:
 
 # What of the table in docs/jax.md which cases of tests/jax show.
 JAX_CASES = {
-    "`jit`, `scan`, `cond`, `checkpoint`": ["case_many_calls_of_one_program_keep_their_order"],
+    "`jit`, `scan`, `cond`, `while_loop`, `checkpoint`, `lower().compile()`": [
+        "case_many_calls_of_one_program_keep_their_order",
+        "case_programs_that_are_compiled_ahead_of_time",
+    ],
+    "`jax.export`": ["case_an_export_is_refused"],
     "`grad`, `jvp`, `linearize`, `hessian`": ["case_gradients", "case_forward_mode_and_second_derivatives"],
     "`vmap`": ["case_a_batch_is_one_collective"],
     "keys of random numbers": ["case_keys_of_random_numbers"],
