@@ -237,8 +237,8 @@ def test_a_program_of_jax_that_a_cell_has_begun_ends_in_its_run(cluster: Cluster
         "def slow(x):\n"
         "    for _ in range(20): x = jnp.tanh(x @ x)\n"
         "    return ring.allreduce(x.sum())\n"
-        "if 'step' not in globals(): step, x = jax.jit(slow), jnp.full((300, 300), 0.001)\n"
-        "y = step(x)\n"
+        "if 'begun' not in globals(): begun, square = jax.jit(slow), jnp.full((300, 300), 0.001)\n"
+        "y = begun(square)\n"
         "if ring.rank() == 0: time.sleep(1)\n"
     )
     for _ in range(3):
