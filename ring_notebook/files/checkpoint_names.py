@@ -55,7 +55,7 @@ def found(folder: Path) -> list[Found]:
     return [one for _, one in sorted(there, key=lambda pair: (pair[0], pair[1].step))]
 
 
-def of_run(folder: Path) -> list[Found]:
+def found_of_run(folder: Path) -> list[Found]:
     """As `found`, of the folder of a run, with those that its training has elsewhere."""
     try:
         rows = json.loads(checked((folder / _ELSEWHERE).read_bytes()))
@@ -66,7 +66,7 @@ def of_run(folder: Path) -> list[Found]:
 
 
 def note_elsewhere(folder: Path, there: list[Found]) -> None:
-    """Have `of_run` list ``there``."""
+    """Have `found_of_run` list ``there``."""
     make_private_folder(folder)
     rows = [(one.step, one.best, str(one.path.absolute() if isinstance(one.path, Path) else one.path)) for one in there]
     with whole_file(folder / _ELSEWHERE) as file:

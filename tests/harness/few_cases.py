@@ -1,8 +1,8 @@
 """The pytest plugin that chooses among the cases of each test of processes.
 
 `make test` runs the last case of what does not mark itself, because of two sizes the last is the larger; the others are
-slow. Of slow cases run those that try a value of a parameter for the first time, beside whatever others: no products.
-What is asked for by its name runs.
+slow. Of the slow cases only those run that try a value of some parameter for the first time. What is asked for by its
+name runs.
 """
 
 from __future__ import annotations

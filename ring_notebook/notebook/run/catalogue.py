@@ -126,7 +126,7 @@ def resumes_from(name: str, cell_id: str) -> str:
         with suppress(*UNREADABLE):
             about = read_about(directory)
             same = about["name"] == name if name else cell_id in ("", about["options"].get("cell_id"))
-            if same and (there := checkpoint_names.of_run(directory / checkpoint_names.CHECKPOINTS)):
+            if same and (there := checkpoint_names.found_of_run(directory / checkpoint_names.CHECKPOINTS)):
                 return str(there[-1].path)
     which = f"run called {name!r}" if name else "run of this cell"
     raise RingError(
@@ -267,7 +267,7 @@ class _Entry:
     def checkpoint(self) -> str | None:
         """The steps after which there are checkpoints: the last, and the best; and where, if not with the run."""
         own = self.directory / checkpoint_names.CHECKPOINTS
-        if not (there := checkpoint_names.of_run(own)):
+        if not (there := checkpoint_names.found_of_run(own)):
             return None
         best = [f"best {one.step}" for one in there if one.best]
         place = str(there[-1].path).rpartition("/")[0]

@@ -399,8 +399,8 @@ class ShardedIterable(_StandIn, IterableDataset[Any]):
         self._ends: Tensor | None = None  # how much each worker has yielded in the pass, where it has come to its end
         self._elements: Any = None  # without workers, those of the pass in progress
         self._at_start: Any = None  # the state of a data set at its first element, where the pass before continued one
-        self._loaded: Any = None  # the state that a pass continues, while it has read nothing behind it
-        self._is_loaded = False  # for the pass that begins next
+        self._loaded: Any = None  # the state to continue from, until the pass has read an element
+        self._is_loaded = False  # that state is for the pass that begins next
         self._given = given
 
     def __getstate__(self) -> dict[str, Any]:
@@ -535,7 +535,7 @@ class StatefulIterable(ShardedIterable):
     """The same of a data set with a state, for torchdata's StatefulDataLoader."""
 
     def state_dict(self) -> Any:
-        """That of the data set, which may not tell what was loaded before it is read: by a worker with a later turn."""
+        """That of the data set. Until its first read, that which was loaded: some data sets do not return it before."""
         has_read = self._elements is not None and self._elements.has_read
         return self._given.state_dict() if self._loaded is None or has_read else self._loaded
 
