@@ -17,6 +17,8 @@ PRIVATE_NAMES = {
     # All groups, and how many have been made. Without: only the default group is known, and after init_process_group
     # has failed on a rank, its groups may have other names than on other ranks.
     "group_registry": "torch.distributed.distributed_c10d:_world",
+    # Has C++ forget all groups. Without: it holds the one that an interrupted init_process_group has made.
+    "unregister_groups": "torch.distributed.distributed_c10d:_unregister_all_process_groups",
     # Makes all groups. Without: the gate of a group is made in its first collective.
     "new_group_helper": "torch.distributed.distributed_c10d:_new_process_group_helper",
     # The key of the dispatcher that comes before those of devices, where torch has no kernels of collectives, and the

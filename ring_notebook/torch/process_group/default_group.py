@@ -99,14 +99,19 @@ def forget_accelerate() -> None:
 
 
 def _forget_attempts() -> None:
-    """Without a default group, name the next one as a new process does.
+    """Without a default group, make torch.distributed know of groups what it knows in a new process: nothing.
 
-    A rank on which ``init_process_group`` failed has counted it; its later groups would have other names than those of
-    the other ranks, and their members would never meet in the store.
+    A rank on which ``init_process_group`` failed or was interrupted has counted the group, and may have registered it:
+    its next group would have a name that exists, or that the other ranks do not expect.
     """
     registry = private("group_registry")
-    if registry is not None and not dist.is_initialized():
-        registry.group_count = 0
+    if registry is None or dist.is_initialized():
+        return
+    for known in ("pg_map", "pg_names", "pg_group_ranks", "pg_backend_config", "pg_to_tag", "tags_to_pg"):
+        getattr(registry, known, {}).clear()
+    if unregister := private("unregister_groups"):
+        unregister()
+    registry.group_count = 0
 
 
 def _destroy() -> None:
@@ -116,9 +121,6 @@ def _destroy() -> None:
         dist.destroy_process_group()
     except Exception:  # of another backend's; its state in torch.distributed has to go all the same
         dist.group.WORLD = None
-        registry = private("group_registry")
-        for known in ("pg_map", "pg_names", "pg_group_ranks", "tags_to_pg"):
-            getattr(registry, known, {}).clear()
     # Who drops a group waits for its operations, such as a sum that a rank which failed has not joined.
     drops = Thread(target=foreign.clear, name="ring-end-groups", daemon=True)
     drops.start()

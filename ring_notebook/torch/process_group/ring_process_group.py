@@ -35,6 +35,7 @@ from ring_notebook.torch.process_group.operands import (
     parts_in_place,
 )
 from ring_notebook.torch.process_group.ring_work import CompletedWork, RingWork, in_backward
+from ring_notebook.torch.process_group.run_store import is_of_open_generation
 from ring_notebook.torch.steps.plain_optimizers import guard_steps
 from ring_notebook.torch.tensors import buffer_of, can_reduce, empty_in, from_bytes, moved_as, reader
 from ring_notebook.torch_private import private
@@ -642,11 +643,12 @@ def create(opts: Any, options: Any) -> RingProcessGroup:
     """torch.distributed's maker of a group; its members alone call it.
 
     For the default group it opens a generation where none is open, or the open one has been aborted. Raises RingError
-    when the ranks of torch.distributed are not those of this job or run.
+    when the ranks of torch.distributed are not those of this job or run, and CollectiveAborted when another rank failed
+    since the ranks made the store.
     """
     guard_steps()
     is_default = not opts.global_ranks_in_group
-    if is_default and (not world.is_initialized() or world.is_aborted()):
+    if is_default and (not world.is_initialized() or (world.is_aborted() and not is_of_open_generation(opts.store))):
         world.init()
     current = world.current()
     ranks = list(range(opts.group_size)) if is_default else list(opts.global_ranks_in_group)

@@ -48,6 +48,7 @@ class RunStore(c10d.Store):
         super().__init__()
         self._inner = inner
         self._timeout = timeout
+        self.generation = world.current()
 
     def set(self, key: str, value: str | bytes) -> None:
         """Set ``key``, whether it was set before or not."""
@@ -166,6 +167,13 @@ def run_store(timeout: timedelta) -> RunStore:
     global _in_use
     _in_use = RunStore(keys_of_ranks(), timeout)
     return _in_use
+
+
+def is_of_open_generation(store: c10d.Store) -> bool:
+    """Whether ``store``, below torch's prefixes, is what `run_store` made in the open generation, aborted or not."""
+    while isinstance(store, c10d.PrefixStore):
+        store = store.underlying_store
+    return isinstance(store, RunStore) and world.is_open(store.generation)
 
 
 def keys_of_ranks() -> Any:

@@ -50,7 +50,7 @@ def interrupted(call: Step, number: int, after: type[BaseException] | None) -> i
     return seen
 
 
-kept: list[BaseException] = []  # its frames, as those of a cell's error are
+kept: list[BaseException] = []  # its frames, as those of a cell's error are until the next cell
 failing_call = 0  # of `loss_of`, on this rank
 
 
@@ -66,6 +66,16 @@ def loss_of(model: nn.Module) -> Tensor:
 def lbfgs(model: nn.Module) -> tuple[torch.optim.Optimizer, Step]:
     optimizer = hvd.DistributedOptimizer(torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=2, history_size=3))
     return optimizer, lambda: optimizer.step(closure_of(model, optimizer))
+
+
+def lbfgs_under_ddp(model: nn.Module) -> tuple[torch.optim.Optimizer, Step]:
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=2, history_size=3)
+
+    def step() -> None:
+        hvd.process_group()
+        optimizer.step(closure_of(nn.parallel.DistributedDataParallel(model), optimizer))
+
+    return optimizer, step
 
 
 def closure_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[[], Tensor]:
@@ -107,6 +117,7 @@ def train_and_interrupt(make: Callable[..., Any], moments: Sequence[int], after:
     optimizer.register_step_post_hook(lambda *_: made.append(1))
     for number in moments:
         seen = 0
+        kept.clear()
         if hvd.rank() == 1:
             seen = interrupted(step, number, after)
         else:
@@ -136,11 +147,14 @@ def train_and_interrupt(make: Callable[..., Any], moments: Sequence[int], after:
 @pytest.mark.sizes(slow=(2, 3))
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("after", [None, CollectiveAborted], ids=["alone", "after another rank's failure"])
-@pytest.mark.parametrize("make", [lbfgs, sgd])
+@pytest.mark.parametrize(
+    ("make", "apart"), [(lbfgs, 7), (lbfgs_under_ddp, 67), (sgd, 7)], ids=["lbfgs", "lbfgs_under_ddp", "sgd"]
+)
 def test_an_interrupt_at_any_moment_of_a_step(
-    make: Callable[..., Any], after: type[BaseException] | None, hvd: ModuleType
+    make: Callable[..., Any], apart: int, after: type[BaseException] | None, hvd: ModuleType
 ) -> None:
-    train_and_interrupt(make, range(1, 10_000, 7), after)
+    """Also while a group of torch.distributed is made."""
+    train_and_interrupt(make, range(1, 100_000, apart), after)
 
 
 @pytest.mark.sizes(3)

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
@@ -133,6 +134,42 @@ def test_a_default_group_that_one_rank_could_not_make(rank: int, size: int) -> N
     part = dist.new_group([0, 1], timeout=timedelta(seconds=20))
     if rank < 2:
         dist.barrier(part)
+    hvd.shutdown()
+
+
+@pytest.mark.sizes(2)
+@pytest.mark.parametrize("half_made", [False, True])
+def test_an_interrupt_while_the_default_group_is_made(
+    half_made: bool, rank: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others are told, none begins a generation alone, and the next group is made."""
+    hvd.init()
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    make = c10d._new_process_group_helper
+
+    def interrupted(*args: Any, **options: Any) -> Any:
+        if rank == 1:
+            if half_made:
+                make(*args, **options)
+            raise KeyboardInterrupt
+        while not half_made and not world.is_aborted():
+            time.sleep(0.001)
+        return make(*args, **options)
+
+    monkeypatch.setattr(c10d, "_new_process_group_helper", interrupted)
+    raised: BaseException | None = None
+    try:
+        hvd.process_group()
+    except (KeyboardInterrupt, CollectiveAborted) as error:
+        raised = error
+        world.fail(error)
+    assert type(raised) is (KeyboardInterrupt if rank == 1 else type(None) if half_made else CollectiveAborted)
+    monkeypatch.undo()
+    hvd.shutdown()
+    hvd.init()
+    hvd.process_group()
+    dist.barrier()
     hvd.shutdown()
 
 
