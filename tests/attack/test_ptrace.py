@@ -6,13 +6,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from attack.debugger import Debugger
+from harness.waiting import until
 from ring_notebook.notebook.cluster.cluster import Cluster
 
 LIMIT = 60.0
@@ -58,11 +58,8 @@ class Job:
 
     def wait_until(self, holds: Callable[[], bool]) -> None:
         """Wait for a condition, which must come while the job runs."""
-        deadline = time.monotonic() + LIMIT
-        while not holds():
-            assert self.process.poll() is None, self.output
-            assert time.monotonic() < deadline, self.output
-            time.sleep(0.02)
+        until(lambda: holds() or self.process.poll() is not None, LIMIT, lambda: self.output)
+        assert self.process.poll() is None or holds(), self.output
 
     def end(self) -> None:
         """Have the ranks end; they must end well."""
@@ -114,10 +111,7 @@ def test_the_supervisor_is_killed_under_a_debugger(tmp_path: Path) -> None:
     job = Job(tmp_path)
     Debugger(job.supervisor).kill()
     assert job.process.wait(LIMIT) != 0
-    deadline = time.monotonic() + LIMIT
-    while any(Path(f"/proc/{pid}").exists() for pid in job.ranks):
-        assert time.monotonic() < deadline, "ranks live on without their supervisor"
-        time.sleep(0.02)
+    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in job.ranks), LIMIT)
 
 
 @pytest.mark.slow

@@ -13,7 +13,6 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
@@ -381,7 +380,5 @@ def test_over_two_hosts(engine: str, hosts: TwoHosts, tmp_path: Path) -> None:
                 process.wait(20)
             process.kill()
             process.wait()
-        deadline = time.monotonic() + 20
-        while any(engine in text for text in hosts.processes()) and time.monotonic() < deadline:
-            time.sleep(0.2)
+        until(lambda: not any(engine in text for text in hosts.processes()))
         assert pids_in(f"{hosts.prefix}-b")

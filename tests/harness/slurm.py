@@ -13,7 +13,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import Literal
 
 from harness import two_hosts as hosts_of_this_machine
 from harness.two_hosts import NAMES, TwoHosts, two_hosts
+from harness.waiting import until
 
 __all__ = ["LOGIN", "Slurm", "missing", "slurm"]
 
@@ -128,10 +128,7 @@ class Slurm:
 
     def wait_until_up(self, seconds: float = 120) -> None:
         """Return when `is_up` holds. Raises AssertionError with what Slurm says of the hosts after ``seconds``."""
-        deadline = time.monotonic() + seconds
-        while not self.is_up():
-            assert time.monotonic() < deadline, self.run(["sinfo", "--Node", "--long"])[1] + self.log()[-4000:]
-            time.sleep(0.3)
+        until(self.is_up, seconds, lambda: self.run(["sinfo", "--Node", "--long"])[1] + self.log()[-4000:])
 
     def log(self) -> str:
         """What the daemons have said."""
@@ -195,10 +192,7 @@ class Slurm:
 
     def wait_until_nothing_is_left(self, seconds: float = 60) -> None:
         """Return when `left` is empty. Raises AssertionError with its content after ``seconds``."""
-        deadline = time.monotonic() + seconds
-        while left := self.left():
-            assert time.monotonic() < deadline, left
-            time.sleep(0.2)
+        until(lambda: not self.left(), seconds, self.left)
 
 
 def _login(hosts: TwoHosts) -> str:

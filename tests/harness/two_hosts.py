@@ -18,7 +18,6 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ import pytest
 
 from harness.leftovers import TOKEN
 from harness.programs import ran
+from harness.waiting import until
 from ring_notebook.launch.launchers.find_launcher import find_launcher
 from ring_notebook.launch.launchers.hosts import Host
 from ring_notebook.launch.supervisor.forked_rank import ADDRESS
@@ -171,9 +171,7 @@ class TwoHosts:
         address = f"10.77.0.{1 + self.names.index(name)}"
         for other in self.names:
             connects = ["ip", "netns", "exec", f"{self.prefix}-{other[-1]}", "ssh-keyscan", "-T", "1", address]
-            deadline = time.monotonic() + 20
-            while not subprocess.run(connects, capture_output=True, check=False).stdout:
-                assert time.monotonic() < deadline, f"{other} does not reach {name} again"
+            until(lambda command=connects: ran(command).stdout)
 
     @contextlib.contextmanager
     def limited(self, host: int, rate: str) -> Iterator[None]:
@@ -248,10 +246,7 @@ def two_hosts(rate: str = "1gbit", count: int = 2) -> Iterator[TwoHosts]:
         _write_ssh_files(folder, names)
         for name in names:
             _boot(folder, name)
-        deadline = time.monotonic() + 10
-        while any(_link(space)["operstate"] != "UP" for space in spaces):
-            assert time.monotonic() < deadline, "the link between the hosts does not come up"
-            time.sleep(0.05)
+        until(lambda: all(_link(space)["operstate"] == "UP" for space in spaces))
         yield TwoHosts(prefix, folder, names)
     finally:
         for space in (*spaces, switch):

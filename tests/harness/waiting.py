@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 __all__ = ["SLEEPS", "stderr_into", "until"]
 
@@ -17,12 +18,17 @@ One long sleep may miss it: Python only notes a signal that arrives just before 
 """
 
 
-def until(condition: Callable[[], bool], limit: float = 45.0) -> None:
-    """Return when ``condition()`` is true; fail if it is not after ``limit`` seconds."""
-    deadline = time.monotonic() + limit
-    while not condition():
-        assert time.monotonic() < deadline, f"still not so after {limit:g} s"
-        time.sleep(0.005)
+T = TypeVar("T")
+
+
+def until(condition: Callable[[], T], limit: float = 60.0, shown: Callable[[], object] = str) -> T:
+    """What ``condition()`` returns as soon as that is true; fails after ``limit`` seconds, with what is ``shown``."""
+    deadline, pause = time.monotonic() + limit, 0.005
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"still not so after {limit:g} s: {shown()}"
+        time.sleep(pause)
+        pause = min(0.2, 1.1 * pause)
+    return found
 
 
 @contextmanager

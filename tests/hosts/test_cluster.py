@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -11,18 +10,15 @@ import pytest
 
 from harness.numpy_framework import numpy_framework
 from harness.two_hosts import ALLOCATION, TwoHosts
+from harness.waiting import until
 
 pytestmark = pytest.mark.usefixtures("forked_on_hosts")
 PROGRAM = str(Path(__file__).with_name("across.py"))
 WITHOUT_TORCH = ("grows", "killed", "allocated", "wrong")
-SECONDS_TO_VANISH = 30.0
 
 
 def assert_nothing_runs(hosts: TwoHosts) -> None:
-    deadline = time.monotonic() + SECONDS_TO_VANISH
-    while (left := hosts.processes()) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert left == []
+    until(lambda: not hosts.processes(), shown=hosts.processes)
 
 
 @pytest.mark.parametrize(

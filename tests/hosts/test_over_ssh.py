@@ -8,7 +8,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -74,10 +73,7 @@ def agent_and_ssh(hosts: TwoHosts) -> tuple[psutil.Process, psutil.Process]:
 
 
 def assert_nothing_is_left(hosts: TwoHosts) -> None:
-    deadline = time.monotonic() + LIMIT
-    while (left := hosts.processes()) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert left == []
+    until(lambda: not hosts.processes(), LIMIT, hosts.processes)
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from harness.waiting import until
 from ranks.joint_training import assert_same, joint_batches, make_model, momentum, plain_step, share
 from ring_notebook.api import basics
 from ring_notebook.core import world
@@ -236,10 +237,7 @@ def test_timeline(hvd: ModuleType, tmp_path: Path) -> None:
     path = tmp_path / "timeline.json"
     hvd.start_timeline(str(path), mark_cycles=True)
     hvd.allreduce(torch.ones(8), name="seen")
-    deadline = time.monotonic() + 30
-    while hvd.rank() == 0 and "allreduce seen" not in names_in(path):
-        assert time.monotonic() < deadline, "the file of rank 0 can be read meanwhile"
-        time.sleep(0.05)
+    until(lambda: hvd.rank() or "allreduce seen" in names_in(path))  # the file of rank 0 can be read meanwhile
     hvd.stop_timeline()
     hvd.allreduce(torch.ones(8), name="unseen")
     own: Any = json.loads((tmp_path / f"timeline.rank{hvd.rank()}.json").read_text())["traceEvents"]

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from harness.slurm import Slurm, missing, slurm
+from harness.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(missing()), reason=missing())]
 
@@ -51,10 +52,7 @@ def test_a_host_dies(system: Slurm, tmp_path: Path, phase: str, whose: str, how:
     script.write_text(f"#!/bin/sh\n{shlex.join(ringrun)}\necho exit code $?\n")
     job = system.submit(script, output, "--no-requeue", *(["--no-kill"] if elastic else []))
     try:
-        deadline = time.monotonic() + LIMIT
-        while not output.exists() or output.read_text().count(begun) < 4:
-            assert time.monotonic() < deadline, output.read_text() if output.exists() else "no output"
-            time.sleep(0.1)
+        until(lambda: output.exists() and output.read_text().count(begun) >= 4, LIMIT)
         time.sleep(0.5)  # to be in what follows
         system.kill_host(2, cut_first=how == "cut")
         system.wait_until_nothing_is_left(LIMIT)

@@ -7,12 +7,12 @@ import re
 import shlex
 import signal
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from harness.slurm import Slurm, missing
+from harness.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(missing()), reason=missing())]
 
@@ -85,11 +85,12 @@ def test_a_job_that_is_stopped_leaves_nothing(system: Slurm, how: str) -> None:
 
 def wait_for(output: Path, pattern: str, times: int = 1, seconds: float = 90) -> str:
     """What a job has written, once ``pattern`` is in it."""
-    deadline = time.monotonic() + seconds
-    while len(re.findall(pattern, said := output.read_text() if output.exists() else "")) < times:
-        assert time.monotonic() < deadline, said
-        time.sleep(0.1)
-    return said
+
+    def said() -> str:
+        return output.read_text() if output.exists() else ""
+
+    until(lambda: len(re.findall(pattern, said())) >= times, seconds, said)
+    return said()
 
 
 def sleeping(tmp_path: Path, how: str = "sleep") -> tuple[Path, Path]:

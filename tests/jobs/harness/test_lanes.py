@@ -8,13 +8,13 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
 import pytest
 
 from harness.leftovers import TOKEN
+from harness.waiting import until
 
 TESTS = Path(__file__).parents[2]
 # Each side waits for the other's file, which only a side that runs at the same time can make.
@@ -162,10 +162,7 @@ def test_an_interrupt_ends_all_lanes(tmp_path: Path) -> None:
     files = {"unit/test_a.py": INTERRUPTED, "notebook/test_b.py": INTERRUPTED, "hosts/test_c.py": INTERRUPTED}
     folder = project(tmp_path, files)
     with start(folder) as process:
-        deadline = time.monotonic() + 200
-        while not all((folder / name).exists() for name in ("test_a", "test_b", "test_c")):
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        until(lambda: all((folder / name).exists() for name in ("test_a", "test_b", "test_c")), 200)
         children = psutil.Process(process.pid).children(recursive=True)
         assert children
         process.send_signal(signal.SIGINT)

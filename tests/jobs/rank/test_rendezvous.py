@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from harness.programs import RINGRUN, ran
+from harness.waiting import until
 from ring_notebook import RendezvousServer
 from ring_notebook.config import config
 from ring_notebook.errors import RingError
@@ -226,10 +227,7 @@ def test_ranks_are_assigned_host_by_host(monkeypatch: pytest.MonkeyPatch) -> Non
             monkeypatch.setattr("ring_notebook.rank.rendezvous.this_host", lambda host=host: host)
             threads.append(threading.Thread(target=member, args=(server, host)))
             threads[-1].start()
-            until = time.monotonic() + LIMIT
-            while number < 3 and len(server._members) <= number:
-                assert time.monotonic() < until
-                time.sleep(0.01)
+            until(lambda number=number: number == 3 or len(server._members) > number, LIMIT)
         for thread in threads:
             thread.join(LIMIT)
     assert {host: sorted(ranks) for host, ranks in found.items()} == {"a": [0, 1], "b": [2, 3]}

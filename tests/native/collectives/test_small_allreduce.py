@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from harness.waiting import until
 from native.bindings.test_tensor_reader import DTYPES, READER
 from native.ranks import Seat, as_processes, as_threads, on_ranks
 from native.values import Tensor
@@ -231,10 +232,7 @@ def test_one_that_nobody_waits_for_is_reduced_all_the_same(seat: Seat) -> None:
         works = [start(ring, tensors[0]), None]
         ring.allreduce([buffer_of(tensors[1])], [buffer_of(tensors[1])], blocking=False)
         del works
-        deadline = time.monotonic() + 30
-        while tensors[0][0] != 2 or tensors[1][0] != 2:
-            assert time.monotonic() < deadline, ring.snapshot()
-            time.sleep(0.001)
+        until(lambda both=tensors: both[0][0] == both[1][0] == 2, shown=ring.snapshot)
         ring.barrier()
 
 
@@ -244,10 +242,7 @@ def test_the_others_see_when_it_has_completed(seat: Seat) -> None:
     ring = seat.open()
     for _ in range(3):
         work = start(ring, torch.ones(2))
-        deadline = time.monotonic() + 30
-        while any(entry["state"] != "idle" for entry in ring.snapshot()):
-            assert time.monotonic() < deadline, ring.snapshot()
-            time.sleep(0.001)
+        until(lambda: all(entry["state"] == "idle" for entry in ring.snapshot()), shown=ring.snapshot)
         time.sleep(0.03)  # the progress thread sleeps by now
         work.wait()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from harness.waiting import until
 from native.fakes.device import FakeDevice, connections, devices, knobs
 from native.ranks import LAUNCHERS, Seat, as_processes, on_ranks
 from native.values import Tensor, decode, expected, reduced_samples, sample
@@ -199,10 +199,7 @@ def test_memory_of_results_is_freed(seat: Seat) -> None:
     ring.barrier()
     ring._held.end(ring._native, "the test")
     ring.barrier()
-    deadline = time.monotonic() + 10  # the progress thread drops its part a moment later
-    while device.allocated() > 0 and time.monotonic() < deadline:
-        time.sleep(0.001)
-    assert device.allocated() == 0
+    until(lambda: device.allocated() == 0)  # the progress thread drops its part a moment later
 
 
 @on_ranks(1)

@@ -9,7 +9,6 @@ import signal
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -181,13 +180,9 @@ def test_a_name_that_a_rank_does_not_start_is_reported(known: bool, tmp_path: Pa
                 _, work = start(ring, "layer 3", 1.0)
                 started.set()
                 if seat.rank == 0 and time_round == 0:
-                    deadline = time.monotonic() + LATE
-                    own: dict[str, Any] = {}  # as the panel sees it
-                    while own.get("missing") != [1, 3] and time.monotonic() < deadline:
-                        own = next(entry for entry in ring.snapshot() if entry["rank"] == 0)
-                        time.sleep(0.01)
-                    assert (own["state"], own["operation"], own["name"]) == ("waiting", "allreduce", "layer 3")
-                    assert own["missing"] == [1, 3]
+                    shown = {"rank": 0, "state": "waiting", "operation": "allreduce", "name": "layer 3"}
+                    shown |= {"missing": [1, 3]}  # as the panel sees it
+                    until(lambda shown=shown: any(shown.items() <= entry.items() for entry in ring.snapshot()))
                     until(lambda: "[ring]" in said.read_text())
                     reported.set()
             else:

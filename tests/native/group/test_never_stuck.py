@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from harness.programs import ran
+from harness.waiting import until
 from native.calls import CALLS, WAITS
 from native.names import LATE, ends, total
 from native.over_devices import also_on_devices
@@ -43,10 +44,7 @@ def when_all_wait(ring: Communicator, ranks: set[int]) -> None:
             if entry["state"] == "waiting" and entry["name"] not in ("begin", "setup", "group")
         }
 
-    deadline = time.monotonic() + LATE
-    while waiting() != ranks:
-        assert time.monotonic() < deadline, ring.snapshot()
-        time.sleep(0.001)
+    until(lambda: waiting() == ranks, LATE, ring.snapshot)
 
 
 @also_on_devices

@@ -35,7 +35,6 @@ if sys.argv[1] == "busy":
 print(json.dumps([child.pid for child in psutil.Process().children(recursive=True)]), flush=True)
 time.sleep(600)
 """
-SECONDS_TO_VANISH = 30.0
 pytestmark = pytest.mark.usefixtures("without_torch")
 
 
@@ -60,10 +59,7 @@ def alive(pids: list[int]) -> list[str]:
 
 
 def assert_gone(pids: list[int]) -> None:
-    deadline = time.monotonic() + SECONDS_TO_VANISH
-    while alive(pids) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert alive(pids) == []
+    until(lambda: not alive(pids), shown=lambda: alive(pids))
 
 
 @pytest.fixture

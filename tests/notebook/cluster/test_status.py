@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 import pytest
 
+from harness.waiting import until
 from ring_notebook.errors import ClusterError
 from ring_notebook.notebook.cluster.cluster import Cluster
 from ring_notebook.notebook.panel import machines
 from ring_notebook.notebook.run.run import Run
 from ring_notebook.protocol.records import Status
 
-SECONDS = 60.0
-
 
 def wait_for(run: Run, there: Callable[[dict[int, Status]], bool]) -> dict[int, Status]:
     """The statuses of the ranks as soon as they show what is expected."""
-    deadline = time.monotonic() + SECONDS
-    while time.monotonic() < deadline:
-        statuses = run.log.statuses()
-        if len(statuses) == run.log.size and there(statuses):
-            return statuses
-        time.sleep(0.05)
-    raise AssertionError(f"not within {SECONDS} s: {run.log.statuses()}")
+    until(lambda: len(run.log.statuses()) == run.log.size and there(run.log.statuses()), shown=run.log.statuses)
+    return run.log.statuses()
 
 
 def end(run: Run) -> None:

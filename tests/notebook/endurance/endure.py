@@ -1,7 +1,8 @@
-"""Everything that ends a run badly, again and again: ``python tests/notebook/endurance/endure.py [TIMES [SIZE...]]``.
+"""Everything that ends a run badly, again and again.
 
-After each the next cell has to train. Prints the slowest end of each kind, and what the kernel and the engines hold
-(memory, descriptors, threads) before and after; exits with an error at the first hang.
+``PYTHONPATH=tests python -m notebook.endurance.endure [TIMES [SIZE...]]``. After each the next cell has to train.
+Prints the slowest end of each kind, and what kernel and engines hold (memory, descriptors, threads) before and after;
+exits with an error at the first hang.
 """
 
 from __future__ import annotations
@@ -9,14 +10,13 @@ from __future__ import annotations
 import faulthandler
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import psutil
 
+from harness.waiting import until
 from ring_notebook.errors import ClusterError, CollectiveAborted, CollectiveMismatch
 from ring_notebook.notebook.cluster.cluster import Cluster
-from ring_notebook.notebook.run.run import Run
 
 PRELUDE = (
     "from ring_notebook.core import world\nw = world.current()\nbarrier = w.communicator.barrier\nlast = w.size - 1\n"
@@ -79,17 +79,17 @@ def endure(cluster: Cluster, name: str) -> float:
     ending = ENDINGS[name]
     run = cluster.run(PRELUDE + ending.source)
     if ending.stop:
-        _until(lambda: len(run.log.statuses()) == run.log.size, run)
+        until(lambda: len(run.log.statuses()) == run.log.size, SECONDS_TO_END, run.describe)
         time.sleep(0.2)
         run.interrupt()
     started = time.monotonic()
-    _until(lambda: run.done, run)
+    until(lambda: run.done, SECONDS_TO_END, run.describe)
     seconds = time.monotonic() - started
     assert isinstance(run.error, ending.error), f"{name}: ended with {run.error!r}"
     if ending.deadly:
         cluster.restart()
     after = cluster.run(TRAINS)
-    _until(lambda: after.done, after)
+    until(lambda: after.done, SECONDS_TO_END, after.describe)
     assert after.error is None, f"after {name}: {after.error!r}"
     return seconds
 
@@ -102,13 +102,6 @@ def holdings(cluster: Cluster) -> dict[str, tuple[int, int, int]]:
         name: (process.memory_info().rss >> 20, process.num_fds(), process.num_threads())
         for name, process in processes.items()
     }
-
-
-def _until(condition: Callable[[], bool], run: Run) -> None:
-    deadline = time.monotonic() + SECONDS_TO_END
-    while not condition():
-        assert time.monotonic() < deadline, f"hangs: {run.describe()}"
-        time.sleep(0.005)
 
 
 def main(times: int = 20, *sizes: int) -> None:

@@ -253,10 +253,7 @@ class Training:
 
     @staticmethod
     def _end(run: Run, limit: float) -> None:
-        deadline = time.monotonic() + limit
-        while not run.done:
-            assert time.monotonic() < deadline, run.describe()
-            time.sleep(0.005)
+        until(lambda: run.done, limit, run.describe)
 
     def states(self) -> list[dict[str, Any]]:
         """Of each rank: the steps it has made, its weights and the state of its optimizer."""

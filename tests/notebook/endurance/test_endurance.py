@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import time
+from typing import Any
 
 import pytest
 
+from harness.waiting import until
 from notebook.endurance.endure import ENDINGS, SECONDS_TO_END, TRAINS, endure, holdings
 from ring_notebook.notebook.cluster.cluster import Cluster
 
@@ -14,15 +15,15 @@ SURVIVED = [name for name, ending in ENDINGS.items() if not ending.deadly]
 
 def hold_no_more(cluster: Cluster, before: dict[str, tuple[int, int, int]], mib: int) -> None:
     """No process holds much more than ``before`` of memory, descriptors and threads, once those of the last run end."""
-    more = (mib, 2, 1)
-    deadline = time.monotonic() + SECONDS_TO_END
-    while excess := {
-        process: (now, before[process])
-        for process, now in holdings(cluster).items()
-        if any(has > had + few for has, had, few in zip(now, before[process], more, strict=True))
-    }:
-        assert time.monotonic() < deadline, excess
-        time.sleep(0.1)
+
+    def excess() -> dict[str, Any]:
+        return {
+            process: (now, before[process])
+            for process, now in holdings(cluster).items()
+            if any(has > had + few for has, had, few in zip(now, before[process], (mib, 2, 1), strict=True))
+        }
+
+    until(lambda: not excess(), SECONDS_TO_END, excess)
 
 
 @pytest.mark.slow

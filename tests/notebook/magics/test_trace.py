@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-
+from harness.waiting import until
 from notebook.kernel import Notebook
 
 CELL = """%%ringtrain --name parted{background}
@@ -27,9 +26,11 @@ def test_after_an_error_and_while_ranks_are_stuck(notebook: Notebook) -> None:
     assert "vegalite" in text
 
     notebook.text(CELL.format(background=" --background --out run", action="time.sleep(600)"))
-    deadline = time.monotonic() + 60
-    while "barrier 'b' at line 8" not in (now := notebook.text("print(repr(run.timeline()))")):
-        assert time.monotonic() < deadline, now
+
+    def now() -> str:
+        return notebook.text("print(repr(run.timeline()))")
+
+    until(lambda: "barrier 'b' at line 8" in now(), shown=now)
     assert "rank 1 never came: its program has called nothing after barrier 'a'" in now
     notebook.run("%ring stop --runs")
     assert "rank 1 never came: it was interrupted at line 7 of the cell" in notebook.text(

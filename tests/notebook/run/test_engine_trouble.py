@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 
 import pytest
 
+from harness.waiting import until
 from ring_notebook.errors import ClusterError
 from ring_notebook.notebook.cluster.cluster import Cluster
 from ring_notebook.notebook.run.run import Run
@@ -61,12 +61,10 @@ def cluster(_own_records: object) -> Iterator[Cluster]:
 def run(cluster: Cluster, source: str, limit: float = 20.0) -> Run:
     """The run of a cell, which has to end."""
     started = cluster.run(source)
-    deadline = time.monotonic() + limit
-    while not started.done and time.monotonic() < deadline:
-        time.sleep(0.02)
-    ended = started.done
-    started.stop()
-    assert ended, f"still waiting: {started.describe()}"
+    try:
+        until(lambda: started.done, limit, started.describe)
+    finally:
+        started.stop()
     return started
 
 

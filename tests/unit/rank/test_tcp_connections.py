@@ -12,6 +12,7 @@ from contextlib import ExitStack, suppress
 
 import pytest
 
+from harness.waiting import until
 from ring_notebook.core.native import core
 from ring_notebook.rank import tcp_connections
 from ring_notebook.rank.secure_streams import Tls, tls_of_secret
@@ -21,13 +22,6 @@ from ring_notebook.rank.tcp_connections import TcpConnections, listen
 TAG = core.TcpLink.first_free_tag
 KEY = bytes(range(32))
 LIMIT = 60.0
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + LIMIT
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 class Ranks:

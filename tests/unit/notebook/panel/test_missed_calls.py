@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from harness.waiting import until
 from ring_notebook.notebook.panel import headline
 from ring_notebook.notebook.record.run_log import RunLog
 from ring_notebook.protocol.records import Status, encode
@@ -22,10 +22,7 @@ def alarms(
     log = RunLog(directory / "r1", "r1", "", 2, SOURCE, {"first_line": 2}, {})
     log.put(encode([Status("r1", 0, 0.0, line=3, waiting=waiting, extra=first)]))
     log.put(encode([Status("r1", 1, 0.0, line=line, extra=second)]))
-    deadline = time.monotonic() + 30
-    while log.taken < 2:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: log.taken == 2)
     try:
         return headline.headline(log, log.view()).alarms
     finally:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-import time
 from array import array
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from harness.waiting import until
 from ring_notebook.notebook.panel.panel import Panel
 from ring_notebook.notebook.record.run_labels import Look
 from ring_notebook.notebook.record.run_log import RunLog
@@ -49,11 +48,11 @@ def test_a_package_that_all_ranks_import_is_named(tmp_path: Path) -> None:
     ):
         facts = {"importing": "torch"}
         log.put(encode([Status("run", rank, 0.0, line=line, extra=facts) for rank in (0, 1)]))
-        wait_until(lambda: log.taken == log.received)
+        until(lambda: log.taken == log.received)
         panel._draw_text(log.view())
         assert said in panel._beginning.value
     log.put(encode([Status("run", 0, 0.0, line=2)]))
-    wait_until(lambda: log.taken == log.received)
+    until(lambda: log.taken == log.received)
     panel._draw_text(log.view())
     assert "importing torch on rank 1, line 1" in panel._beginning.value
     assert "rank 0 at line 2: train()" in panel._beginning.value
@@ -63,13 +62,13 @@ def test_a_package_that_all_ranks_import_is_named(tmp_path: Path) -> None:
 def test_what_a_rank_does_is_shown_until_the_first_step(tmp_path: Path) -> None:
     log = RunLog(tmp_path / "run", "run", "", 2, "import torch\ntrain()", {"first_line": 2}, {})
     log.put(encode([Status("run", 0, 0.0, line=2), Status("run", 1, 0.0, line=3)]))
-    wait_until(lambda: log.taken == 1)
+    until(lambda: log.taken == 1)
     panel = Panel(log)
     panel._draw_text(log.view())
     assert "rank 0 at line 2: import torch" in panel._beginning.value
     assert "rank 1 at line 3: train()" in panel._beginning.value
     log.put(encode([MetricBatch("run", 0, ("loss",), array("d", (log.started, 0, 0.5)))]))
-    wait_until(lambda: log.taken == 2)
+    until(lambda: log.taken == 2)
     panel._draw_text(log.view())
     assert panel._beginning.layout.display == "none"
     assert panel._axes.layout.display is None, "until the page has drawn a chart"
@@ -98,7 +97,7 @@ def test_groups_and_a_search_choose_the_charts(tmp_path: Path) -> None:
     log = RunLog(tmp_path / "run", "run", "", 1, "train()", {}, {})
     names = ("loss", *(f"grad/{index}" for index in range(15)))
     log.put(encode([MetricBatch("run", 0, names, array("d", (log.started, *range(17))))]))
-    wait_until(lambda: log.taken == 1)
+    until(lambda: log.taken == 1)
     area = Panel(log)._charts
 
     def shown() -> list[str]:
@@ -119,10 +118,3 @@ def test_groups_and_a_search_choose_the_charts(tmp_path: Path) -> None:
     assert len(shown()) == 12, "the others are added a moment later, so that the page stays awake"
     assert len(shown()) == 16
     log.finish("ok")
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)

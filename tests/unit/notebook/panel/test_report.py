@@ -13,6 +13,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
+from harness.waiting import until
 from ring_notebook.config import config
 from ring_notebook.core import metrics
 from ring_notebook.notebook.colors import GREY, RED, STATUS_COLORS
@@ -223,8 +224,7 @@ def test_the_last_state_is_a_picture_that_says_what_to_do_and_text_that_says_how
     log = RunLog(tmp_path / "r1", "r1", "digits", 2, "", {}, {})
     rows = array("d", (value for step in range(9) for value in (log.started + step, step, 1 / (step + 1))))
     log.put(encode([MetricBatch("r1", rank, ("loss",), rows) for rank in (0, 1)]))
-    while log.taken < log.received:
-        time.sleep(0.001)
+    until(lambda: log.taken == log.received)
     state = report.last_state(log)
     page = state["text/html"]
     assert page.count("%ring attach") == 1
@@ -249,8 +249,7 @@ def test_the_last_state_before_the_first_step_says_what_ranks_do(tmp_path: Path)
     log = RunLog(tmp_path / "r1", "r1", "digits", 2, "import torch\nloss = train()", {}, {})
     now = time.time()
     log.put(encode([Status("r1", 0, now, line=1, extra={"importing": "torch"}), Status("r1", 1, now, line=2)]))
-    while log.taken < log.received:
-        time.sleep(0.001)
+    until(lambda: log.taken == log.received)
     state = report.last_state(log)
     headline, *doing, notice = state["text/plain"].splitlines()
     assert headline.startswith("running · digits · 2 ranks")
@@ -468,8 +467,7 @@ def test_the_epoch_of_a_run_in_progress_is_said_once(tmp_path: Path) -> None:
     log = RunLog(tmp_path / "r1", "r1", "", 2, "", {}, {})
     for rank, epoch in ((0, 4.0), (1, 3.0)):
         log.put(encode([MetricBatch("r1", rank, ("loss", "epoch"), array("d", (log.started, 9, 0.5, epoch)))]))
-    while log.taken < log.received:
-        time.sleep(0.01)
+    until(lambda: log.taken == log.received)
     view = log.view()
     assert "epoch 3" in headline.text(headline.headline(log, view))
     assert "epoch" not in rank_table.table(view).columns
@@ -538,9 +536,7 @@ def test_stuck_names_who_is_missing_and_where_each_rank_is(tmp_path: Path) -> No
     extra = {"calls": 101}
     log.put(encode([Status("r1", rank, 0.0, line=5, waiting=waiting, extra=extra) for rank in (0, 2)]))
     log.put(encode([Status("r1", 1, 0.0, line=3, extra={"calls": 100}, progress=(5, 10))]))
-    deadline = time.monotonic() + 30
-    while len(log.statuses()) < 3 and time.monotonic() < deadline:
-        time.sleep(0.01)
+    until(lambda: len(log.statuses()) == 3)
     ranks = log.view().stuck(after=1e-9)
     content = headline.headline(log, log.view(), ranks)
     assert content.status == "stuck"

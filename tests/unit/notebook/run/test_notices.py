@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from threading import Event
 
 import pytest
 
+from harness.waiting import until
 from ring_notebook.notebook.record.run_log import RunLog
 from ring_notebook.notebook.record.run_record import RunStatus
 from ring_notebook.notebook.run import notices
@@ -25,13 +26,6 @@ def _as_before() -> Iterator[None]:
 
 def lasted(directory: Path, seconds: float) -> RunLog:
     return RunLog(directory, directory.name, "digits", 1, "", {}, {}, started=time.time() - seconds)
-
-
-def until(holds: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 30
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 @pytest.mark.parametrize(
