@@ -11,24 +11,14 @@ except ModuleNotFoundError as error:
 else:
     del torch
 
-from ring_notebook.api.counts import counts
+from ring_notebook.api import common
+from ring_notebook.api.common import *  # noqa: F403 - what all faces share
 from ring_notebook.api.local_steps import LocalSteps
-from ring_notebook.api.objects import allgather_object, broadcast_object
-from ring_notebook.api.only import only
 from ring_notebook.api.tensor_adapter import register_adapter
 from ring_notebook.core import world
 from ring_notebook.core.kept_state import register_keeper
 from ring_notebook.core.logical_ranks import logical_rank, logical_size, logical_turns
-from ring_notebook.core.metrics import log, log_params, register_copier, track
-from ring_notebook.core.steering import knob
-from ring_notebook.core.step_guard import step
-from ring_notebook.errors import (
-    CollectiveAborted,
-    CollectiveError,
-    CollectiveMismatch,
-    CollectiveTimeout,
-    HostsUpdatedInterrupt,
-)
+from ring_notebook.core.metrics import register_copier
 from ring_notebook.torch import elastic, mpi_ops
 from ring_notebook.torch.collectives.allgather import allgather_into
 from ring_notebook.torch.collectives.gather_scatter import gather, scatter
@@ -64,49 +54,35 @@ gate.install()
 __all__ = [
     "LAMB",
     "LARS",
-    "CollectiveAborted",
-    "CollectiveError",
-    "CollectiveMismatch",
-    "CollectiveTimeout",
     "Compression",
     "DistributedOptimizer",
     "DistributedSampler",
-    "HostsUpdatedInterrupt",
     "LinearScalingLR",
     "LocalSteps",
     "SyncBatchNorm",
     "allgather_into",
-    "allgather_object",
-    "broadcast_object",
     "broadcast_optimizer_state",
     "broadcast_parameters",
     "check",
     "checkpoint",
     "clip_grad_norm_",
-    "counts",
     "elastic",
     "empty",
     "gather",
     "irecv",
     "isend",
-    "knob",
     "load",
-    "log",
-    "log_params",
     "logical_rank",
     "logical_size",
     "logical_turns",
     "memory",
     "mpi_ops",
     "noise_scale",
-    "only",
     "prepare",
     "process_group",
     "recv",
     "save",
     "scatter",
     "send",
-    "step",
-    "track",
 ]
-__all__ += mpi_ops.__all__
+__all__ += [*common.__all__, *(name for name in mpi_ops.__all__ if name not in common.__all__)]
