@@ -47,15 +47,6 @@ print(run(place, {named}))
     assert hosts.on_first([sys.executable, "-c", program], environment=ALLOCATION).strip() == str(PLACES)
 
 
-@pytest.mark.slow  # `make test` runs test_lines_and_causes_of_all_hosts
-def test_a_rank_that_dies_elsewhere_is_named(hosts: TwoHosts) -> None:
-    program = f"{WHERE}; import time; rank == 2 and os._exit(7); time.sleep(30)"
-    ringrun = [*RINGRUN, "--no-prefix", "-np", "4", "-H", HOSTS]
-    said = hosts.on_first(["sh", "-c", '"$@"; echo "code $?"', "sh", *ringrun, "python", "-c", program])
-    assert "ringrun: rank 2 on ring-b failed first: exit code 7" in said
-    assert "code 7" in said
-
-
 def test_lines_and_causes_of_all_hosts(hosts: TwoHosts, tmp_path: Path) -> None:
     """What a rank elsewhere prints has its number, its traceback is read, and its files are on the launching host."""
     (tmp_path / "train.py").write_text(

@@ -48,6 +48,7 @@ WRONG: dict[str, tuple[Call, type[Exception], str]] = {
     "root as text": (lambda hvd, t: hvd.broadcast_(t, "0"), ValueError, "root_rank='0' is not in process set 0"),
     "root of an object": (lambda hvd, t: hvd.broadcast_object(1, -1), ValueError, "root_rank=-1 is not in process set"),
     "too many splits": (lambda hvd, t: hvd.alltoall(t, [0] * hvd.size() + [ROWS]), ValueError, "rows, none negative"),
+    "more splits than rows": (lambda hvd, t: hvd.alltoall(t, [5] * hvd.size()), ValueError, "rows, none negative"),
     "negative splits": (lambda hvd, t: hvd.alltoall(t, [-1] * hvd.size()), ValueError, "rows, none negative"),
     "splits of halves": (lambda hvd, t: hvd.alltoall(t, [1.5] * hvd.size()), ValueError, "must be integers"),
     "alltoall of a scalar": (lambda hvd, t: hvd.alltoall(t.sum()), ValueError, "the tensor has none"),
@@ -94,6 +95,11 @@ WRONG: dict[str, tuple[Call, type[Exception], str]] = {
         lambda hvd, t: hvd.DistributedOptimizer(sgd(), gradient_predivide_factor=0),
         ValueError,
         "must be positive",
+    ),
+    "predivide of a sum": (
+        lambda hvd, t: hvd.DistributedOptimizer(sgd(), op=hvd.Sum, gradient_predivide_factor=2.0),
+        ValueError,
+        "gradient_predivide_factor",
     ),
     "groups": (lambda hvd, t: hvd.DistributedOptimizer(sgd(), num_groups=-1), ValueError, "must not be negative"),
     "an optimizer's process set": (

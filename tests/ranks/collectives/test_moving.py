@@ -1,4 +1,4 @@
-"""Collectives that move tensors or wait, and what all collectives have in common: odd shapes, names, wrong input."""
+"""Collectives that move tensors or wait, and what all collectives have in common: odd shapes, names, mismatches."""
 
 from __future__ import annotations
 
@@ -74,8 +74,6 @@ def test_broadcast_forms(hvd: ModuleType) -> None:
         assert hvd.synchronize(hvd.broadcast_async_(second, root)) is second
         assert torch.equal(first, expected)
         assert torch.equal(second, expected)
-    with pytest.raises(ValueError, match=f"root_rank={hvd.size()}"):
-        hvd.broadcast(torch.ones(1), hvd.size())
 
 
 def test_alltoall_with_and_without_splits(hvd: ModuleType) -> None:
@@ -99,21 +97,12 @@ def test_alltoall_with_and_without_splits(hvd: ModuleType) -> None:
     expected = torch.cat([torch.arange(2 * rank, 2 * rank + 2) + 100 * source for source in range(size)])
     assert torch.equal(hvd.alltoall(even), expected)
     assert torch.equal(hvd.synchronize(hvd.alltoall_async(even)), expected)
-    output, received = hvd.alltoall(torch.empty(size, 0), splits=[1] * size)
-    assert output.shape == (size, 0)
-    assert received.tolist() == [1] * size
-
-
-def test_alltoall_refuses_splits_that_do_not_fit(hvd: ModuleType) -> None:
-    size = hvd.size()
-    for splits in ([1] * (size + 1), [2] * size, [-1, *[1] * (size - 1)]):
-        with pytest.raises(ValueError, match=rf"rank {hvd.rank()}: alltoall: splits must be"):
-            hvd.alltoall(torch.ones(size), splits=splits)
-    with pytest.raises(ValueError, match="has none"):
-        hvd.alltoall(torch.tensor(1.0))
     if size > 1:
         with pytest.raises(ValueError, match="give splits"):
             hvd.alltoall(torch.ones(size + 1))
+    output, received = hvd.alltoall(torch.empty(size, 0), splits=[1] * size)
+    assert output.shape == (size, 0)
+    assert received.tolist() == [1] * size
 
 
 def test_a_name_is_used_once_at_a_time(hvd: ModuleType) -> None:
@@ -123,13 +112,6 @@ def test_a_name_is_used_once_at_a_time(hvd: ModuleType) -> None:
         hvd.allreduce_async(tensor, name="loss")
     hvd.synchronize(handle)
     hvd.synchronize(hvd.allreduce_async(tensor, name="loss"))
-
-
-def test_what_is_no_tensor_for_the_core_is_refused(hvd: ModuleType) -> None:
-    with pytest.raises(TypeError, match="got list"):
-        hvd.allreduce([1.0])
-    with pytest.raises(TypeError, match="complex64"):
-        hvd.allgather(torch.ones(2, dtype=torch.complex64))
 
 
 @pytest.mark.parametrize("kind", ["shape", "dtype", "op", "operation", "root"])
@@ -169,14 +151,6 @@ def test_join_counts_zeros_and_names_the_last(hvd: ModuleType) -> None:
         assert torch.allclose(result, torch.full((3,), sum(r + 1.0 for r in still_there) / size))
     assert hvd.join() == size - 1
     assert torch.equal(hvd.allgather(torch.tensor([rank])), torch.arange(size))
-
-
-def test_join_names_the_rank_that_came_last_where_all_made_as_many_steps(hvd: ModuleType) -> None:
-    for last in range(hvd.size()):
-        hvd.barrier()
-        if hvd.rank() == last:
-            time.sleep(0.1)
-        assert hvd.join() == last
 
 
 BESIDE_JOIN: dict[str, Callable[[ModuleType], object]] = {

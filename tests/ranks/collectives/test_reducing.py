@@ -40,10 +40,6 @@ def test_allreduce_averages_by_default_and_takes_horovods_old_argument(hvd: Modu
     torch.testing.assert_close(hvd.allreduce(mine), everyone.mean(0).float())
     torch.testing.assert_close(hvd.allreduce(mine, average=True), everyone.mean(0).float())
     torch.testing.assert_close(hvd.allreduce(mine, average=False), everyone.sum(0).float())
-    with pytest.raises(ValueError, match="either average or op"):
-        hvd.allreduce(mine, average=True, op=hvd.Sum)
-    with pytest.raises(ValueError, match=r"op must be one of .*, got 17"):
-        hvd.allreduce(mine, op=17)
 
 
 @pytest.mark.parametrize("op", ["Sum", "Average"])
@@ -190,11 +186,6 @@ def test_reducescatter_of_uneven_rows(hvd: ModuleType, rows: int) -> None:
         torch.testing.assert_close(pair[1], total.double())
 
 
-def test_reducescatter_needs_a_dimension(hvd: ModuleType) -> None:
-    with pytest.raises(ValueError, match="has none"):
-        hvd.reducescatter(torch.tensor(1.0))
-
-
 @pytest.mark.parametrize("op", ["Sum", "Average"])
 def test_sparse_allreduce(hvd: ModuleType, op: str) -> None:
     def table(rank: int) -> Tensor:
@@ -206,10 +197,6 @@ def test_sparse_allreduce(hvd: ModuleType, op: str) -> None:
     result = hvd.sparse_allreduce_async(table(hvd.rank()), name="table", op=getattr(hvd, op))()
     assert result.is_sparse
     torch.testing.assert_close(result.to_dense(), expected)
-    with pytest.raises(ValueError, match="Average or Sum"):
-        hvd.sparse_allreduce_async(table(0), name="table", op=hvd.Max)
-    with pytest.raises(TypeError, match="use sparse_allreduce_async"):
-        hvd.allreduce(table(0))
 
 
 @pytest.mark.sizes(1, 2, 3, slow=(4,))  # two are combined, three are refused

@@ -25,8 +25,6 @@ NOT_HERE = {
 """By name, or by name and parameters: why a test is left out."""
 
 NOT_PRETENDED = {
-    "test_second_backward_before_step_adds_up": "torch ends the process where a hook of a device in Python raises",
-    "test_compiled_module": "torch's compiler goes into the class of its tensors, which is Python",
     **dict.fromkeys(
         (
             "test_a_state_dict_of_a_round_continues_bit_by_bit",
@@ -38,7 +36,6 @@ NOT_PRETENDED = {
     **dict.fromkeys(
         (
             "test_an_interrupt_at_a_random_moment_leaves_the_common_weights_equal",
-            "test_closure_is_synchronised_wherever_the_optimizer_calls_it",
             "test_memory_is_flat_over_many_optimizers_and_generations",
         ),
         "a device in Python takes minutes for so many steps",

@@ -11,7 +11,6 @@ from ranks.training.test_state import *  # noqa: F403
 pytestmark = [pytest.mark.sizes(2), pytest.mark.usefixtures("default_device")]
 
 USUAL = {
-    "test_clipping_uses_the_norm_of_the_reduced_gradients",
     "test_torchs_sync_batch_norm_is_converted",
     "test_what_reduces_no_gradients_is_refused",
 }

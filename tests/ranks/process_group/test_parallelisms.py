@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import torch.distributed._functional_collectives as functional
 from torch import Tensor, nn
 from torch.distributed import checkpoint, pipelining
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -57,15 +59,50 @@ def whole(parameters: Iterable[Any]) -> list[Tensor]:
     return [(one.full_tensor() if hasattr(one, "full_tensor") else one).detach().clone() for one in parameters]
 
 
-def ddp(group: Any) -> list[Tensor]:
-    model = DistributedDataParallel(network(), process_group=group, bucket_cap_mb=0.01)
+def ddp(group: Any, hook: Any = None, state: object = None, **options: Any) -> list[Tensor]:
+    model = DistributedDataParallel(network(), process_group=group, **options)
+    if hook is not None:
+        model.register_comm_hook(state, hook)
     train(model)
     return whole(model.parameters())
 
 
 def ddp_in_half_precision(group: Any) -> list[Tensor]:
+    return ddp(group, fp16_compress_hook, group)
+
+
+def ddp_by_power_sgd(group: Any) -> list[Tensor]:
+    """With matrices of full rank, so that nothing is lost but digits."""
+    return ddp(group, powerSGD_hook, PowerSGDState(group, 16, start_powerSGD_iter=2, min_compression_rate=0.1))
+
+
+def accumulated(group: Any) -> list[Tensor]:
+    """Gradients of passes within no_sync stay on their rank until the pass behind it."""
     model = DistributedDataParallel(network(), process_group=group)
-    model.register_comm_hook(group, fp16_compress_hook)
+    with model.no_sync():
+        model(batch(0)[0]).sum().backward()
+        own = [parameter.grad.clone() for parameter in model.parameters()]
+    model(batch(1)[0]).sum().backward()
+    return [*own, *(parameter.grad for parameter in model.parameters())]
+
+
+def in_shares(group: Any) -> list[Tensor]:
+    """Each rank updates its share, and the state can be put together."""
+    from torch.distributed.optim import ZeroRedundancyOptimizer  # which warns when it is imported
+
+    model = DistributedDataParallel(network(), process_group=group)
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, process_group=group, lr=0.01)
+    train(model, optimizer)
+    optimizer.consolidate_state_dict(0)
+    state = optimizer.state_dict()["state"] if dist.get_rank() == 0 else {}
+    return [*whole(model.parameters()), *(state[key]["exp_avg"] for key in sorted(state))]
+
+
+def compiled_ddp(group: Any, backend: str = "aot_eager") -> list[Tensor]:
+    """The compiler meets Python functions of ours in the forward pass, where C++ broadcasts buffers."""
+    torch._dynamo.reset()
+    with_buffers = nn.Sequential(network(), nn.BatchNorm1d(4))
+    model = torch.compile(DistributedDataParallel(with_buffers, process_group=group), backend=backend)
     train(model)
     return whole(model.parameters())
 
@@ -188,8 +225,11 @@ CASES: dict[str, Callable[[Any], list[Tensor]]] = {
     **{
         case.__name__: case
         for case in (
-            ddp,
             ddp_in_half_precision,
+            ddp_by_power_sgd,
+            accumulated,
+            in_shares,
+            compiled_ddp,
             averaged,
             fsdp1,
             fsdp2,
@@ -200,6 +240,9 @@ CASES: dict[str, Callable[[Any], list[Tensor]]] = {
             compiled,
         )
     },
+    "ddp": partial(ddp, bucket_cap_mb=0.01),
+    "ddp_static": partial(ddp, static_graph=True),
+    "compiled_by_inductor": partial(compiled_ddp, backend="inductor"),
     "gpipe": pipeline("ScheduleGPipe"),
     "1f1b": pipeline("Schedule1F1B"),
     "interleaved": pipeline("ScheduleInterleaved1F1B", 2),
@@ -208,11 +251,17 @@ CASES: dict[str, Callable[[Any], list[Tensor]]] = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+SLOW = ("in_shares", "compiled_ddp", "compiled_by_inductor")
+LOSSY = ("ddp_in_half_precision", "ddp_by_power_sgd")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in CASES]
+)
 def test_as_on_gloo(groups: tuple[Any, Any], name: str, size: int) -> None:
     """Bit by bit on two ranks; on more a sum is of another order."""
     ours, theirs = (CASES[name](group) for group in groups)
-    tolerance = 0.0 if size <= 2 else 2e-2 if name == "ddp_in_half_precision" else 1e-5
+    tolerance = 0.0 if size <= 2 else 2e-2 if name in LOSSY else 1e-5
     torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
 
 
