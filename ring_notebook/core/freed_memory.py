@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from time import monotonic
 
 from ring_notebook.config import config
 from ring_notebook.core.native import core
+from ring_notebook.machine.process_life import resident
 
 _LOOK = 0.25  # seconds between two looks at what is left
 _LEAST = 1 << 30  # bytes
@@ -39,13 +39,5 @@ def give_back_if_little_is_left() -> None:
     if not _keeps or (now := monotonic()) < _next_look:
         return
     _next_look = now + _LOOK
-    if core.memory_left() < max(_LEAST, _held() // 2):
+    if core.memory_left() < max(_LEAST, resident(os.getpid()) // 2):
         core.return_freed_memory()
-
-
-def _held() -> int:
-    """Bytes of memory that this process holds; 0 where /proc does not say."""
-    try:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
-        return 0

@@ -19,6 +19,7 @@ from ring_notebook.engine import setup
 from ring_notebook.frameworks import default, frameworks, named
 from ring_notebook.rank.rank_threads import threads_set
 from ring_notebook.text.error_text import printable
+from ring_notebook.text.words import first_characters
 
 _MOST_NAMES = 12  # in a message
 _MOST_HELP = 20_000  # characters
@@ -203,8 +204,7 @@ def _kind(value: Any) -> str:
     kind = type(value).__name__
     try:
         if isinstance(value, (bool, int, float, str)):
-            text = printable(repr(value))
-            return f"{kind} {text}" if len(text) <= 40 else f"{kind} {text[:37]}..."
+            return f"{kind} {first_characters(printable(repr(value)), 40)}"
         details = [
             str(tuple(value.shape)) if hasattr(value, "shape") else "",
             str(getattr(value, "dtype", "")),

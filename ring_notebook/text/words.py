@@ -33,6 +33,11 @@ def operation_title(kind: str, name: str) -> str:
     return f"{kind} '{name}'" if name else kind
 
 
+def first_characters(text: str, most: int) -> str:
+    """The text; of a longer one than ``most`` characters only the first, with an ellipsis as the last of them."""
+    return text if len(text) <= most else f"{text[: most - 1].rstrip()}…"
+
+
 def first_names(names: Sequence[str], most: int = 8) -> str:
     """The names with commas; of very many only the first, with a count: ``loss, accuracy and 98 more``."""
     more = len(names) - most

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from ring_notebook.files.rank_logs import CRASH, log_path
 from ring_notebook.machine.process_life import is_stopped
 from ring_notebook.text.error_text import CELL
-from ring_notebook.text.words import ranks
+from ring_notebook.text.words import first_characters, ranks
 
 if TYPE_CHECKING:
     from ring_notebook.notebook.engines import Engines
@@ -203,12 +203,8 @@ def parse_native(text: str) -> tuple[NativeFrame, ...] | None:
     inner = list(takewhile(lambda call: not _INTERPRETER.match(call[0]), calls))
     interpreter = calls[len(inner)][2] if len(inner) < len(calls) else ""
     frames = [
-        NativeFrame(_shortened(function) if function != _UNNAMED else "", PurePath(library).name)
+        NativeFrame(first_characters(function, _LONGEST) if function != _UNNAMED else "", PurePath(library).name)
         for function, _, library in inner
         if not (library == interpreter and (function == _UNNAMED or _CALLS.match(function)))
     ]
     return tuple(frame for frame, _ in groupby(reversed(frames)))
-
-
-def _shortened(function: str) -> str:
-    return function if len(function) <= _LONGEST else function[: _LONGEST - 3] + "..."

@@ -29,6 +29,7 @@ from ring_notebook.protocol.records import (
     Record,
     Status,
 )
+from ring_notebook.text.words import first_characters
 
 # What reading the files of a run raises when somebody else has written or truncated them.
 UNREADABLE = (OSError, ValueError, TypeError, KeyError, AttributeError)
@@ -243,8 +244,7 @@ def first_line(source: str) -> str:
     lines = [line.strip().lstrip("# ") for line in source.splitlines()]
     lines = [line for line in lines if line and not line.startswith("%")]
     telling = (line for line in lines if not line.startswith(("import ", "from ")))
-    line = next(telling, lines[0] if lines else "")
-    return line if len(line) <= _TITLE else f"{line[: _TITLE - 1].rstrip()}…"
+    return first_characters(next(telling, lines[0] if lines else ""), _TITLE)
 
 
 def read_about(directory: Path) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from IPython.core.error import StdinNotImplementedError
 
 from ring_notebook.protocol.question import Question
+from ring_notebook.text.words import first_characters
 from ring_notebook.text.words import ranks as rank_text
 
 if TYPE_CHECKING:
@@ -173,8 +174,7 @@ class Answering:
 
 def _shortened(question: Question) -> str:
     """What a question is, in few words."""
-    prompt = question.prompt.strip()
-    return f"'{prompt if len(prompt) <= _LONGEST else prompt[: _LONGEST - 3] + '...'}'"
+    return f"'{first_characters(question.prompt.strip(), _LONGEST)}'"
 
 
 def _typed(name: str, question: Question) -> str:

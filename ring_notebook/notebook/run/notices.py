@@ -22,6 +22,7 @@ from ring_notebook.notebook import close_widgets
 from ring_notebook.notebook.panel.headline import headline, text
 from ring_notebook.notebook.record.run_record import RunRecord
 from ring_notebook.text.error_text import error_text, printable
+from ring_notebook.text.words import first_characters
 
 AFTER = 60.0  # seconds; the user still watches a shorter run
 _SECONDS_TO_TELL = 5.0  # for callables, when the kernel exits
@@ -142,9 +143,10 @@ def show_in_lab(text: str, kind: str) -> None:
         return
     from ipylab import JupyterFrontEnd
 
-    message = text if len(text) <= _MOST else f"{text[: _MOST - 1]}…"
     app: Any = JupyterFrontEnd()
-    app.commands.execute(_COMMAND, {"message": message, "type": kind, "options": {"autoClose": False}})
+    app.commands.execute(
+        _COMMAND, {"message": first_characters(text, _MOST), "type": kind, "options": {"autoClose": False}}
+    )
     close_widgets.close(app)
 
 

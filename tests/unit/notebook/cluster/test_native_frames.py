@@ -50,4 +50,4 @@ def test_long_names_are_cut() -> None:
     assert str(NativeFrame("", "a.so")) == "native, in a.so"
     written = f"Native stack (most recent call first):\n  {'f' * 500} of /a.so\nEnd of native stack\n"
     (cut,) = parse_native(written) or ()
-    assert cut.function == "f" * 117 + "..."
+    assert cut.function == "f" * 119 + "…"
