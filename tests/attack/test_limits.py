@@ -48,12 +48,6 @@ def test_a_cluster_with_few_descriptors(soft: int, hard: int, expected: str, rec
     assert "Traceback" not in done.stderr
 
 
-def test_a_job_with_few_descriptors() -> None:
-    command = " ".join(["ulimit -n 64 &&", *RINGRUN, "python -c", f'"{RANK}"'])
-    done = ran(["sh", "-c", command])
-    assert (done.returncode, sorted(done.stdout.splitlines())) == (0, ["rank 0", "rank 1"]), done.stderr
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("start", ["job", "cluster"])
 @pytest.mark.parametrize(

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from harness.programs import RINGRUN, ringrun
-from harness.waiting import SLEEPS
+from harness.programs import ringrun
 from ring_notebook.launch.run_function import run
 
 HERE = Path(__file__).parent
@@ -175,31 +174,9 @@ def test_the_supervisor_sleeps_when_a_rank_has_ended() -> None:
     assert (after - before) / os.sysconf("SC_CLK_TCK") < 0.1
 
 
-@pytest.mark.parametrize("least", ["0", "3"])
-def test_a_minimum_that_cannot_be(least: str) -> None:
-    done = ringrun("--min-np", least, "-np", "2", "echo")
-    assert done.returncode == 2
-    assert f"--min-np must be between 1 and the 2 ranks of the job, got {least}" in done.stderr
-
-
-@pytest.mark.parametrize("signum", ["SIGTERM", "SIGKILL"])
-def test_a_signal_ends_every_rank(signum: str) -> None:
-    code = f"import os; os.write(1, b'begun\\n')\n{SLEEPS}"  # in one piece, whatever Python's buffering
-    command = [*RINGRUN, "--no-prefix", "--elastic", "-np", "2", "python", "-c", code]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
-        assert process.stdout is not None
-        for _ in range(2):
-            assert process.stdout.readline() == "begun\n"
-        number = signal.Signals[signum]
-        process.send_signal(number)
-        assert process.wait(LIMIT) == (-9 if signum == "SIGKILL" else 128 + number)
-    # That no rank is left is proven for the whole file, by the fixture that looks for leftovers.
-
-
 def test_run_gives_the_results_of_the_living() -> None:
     def job() -> tuple[int, int, float]:
         import os
-        import signal
 
         import torch
 

@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from engines.programs import die, fail, grow_and_log, train
+from harness.programs import executable
 from harness.sniffer import listeners, recorded
 from harness.two_hosts import ADDRESSES, NAMES, TwoHosts, hosts_or_skip, pids_in
 from harness.waiting import until
@@ -269,8 +270,7 @@ def stand_in_for_kubectl(hosts: TwoHosts, folder: Path) -> None:
         for name, address in zip(NAMES, ADDRESSES, strict=True)
     ]
     text = textwrap.dedent(KUBECTL).format(pods=json.dumps({"items": pods}), folder=hosts.folder, python=sys.executable)
-    (folder / "kubectl").write_text(text)
-    (folder / "kubectl").chmod(0o755)
+    executable(folder / "kubectl", text)
 
 
 def listening(hosts: TwoHosts, host: str, pids: Collection[int]) -> set[int]:

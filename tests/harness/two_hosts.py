@@ -27,7 +27,7 @@ from typing import Any, Literal
 import pytest
 
 from harness.leftovers import TOKEN
-from harness.programs import ran
+from harness.programs import executable, ran
 from harness.waiting import until
 from ring_notebook.launch.launchers.find_launcher import find_launcher
 from ring_notebook.launch.launchers.hosts import Host
@@ -224,9 +224,8 @@ def two_hosts(rate: str = "1gbit", count: int = 2) -> Iterator[TwoHosts]:
             f"{name}|{address}) name={name}; space={space} ;;"
             for name, address, space in zip(names, addresses, spaces, strict=True)
         )
-        launcher = folder / "launcher"
-        launcher.write_text(textwrap.dedent(_LAUNCHER) % {"cases": cases, "hosts": folder / "hosts", "folder": folder})
-        launcher.chmod(0o755)
+        text = textwrap.dedent(_LAUNCHER) % {"cases": cases, "hosts": folder / "hosts", "folder": folder}
+        executable(folder / "launcher", text)
         for space in spaces:
             _ip("netns", "add", space)
         if count == 2:

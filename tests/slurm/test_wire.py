@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.programs import executable
 from harness.slurm import LOGIN, Slurm, missing
 from harness.sniffer import Recording, recorded
 
@@ -48,9 +49,7 @@ def assert_hidden(wire: Recording, secrets: list[str]) -> None:
 def test_ringrun(system: Slurm, proof: str, tmp_path: Path) -> None:
     """With munge the hosts prove who they are by that, without by files in the home folder."""
     program = [*RINGRUN, sys.executable, "-c", RANK]
-    hidden = tmp_path / "unmunge"
-    hidden.write_text("#!/bin/sh\nexit 1\n")
-    hidden.chmod(0o755)
+    hidden = executable(tmp_path / "unmunge", "#!/bin/sh\nexit 1\n")
     path = [f"PATH={tmp_path}:{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin"] if proof == "files" else []
     (tmp_path / "munge").symlink_to(hidden)
     command = ["env", f"HF_TOKEN={TOKEN}", f"HOME={tmp_path}", *path]
@@ -69,8 +68,7 @@ def test_ringrun(system: Slurm, proof: str, tmp_path: Path) -> None:
 def test_a_host_that_nothing_proves_gets_nothing(system: Slurm, tmp_path: Path) -> None:
     """An agent whose munge answers, and a supervisor without one: no job, and a sentence that says what to do."""
     for name in ("munge", "unmunge"):
-        (tmp_path / name).write_text("#!/bin/sh\n[ $(hostname) = ring-a ] || exit 1\nexec /usr/bin/" + name + ' "$@"\n')
-        (tmp_path / name).chmod(0o755)
+        executable(tmp_path / name, "#!/bin/sh\n[ $(hostname) = ring-a ] || exit 1\nexec /usr/bin/" + name + ' "$@"\n')
     path = f"PATH={tmp_path}:{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin"
     program = ["env", path, *RINGRUN, sys.executable, "-c", RANK]
     with recorded(spaces(system)) as wire:

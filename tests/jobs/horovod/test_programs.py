@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from harness.forked_ranks import ForkServer
-from harness.programs import ran
+from harness.programs import executable, ran
 from ring_notebook.launch import horovod_run
 
 MNIST = Path(__file__).parents[2] / "ranks" / "scripts" / "mnist.py"
@@ -75,9 +75,7 @@ def rank_of_horovod(factor: int, plus: int = 0) -> int:
 
 
 def test_run_takes_what_has_no_meaning_here(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    other = tmp_path / "python"
-    other.write_text(f'#!/bin/sh\nexport OTHER=1\nexec {sys.executable} "$@"\n')
-    other.chmod(0o700)
+    other = executable(tmp_path / "python", f'#!/bin/sh\nexport OTHER=1\nexec {sys.executable} "$@"\n')
     results = horovod_run.run(
         rank_of_horovod,
         (10,),

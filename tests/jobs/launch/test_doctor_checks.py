@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.programs import mpiexec_of
 from native.fakes.device import environment
 from ring_notebook import config as settings
 from ring_notebook.launch import doctor_checks, gpu_check
@@ -37,10 +38,8 @@ def test_what_is_amiss_does_not_hide_the_rest(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_ranks_that_do_not_meet_are_noticed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    alone = tmp_path / "mpiexec"
     # An mpiexec of the right name that starts ranks which know nothing of one another.
-    alone.write_text('#!/bin/sh\n[ "$1" = --version ] && exit\nshift 2\n"$@"\n"$@"\n')
-    alone.chmod(0o755)
+    alone = mpiexec_of('shift 2; "$@"; "$@"', tmp_path)
     monkeypatch.setenv("RING_MPIEXEC", str(alone))
     check = doctor_checks._mpi()
     assert check.status == "fail"

@@ -22,7 +22,7 @@ import psutil
 import pytest
 
 from engines.programs import grow
-from harness.programs import ran
+from harness.programs import executable, ran
 from harness.waiting import until
 from ring_notebook import RunFailed, k8s
 from ring_notebook.errors import ClusterError, RingError
@@ -46,9 +46,7 @@ KUBECTL = f"""\
 
 @pytest.fixture(autouse=True)
 def _kubectl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program = tmp_path / "kubectl"
-    program.write_text(textwrap.dedent(KUBECTL))
-    program.chmod(0o755)
+    executable(tmp_path / "kubectl", textwrap.dedent(KUBECTL))
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from harness.programs import executable
 from ring_notebook.analysis.job_failure import RankFailure
 from ring_notebook.config import config
 from ring_notebook.launch.remote.remote_ranks import RemoteRanks, connect
@@ -26,8 +27,7 @@ PROGRAM = "import os, time; open(f'rank-{os.environ[\"RING_RANK\"]}-{os.getpid()
 @pytest.fixture
 def remote_shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """This host is reached by a shell, whatever an earlier test of this process has read of the settings."""
-    (tmp_path / "ssh").write_text(REMOTE_SHELL)
-    (tmp_path / "ssh").chmod(0o755)
+    executable(tmp_path / "ssh", REMOTE_SHELL)
     with monkeypatch.context() as patch:
         patch.setenv("RING_REMOTE_SHELL", str(tmp_path / "ssh"))
         config.cache_clear()

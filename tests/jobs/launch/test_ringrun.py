@@ -31,7 +31,7 @@ from ring_notebook.rank.rank_status import rank_of_process
 
 PROGRAM = r"""
 import os, signal, sys, time
-rank = int(os.environ.get("PMI_RANK") or os.environ["OMPI_COMM_WORLD_RANK"])
+rank = int(os.environ["RANK"])
 what = sys.argv[1]
 os.write(1, f"rank {rank} got {sys.argv[2:]}\n".encode())  # in one piece, whatever Python's buffering
 if what == "exit" and rank == 1: sys.exit(3)
@@ -100,9 +100,10 @@ def test_the_others_learn_what_a_rank_raised(tmp_path: Path) -> None:
     assert "rank 1 on" in done.stderr.splitlines()[-1]
 
 
-@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
-def test_a_signal_ends_every_rank(program: str, signum: signal.Signals, code: int) -> None:
-    command = [*RINGRUN, "--no-prefix", "-np", "2", "python", program, "sleep"]
+@pytest.mark.parametrize("elastic", [[], ["--elastic"]], ids=["mpi", "elastic"])
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)])
+def test_a_signal_ends_every_rank(program: str, elastic: list[str], signum: signal.Signals, code: int) -> None:
+    command = [*RINGRUN, "--no-prefix", *elastic, "-np", "2", "python", program, "sleep"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         assert process.stdout is not None
         for _ in range(2):
@@ -177,6 +178,11 @@ def test_settings_reach_the_ranks() -> None:
             "expected the rate of a host's network such as 25Gbit",
         ),
         (["--scale", "1,2", "--repeat", "0", "python", "x.py"], "--repeat must be at least 1, got 0"),
+        (["--min-np", "0", "-np", "2", "x.py"], "--min-np must be between 1 and the 2 ranks of the job, got 0"),
+        (["--min-np", "3", "-np", "2", "x.py"], "--min-np must be between 1 and the 2 ranks of the job, got 3"),
+        (["--elastic", "--reset-limit", "-1", "-np", "2", "x.py"], "--reset-limit must be at least 0, got -1"),
+        (["--elastic", "--mpi-args=-v", "-np", "2", "true"], "an elastic job starts without mpiexec"),
+        (["-np", "100000", "true"], "100000 ranks are more than this host can start: at most "),
         (["-np", "2", "--predict", "8", "python", "x.py"], "--predict is an option of --scale"),
     ],
 )

@@ -42,14 +42,6 @@ def test_it_opens_elsewhere(name: str) -> None:
     assert [link for link in links if f"({link})" not in title] == []
 
 
-def test_galleries_install_themselves() -> None:
-    found = [path.stem for path in (NOTEBOOKS / "gallery").glob("*.ipynb")]
-    assert found
-    for name in found:
-        code = next(cell for cell in cells(f"gallery/{name}") if cell["cell_type"] == "code")
-        assert code["source"].startswith(INSTALL.strip()), name
-
-
 def test_the_index_lists_all() -> None:
     text = "\n".join(cell["source"] for cell in cells(INDEX))
     assert [*re.findall(r"\]\((\w+)\.ipynb\)", text)] == [name for name in NAMES if name != INDEX]

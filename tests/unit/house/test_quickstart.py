@@ -50,13 +50,6 @@ def test_six_to_eight_cells_each_with_its_reason(notebook: nbformat.NotebookNode
     assert all(notebook.cells[index - 1].cell_type == "markdown" for index in code)
 
 
-def test_it_is_saved_without_outputs(notebook: nbformat.NotebookNode) -> None:
-    for cell in notebook.cells:
-        if cell.cell_type == "code":
-            assert cell.outputs == []
-            assert cell.execution_count is None
-
-
 def test_the_changed_script_is_the_cell_that_runs(notebook: nbformat.NotebookNode) -> None:
     setup, cell = cells(notebook)
     assert lines(sides(notebook)[1]) == lines(cell)

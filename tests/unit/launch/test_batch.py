@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from harness.programs import executable
 from ring_notebook.config import config
 from ring_notebook.launch import cli, job_script
 from ring_notebook.launch.batch_systems import (
@@ -205,8 +206,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, folder: Path, **programs: str) -> 
     """Programs of a batch system that this host does not have; all others are missing."""
     folder.mkdir()
     for name, text in programs.items():
-        (folder / name).write_text(f"#!/bin/sh\n{text}\n")
-        (folder / name).chmod(0o755)
+        executable(folder / name, f"#!/bin/sh\n{text}\n")
     for name in ("sh", "sed", "cat"):
         (folder / name).symlink_to(f"/bin/{name}")
     monkeypatch.setenv("PATH", str(folder))

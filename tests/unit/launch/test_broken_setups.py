@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.programs import ran
+from harness.programs import executable, ran
 from ring_notebook.analysis.job_failure import RankFailure
 from ring_notebook.launch import doctor, doctor_checks
 from ring_notebook.launch.doctor import Visit, compare
@@ -118,8 +118,7 @@ def test_each_call_that_is_refused_has_a_line_with_its_substitute(names: str, wo
 def test_a_core_that_is_not_compiled_is_the_only_line_about_it(compiler: bool, cure: str, tmp_path: Path) -> None:
     """Whatever needs the core is not tried: it would say the same again."""
     if compiler:
-        (tmp_path / "c++").write_text("#!/bin/sh\n")
-        (tmp_path / "c++").chmod(0o755)
+        executable(tmp_path / "c++", "#!/bin/sh\n")
     looks = "setattr(doctor_checks, '_LOOKS', (doctor_checks._core, doctor_checks._memory)) or doctor_checks.diagnose()"
     checks = elsewhere(looks, folder=tmp_path, PATH=str(tmp_path), **without_core(tmp_path))
     failed = [check for check in checks if check.status != "ok"]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.programs import RINGRUN, ran
+from harness.programs import RINGRUN, executable, ran
 from ring_notebook.launch.allocation import find_allocation
 from ring_notebook.launch.launchers.hosts import Host
 from ring_notebook.launch.ringrun_options import config_words, elastic_rules, environment, hosts_of, notes, parse
@@ -117,9 +117,7 @@ def test_sections_of_a_configuration_file(given: dict[str, object], words: list[
 
 
 def test_a_script_names_the_hosts(tmp_path: Path) -> None:
-    script = tmp_path / "hosts.sh"
-    script.write_text("#!/bin/sh\necho a:4\necho b\n")
-    script.chmod(0o755)
+    script = executable(tmp_path / "hosts.sh", "#!/bin/sh\necho a:4\necho b\n")
     words = ["--host-discovery-script", str(script), "--slots-per-host", "2", "p"]
     assert hosts_of(parse(words)[1]) == [Host("a", 4), Host("b", 2)]
     assert elastic_rules(parse(words)[1], 6) == Elastic(1, 0, str(script), 2)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.programs import ran
+from harness.programs import mpiexec_of, ran
 from ring_notebook.launch.supervisor.stderr_reports import RankMark, parse_report, split_reports
 
 LIMIT = 200.0
@@ -38,16 +38,8 @@ Job._look = from_there
 """The time of the launcher counts from when a rank has started, however busy the machine is."""
 
 
-def mpiexec_of(script: str, folder: Path) -> Path:
-    path = folder / "mpiexec"
-    path.write_text(f'#!/bin/sh\n[ "$1" = --version ] && exit\n{script}\n')
-    path.chmod(0o755)
-    return path
-
-
 def environment(mpiexec: str, folder: Path, timeout: str = "") -> dict[str, str]:
-    path = mpiexec_of(mpiexec, folder)
-    own = {"RING_MPIEXEC": str(path), "RING_START_TIMEOUT": timeout, "GO": str(folder / "go")}
+    own = {"RING_MPIEXEC": str(mpiexec_of(mpiexec, folder)), "RING_START_TIMEOUT": timeout, "GO": str(folder / "go")}
     return {**os.environ, **own}
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from harness.forked_ranks import ForkServer
-from harness.programs import ran
+from harness.programs import executable, ran
 from harness.waiting import SLEEPS, until
 from ring_notebook.launch.supervisor.fork_server import later, start_server
 from ring_notebook.launch.supervisor.forked_rank import ADDRESS, ForkedRank
@@ -89,8 +89,7 @@ def test_hosts_do_not_give_each_other_up_while_a_server_imports(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.setenv("RING_REMOTE_SHELL", str(tmp_path / "ssh"))
     (tmp_path / "slow_import.py").write_text(SLOW)
-    (tmp_path / "ssh").write_text(REMOTE_SHELL)
-    (tmp_path / "ssh").chmod(0o755)
+    executable(tmp_path / "ssh", REMOTE_SHELL)
     process = start_server(str(tmp_path / "socket"), ["slow_import"], os.environ)
     monkeypatch.setenv(ADDRESS, str(tmp_path / "socket"))
     try:

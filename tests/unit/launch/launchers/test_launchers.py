@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.programs import executable
 from ring_notebook import config as settings
 from ring_notebook.errors import MPIMissingError
 from ring_notebook.launch.launchers import site_launchers
@@ -144,9 +145,7 @@ def test_open_mpi_runs_as_root_and_oversubscribes() -> None:
 def test_a_launcher_is_known_by_what_it_says_of_itself(
     version: str, kind: type[Launcher], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    path = tmp_path / "launcher"
-    path.write_text(f"#!/bin/sh\necho '{version}'\n")
-    path.chmod(0o755)
+    path = executable(tmp_path / "launcher", f"#!/bin/sh\necho '{version}'\n")
     monkeypatch.setenv("RING_MPIEXEC", str(path))
     monkeypatch.setattr("ring_notebook.launch.launchers.find_launcher.loaded_mpi", lambda: kind.mpis[0])
     assert find_launcher() == kind(str(path))
@@ -157,17 +156,14 @@ def test_a_launcher_is_known_by_what_it_says_of_itself(
 def test_a_launcher_is_known_by_its_name(
     name: str, kind: type[Launcher], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    (tmp_path / name).write_text("#!/bin/sh\n")
-    (tmp_path / name).chmod(0o755)
+    executable(tmp_path / name, "#!/bin/sh\n")
     monkeypatch.setenv("RING_MPIEXEC", str(tmp_path / name))
     monkeypatch.setattr("ring_notebook.launch.launchers.find_launcher.loaded_mpi", lambda: kind.mpis[0])
     assert find_launcher() == kind(str(tmp_path / name))
 
 
 def test_a_launcher_of_another_mpi_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    other = tmp_path / "mpiexec"
-    other.write_text("#!/bin/sh\necho 'mpiexec (Open MPI) 5.0.11'\n")
-    other.chmod(0o755)
+    other = executable(tmp_path / "mpiexec", "#!/bin/sh\necho 'mpiexec (Open MPI) 5.0.11'\n")
     monkeypatch.setenv("RING_MPIEXEC", str(other))
     with pytest.raises(MPIMissingError, match="starts ranks of Open MPI, and mpi4py loads MPICH; set RING_MPIEXEC"):
         find_launcher()

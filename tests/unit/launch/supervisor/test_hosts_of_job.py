@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.programs import executable
 from ring_notebook.config import config
 from ring_notebook.launch.launchers.hosts import parse_hosts
 from ring_notebook.launch.remote.network import interface_towards, network_variables
@@ -57,8 +58,7 @@ def test_what_starts_an_agent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name in programs:
-        (tmp_path / name).write_text("#!/bin/sh\n")
-        (tmp_path / name).chmod(0o755)
+        executable(tmp_path / name, "#!/bin/sh\n")
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("RING_REMOTE_SHELL", shell)
     config.cache_clear()
@@ -71,8 +71,7 @@ def test_what_starts_an_agent(
 def test_slurm_starts_an_agent_in_a_step_that_leaves_all_cores_to_the_ranks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "srun").write_text("#!/bin/sh\n")
-    (tmp_path / "srun").chmod(0o755)
+    executable(tmp_path / "srun", "#!/bin/sh\n")
     monkeypatch.setenv("PATH", str(tmp_path))
     command = agent_command("b", {"SLURM_JOB_ID": "1"})
     assert command[0] == "srun"
@@ -83,8 +82,7 @@ def test_slurm_starts_an_agent_in_a_step_that_leaves_all_cores_to_the_ranks(
 def test_what_sends_its_environment_to_other_hosts_gets_no_secret(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "srun").write_text("#!/bin/sh\n")
-    (tmp_path / "srun").chmod(0o755)
+    executable(tmp_path / "srun", "#!/bin/sh\n")
     found = {
         "PATH": str(tmp_path),
         "HOME": "/home/a",
