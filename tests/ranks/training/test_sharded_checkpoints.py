@@ -1,4 +1,4 @@
-"""Checkpoints that all ranks write: sharded models, in the background, at URLs, and what happens when one fails."""
+"""What resumes bit for bit, and checkpoints that all ranks write: sharded, in the background, at URLs, failing."""
 
 from __future__ import annotations
 
@@ -28,15 +28,16 @@ from ring_notebook.files.checkpoint_names import LocalFolder
 from ring_notebook.files.remote_folder import RemoteFolder
 
 SAMPLES, BATCH = 72, 12  # of all ranks together: six steps an epoch
-KINDS = ["plain", "fsdp", "tensor", "adapters"]
+KINDS = ["plain", "ddp", "fsdp", "tensor", "adapters"]
 
 
 class Model(nn.Sequential):
-    """Random numbers in each step."""
+    """It may draw random numbers in each step."""
 
-    def __init__(self, adapted: bool) -> None:
+    def __init__(self, adapted: bool, draws: bool) -> None:
         first: nn.Module = nn.Linear(3, 12)
-        super().__init__(Adapted(first, 2) if adapted else first, nn.Dropout(0.3), nn.Tanh(), nn.Linear(12, 2))
+        drops = nn.Dropout(0.3 * draws)
+        super().__init__(Adapted(first, 2) if adapted else first, drops, nn.Tanh(), nn.Linear(12, 2))
         if adapted:
             self.peft_config = {"default": None}
 
@@ -47,10 +48,10 @@ def folder(hvd: ModuleType, tmp_path: Path) -> Path:
     return Path(hvd.broadcast_object(str(tmp_path / "made" / "checkpoints"), name="folder"))
 
 
-def objects(hvd: ModuleType, kind: str) -> list[Any]:
+def objects(hvd: ModuleType, kind: str, draws: bool = True) -> list[Any]:
     """A model, its optimizer, its schedule, and its data where each rank has a share."""
     torch.manual_seed(5)
-    model: Any = Model(kind == "adapters")
+    model: Any = Model(kind == "adapters", draws)
     inputs = torch.randn(SAMPLES, 3)
     data = torch.utils.data.TensorDataset(inputs, inputs[:, :2] * 2)
     loader = torch.utils.data.DataLoader(data, batch_size=BATCH // hvd.size(), shuffle=True)
@@ -64,7 +65,7 @@ def objects(hvd: ModuleType, kind: str) -> list[Any]:
     if kind == "tensor":
         torch.manual_seed(hvd.rank())  # random numbers of its own, as each rank drops other parts
         return [model, optimizer, schedule]
-    strategy = "fsdp" if kind == "fsdp" else None
+    strategy = kind if kind in ("ddp", "fsdp") else None
     return list(hvd.prepare(model, optimizer, schedule, loader, strategy=strategy))
 
 
@@ -150,20 +151,21 @@ def small_files(is_here: bool) -> Iterator[None]:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.sizes(1, 2, 3)
 def test_a_training_resumes_bit_for_bit(hvd: ModuleType, folder: Path, kind: str, background: bool) -> None:
-    """In the middle of an epoch: weights, moments, rates, samples, and the random numbers of all ranks."""
-    expected = objects(hvd, kind)
+    """In the middle of an epoch: weights, moments, rates, samples, and random numbers where all ranks write."""
+    draws = background or kind in ("fsdp", "tensor")
+    expected = objects(hvd, kind, draws)
     train(expected, hvd.checkpoint(*expected, folder=folder / "whole", background=background))
-    first = objects(hvd, kind)
+    first = objects(hvd, kind, draws)
     saved = hvd.checkpoint(*first, folder=folder, every="4 steps", background=background)
     train(first, saved, stop=9)
     torch.manual_seed(100 + hvd.rank())
-    again = objects(hvd, kind)
+    again = objects(hvd, kind, draws)
     torch.manual_seed(200 + hvd.rank())
     saved = hvd.checkpoint(*again, folder=folder, resume=True, background=background)
     assert (saved.steps, saved.epoch, saved.batch) == (8, 1, 2)
     train(again, saved)
-    if background or kind in ("fsdp", "tensor"):
-        assert_equal(state(again), state(expected))
+    assert_equal(state(again), state(expected))
+    assert again[1].param_groups[0]["lr"] == expected[1].param_groups[0]["lr"] == 0.1 / 2
     if background and kind == "adapters":
         size_of = sum(file.stat().st_size for file in (folder / "step-00000008").glob("*.distcp"))
         assert size_of > 0
@@ -199,21 +201,26 @@ def test_what_is_kept_are_the_weights_of_the_step(hvd: ModuleType, folder: Path,
     assert names(hvd, folder) == ["step-00000002", "step-00000005"]
 
 
-@pytest.mark.parametrize("place", ["local", "folder"])
+@pytest.mark.parametrize("place", ["file", "local", "folder"])
 def test_the_newest_and_the_best_stay(hvd: ModuleType, folder: Path, place: str) -> None:
-    """In a folder, and where fsspec has the files."""
+    """Of files that rank 0 writes, in a folder of what all write, and where fsspec has the files."""
     torch.manual_seed(0)  # any rank may be the one that writes a tensor
     model = nn.Linear(20, 20)
     where = f"local://{folder}" if place == "local" else folder
-    saved = hvd.checkpoint(model, every="2 steps", keep=2, best="val_loss", folder=where, background=True)
+    how: dict[str, Any] = {"best": "val_loss", "keep": 2, "folder": where, "background": place != "file"}
+    end = ".pt" if place == "file" else ""
+    saved = hvd.checkpoint(model, every="2 steps", **how)
     losses = iter([3.0, 1.0, float("nan"), 2.0])
     for step in range(1, 11):
         if step in (3, 5, 7, 9):
             hvd.log(val_loss=next(losses) if hvd.rank() == 0 else 0.0)
         saved.step()
         saved.wait()
-    best = "step-00000005" if place == "local" else "step-00000005-best"
-    assert names(hvd, folder) == [best, "step-00000008", "step-00000010"]
+    best = f"step-00000005{end}" if place == "local" else f"step-00000005-best{end}"
+    assert names(hvd, folder) == [best, f"step-00000008{end}", f"step-00000010{end}"]
+    assert place == "local" or (folder.stat().st_mode & 0o777) == 0o700
+    if place == "file":
+        assert hvd.load(folder / best)["best"] == 1.0
     if place == "local":
         assert (folder / best / "best").exists()
         # What was cut off there is no checkpoint.
@@ -222,13 +229,14 @@ def test_the_newest_and_the_best_stay(hvd: ModuleType, folder: Path, place: str)
             (folder / "step-00000099" / "__0_0.distcp").write_text("")
     hvd.barrier()
     again = nn.Linear(20, 20)
-    saved = hvd.checkpoint(again, every="1 steps", keep=2, best="val_loss", folder=where, resume=True, background=True)
+    saved = hvd.checkpoint(again, every="1 steps", resume=True, **how)
     assert saved.steps == 10
     assert torch.equal(again.weight, hvd.broadcast(model.weight.detach(), 0))
     saved.write_last()
+    hvd.log(val_loss=2.0)  # one that resumes knows how good the best was
     saved.step()
     saved.wait()
-    assert names(hvd, folder) == [best, *[f"step-000000{step}" for step in (10, 11)]]
+    assert names(hvd, folder) == [best, *[f"step-000000{step}{end}" for step in (10, 11)]]
 
 
 @pytest.mark.parametrize("place", ["local", "folder"])
