@@ -152,49 +152,6 @@ def test_settings_reach_the_ranks() -> None:
     assert done.stdout.split() == ["t.json", "2097152"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["-np", "2"], "nothing to run; for example: ringrun -np 4 train.py"),
-        (["-np", "2", "--"], "nothing to run"),
-        (["python", "x.py"], "the number of ranks is missing: give -np N"),
-        (["-np", "2", "-H", "a:x", "python", "x.py"], "cannot read host 'a:x'"),
-        (["-np", "3", "-H", "a:1,b:1", "python", "x.py"], "3 ranks need 3 slots, the hosts have 2 slots;"),
-        (["-np", "2", "-H", "localhost:1", "python", "x.py"], "2 ranks need 2 slots, the hosts have 1 slot;"),
-        (["-np", "2", "-H", "localhost:1", "--elastic", "python", "x.py"], "2 ranks need 2 slots"),
-        (["-np", "0", "python", "x.py"], "-np must be at least 1, got 0"),
-        (["-np", "-1", "python", "x.py"], "-np must be at least 1, got -1"),
-        (["-np", "2", "--hostfile", "/no/such", "python", "x.py"], "No such file"),
-        (["-np", "2", "--gpus", "python", "x.py"], "unrecognized arguments: --gpus"),
-        (
-            ["--scale", "1,x", "python", "x.py"],
-            "expected numbers of ranks separated by commas, such as 1,2,4, got '1,x'",
-        ),
-        (["--scale", "1,2", "-np", "2", "python", "x.py"], "--scale says how many ranks there are"),
-        (["--scale", "1,2", "--elastic", "python", "x.py"], "each is to stay; it takes no --elastic"),
-        (["--scale", "1,3", "-H", "a:1,b:1", "python", "x.py"], "3 ranks need 3 slots, the hosts have 2 slots;"),
-        (
-            ["--scale", "1,2", "--link", "fast", "python", "x.py"],
-            "expected the rate of a host's network such as 25Gbit",
-        ),
-        (["--scale", "1,2", "--repeat", "0", "python", "x.py"], "--repeat must be at least 1, got 0"),
-        (["--min-np", "0", "-np", "2", "x.py"], "--min-np must be between 1 and the 2 ranks of the job, got 0"),
-        (["--min-np", "3", "-np", "2", "x.py"], "--min-np must be between 1 and the 2 ranks of the job, got 3"),
-        (["--elastic", "--reset-limit", "-1", "-np", "2", "x.py"], "--reset-limit must be at least 0, got -1"),
-        (["--elastic", "--mpi-args=-v", "-np", "2", "true"], "an elastic job starts without mpiexec"),
-        (["-np", "100000", "true"], "100000 ranks are more than this host can start: at most "),
-        (["-np", "2", "--predict", "8", "python", "x.py"], "--predict is an option of --scale"),
-    ],
-)
-def test_a_wrong_command_line_is_one_line(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(arguments)
-    assert ended.value.code == 2
-    message = [line for line in capsys.readouterr().err.splitlines() if "error:" in line]
-    assert len(message) == 1
-    assert words in message[0]
-
-
 SCALED = """
 import time
 from ring_notebook.api.basics import init, rank, shutdown, size

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from harness.programs import RINGRUN, executable, ran
+from harness.programs import executable
 from ring_notebook.launch.allocation import find_allocation
+from ring_notebook.launch.cli import main
 from ring_notebook.launch.launchers.hosts import Host
 from ring_notebook.launch.ringrun_options import config_words, elastic_rules, environment, hosts_of, notes, parse
 from ring_notebook.launch.supervisor.growth import Elastic
@@ -154,14 +154,32 @@ def test_slots_follow_the_cores_of_each_rank() -> None:
     assert [host.slots for host in allocation.hosts] == [4, 4, 1]
 
 
-def ringrun(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return ran([*RINGRUN, *arguments])
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("line", "words"),
     [
+        ("-np 2", "nothing to run; for example: ringrun -np 4 train.py"),
+        ("-np 2 --", "nothing to run"),
+        ("python x.py", "the number of ranks is missing: give -np N"),
+        ("-np 2 -H a:x python x.py", "cannot read host 'a:x'"),
+        ("-np 3 -H a:1,b:1 python x.py", "3 ranks need 3 slots, the hosts have 2 slots;"),
+        ("-np 2 -H localhost:1 python x.py", "2 ranks need 2 slots, the hosts have 1 slot;"),
+        ("-np 2 -H localhost:1 --elastic python x.py", "2 ranks need 2 slots"),
+        ("-np 0 python x.py", "-np must be at least 1, got 0"),
+        ("-np -1 python x.py", "-np must be at least 1, got -1"),
+        ("-np 2 --hostfile /no/such python x.py", "No such file"),
+        ("-np 2 --gpus python x.py", "unrecognized arguments: --gpus"),
+        ("--scale 1,x python x.py", "expected numbers of ranks separated by commas, such as 1,2,4, got '1,x'"),
+        ("--scale 1,2 -np 2 python x.py", "--scale says how many ranks there are"),
+        ("--scale 1,2 --elastic python x.py", "each is to stay; it takes no --elastic"),
+        ("--scale 1,3 -H a:1,b:1 python x.py", "3 ranks need 3 slots, the hosts have 2 slots;"),
+        ("--scale 1,2 --link fast python x.py", "expected the rate of a host's network such as 25Gbit"),
+        ("--scale 1,2 --repeat 0 python x.py", "--repeat must be at least 1, got 0"),
+        ("--min-np 0 -np 2 x.py", "--min-np must be between 1 and the 2 ranks of the job, got 0"),
+        ("--min-np 3 -np 2 x.py", "--min-np must be between 1 and the 2 ranks of the job, got 3"),
+        ("--elastic --reset-limit -1 -np 2 x.py", "--reset-limit must be at least 0, got -1"),
+        ("--elastic --mpi-args=-v -np 2 true", "an elastic job starts without mpiexec"),
+        ("-np 100000 true", "100000 ranks are more than this host can start: at most "),
+        ("-np 2 --predict 8 python x.py", "--predict is an option of --scale"),
         ("--doctor -H a:2 --ppn 2", "--doctor starts no program, and takes no --ppn; it takes hosts (-H, --hostfile)"),
         ("-cb -np 2", "--doctor starts no program, and takes no -np"),
         ("--json -np 2 p", "--json is an option of --doctor"),
@@ -172,8 +190,7 @@ def ringrun(*arguments: str) -> subprocess.CompletedProcess[str]:
         ("--ppn 2 -np 5 -H a,b true", "5 ranks need 5 slots, the hosts have 4 slots"),
         (
             "-np 2 -H no.such.host,localhost --network-interface nope0 true",
-            "error: this host has no network interface 'nope0'; RING_INTERFACE or `ringrun --network-interface` takes "
-            "one of .*lo",
+            "error: this host has no network interface 'nope0'; .* takes one of .*lo",
         ),
         ("--ppn 0 true", "--ppn must be at least 1, got 0"),
         ("-np 2 --logical 0 true", "--logical must be at least 1, got 0"),
@@ -184,9 +201,10 @@ def ringrun(*arguments: str) -> subprocess.CompletedProcess[str]:
         ("-np 2 --config-file /no/such true", "--config-file /no/such: .* No such file"),
     ],
 )
-def test_nothing_is_taken_and_ignored(arguments: str, words: str) -> None:
-    done = ringrun(*arguments.split())
-    assert done.returncode == 2
-    error = done.stderr.splitlines()[-1]
-    assert words.split(".*")[0] in error
-    assert words.split(".*")[-1] in error
+def test_a_wrong_command_line_is_one_line(line: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing is taken and ignored."""
+    with pytest.raises(SystemExit) as ended:
+        main(line.split())
+    assert ended.value.code == 2
+    (message,) = [said for said in capsys.readouterr().err.splitlines() if "error:" in said]
+    assert all(part in message for part in words.split(".*"))
