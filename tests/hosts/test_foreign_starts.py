@@ -117,21 +117,6 @@ def test_torchrun_on_both(hosts: TwoHosts, tmp_path: Path, how: str) -> None:
     assert [bool(process.returncode) for process in (one, two)] == [bool(how)] * 2, said
 
 
-@pytest.mark.slow
-def test_a_host_that_has_another_secret(hosts: TwoHosts) -> None:
-    """It is refused at once; the other rank waits for it, and says so when its time is over."""
-    env = {"RING_RENDEZVOUS": f"{NAMES[0]}:29430", "RING_SIZE": "2", "RING_START_TIMEOUT": "4"}
-    program = [sys.executable, "-c", SUM]
-    with (
-        start(hosts, NAMES[0], *program, env={**env, **secret(), "RING_RANK": "0"}) as one,
-        start(hosts, NAMES[1], *program, env={**env, **secret(), "RING_RANK": "1"}) as two,
-    ):
-        said = [process.communicate(timeout=LIMIT)[0] for process in (one, two)]
-    assert "expected 2 ranks, got 1 within the 4.0 s that rank 0" in said[0], said
-    assert "nothing was heard of rank 1" in said[0], said
-    assert f"rank 1 failed to initialize: the server at {NAMES[0]}:29430 does not know the secret" in said[1], said
-
-
 def test_a_rank_that_is_killed_while_another_waits_for_it(hosts: TwoHosts) -> None:
     """No supervisor tells the others: its connection does."""
     env = {"RING_RENDEZVOUS": f"{NAMES[0]}:29440", "RING_SIZE": "2", **secret()}

@@ -1,12 +1,10 @@
-"""Adapters of peft on two ranks, compared with one process that has the batches of both: a rank's program."""
+"""What two ranks do with peft, compared with one process that has the batches of both; see harness/case_jobs.py."""
 
 from __future__ import annotations
 
 import argparse
 import inspect
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import bitsandbytes
@@ -19,7 +17,6 @@ from torchao.optim import AdamW8bit
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import ring_notebook.torch as ring
-from ring_notebook.torch.process_group.default_group import end_groups
 
 STRATEGIES = (None, "ddp", "fsdp")
 TEXT = torch.tensor(list(inspect.getsource(argparse).encode())[: 8 * 33]).view(8, 33)
@@ -90,17 +87,17 @@ def is_as_alone(
         ring.check(inner, optimizer)
 
 
-def lora() -> None:
+def case_lora() -> None:
     """Adapters alone."""
     is_as_alone()
 
 
-def lora_in_bf16() -> None:
+def case_lora_in_bf16() -> None:
     """Under autocast."""
     is_as_alone(bf16=True, limit=2e-2)
 
 
-def lora_with_checkpointing() -> None:
+def case_lora_with_checkpointing() -> None:
     """Gradient checkpointing."""
 
     def plain(model: Any) -> None:
@@ -109,7 +106,7 @@ def lora_with_checkpointing() -> None:
     is_as_alone(plain)
 
 
-def lora_with_reentrant_checkpointing() -> None:
+def case_lora_with_reentrant_checkpointing() -> None:
     """The older kind, which needs inputs that need gradients."""
 
     def reentrant(model: Any) -> None:
@@ -119,13 +116,13 @@ def lora_with_reentrant_checkpointing() -> None:
     is_as_alone(reentrant)
 
 
-def modules_to_save() -> None:
+def case_modules_to_save() -> None:
     """A layer that is trained whole beside the adapters; also the embedding, to which the head is tied."""
     is_as_alone(modules_to_save=["ln_f"])
     is_as_alone(modules_to_save=["wte"])
 
 
-def packed_rows() -> None:
+def case_packed_rows() -> None:
     """Sequences of other lengths in a row, told apart by their positions."""
     places = torch.cat([torch.arange(length) for length in (7, 20, 6)]).expand(4, -1)
 
@@ -145,7 +142,7 @@ def packed_rows() -> None:
         torch.testing.assert_close(one, other, atol=ROUNDING, rtol=ROUNDING)
 
 
-def after_training() -> None:
+def case_after_training() -> None:
     """The state of the adapter, the loss of all ranks, a text from each, and the merged model."""
     texts, losses, states = [], [], []
     for strategy in (None, "fsdp"):
@@ -174,7 +171,7 @@ def after_training() -> None:
     torch.testing.assert_close(states[0], states[1], atol=ROUNDING, rtol=ROUNDING)
 
 
-def several_adapters() -> None:
+def case_several_adapters() -> None:
     """Switched between steps, disabled, and one that is added later."""
     model = adapted(ring.rank())
     model.add_adapter("other", LoraConfig(r=4, target_modules=["c_attn"], fan_in_fan_out=True))
@@ -220,7 +217,7 @@ def _quantized(kind: str) -> nn.Module:
     return layer
 
 
-def quantized_weights() -> None:
+def case_quantized_weights() -> None:
     """Codes and scales are those of rank 0, and the model computes the same on all ranks."""
     for kind in ("4 bits of bitsandbytes", "8 bits of bitsandbytes", "8 bits of torchao"):
         frozen = _quantized(kind)
@@ -237,7 +234,7 @@ def quantized_weights() -> None:
         ring.check(model, optimizer)
 
 
-def states_of_8_bits() -> None:
+def case_states_of_8_bits() -> None:
     """Optimizers whose states are codes and scales: those of the rank that has made steps."""
     for kind in (bitsandbytes.optim.Adam8bit, AdamW8bit):
         model = nn.Linear(64, 128)
@@ -250,36 +247,3 @@ def states_of_8_bits() -> None:
             if turn == 0:
                 model, optimizer = ring.prepare(model, optimizer)
             ring.check(model, optimizer)
-
-
-CASES = {
-    case.__name__: case
-    for case in (
-        lora,
-        lora_in_bf16,
-        lora_with_checkpointing,
-        lora_with_reentrant_checkpointing,
-        modules_to_save,
-        packed_rows,
-        after_training,
-        several_adapters,
-        quantized_weights,
-        states_of_8_bits,
-    )
-}
-
-
-def main(passed: str, *names: str) -> None:
-    """Run each of ``names``, and write the name of one that has passed on all ranks to the file ``passed``."""
-    ring.init()
-    for name in names:
-        CASES[name]()
-        ring.barrier()
-        if ring.rank() == 0:
-            with Path(passed).open("a") as file:
-                file.write(f"{name}\n")
-        end_groups()
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -93,15 +93,9 @@ def wait_for(output: Path, pattern: str, times: int = 1, seconds: float = 90) ->
     return said()
 
 
-def sleeping(tmp_path: Path, how: str = "sleep") -> tuple[Path, Path]:
-    """A script whose ranks sleep, or do something else for ever, and a file for its output."""
-    script = tmp_path / "job.sh"
-    script.write_text(f"#!/bin/sh\nexec {shlex.join([*RINGRUN, *RANK, how])}\n")
-    return script, tmp_path / "output"
-
-
 def test_the_time_limit_is_announced_and_told(system: Slurm, tmp_path: Path) -> None:
-    script, output = sleeping(tmp_path)
+    script, output = tmp_path / "job.sh", tmp_path / "output"
+    script.write_text(f"#!/bin/sh\nexec {shlex.join([*RINGRUN, *RANK, 'sleep'])}\n")
     job = system.submit(script, output, "--time=1")
     assert f"ringrun: Slurm job {job} reaches its time limit in " in wait_for(output, "above", 4)
     said = wait_for(output, f"ringrun: Slurm job {job} reached its time limit; ask for more", seconds=180)
@@ -116,23 +110,6 @@ def test_a_notebook_says_who_ended_its_job_and_how_long_it_has(system: Slurm) ->
     assert re.search(r"died: .*Slurm job \d+ was cancelled \(scancel\)\. `%ring start` in a new job", output), output
     assert "stopped: All 4 engines had died already." in output, output
     assert "slurmstepd" not in output
-
-
-@pytest.mark.parametrize("how", ["sleep", "train"])
-def test_a_host_that_is_lost_is_named_and_no_survivor(system: Slurm, tmp_path: Path, how: str) -> None:
-    """Ranks that train notice at once that their links are lost, and exit."""
-    script, output = sleeping(tmp_path, how)
-    system.submit(script, output, "--no-requeue")
-    wait_for(output, "above", 4)
-    system.hosts.set_link(1, "down")
-    try:
-        # Slurm and our supervisor both give a silent host up; whichever comes first says so.
-        told = r"ringrun: (Slurm job \d+ was ended because it has lost host|rank 2 on) ring-b"
-        said = wait_for(output, told, seconds=120)
-        assert not re.search("rank [01] .*failed first", said), said
-    finally:
-        system.hosts.set_link(1, "up")
-    system.wait_until_up()
 
 
 def test_the_doctor_visits_all_hosts_of_the_allocation(system: Slurm) -> None:
