@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from ring_notebook.errors import ClusterError, RingError
 from ring_notebook.files import snapshot_files
 from ring_notebook.files.run_folders import new_run_id
-from ring_notebook.files.snapshot_files import Snapshot, by_reason, kept_text, python_version
+from ring_notebook.files.snapshot_files import Snapshot, by_reason, python_version
 from ring_notebook.notebook.engines import Engines
 from ring_notebook.notebook.record.run_record import RunRecord
 from ring_notebook.notebook.table import Listing
@@ -68,11 +68,6 @@ def _call(engines: Engines, function: str, *arguments: Any) -> list[Any]:
         raise
     except ClusterError as error:  # of a rank, behind the name of its class
         raise RingError(str(error).removeprefix("RingError: ")) from None
-
-
-def described(snapshot: Snapshot) -> str:
-    """What a snapshot keeps and what it leaves out, in lines of text."""
-    return kept_text(snapshot)
 
 
 class Continued(NamedTuple):

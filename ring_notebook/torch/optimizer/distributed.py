@@ -147,14 +147,16 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         "logical": logical,
     }
     local = settings_of(sync_every)
+    reducing = {
+        f"op={op.name.capitalize()}": op != ReduceOp.AVERAGE,
+        "gradient_predivide_factor": gradient_predivide_factor != 1.0,
+        "num_groups or groups": num_groups != 0 or groups is not None,
+        "sparse_as_dense": sparse_as_dense,
+    }
     if logical is not None:
-        others = {
-            f"op={op.name.capitalize()}": op != ReduceOp.AVERAGE,
+        others = reducing | {
             "compression": compression is not Compression.none,
             "backward_passes_per_step": backward_passes_per_step != 1,
-            "gradient_predivide_factor": gradient_predivide_factor != 1.0,
-            "num_groups or groups": num_groups != 0 or groups is not None,
-            "sparse_as_dense": sparse_as_dense,
             "process_set": process_set is not global_process_set,
             "sync_every": local is not None,
         }
@@ -164,12 +166,6 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
                 f"{' and no '.join(refused)}"
             )
     if local is not None:
-        reducing = {
-            f"op={op.name.capitalize()}": op != ReduceOp.AVERAGE,
-            "gradient_predivide_factor": gradient_predivide_factor != 1.0,
-            "num_groups or groups": num_groups != 0 or groups is not None,
-            "sparse_as_dense": sparse_as_dense,
-        }
         if given := [name for name, is_given in reducing.items() if is_given]:
             raise ValueError(f"sync_every reduces no gradients, so it takes no {' and no '.join(given)}")
         if isinstance(compression, GradientCompression) and not isinstance(compression, Int8Compression):

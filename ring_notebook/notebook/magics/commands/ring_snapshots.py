@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Annotated
 
 from ring_notebook.errors import RingError
+from ring_notebook.files.snapshot_files import kept_text
 from ring_notebook.notebook.cluster import snapshots as kept
 from ring_notebook.notebook.line_command import Option, command
 from ring_notebook.notebook.magics.commands.ring_restart import restart
@@ -43,7 +44,7 @@ def save(session: Session, name: Annotated[str, Option("NAME", "replaces an olde
             raise RingError(f"{plural(len(runs), 'run')} are in progress; keep one with `RUN.snapshot({name!r})`")
         runs[0].snapshot(name)  # it says so itself, now and when they are kept
         return ""
-    return kept.described(session.require().snapshot(name, set_up_cells(session.setup)))
+    return kept_text(session.require().snapshot(name, set_up_cells(session.setup)))
 
 
 @snapshots.command
