@@ -21,13 +21,13 @@ from ring_notebook.core.native import core, operation_log
 from ring_notebook.errors import MPIMissingError, RingError
 from ring_notebook.machine.hardware import RDMA
 from ring_notebook.rank.launch_check import check_alone
+from ring_notebook.rank.rank_variables import OF_LAUNCHERS
 from ring_notebook.rank.rendezvous import FormationError, Rendezvous
 from ring_notebook.rank.tcp_connections import TcpConnections, listen
 
 if TYPE_CHECKING:
     from ring_notebook import _core
 
-_LAUNCHERS = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "PALS_RANKID", "ALPS_APP_PE")
 _SECONDS_TO_STOP = 2.0
 
 
@@ -115,7 +115,7 @@ class Place:
 
 def launched_by_mpi() -> bool:
     """Whether an MPI launcher started this process, or the program has loaded MPI itself."""
-    return "mpi4py.MPI" in sys.modules or any(name in os.environ for name in _LAUNCHERS)
+    return "mpi4py.MPI" in sys.modules or any(name in os.environ for name in OF_LAUNCHERS)
 
 
 class _MpiRendezvous:

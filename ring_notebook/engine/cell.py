@@ -6,17 +6,17 @@ import ast
 import asyncio
 import inspect
 import linecache
-import sys
-import threading
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import takewhile
 from types import CodeType
 from typing import Any
 
 from IPython.core.interactiveshell import InteractiveShell
 
+from ring_notebook.engine.own_stack import main_frames
 from ring_notebook.frameworks import names_in
 from ring_notebook.text.error_text import cell_file
 from ring_notebook.text.parsing import parse
@@ -101,12 +101,10 @@ class Cell:
         In place of ours, the one that ours import.
         """
         found = ""
-        frame = sys._current_frames().get(threading.main_thread().ident or 0)
-        while frame is not None and frame.f_code.co_filename != self.file:
+        for frame in takewhile(lambda one: one.f_code.co_filename != self.file, main_frames()):
             if frame.f_code.co_name == "_find_and_load" and frame.f_code.co_filename.startswith("<frozen importlib"):
                 package = str(frame.f_locals.get("name", "")).partition(".")[0]
                 found = found if package == __name__.partition(".")[0] else package
-            frame = frame.f_back
         return found
 
     def current_line(self) -> int:
@@ -137,23 +135,12 @@ class Cell:
 
     def functions(self) -> list[str]:
         """The functions of cells in which the main thread is; their own variables are in no namespace."""
-        names = []
-        frame = sys._current_frames().get(threading.main_thread().ident or 0)
-        while frame is not None:
-            if frame.f_code.co_filename in _files and frame.f_code.co_name != "<module>":
-                names.append(frame.f_code.co_name)
-            frame = frame.f_back
-        return names
+        codes = [frame.f_code for frame in main_frames()]
+        return [code.co_name for code in codes if code.co_filename in _files and code.co_name != "<module>"]
 
     def current_lines(self) -> list[int]:
         """The lines of the cell in the main thread's frames, the innermost first; any thread may call it."""
-        lines = []
-        frame = sys._current_frames().get(threading.main_thread().ident or 0)
-        while frame is not None:
-            if frame.f_code.co_filename == self.file:
-                lines.append(frame.f_lineno)
-            frame = frame.f_back
-        return lines
+        return [frame.f_lineno for frame in main_frames() if frame.f_code.co_filename == self.file]
 
 
 def _asked_for(tree: ast.AST) -> Iterator[str]:

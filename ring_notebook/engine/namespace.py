@@ -16,7 +16,7 @@ import cloudpickle
 from IPython.core.interactiveshell import InteractiveShell
 
 from ring_notebook.engine import setup
-from ring_notebook.frameworks import default, frameworks, named
+from ring_notebook.frameworks import Framework, default, frameworks, named
 from ring_notebook.rank.rank_threads import threads_set
 from ring_notebook.text.error_text import printable
 from ring_notebook.text.words import first_characters
@@ -50,56 +50,54 @@ def prepare_calls(tree: ast.AST) -> None:
             _call(function)
 
 
+def _of_loaded(hook: Callable[[Framework], str]) -> list[str]:
+    """The functions that frameworks have for this, of those that this rank has loaded."""
+    return [function for known in frameworks() if known.face in sys.modules and (function := hook(known))]
+
+
 def count_waits() -> None:
     """Let frameworks count the waits of this rank in their C++ code."""
-    for framework in frameworks():
-        if framework.count_waits and framework.face in sys.modules:
-            setup.wait_for_preload()
-            _call(framework.count_waits)
+    for function in _of_loaded(lambda one: one.count_waits):
+        setup.wait_for_preload()
+        _call(function)
 
 
 def modes() -> list[Callable[[], list[str]]]:
     """Let frameworks remember their modes. Returns functions that restore changed modes and return their names."""
-    loaded = [known for known in frameworks() if known.modes and known.face in sys.modules]
-    if loaded:
+    functions = _of_loaded(lambda one: one.modes)
+    if functions:
         setup.wait_for_preload()
-    return [_call(known.modes) for known in loaded]
+    return [_call(function) for function in functions]
 
 
 def held(variables: Mapping[str, Any]) -> list[tuple[str, str, int]]:
     """Variable, device and bytes of what holds memory of frameworks, the most first."""
-    loaded = [known for known in frameworks() if known.held and known.face in sys.modules]
-    return [row for known in loaded for row in _call(known.held, variables)]
+    return [row for function in _of_loaded(lambda one: one.held) for row in _call(function, variables)]
 
 
 def empty_caches() -> int:
     """Give the cached memory of frameworks back; returns its bytes."""
-    loaded = [known for known in frameworks() if known.empty_caches and known.face in sys.modules]
-    return sum(_call(known.empty_caches) for known in loaded)
+    return sum(_call(function) for function in _of_loaded(lambda one: one.empty_caches))
 
 
 def tells_of_lost_rank(error: BaseException) -> bool:
     """Whether a framework's C++ code raised ``error`` because another rank has gone."""
-    return any(
-        framework.lost_rank and framework.face in sys.modules and _call(framework.lost_rank, error)
-        for framework in frameworks()
-    )
+    return any(_call(function, error) for function in _of_loaded(lambda one: one.lost_rank))
 
 
 def original(error: BaseException) -> BaseException:
     """The exception of a collective of which a framework's runtime has made ``error``, else ``error`` itself."""
-    for framework in frameworks():
-        if framework.original and framework.face in sys.modules and (found := _call(framework.original, error)):
+    for function in _of_loaded(lambda one: one.original):
+        if found := _call(function, error):
             return cast(BaseException, found.with_traceback(error.__traceback__))
     return error
 
 
 def threads() -> int:
     """The number of threads that this rank computes with, from its framework or its environment; 0 if unknown."""
-    for framework in frameworks():
-        if framework.threads and framework.face in sys.modules:
-            setup.wait_for_preload()
-            return int(_call(framework.threads))
+    for function in _of_loaded(lambda one: one.threads):
+        setup.wait_for_preload()
+        return int(_call(function))
     return threads_set()
 
 

@@ -8,7 +8,9 @@ import signal
 import sys
 import tempfile
 import threading
+from collections.abc import Iterator
 from time import monotonic, sleep
+from types import FrameType
 
 from ring_notebook.core.native import core
 
@@ -47,11 +49,20 @@ def tell() -> str:
     return written.decode(errors="replace") if _END in written else _python_stack()
 
 
+def main_frames() -> Iterator[FrameType]:
+    """The frames of the main thread, the innermost first; any thread may call it."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
 def _python_stack() -> str:
     """The Python stack of the main thread, in the same format."""
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    lines = ["Stack (most recent call first):"]
-    while frame is not None:
-        lines.append(f'  File "{frame.f_code.co_filename}", line {frame.f_lineno} in {frame.f_code.co_name}')
-        frame = frame.f_back
-    return "\n".join([*lines, "Native stack (most recent call first):", _END.decode(), ""])
+    lines = [
+        f'  File "{frame.f_code.co_filename}", line {frame.f_lineno} in {frame.f_code.co_name}'
+        for frame in main_frames()
+    ]
+    return "\n".join(
+        ["Stack (most recent call first):", *lines, "Native stack (most recent call first):", _END.decode(), ""]
+    )

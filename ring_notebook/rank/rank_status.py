@@ -22,6 +22,7 @@ from ring_notebook.analysis import operation_log
 from ring_notebook.config import config
 from ring_notebook.errors import CollectiveAborted
 from ring_notebook.machine.os_calls import memory_file
+from ring_notebook.rank.rank_variables import OF_LAUNCHERS
 
 Event = Literal["initialized", "raised", "aborted", "exiting"]
 
@@ -160,7 +161,7 @@ def exit_code_of(error: BaseException) -> int:
 
 def rank_of_process() -> int:
     """The rank that a launcher gave to this process; 0 when none did."""
-    for name in ("RING_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "PALS_RANKID", "ALPS_APP_PE"):
+    for name in ("RING_RANK", *OF_LAUNCHERS):
         if os.environ.get(name, "").isdigit():
             return int(os.environ[name])
     return 0

@@ -14,6 +14,8 @@ engine it is the number of the formation that it was started for."""
 NO_MPI = "RING_NO_MPI"
 """Why MPICH would end this process when it starts; unset where it would not."""
 _LOOPBACK, _USUAL_PORT = "127.0.0.1", 29500
+OF_LAUNCHERS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "MV2_COMM_WORLD_RANK", "PALS_RANKID", "ALPS_APP_PE")
+"""The variables in which launchers of MPI tell a process its rank."""
 # What MPICH, HPE Cray's PALS, Open MPI and Slurm tell a rank: its rank, the size, and both on its host.
 _LAUNCHERS = (
     ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
