@@ -13,6 +13,8 @@ from typing import Any
 
 import psutil
 
+from harness.waiting import LIMIT
+
 __all__ = ["Exposed", "Stranger", "stranger"]
 
 # Bytes that a ZeroMQ socket says to anybody: that it is one, and then, to one who is too, that it demands CURVE.
@@ -73,7 +75,7 @@ def stranger() -> Iterator[Stranger]:
         assert process.stdout.readline() == "ready\n", "it has become the other user"
         yield Stranger(process)
         process.stdin.close()
-        assert process.wait(60) == 0
+        assert process.wait(LIMIT) == 0
 
 
 def _is_greeting(what: str) -> bool:

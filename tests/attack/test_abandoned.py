@@ -15,14 +15,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from harness.waiting import until
+from harness.waiting import LIMIT, until
 from ring_notebook.files.claimed_folders import claimed_folder
 from ring_notebook.launch.connections import mpi_host
 from ring_notebook.launch.connections.mpi_host import claim_folder, remove_abandoned
 from ring_notebook.launch.connections.pmi import shared_memory_prefixes
 from ring_notebook.launch.launchers.find_launcher import find_launcher
 
-LIMIT = 200.0
 RINGRUN = [sys.executable, "-m", "ring_notebook.launch.cli", "--no-prefix"]
 JOB = "ring-{}-0123456789abcdef"
 

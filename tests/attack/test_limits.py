@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from harness.programs import ran
-from harness.waiting import SLEEPS, until
+from harness.waiting import LIMIT, SLEEPS, until
 from ring_notebook.notebook.cluster.cluster import Cluster
 from ring_notebook.notebook.run.catalogue import listing
 
@@ -88,7 +88,7 @@ def test_a_burst_of_signals_to_a_job(number: signal.Signals) -> None:
             for _ in range(50):
                 os.kill(job.pid, number)
                 time.sleep(0.002)
-            _, said = job.communicate(timeout=30)
+            _, said = job.communicate(timeout=LIMIT)
         assert job.returncode != 0
         # Python itself says so when a signal arrives before it has begun with a program.
         assert re.findall(r"Fatal Python error: (?!init_)", said) == [], said
@@ -101,7 +101,7 @@ def test_a_burst_of_interrupts_to_a_run(cluster: Cluster) -> None:
     until(lambda: [status.line for status in run.log.statuses().values()] == [2, 2])
     for _ in range(50):
         run.stop()
-    assert run.wait_idle(45)
+    assert run.wait_idle(LIMIT)
     assert cluster.pull("kept") == 42
     cluster.run("after = kept + 1").wait()
     assert cluster.pull("after", rank=1) == 43

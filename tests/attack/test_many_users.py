@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from harness.programs import ran
+from harness.waiting import LIMIT
 
 KERNELS = 40
 USERS = (61_481, 61_482, 61_483, 61_484)
@@ -22,7 +23,6 @@ ENDS = ("stopped", "closed", "killed")
 """Of one that is killed, as front ends do with one that takes long to close, the folder with the logs of its cluster
 stays until the next one starts there."""
 PROGRAM = Path(__file__).with_name("kernel_of_user.py")
-SECONDS_TO_VANISH = 15.0
 # The interpreter may lie below the closed home of root. Who can read everything meets others the sooner.
 READS = ["--inh-caps", "+dac_read_search", "--ambient-caps", "+dac_read_search"]
 
@@ -84,7 +84,7 @@ def test_kernels_of_four_users_one_after_another(open_folder: Path, without_torc
         assert met == "", (number, user)
         assert "no cluster of this folder is running" in attached, (number, user)
         assert said.count(f"size 2 users {{{user}}}") in (1, 2), said  # equal lines of all ranks may be shown once
-        deadline = time.monotonic() + SECONDS_TO_VANISH
+        deadline = time.monotonic() + LIMIT
         while (left := left_by(user) + clusters_of(user)[how != "stopped" :]) and time.monotonic() < deadline:
             time.sleep(0.1)
         assert left == [], (number, user, how)

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from harness.two_hosts import ADDRESSES, NAMES, TwoHosts, hosts_or_skip
+from harness.waiting import LIMIT
 from ring_notebook.rank.known_callers import KnownCallers
 
 FLOOD = Path(__file__).with_name("flood.py")
-LIMIT = 100.0
 RINGRUN = [sys.executable, "-m", "ring_notebook.launch.cli", "--no-prefix"]
 BOTH = ["-np", "4", "-H", f"{NAMES[0]}:2,{NAMES[1]}:2"]
 SUMS = """

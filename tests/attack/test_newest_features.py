@@ -14,14 +14,13 @@ from typing import Any
 
 import pytest
 
-from harness.waiting import until
+from harness.waiting import LIMIT, until
 from ring_notebook.errors import RingError
 from ring_notebook.notebook.cluster.synced_folder import Synced, SyncedFolder
 from ring_notebook.notebook.record.run_log import RunLog
 from ring_notebook.notebook.run.notices import Notice, Notices, notify
 from ring_notebook.rank import rendezvous, rendezvous_server
 
-LIMIT = 100.0
 NOBODY = 65534
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs a second user")
 

@@ -12,10 +12,9 @@ from pathlib import Path
 import pytest
 
 from attack.debugger import Debugger
-from harness.waiting import until
+from harness.waiting import LIMIT, until
 from ring_notebook.notebook.cluster.cluster import Cluster
 
-LIMIT = 60.0
 SUMS = """
 import ctypes, os, sys, time
 from pathlib import Path
@@ -111,7 +110,7 @@ def test_the_supervisor_is_killed_under_a_debugger(tmp_path: Path) -> None:
     job = Job(tmp_path)
     Debugger(job.supervisor).kill()
     assert job.process.wait(LIMIT) != 0
-    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in job.ranks), LIMIT)
+    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in job.ranks), why=lambda: "ranks live on alone")
 
 
 @pytest.mark.slow

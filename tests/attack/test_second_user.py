@@ -15,6 +15,7 @@ import pytest
 
 from attack.second_user import Exposed, Stranger
 from harness.programs import RINGRUN, ran
+from harness.waiting import LIMIT
 from ring_notebook.notebook.cluster.cluster import Cluster
 
 SECRET = "token-of-the-first-user"
@@ -114,7 +115,7 @@ def test_a_ringrun_job(options: list[str], seconds: float, least: int, intruder:
     with subprocess.Popen([*command, JOB.format(stop=str(stop))], stdout=subprocess.PIPE, text=True) as job:
         got, tries = attacked_for(seconds, intruder, tmp_path)
         stop.touch()
-        said, _ = job.communicate(timeout=60)
+        said, _ = job.communicate(timeout=LIMIT)
     assert job.returncode == 0
     assert sorted(line for line in said.splitlines() if "lived" in line) == ["lived 0", "lived 1"]
     assert got == {}

@@ -11,9 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from harness.waiting import LIMIT
 from ring_notebook.torch.process_group.run_store import connect
 
-LIMIT = 60.0  # for what takes milliseconds
 SERVER = """
 import sys
 from ring_notebook.torch.process_group.run_store import serve

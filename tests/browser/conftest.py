@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import BrowserContext, expect, sync_playwright
 
-from browser.lab import ARTIFACTS, CELL_SECONDS, Lab, NotebookPage, Open, Picture
+from browser.lab import ARTIFACTS, Lab, NotebookPage, Open, Picture
 from harness.forked_ranks import ForkServer
 from harness.leftovers import SharedProcesses
+from harness.waiting import LIMIT
 
 DOCS = Path(os.environ.get("RING_PICTURES", ARTIFACTS))
 
@@ -27,7 +28,7 @@ def shared() -> Iterator[SharedProcesses]:
 @pytest.fixture(scope="package")
 def browser(chromium: str, shared: SharedProcesses) -> Iterator[BrowserContext]:
     """Chromium without a screen. What it has loaded of JupyterLab once it keeps."""
-    expect.set_options(timeout=CELL_SECONDS * 1000)
+    expect.set_options(timeout=LIMIT * 1000)
     with ExitStack() as stack:
         with shared.start():
             playwright = stack.enter_context(sync_playwright())
@@ -38,7 +39,7 @@ def browser(chromium: str, shared: SharedProcesses) -> Iterator[BrowserContext]:
         context = chrome.new_context(
             viewport={"width": 1200, "height": 1500}, device_scale_factor=2 if "RING_PICTURES" in os.environ else 1
         )
-        context.set_default_timeout(CELL_SECONDS * 1000)
+        context.set_default_timeout(LIMIT * 1000)
         yield context
         chrome.close()
 

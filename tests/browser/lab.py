@@ -21,11 +21,11 @@ from typing import Protocol
 import nbformat
 from playwright.sync_api import Locator, Page
 
-__all__ = ["ARTIFACTS", "CELL_SECONDS", "Lab", "NotebookPage", "Open", "Picture"]
+from harness.waiting import LIMIT
+
+__all__ = ["ARTIFACTS", "Lab", "NotebookPage", "Open", "Picture"]
 
 ARTIFACTS = Path(__file__).with_name("artifacts")
-START_SECONDS = 120
-CELL_SECONDS = 120
 
 
 class Lab:
@@ -67,7 +67,7 @@ class Lab:
             self._process = subprocess.Popen(
                 [*command, str(port)], env=environment, stdout=log, stderr=subprocess.STDOUT
             )
-        deadline = time.monotonic() + START_SECONDS
+        deadline = time.monotonic() + LIMIT
         while self._process.poll() is None and time.monotonic() < deadline:
             try:
                 urllib.request.urlopen(f"{self.url}/api", timeout=10).close()
@@ -153,11 +153,11 @@ class NotebookPage:
 
     def run(self, index: int) -> None:
         """Start a cell; returns when it is in progress."""
-        self.page.locator(".jp-StatusBar-TextItem", has_text="| Idle").wait_for(timeout=START_SECONDS * 1000)
+        self.page.locator(".jp-StatusBar-TextItem", has_text="| Idle").wait_for()
         before = self._prompt(index)
-        self.until(lambda: self._prompt(index) != before or self._press(index), START_SECONDS)
+        self.until(lambda: self._prompt(index) != before or self._press(index))
 
-    def wait_ended(self, index: int, seconds: float = CELL_SECONDS) -> None:
+    def wait_ended(self, index: int, seconds: float = LIMIT) -> None:
         """Wait until a cell that was started has its number."""
         self.until(lambda: bool(re.fullmatch(r"\[\d+\]:?", self._prompt(index))) or self._dropped(index), seconds)
 
@@ -184,7 +184,7 @@ class NotebookPage:
     def _prompt(self, index: int) -> str:
         return self.cell(index).locator(".jp-InputArea-prompt").inner_text().strip()
 
-    def until(self, holds: Callable[[], bool], seconds: float = CELL_SECONDS) -> None:
+    def until(self, holds: Callable[[], bool], seconds: float = LIMIT) -> None:
         """Wait until ``holds`` does. Raises AssertionError when it does not in time, and takes a picture."""
         deadline = time.monotonic() + seconds
         while not holds():

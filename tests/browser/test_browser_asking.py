@@ -58,7 +58,7 @@ def test_a_breakpoint_is_answered_in_the_page(notebook: NotebookPage, picture: P
     output = notebook.output(1)
     box = output.locator(".jp-Stdin input").last  # JupyterLab removes an answered one a moment later
 
-    output.locator("text=rank 1 (Pdb)").last.wait_for(timeout=60_000)
+    output.locator("text=rank 1 (Pdb)").last.wait_for()
     output.locator("text=-> return secret").first.wait_for()
     answer(box, "p secret")
     output.locator("text=42").first.wait_for()
@@ -95,20 +95,20 @@ def test_plain_cells_their_help_and_a_question_in_the_background(notebook: Noteb
 
     notebook.run(5)
     asks = notebook.output(5).locator("text=rank 1 asks 'Your name?': `%ring debug` answers.")
-    asks.wait_for(timeout=60_000)
+    asks.wait_for()
     picture(notebook, 5, "background-asks")
     notebook.run(6)
     box = notebook.output(6).locator(".jp-Stdin input").last
-    notebook.output(6).locator("text=rank 1: Your name?").last.wait_for(timeout=60_000)
+    notebook.output(6).locator("text=rank 1: Your name?").last.wait_for()
     answer(box, "Ada")
     notebook.wait_ended(6)
-    notebook.output(5).locator(".ring-report").wait_for(timeout=60_000)
+    notebook.output(5).locator(".ring-report").wait_for()
 
     notebook.cell(7).locator(".cm-content").click()
     notebook.page.keyboard.press("End")
     notebook.page.keyboard.press("Shift+Tab")
     tooltip = notebook.page.locator(".jp-Tooltip")
-    tooltip.wait_for(timeout=60_000)
+    tooltip.wait_for()
     assert "ring.allreduce(" in tooltip.inner_text()
     assert "Horovod:" in tooltip.inner_text()
     notebook.page.screenshot(path=ARTIFACTS / "tooltip.png")

@@ -70,7 +70,7 @@ def show(notebook: NotebookPage, cell: int, scene: str) -> Locator:
     """Run the cell of a scene; returns its panel or report when it is complete."""
     notebook.complete(cell)
     shown = notebook.output(cell).locator(".ring-report" if scene == "report" else ".ring-panel").first
-    shown.wait_for(timeout=60_000)
+    shown.wait_for()
     if scene == "report":
         charts = shown.locator(".ring-wide img")
         notebook.until(lambda: charts.count() >= 4)
@@ -157,10 +157,10 @@ def test_charts_answer_to_the_mouse_and_stop_to_a_key(open_notebook: Open, pictu
     chart = panel.locator("canvas").first
     chart.scroll_into_view_if_needed()
     chart.hover(position={"x": 200, "y": 120})
-    expect(panel).to_contain_text("mean of 4", timeout=60_000)
+    expect(panel).to_contain_text("mean of 4")
     panel.get_by_role("button", name="log").click()
     notebook.complete(1)
-    expect(notebook.output(1)).to_contain_text("log=True", timeout=60_000)
+    expect(notebook.output(1)).to_contain_text("log=True")
     shown = show(notebook, 2, "report")
     tip = shown.locator(".ring-chart").first.locator("i").nth(20)
     tip.hover()
@@ -177,7 +177,7 @@ def test_charts_answer_to_the_mouse_and_stop_to_a_key(open_notebook: Open, pictu
     assert image.bounding_box()["width"] == before  # type: ignore[index]
     panel.get_by_role("button", name="Stop").focus()
     notebook.page.keyboard.press("Enter")
-    panel.get_by_role("button", name="Stopping").wait_for(timeout=60_000)
+    panel.get_by_role("button", name="Stopping").wait_for()
 
 
 @pytest.mark.slow
@@ -188,7 +188,7 @@ def test_runs_are_sorted_by_a_click_without_a_kernel(lab: Lab, open_notebook: Op
     notebook.shut_down()
     notebook.page.goto(lab.address("runs.ipynb"))
     table = notebook.output(0).locator(".ring-table")
-    table.wait_for(timeout=60_000)
+    table.wait_for()
 
     def shown() -> list[str]:
         rows = table.locator("tbody tr").all()

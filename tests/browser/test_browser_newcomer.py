@@ -139,7 +139,7 @@ def completes(notebook: NotebookPage, cell: int) -> None:
     notebook.page.keyboard.insert_text("%%ringtrain\nring.allred")
     notebook.page.keyboard.press("Tab")
     names = notebook.page.locator(".jp-Completer-item code")
-    names.first.wait_for(timeout=10_000)
+    names.first.wait_for()
     assert [name for name in names.all_inner_texts() if name.endswith("allreduce")] == ["ring.allreduce"]
     notebook.page.keyboard.press("Escape")
 

@@ -37,7 +37,7 @@ def test_the_quickstart(lab: Lab, open_notebook: Open, picture: Picture) -> None
 
     notebook.run(TRAIN)
     panel = notebook.output(TRAIN).locator(".ring-panel")
-    panel.wait_for(timeout=60_000)
+    panel.wait_for()
     panel.scroll_into_view_if_needed()
     notebook.until(lambda: panel.locator("canvas").count() == 2 and step(notebook) > 0)
     before, at = drawn(notebook), step(notebook)
@@ -50,7 +50,7 @@ def test_the_quickstart(lab: Lab, open_notebook: Open, picture: Picture) -> None
     seen.touch()
 
     notebook.wait_ended(TRAIN)
-    notebook.output(TRAIN).locator(".ring-report").wait_for(timeout=60_000)
+    notebook.output(TRAIN).locator(".ring-report").wait_for()
     assert panel.count() == 0
     picture(notebook, TRAIN, "report")
     for cell in range(TRAIN + 1, notebook.page.locator(".jp-CodeCell").count()):

@@ -60,13 +60,13 @@ def test_the_timeline_is_drawn_and_can_be_zoomed(notebook: NotebookPage, picture
     notebook.complete(1)
     # The end of the run is told in JupyterLab's own notifications, which are seen in all its tabs.
     notice = notebook.page.locator(".Toastify__toast", has_text="ok · slow · 2 ranks")
-    notice.wait_for(timeout=60_000)
+    notice.wait_for()
     notice.get_by_role("button").first.click()
     said = re.compile(r"Rank 1 is [\d.]+x slower in sleeping or waiting outside of collectives; the others wait")
     expect(notebook.output(1)).to_contain_text(said, use_inner_text=True)
     expect(notebook.output(1).locator("th", has_text="asleep")).to_be_visible()
     chart = notebook.output(1).locator(".vega-embed canvas").first
-    chart.wait_for(timeout=60_000)
+    chart.wait_for()
     chart.scroll_into_view_if_needed()
     picture(notebook, 1, "timeline")
     # It is as wide as the page lets it, no part of it is cut off, and none is squeezed after another screen.
@@ -107,7 +107,7 @@ def test_a_failure_in_the_background_is_told_in_its_panel_and_in_a_notice(
 ) -> None:
     notebook.complete(2)
     notice = notebook.page.locator(".Toastify__toast", has_text="failed · checks")
-    notice.wait_for(timeout=60_000)
+    notice.wait_for()
     expect(notice).to_contain_text("AssertionError: assert ring.rank() == 0 (rank 1, line 4)")
     for part in ("Traceback (most recent call last):", "Cell, line 4, in <module>", "raised on rank 1"):
         expect(notebook.output(2)).to_contain_text(part, use_inner_text=True)
@@ -158,14 +158,14 @@ def test_a_second_notebook_sees_the_run_of_the_first(lab: Lab, open_notebook: Op
     NotebookPage.write(lab.directory / "second.ipynb", ATTACH)
     first = open_notebook("first.ipynb")
     first.complete(*range(2))
-    first.output(1).locator(".ring-panel").wait_for(timeout=60_000)
+    first.output(1).locator(".ring-panel").wait_for()
     try:
         second = open_notebook("second.ipynb")
         second.complete(0)
         expect(second.output(0)).to_contain_text("Run long is in progress.", use_inner_text=True)
         panel = second.output(0).locator(".ring-panel")
-        panel.wait_for(timeout=60_000)
-        expect(panel).to_contain_text("printed before anybody else looked", timeout=60_000)
+        panel.wait_for()
+        expect(panel).to_contain_text("printed before anybody else looked")
         rows = panel.locator(".ring-table:has(th:text-is('loss')) tbody tr")
         second.until(lambda: rows.count() == 2)
         steps = rows.first.locator("td").nth(2)
@@ -175,7 +175,7 @@ def test_a_second_notebook_sees_the_run_of_the_first(lab: Lab, open_notebook: Op
         panel.get_by_role("button", name="Stop").click()
         for notebook, cell in ((first, 1), (second, 0)):
             report = notebook.output(cell).locator(".ring-report")
-            report.wait_for(timeout=60_000)
+            report.wait_for()
             assert report.locator("text=interrupted").count() >= 1
     finally:
         first.complete(2)
@@ -192,7 +192,7 @@ def test_a_page_that_was_closed_in_the_middle_shows_all_of_it(
     before.complete(0)
     before.run(1)
     printed = before.output(1).locator(".ring-panel")
-    expect(printed).to_contain_text("printed before anybody else looked", timeout=60_000)
+    expect(printed).to_contain_text("printed before anybody else looked")
     before.save()
     before.close()
     time.sleep(2)
@@ -200,8 +200,8 @@ def test_a_page_that_was_closed_in_the_middle_shows_all_of_it(
     again = open_notebook("closed.ipynb")
     if cell is LONG:
         panel = again.output(1).locator(".ring-panel")
-        panel.wait_for(timeout=60_000)
-        expect(panel).to_contain_text("printed before anybody else looked", timeout=60_000)
+        panel.wait_for()
+        expect(panel).to_contain_text("printed before anybody else looked")
         steps = panel.locator(".ring-table:has(th:text-is('loss')) tbody tr").first.locator("td").nth(2)
         seen = int(steps.inner_text())
         again.until(lambda: int(steps.inner_text()) > seen + 20)
@@ -209,7 +209,7 @@ def test_a_page_that_was_closed_in_the_middle_shows_all_of_it(
         panel.get_by_role("button", name="Stop").click()
     else:  # JupyterLab asks for the widgets of a kernel only when it is idle
         kept = again.output(1).locator(".ring-last")
-        expect(kept).to_contain_text("interrupt the kernel", timeout=60_000, use_inner_text=True)
+        expect(kept).to_contain_text("interrupt the kernel", use_inner_text=True)
         picture(again, 1, "reopened-busy")
         NotebookPage.write(lab.directory / "other.ipynb", "%load_ext ring_notebook\n%ring attach closed.ipynb")
         assert "%ring attach closed.ipynb" in kept.inner_text()
@@ -217,14 +217,14 @@ def test_a_page_that_was_closed_in_the_middle_shows_all_of_it(
         other.complete(0)
         panel = other.output(0).locator(".ring-panel")
         steps = panel.locator(".ring-table:has(th:text-is('loss')) tbody tr").first.locator("td").nth(2)
-        seen = int(steps.inner_text(timeout=60_000))
+        seen = int(steps.inner_text())
         other.until(lambda: int(steps.inner_text()) > seen + 20)
         picture(other, 0, "attached-to-busy")
         again.interrupt()
     # The page does not know the place of the report, so the panel has turned into it.
-    expect(again.output(1).locator(".ring-report")).to_contain_text("interrupted", timeout=60_000)
+    expect(again.output(1).locator(".ring-report")).to_contain_text("interrupted")
     again.complete(2)
     report = again.output(2).locator(".ring-report")
-    expect(report).to_contain_text("interrupted", timeout=60_000)
-    expect(report).to_contain_text("printed before anybody else looked", timeout=60_000)
+    expect(report).to_contain_text("interrupted")
+    expect(report).to_contain_text("printed before anybody else looked")
     expect(again.output(2)).to_contain_text("Run long has ended.", use_inner_text=True)

@@ -18,8 +18,6 @@ from ring_notebook.launch.run_function import run
 
 HERE = Path(__file__).parent
 INIT = "from ring_notebook.api.basics import init; init()"
-LIMIT = 200.0
-"""Seconds until a job counts as stuck."""
 
 
 def train(n: int, victims: str, when: str, how: str, *options: str) -> subprocess.CompletedProcess[str]:

@@ -9,7 +9,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-__all__ = ["SLEEPS", "stderr_into", "until"]
+__all__ = ["LIMIT", "SLEEPS", "stderr_into", "until"]
+
+LIMIT = 200.0
+"""Seconds after which what has not come hangs, on a busy machine too."""
 
 SLEEPS = "while True: __import__('time').sleep(0.05)"
 """A line of Python that waits for a signal.
@@ -21,11 +24,11 @@ One long sleep may miss it: Python only notes a signal that arrives just before 
 T = TypeVar("T")
 
 
-def until(condition: Callable[[], T], limit: float = 60.0, shown: Callable[[], object] = str) -> T:
-    """What ``condition()`` returns as soon as that is true; fails after ``limit`` seconds, with what is ``shown``."""
+def until(condition: Callable[[], T], limit: float = LIMIT, why: Callable[[], object] = str) -> T:
+    """What ``condition()`` returns as soon as that is true; fails after ``limit`` seconds, with ``why()``."""
     deadline, pause = time.monotonic() + limit, 0.005
     while not (found := condition()):
-        assert time.monotonic() < deadline, f"still not so after {limit:g} s: {shown()}"
+        assert time.monotonic() < deadline, f"still not so after {limit:g} s: {why()}"
         time.sleep(pause)
         pause = min(0.2, 1.1 * pause)
     return found

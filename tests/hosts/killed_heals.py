@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from harness.two_hosts import TwoHosts
-from harness.waiting import until
+from harness.waiting import LIMIT, until
 from hosts.killed import kill
 from hosts.killed_cells import ADDS
 from ring_notebook.analysis import job_failure
@@ -28,8 +28,6 @@ from ring_notebook.notebook.cluster.cluster import Cluster
 WHERE = "ring-a:2,ring-b:2"
 AWAY = [2, 3]
 STRIKES = ("rank", "agent", "host", "cut")
-LIMIT = 60.0
-"""Seconds until a heal counts as stuck: a host is silent for `job_failure.SILENCE`, and a busy machine is slow."""
 
 
 def processes_of(hosts: TwoHosts, rank: int) -> list[int]:

@@ -16,14 +16,12 @@ import sys
 from pathlib import Path
 
 from harness.two_hosts import TwoHosts
-from harness.waiting import until
+from harness.waiting import LIMIT, until
 from notebook.endurance.equal_steps import Training
 from ring_notebook.notebook.cluster.cluster import Cluster
 
 KILLS = "__import__('hosts.killed').killed.kill({who!r}, os.getpid())"
 CUTS = "__import__('subprocess').run(['ip', 'link', 'set', 'link0', 'down'], check=True)"
-LIMIT = 60.0
-"""Seconds within which a lost host is noticed."""
 
 
 def lose(training: Training, hosts: TwoHosts, places: str, who: str, rank: int) -> None:

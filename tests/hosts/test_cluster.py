@@ -18,7 +18,7 @@ WITHOUT_TORCH = ("grows", "killed", "allocated", "wrong")
 
 
 def assert_nothing_runs(hosts: TwoHosts) -> None:
-    until(lambda: not hosts.processes(), shown=hosts.processes)
+    until(lambda: not hosts.processes(), why=hosts.processes)
 
 
 @pytest.mark.parametrize(

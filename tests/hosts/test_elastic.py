@@ -16,12 +16,11 @@ from elastic import test_dying as on_one_host
 from elastic import test_growing
 from harness.programs import RINGRUN, executable, ran
 from harness.two_hosts import NAMES, TwoHosts, hosts_or_skip
+from harness.waiting import LIMIT
 from hosts.test_over_ssh import SETUP, assert_nothing_is_left
 
 pytestmark = pytest.mark.usefixtures("forked_on_hosts")
 PROGRAM = Path(on_one_host.__file__).with_name("training.py")
-LIMIT = 200.0
-"""Seconds until a job counts as stuck."""
 HERE_FIRST, FAR_FIRST = "ring-a:2,ring-b:2", "ring-b:2,ring-a:2"
 SILENCE = 5
 """Seconds without a sign of life until a host is lost."""

@@ -17,8 +17,8 @@ import pytest
 
 from harness.sniffer import recorded
 from harness.two_hosts import ADDRESSES, NAMES, TwoHosts
+from harness.waiting import LIMIT
 
-LIMIT = 150.0
 DRIVER = """
 import sys
 from ring_notebook import RendezvousServer

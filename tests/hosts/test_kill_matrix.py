@@ -16,6 +16,7 @@ import pytest
 from harness.numpy_framework import numpy_framework
 from harness.programs import ran
 from harness.two_hosts import TwoHosts, hosts_or_skip
+from harness.waiting import LIMIT
 from hosts.test_over_ssh import assert_nothing_is_left
 
 SCRIPT, NOTEBOOK, TRAINING, HEALS = (
@@ -23,8 +24,6 @@ SCRIPT, NOTEBOOK, TRAINING, HEALS = (
     for name in ("killed.py", "killed_cells.py", "killed_trainings.py", "killed_heals.py")
 )
 pytestmark = pytest.mark.slow
-LIMIT = 150.0
-"""Seconds until a job counts as stuck."""
 SILENCE = 6
 """Seconds without a sign of life until a host is lost."""
 WHERE = {1: "", 2: "ring-a:2,ring-b:2", 3: "ring-b:1,ring-a:2,ring-c:1"}

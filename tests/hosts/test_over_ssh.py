@@ -16,7 +16,7 @@ import pytest
 
 from harness.programs import ran
 from harness.two_hosts import ADDRESS_6, ADDRESSES, NAMES, TwoHosts
-from harness.waiting import SLEEPS, until
+from harness.waiting import LIMIT, SLEEPS, until
 from ring_notebook import __version__
 from ring_notebook.launch.remote.frames import MAGIC, Kind, encode
 
@@ -24,7 +24,6 @@ RINGRUN = [sys.executable, "-m", "ring_notebook.launch.cli", "--no-prefix"]
 BOTH = ["-np", "4", "-H", f"{NAMES[0]}:2,{NAMES[1]}:2"]
 FAR_FIRST = ["-np", "2", "-H", f"{NAMES[1]}:1,{NAMES[0]}:1"]
 SETUP = "from ring_notebook.analysis import job_failure; from ring_notebook.launch import supervise; job_failure."
-LIMIT = 90.0
 MPI = "from mpi4py import MPI; w = MPI.COMM_WORLD; w.Barrier()"
 WAITS = f"import os\n{MPI}\nos.write(1, b'ready\\n')\n{SLEEPS}"
 STOPPED = f"""
@@ -73,7 +72,7 @@ def agent_and_ssh(hosts: TwoHosts) -> tuple[psutil.Process, psutil.Process]:
 
 
 def assert_nothing_is_left(hosts: TwoHosts) -> None:
-    until(lambda: not hosts.processes(), LIMIT, hosts.processes)
+    until(lambda: not hosts.processes(), why=hosts.processes)
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from attack.fuzz.fuzz import damaged, with_other_values
+from harness.waiting import LIMIT
 from ring_notebook.engine import setup
 from ring_notebook.launch.supervisor.engine_supervisor import make_requests, request
 from ring_notebook.protocol.question import Question
@@ -72,7 +73,7 @@ def test_the_supervisor_takes_valid_requests_after_any_others(
     assert lives(first), "a rank that nobody named is left alone"
     assert supervisor.poll() is None
     os.kill(supervisor.pid, signal.SIGTERM)
-    supervisor.wait(20)
+    supervisor.wait(LIMIT)
     assert not lives(first)
 
 

@@ -162,7 +162,7 @@ def test_an_interrupt_ends_all_lanes(tmp_path: Path) -> None:
     files = {"unit/test_a.py": INTERRUPTED, "notebook/test_b.py": INTERRUPTED, "hosts/test_c.py": INTERRUPTED}
     folder = project(tmp_path, files)
     with start(folder) as process:
-        until(lambda: all((folder / name).exists() for name in ("test_a", "test_b", "test_c")), 200)
+        until(lambda: all((folder / name).exists() for name in ("test_a", "test_b", "test_c")))
         children = psutil.Process(process.pid).children(recursive=True)
         assert children
         process.send_signal(signal.SIGINT)

@@ -23,7 +23,7 @@ import pytest
 
 from engines.programs import grow
 from harness.programs import executable, ran
-from harness.waiting import until
+from harness.waiting import LIMIT, until
 from ring_notebook import RunFailed, k8s
 from ring_notebook.errors import ClusterError, RingError
 from ring_notebook.launch.lent_places import LentPlaces, engine_at
@@ -154,7 +154,7 @@ class Processes:
 
     def offer(self, count: int, relay: Relay) -> None:
         def come() -> None:
-            until(self._flag.exists, 60)
+            until(self._flag.exists)
             self.begin(count, relay)
 
         self._waits.append(threading.Thread(target=come))
@@ -165,7 +165,7 @@ class Processes:
 
     def end(self) -> None:
         for one in (*self._waits, *self.begun):
-            one.join(60) if isinstance(one, threading.Thread) else one.communicate(timeout=30)
+            one.join(LIMIT) if isinstance(one, threading.Thread) else one.communicate(timeout=LIMIT)
 
 
 @pytest.mark.slow
@@ -198,7 +198,7 @@ def test_who_knows_only_what_the_engine_has_carried_is_no_place(waiting: Relay) 
     theirs = tls_context(place, [waiting.where.certificate], server=False)
     with socket.create_connection(address) as plain, theirs.wrap_socket(plain) as channel:
         channel.sendall(b'{"host": "h", "devices": ""}\n')
-        until(lambda: [host.slots for host in waiting.hosts()] == [1], 60)
+        until(lambda: [host.slots for host in waiting.hosts()] == [1])
 
 
 def test_a_place_runs_nothing_for_another_relay() -> None:

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from harness.programs import RINGRUN, ran, ringrun
-from harness.waiting import SLEEPS, until
+from harness.waiting import LIMIT, SLEEPS, until
 from ring_notebook import __version__
 from ring_notebook.analysis.job_failure import RankFailure
 from ring_notebook.config import config
@@ -109,7 +109,7 @@ def test_a_signal_ends_every_rank(program: str, elastic: list[str], signum: sign
         for _ in range(2):
             assert process.stdout.readline().startswith("rank")
         process.send_signal(signum)
-        assert process.wait(60) == code
+        assert process.wait(LIMIT) == code
     # That no rank is left is proven for the whole file, by the fixture that looks for leftovers.
 
 
@@ -142,7 +142,7 @@ def test_ctrl_z_stops_every_rank_and_its_children_until_it_is_continued(command:
         until(lambda: are("stopped") and psutil.Process(job.pid).status() == psutil.STATUS_STOPPED)
         job.send_signal(signal.SIGTERM)  # as `kill %1` of a shell, which sends both
         job.send_signal(signal.SIGCONT)
-        assert job.wait(60) == code
+        assert job.wait(LIMIT) == code
     until(lambda: not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in processes))
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from harness.programs import RINGRUN, ran
-from harness.waiting import until
+from harness.waiting import LIMIT, until
 from ring_notebook import RendezvousServer
 from ring_notebook.config import config
 from ring_notebook.errors import RingError
@@ -26,7 +26,6 @@ from ring_notebook.rank import serving
 from ring_notebook.rank.rendezvous import JOB, Rendezvous, is_offered
 from ring_notebook.rank.secure_streams import Tls, tls_of_secret
 
-LIMIT = 60.0
 SUM = """
 import os, sys
 from ring_notebook.api.basics import init, local_rank, rank, size
@@ -227,7 +226,7 @@ def test_ranks_are_assigned_host_by_host(monkeypatch: pytest.MonkeyPatch) -> Non
             monkeypatch.setattr("ring_notebook.rank.rendezvous.this_host", lambda host=host: host)
             threads.append(threading.Thread(target=member, args=(server, host)))
             threads[-1].start()
-            until(lambda number=number: number == 3 or len(server._members) > number, LIMIT)
+            until(lambda number=number: number == 3 or len(server._members) > number)  # type: ignore[misc]
         for thread in threads:
             thread.join(LIMIT)
     assert {host: sorted(ranks) for host, ranks in found.items()} == {"a": [0, 1], "b": [2, 3]}

@@ -14,13 +14,11 @@ import pytest
 
 from harness.doc_tables import table
 from harness.programs import ran
-from harness.waiting import until
+from harness.waiting import LIMIT, until
 
 PROGRAM = Path(__file__).with_name("desynchronized.py")
 RINGRUN = [sys.executable, "-m", "ring_notebook.launch.cli", "-np", "2", sys.executable, str(PROGRAM)]
 CASES = {row[1]: row[2:] for row in table("distributed.md", "| Training | Rank 1 |")}
-LIMIT = 150.0
-"""Seconds for a job on a busy machine: two ranks import PyTorch."""
 USUAL = "another collective"
 
 
@@ -44,7 +42,7 @@ def test_the_rank_and_the_cause_are_named(case: str, tmp_path: Path) -> None:
         )
         try:
             if case == "sleeps":
-                until(lambda: words in output.read_text(), LIMIT)
+                until(lambda: words in output.read_text())
                 os.kill(job.pid, signal.SIGINT)
             assert job.wait(LIMIT) != 0
         finally:

@@ -232,7 +232,7 @@ def test_one_that_nobody_waits_for_is_reduced_all_the_same(seat: Seat) -> None:
         works = [start(ring, tensors[0]), None]
         ring.allreduce([buffer_of(tensors[1])], [buffer_of(tensors[1])], blocking=False)
         del works
-        until(lambda both=tensors: both[0][0] == both[1][0] == 2, shown=ring.snapshot)
+        until(lambda both=tensors: both[0][0] == both[1][0] == 2, why=ring.snapshot)
         ring.barrier()
 
 
@@ -242,7 +242,7 @@ def test_the_others_see_when_it_has_completed(seat: Seat) -> None:
     ring = seat.open()
     for _ in range(3):
         work = start(ring, torch.ones(2))
-        until(lambda: all(entry["state"] == "idle" for entry in ring.snapshot()), shown=ring.snapshot)
+        until(lambda: all(entry["state"] == "idle" for entry in ring.snapshot()), why=ring.snapshot)
         time.sleep(0.03)  # the progress thread sleeps by now
         work.wait()
 

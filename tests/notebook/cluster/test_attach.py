@@ -183,7 +183,7 @@ def test_a_cluster_that_does_not_answer_costs_nothing(
             time.sleep(2)  # until what is about to end has ended; the rest is made once and kept
             before = held()
     Cluster.attach(only_id()).stop()
-    until(lambda: all(now <= was for now, was in zip(held(), before, strict=True)), shown=lambda: (held(), before))
+    until(lambda: all(now <= was for now, was in zip(held(), before, strict=True)), why=lambda: (held(), before))
 
 
 def test_nothing_to_attach_to() -> None:

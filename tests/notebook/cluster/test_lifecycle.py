@@ -59,7 +59,7 @@ def alive(pids: list[int]) -> list[str]:
 
 
 def assert_gone(pids: list[int]) -> None:
-    until(lambda: not alive(pids), shown=lambda: alive(pids))
+    until(lambda: not alive(pids), why=lambda: alive(pids))
 
 
 @pytest.fixture
@@ -215,7 +215,7 @@ def test_an_engine_that_does_not_start_says_why(
 
     def wait_from_there(engines: Engines, ranks: Sequence[int], *_: object) -> None:
         """The limit counts from when they hang, however busy the machine is."""
-        until(lambda: len([*tmp_path.glob("came *")]) == 2, 100.0)
+        until(lambda: len([*tmp_path.glob("came *")]) == 2)
         wait(engines, ranks, 2.0)
 
     monkeypatch.setenv(ADDRESS, str(tmp_path / "nobody"))  # forks do not import it

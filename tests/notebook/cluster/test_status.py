@@ -16,7 +16,7 @@ from ring_notebook.protocol.records import Status
 
 def wait_for(run: Run, there: Callable[[dict[int, Status]], bool]) -> dict[int, Status]:
     """The statuses of the ranks as soon as they show what is expected."""
-    until(lambda: len(run.log.statuses()) == run.log.size and there(run.log.statuses()), shown=run.log.statuses)
+    until(lambda: len(run.log.statuses()) == run.log.size and there(run.log.statuses()), why=run.log.statuses)
     return run.log.statuses()
 
 

@@ -13,8 +13,7 @@ from typing import Any
 
 import torch
 
-from harness.waiting import until
-from notebook.endurance.endure import SECONDS_TO_END
+from harness.waiting import LIMIT, until
 from ring_notebook.errors import ClusterError, CollectiveAborted, CollectiveMismatch
 from ring_notebook.notebook.cluster.cluster import Cluster
 from ring_notebook.notebook.run.run import Run
@@ -229,14 +228,14 @@ class Training:
             until(lambda: run.done or [status.line > 0 for status in run.log.statuses().values()] == begun)
             time.sleep(self.random.random() * 0.1)
             run.stop()
-        self._end(run, SECONDS_TO_END)
+        self._end(run, LIMIT)
         if errors:
             assert isinstance(run.error, errors), run.error
         else:
             assert run.status == "ok", run.error
         return "".join(piece.text for piece in run.log.view().output)
 
-    def lose(self, rank: int, kills: str = "os.kill(os.getpid(), 9)", limit: float = SECONDS_TO_END) -> None:
+    def lose(self, rank: int, kills: str = "os.kill(os.getpid(), 9)", limit: float = LIMIT) -> None:
         """Train until this rank executes ``kills``, which the cluster notices within ``limit`` seconds."""
         moment = self.random.random() * 0.1
         before = f"if rank == {self.ranks.index(rank)}: threading.Timer({moment}, lambda: {kills}).start()"

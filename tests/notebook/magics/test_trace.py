@@ -30,7 +30,7 @@ def test_after_an_error_and_while_ranks_are_stuck(notebook: Notebook) -> None:
     def now() -> str:
         return notebook.text("print(repr(run.timeline()))")
 
-    until(lambda: "barrier 'b' at line 8" in now(), shown=now)
+    until(lambda: "barrier 'b' at line 8" in now(), why=now)
     assert "rank 1 never came: its program has called nothing after barrier 'a'" in now()
     notebook.run("%ring stop --runs")
     assert "rank 1 never came: it was interrupted at line 7 of the cell" in notebook.text(

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.waiting import until
-from notebook.endurance.endure import SECONDS_TO_END
+from harness.waiting import LIMIT, until
 from ring_notebook.errors import CollectiveAborted, RunTimeout
 from ring_notebook.notebook.cluster.cluster import Cluster
 from ring_notebook.notebook.panel.headline import headline
@@ -20,16 +19,16 @@ from ring_notebook.notebook.run.run import Run
 
 BARRIER = "from ring_notebook.core import world\nbarrier = world.current().communicator.barrier\n"
 WAITS = {
-    "sleep": "import time\ntime.sleep(60)",
+    "sleep": "import time\ntime.sleep(600)",
     "loop": "while True: pass",
-    "collective": BARRIER + "if world.current().rank == 0: barrier()\nelse:\n    import time; time.sleep(60)",
+    "collective": BARRIER + "if world.current().rank == 0: barrier()\nelse:\n    import time; time.sleep(600)",
     "lock": "import threading\nthreading.Event().wait()",
-    "child": "import subprocess\nsubprocess.run(['sleep', '60'])",
+    "child": "import subprocess\nsubprocess.run(['sleep', '600'])",
     "worker": (
         "import torch.utils.data, time\n"
         "class Slow(torch.utils.data.Dataset):\n"
         "    def __len__(self): return 4\n"
-        "    def __getitem__(self, index): time.sleep(60)\n"
+        "    def __getitem__(self, index): time.sleep(600)\n"
         "list(torch.utils.data.DataLoader(Slow(), num_workers=1))"
     ),
 }
@@ -53,11 +52,9 @@ def test_stop_interrupts_every_rank(cluster: Cluster, wait: str) -> None:
     begun(run)
     if wait == "worker":
         time.sleep(1)  # until the worker is at work
-    started = time.monotonic()
     assert run.stop() is True
     with pytest.raises(KeyboardInterrupt, match="stopped at line"):
         run.wait()
-    assert time.monotonic() - started < SECONDS_TO_END
     assert run.status == "interrupted"
     assert run.summary["status"] == "interrupted"
     assert cluster.pull("kept") == 1
@@ -66,7 +63,7 @@ def test_stop_interrupts_every_rank(cluster: Cluster, wait: str) -> None:
 
 def test_an_interrupted_collective_says_its_line(cluster: Cluster) -> None:
     """Whether its interrupt or that of the other rank arrives first."""
-    run = cluster.run("if ring.rank() == 0: ring.barrier()\nelse:\n    import time; time.sleep(60)")
+    run = cluster.run("if ring.rank() == 0: ring.barrier()\nelse:\n    import time; time.sleep(600)")
     until(lambda: [status.line for _, status in sorted(run.log.statuses().items())] == [1, 3])
     run.stop()
     with pytest.raises(KeyboardInterrupt, match=r"stopped at lines? (1, )?3 of the cell"):
@@ -125,9 +122,9 @@ def test_a_second_and_third_interrupt_report_and_give_up(
     def user() -> None:
         for _ in range(3):
             waits.clear()
-            assert waits.wait(SECONDS_TO_END)
+            assert waits.wait(LIMIT)
             os.kill(os.getpid(), signal.SIGINT)
-            assert interrupted.acquire(timeout=SECONDS_TO_END)
+            assert interrupted.acquire(timeout=LIMIT)
 
     thread = threading.Thread(target=user)
     thread.start()
@@ -142,23 +139,19 @@ def test_a_second_and_third_interrupt_report_and_give_up(
 
 
 def test_the_time_limit_stops_by_itself(cluster: Cluster) -> None:
-    started = time.monotonic()
     with pytest.raises(RunTimeout, match=r"--timeout 0\.5 s"):
         cluster.run(WAITS["sleep"], timeout=0.5).wait()
-    assert time.monotonic() - started < SECONDS_TO_END
     next_cell_works(cluster)
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-@pytest.mark.parametrize("other", ["barrier()", "import time; time.sleep(60)", "while True: pass", "pass"])
+@pytest.mark.parametrize("other", ["barrier()", "import time; time.sleep(600)", "while True: pass", "pass"])
 def test_the_first_failure_ends_the_run(cluster: Cluster, rank: int, other: str) -> None:
-    started = time.monotonic()
     run = cluster.run(
         BARRIER + f"barrier()\nif world.current().rank == {rank}:\n    [][3]\nelse:\n    {other}", first_line=2
     )
     with pytest.raises(IndexError, match="list index out of range") as caught:
         run.wait()
-    assert time.monotonic() - started < SECONDS_TO_END
     shown = "\n".join(caught.value._render_traceback_())  # type: ignore[attr-defined]
     assert shown.count("Traceback") == 1
     assert "Cell, line 6" in shown

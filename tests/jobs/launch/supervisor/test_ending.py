@@ -17,11 +17,8 @@ import psutil
 import pytest
 
 from harness.programs import ran
-from harness.waiting import SLEEPS, until
+from harness.waiting import LIMIT, SLEEPS, until
 from ring_notebook.launch.supervisor.output_lines import HOLD, LINGER
-
-LIMIT = 200.0
-"""Seconds until a job counts as stuck."""
 
 both = pytest.mark.parametrize("elastic", [[], ["--elastic"]], ids=["mpi", "elastic"])
 
@@ -73,7 +70,7 @@ def begun(job: subprocess.Popen[str], stopped: bool = False) -> None:
     assert job.stdout is not None
     stats = [Path(f"/proc/{job.stdout.readline().removeprefix('begun ').strip()}/stat") for _ in range(2)]
     if stopped:
-        until(lambda: "T" in [stat.read_text().split()[2] for stat in stats], LIMIT)
+        until(lambda: "T" in [stat.read_text().split()[2] for stat in stats])
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ import pytest
 
 from harness.forked_ranks import ForkServer
 from harness.programs import executable, ran
-from harness.waiting import SLEEPS, until
+from harness.waiting import LIMIT, SLEEPS, until
 from ring_notebook.launch.supervisor.fork_server import later, start_server
 from ring_notebook.launch.supervisor.forked_rank import ADDRESS, ForkedRank
 from ring_notebook.launch.supervisor.start_and_signal import start_rank
@@ -154,8 +154,8 @@ def test_a_server_that_is_to_end_waits_for_its_ranks(tmp_path: Path, monkeypatch
             with pytest.raises(subprocess.TimeoutExpired):
                 server.wait(0.3)
             os.kill(rank.pid, signal.SIGTERM)
-            assert rank.wait(30) == -signal.SIGTERM
-        assert server.wait(30) == 0
+            assert rank.wait(LIMIT) == -signal.SIGTERM
+        assert server.wait(LIMIT) == 0
 
 
 @pytest.mark.parametrize("unbuffered", [{}, {"PYTHONUNBUFFERED": "1"}], ids=["", "unbuffered"])
@@ -286,7 +286,7 @@ def test_ranks_end_with_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         with start_rank([sys.executable, "-c", SLEEPS], os.environ, subprocess.DEVNULL, []) as rank:
             server.kill()
             assert isinstance(rank, ForkedRank)
-            assert rank.wait(30) == -signal.SIGKILL
+            assert rank.wait(LIMIT) == -signal.SIGKILL
 
 
 def test_limits_and_umask_are_those_of_the_supervisor(server: object) -> None:

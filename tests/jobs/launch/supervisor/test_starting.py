@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from harness.programs import executable, mpiexec_of, ran
+from harness.waiting import LIMIT
 from ring_notebook.config import config
 from ring_notebook.errors import ClusterError, MPIMissingError
 from ring_notebook.launch.launchers import find_launcher as finding
@@ -26,7 +27,6 @@ from ring_notebook.notebook.cluster.cluster import Cluster
 from ring_notebook.notebook.cluster.processes import EngineLauncher
 
 RINGRUN = [sys.executable, "-m", "ring_notebook.launch.cli", "--no-prefix"]
-LIMIT = 60.0
 
 
 def supervisor(setup: str, *arguments: str, shell: str = '"$@"') -> subprocess.CompletedProcess[str]:

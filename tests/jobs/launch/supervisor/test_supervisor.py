@@ -14,12 +14,11 @@ import psutil
 import pytest
 
 from harness.programs import executable, mpiexec_of, ran
-from harness.waiting import SLEEPS, until
+from harness.waiting import LIMIT, SLEEPS, until
 from ring_notebook.launch.launchers import own_launchers
 from ring_notebook.launch.launchers.own_launchers import too_many_ranks
 
 RINGRUN = [sys.executable, "-m", "ring_notebook.launch.cli", "--no-prefix"]
-LIMIT = 60.0
 
 
 def ringrun(*arguments: str, given: bytes = b"") -> subprocess.CompletedProcess[str]:
