@@ -17,7 +17,7 @@ import pytest
 from harness.programs import ran
 from harness.waiting import LIMIT
 
-KERNELS = 40
+KERNELS = 8
 USERS = (61_481, 61_482, 61_483, 61_484)
 ENDS = ("stopped", "closed", "killed")
 """Of one that is killed, as front ends do with one that takes long to close, the folder with the logs of its cluster
@@ -61,7 +61,7 @@ def open_folder() -> Iterator[Path]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(2400)
+@pytest.mark.timeout(1000)
 def test_kernels_of_four_users_one_after_another(open_folder: Path, without_torch: None) -> None:
     if os.geteuid() != 0:
         pytest.skip("NOT TESTED with kernels of several users: needs root")
