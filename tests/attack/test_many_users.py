@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -31,6 +32,13 @@ def as_user(user: int) -> list[str]:
     return ["setpriv", "--reuid", str(user), "--regid", str(user), "--clear-groups", *READS]
 
 
+def owner_of(path: str) -> int | None:
+    """None for what has gone meanwhile: all users of the machine work in these folders."""
+    with contextlib.suppress(FileNotFoundError):
+        return os.lstat(path).st_uid
+    return None
+
+
 def left_by(user: int) -> list[str]:
     """Processes of a user, and what it owns where all users write."""
     found = []
@@ -39,8 +47,7 @@ def left_by(user: int) -> list[str]:
             found.append(" ".join(process.info["cmdline"] or ["?"]))
     for shared in ("/tmp", "/dev/shm", "/run/user"):
         if os.path.isdir(shared):
-            with os.scandir(shared) as entries:
-                own = [entry.path for entry in entries if entry.stat(follow_symlinks=False).st_uid == user]
+            own = [path for path in (f"{shared}/{name}" for name in os.listdir(shared)) if owner_of(path) == user]
             # Not ours: Jupyter's file with the sockets of a kernel that took long to close, the folder of the sockets
             # themselves, which this test's own kernels have, and torch's cache folder. `clusters_of` has those.
             others = ("/tmp/kernel-", "/tmp/torchinductor_", "/tmp/ring-notebook-")
