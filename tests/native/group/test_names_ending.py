@@ -182,7 +182,7 @@ def test_a_name_that_a_rank_does_not_start_is_reported(known: bool, tmp_path: Pa
                 if seat.rank == 0 and time_round == 0:
                     shown = {"rank": 0, "state": "waiting", "operation": "allreduce", "name": "layer 3"}
                     shown |= {"missing": [1, 3]}  # as the panel sees it
-                    until(lambda why=shown: any(shown.items() <= entry.items() for entry in ring.snapshot()))
+                    until(lambda shown=shown: any(shown.items() <= entry.items() for entry in ring.snapshot()))
                     until(lambda: "[ring]" in said.read_text())
                     reported.set()
             else:

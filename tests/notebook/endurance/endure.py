@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import psutil
 
-from harness.waiting import until
+from harness.waiting import LIMIT, until
 from ring_notebook.errors import ClusterError, CollectiveAborted, CollectiveMismatch
 from ring_notebook.notebook.cluster.cluster import Cluster
 
@@ -77,17 +77,17 @@ def endure(cluster: Cluster, name: str) -> float:
     ending = ENDINGS[name]
     run = cluster.run(PRELUDE + ending.source)
     if ending.stop:
-        until(lambda: len(run.log.statuses()) == run.log.size, SECONDS_TO_END, run.describe)
+        until(lambda: len(run.log.statuses()) == run.log.size, LIMIT, run.describe)
         time.sleep(0.2)
         run.interrupt()
     started = time.monotonic()
-    until(lambda: run.done, SECONDS_TO_END, run.describe)
+    until(lambda: run.done, LIMIT, run.describe)
     seconds = time.monotonic() - started
     assert isinstance(run.error, ending.error), f"{name}: ended with {run.error!r}"
     if ending.deadly:
         cluster.restart()
     after = cluster.run(TRAINS)
-    until(lambda: after.done, SECONDS_TO_END, after.describe)
+    until(lambda: after.done, LIMIT, after.describe)
     assert after.error is None, f"after {name}: {after.error!r}"
     return seconds
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from harness.waiting import until
-from notebook.endurance.endure import ENDINGS, SECONDS_TO_END, TRAINS, endure, holdings
+from harness.waiting import LIMIT, until
+from notebook.endurance.endure import ENDINGS, TRAINS, endure, holdings
 from ring_notebook.notebook.cluster.cluster import Cluster
 
 SURVIVED = [name for name, ending in ENDINGS.items() if not ending.deadly]
@@ -23,7 +23,7 @@ def hold_no_more(cluster: Cluster, before: dict[str, tuple[int, int, int]], mib:
             if any(has > had + few for has, had, few in zip(now, before[process], (mib, 2, 1), strict=True))
         }
 
-    until(lambda: not excess(), SECONDS_TO_END, excess)
+    until(lambda: not excess(), LIMIT, excess)
 
 
 @pytest.mark.slow
