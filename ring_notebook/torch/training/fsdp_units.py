@@ -6,15 +6,13 @@ from collections.abc import Iterator
 
 from torch import nn
 
-_LISTS = (nn.ModuleList, nn.ModuleDict)  # have no forward, so nothing could gather them
-
 
 def sharded_units(model: nn.Module) -> list[nn.Module]:
     """The modules to give to ``fully_shard`` before ``model`` itself, which gathers what is in none of them.
 
     These are its children. Of one that holds a list of blocks, at any depth, they are the blocks, as of a transformer
-    within the wrapper of an adapter. A module that shares a parameter with one outside of it (tied weights) is none:
-    its parameters are gathered with those of ``model``.
+    within the wrapper of an adapter; of one without forward, which is never called, what it holds. A module that shares
+    a parameter with one outside of it (tied weights) is none: its parameters are gathered with those of ``model``.
     """
     places: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
@@ -30,17 +28,21 @@ def sharded_units(model: nn.Module) -> list[nn.Module]:
 
 def _candidates(model: nn.Module) -> Iterator[nn.Module]:
     for child in model.children():
-        yield from _blocks(child) if _has_list(child) else (child,)
+        yield from _blocks(child) if _has_list(child) or not _is_called(child) else (child,)
 
 
 def _blocks(module: nn.Module) -> Iterator[nn.Module]:
-    """The members of the topmost lists within ``module``."""
+    """The members of the topmost lists, and of other modules without forward, within ``module``."""
     for child in module.children():
-        if isinstance(module, _LISTS) and not isinstance(child, _LISTS):
+        if not _is_called(module) and _is_called(child):
             yield child
-        elif _has_list(child):
+        elif _has_list(child) or not (_is_called(module) or _is_called(child)):
             yield from _blocks(child)
 
 
 def _has_list(module: nn.Module) -> bool:
     return any(isinstance(one, nn.ModuleList) for one in module.modules())
+
+
+def _is_called(module: nn.Module) -> bool:
+    return "forward" in vars(module) or type(module).forward is not nn.Module.forward

@@ -232,10 +232,29 @@ class Tied(nn.Module):
         return self.head(x)
 
 
+class Held(nn.Module):
+    """Parts in what is never called: a dict as of peft's prompts, plain modules as of VAEs, parameters in a dict."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.prompt = nn.ModuleDict({"default": nn.Embedding(12, 8), "more": nn.ModuleDict({"last": nn.Linear(8, 8)})})
+        self.middle, down = nn.Module(), nn.Module()
+        self.middle.block = nn.Linear(8, 8)
+        down.block = nn.Linear(8, 8)
+        self.down = nn.ModuleList([down])
+        self.scales = nn.ParameterDict({"one": nn.Parameter(torch.ones(8))})
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.middle.block(self.prompt["default"](tokens)).tanh()
+        more: Any = self.prompt["more"]
+        return more["last"](self.down[0].block(x)) * self.scales["one"]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("kind", [Tied, Held])
 @pytest.mark.parametrize("strategy", [None, "ddp", "fsdp"])
-def test_tied_weights_stay_tied(hvd: ModuleType, rank: int, strategy: Any) -> None:
+def test_models_of_parts_train_as_alone(hvd: ModuleType, rank: int, strategy: Any, kind: type[nn.Module]) -> None:
     torch.manual_seed(0)
-    model = Tied()
+    model: Any = kind()
     alone = copy.deepcopy(model)
     optimizer, its = (torch.optim.SGD(one.parameters(), lr=0.1) for one in (model, alone))
     tokens = torch.arange(12)
@@ -246,7 +265,7 @@ def test_tied_weights_stay_tied(hvd: ModuleType, rank: int, strategy: Any) -> No
             one(tokens).square().mean().backward()
             steps_it.step()
     inner: Any = model.module if strategy == "ddp" else model
-    assert inner.head.weight is inner.body["embed"].weight
+    assert kind is Held or inner.head.weight is inner.body["embed"].weight
     for one, other in zip(inner.parameters(), alone.parameters(), strict=True):
         torch.testing.assert_close(one.full_tensor() if hasattr(one, "full_tensor") else one, other)
 
