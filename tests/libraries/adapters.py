@@ -10,7 +10,16 @@ from typing import Any
 import bitsandbytes
 import torch
 import torchao.quantization
-from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
+from peft import (
+    IA3Config,
+    LoraConfig,
+    PeftConfig,
+    PrefixTuningConfig,
+    PromptEncoderConfig,
+    PromptTuningConfig,
+    get_peft_model,
+    get_peft_model_state_dict,
+)
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torchao.optim import AdamW8bit
@@ -31,10 +40,10 @@ def gpt(seed: int = 0) -> Any:
     return GPT2LMHeadModel(GPT2Config(vocab_size=256, n_positions=64, n_embd=16, n_layer=2, n_head=2, **still, **ends))
 
 
-def adapted(seed: int = 0, **options: Any) -> Any:
-    """It with adapters of rank 4 in the attention."""
-    made = LoraConfig(r=4, target_modules=["c_attn"], task_type="CAUSAL_LM", fan_in_fan_out=True, **options)
-    return get_peft_model(gpt(seed), made)
+def adapted(seed: int = 0, config: PeftConfig | None = None, **options: Any) -> Any:
+    """It with adapters of rank 4 in the attention, or with what ``config`` says."""
+    lora = {"r": 4, "target_modules": ["c_attn"], "task_type": "CAUSAL_LM", "fan_in_fan_out": True}
+    return get_peft_model(gpt(seed), config or LoraConfig(**lora, **options))
 
 
 def adam(model: nn.Module) -> torch.optim.Optimizer:
@@ -120,6 +129,19 @@ def case_modules_to_save() -> None:
     """A layer that is trained whole beside the adapters; also the embedding, to which the head is tied."""
     is_as_alone(modules_to_save=["ln_f"])
     is_as_alone(modules_to_save=["wte"])
+
+
+def case_other_methods() -> None:
+    """Scales of activations, prompts and prefixes, which are held beside the model, and directions with lengths."""
+    prompts: dict[str, Any] = {"task_type": "CAUSAL_LM", "num_virtual_tokens": 3}
+    for config in (
+        IA3Config(task_type="CAUSAL_LM", target_modules=["c_attn"], feedforward_modules=[], fan_in_fan_out=True),
+        PromptTuningConfig(**prompts),
+        PrefixTuningConfig(**prompts),
+        PromptEncoderConfig(**prompts, encoder_hidden_size=8),
+    ):
+        is_as_alone(config=config)
+    is_as_alone(use_dora=True)
 
 
 def case_packed_rows() -> None:
