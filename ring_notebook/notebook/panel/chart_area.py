@@ -25,6 +25,7 @@ from ipywidgets import (
 
 from ring_notebook.notebook import close_widgets
 from ring_notebook.notebook.panel import machines
+from ring_notebook.notebook.panel.busy_kernel import answer_while_busy
 from ring_notebook.notebook.panel.charts.chart import Chart, axes, columns, grouped
 from ring_notebook.notebook.panel.charts.metric_names import Section, titles
 from ring_notebook.notebook.record.run_labels import MOST_SMOOTH, Look
@@ -202,13 +203,3 @@ def _toggle(word: str, tooltip: str, value: bool) -> ToggleButton:
     button = ToggleButton(value, description=word, tooltip=tooltip, layout=Layout(width="auto", height="24px"))
     button.add_class("ring-toggle")
     return button
-
-
-def answer_while_busy(widget: Widget) -> None:
-    """Let clicks on ``widget`` reach the kernel while a cell blocks its main shell.
-
-    ipykernel 7 sends them to the shell that last used the widget, which is blocked. This sends them to the subshell of
-    the front end. Without subshells only an interrupt of the kernel stops the run.
-    """
-    if hasattr(widget.comm, "_reply_subshell_for"):
-        widget.comm._reply_subshell_for = lambda _data, default: default

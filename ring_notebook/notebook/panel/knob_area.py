@@ -24,7 +24,7 @@ from ipywidgets import (
 )
 
 from ring_notebook.errors import RingError
-from ring_notebook.notebook.panel.chart_area import answer_while_busy
+from ring_notebook.notebook.panel.busy_kernel import answer_while_busy
 from ring_notebook.notebook.record.run_view import RunView
 from ring_notebook.protocol.knobs import Range, Value
 

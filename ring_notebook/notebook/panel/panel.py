@@ -21,7 +21,8 @@ from ring_notebook.notebook.panel import (
     report,
     waits,
 )
-from ring_notebook.notebook.panel.chart_area import MOST_CHARTS, ChartArea, answer_while_busy
+from ring_notebook.notebook.panel.busy_kernel import answer_while_busy, show_to_later_pages
+from ring_notebook.notebook.panel.chart_area import MOST_CHARTS, ChartArea
 from ring_notebook.notebook.panel.charts import svg_chart
 from ring_notebook.notebook.panel.charts.chart import empty
 from ring_notebook.notebook.panel.display_area import Gallery
@@ -125,6 +126,7 @@ class Panel:
             Panel._ended_panels.remove(panel)
             close_widgets.close(panel._box)
         self._draw_text(self._log.view())
+        show_to_later_pages()
         # For pages without the widget: a notebook that was saved during the run. Pages with it show no picture.
         picture = report.last_state(self._log, self._plot, self._apart)
         bundle = {**self._box._repr_mimebundle_(), **_NOTHING}

@@ -55,15 +55,15 @@ def mime_bundle(log: RunRecord, plot: Sequence[str] = (), displays: bool = False
 def under_way(log: RunRecord, waiting: bool = False) -> dict[str, str]:
     """The text in place of a live panel that cannot be drawn, as ``text/html`` and ``text/plain``.
 
-    A cell is ``waiting`` for the run: Jupyter then connects a page that is opened meanwhile to no widget.
+    A cell is ``waiting`` for the run. A page that is opened meanwhile has the panel from ipykernel 7 on, where it has
+    our widgets; others have this.
     """
     here = "shows it, here or in another notebook"
     if waiting:
         name = quote(Path(notebook()).name or "NOTEBOOK")
         here = (
-            "shows it here after a restart of the kernel. While the cell waits for the run, a page that was opened "
-            f"meanwhile gets only this picture: interrupt the kernel (■) to stop the run; `%ring attach {name}` in "
-            "another notebook shows and steers it"
+            "shows it here after a restart of the kernel. While the cell waits for the run, interrupt the kernel (■) "
+            f"to stop it; `%ring attach {name}` in another notebook shows and steers it"
         )
     text = (
         f"Run {log.title} on {plural(log.size, 'rank')} was in progress when this page last heard of it. "

@@ -371,7 +371,9 @@ def vega_lite(
     colors = {WORDS.get(phase, phase): color for phase, color in PHASE_COLORS.items()}
     colors = {own_work: colors["compute"], **colors}
     used = {word: color for word, color in colors.items() if any(bar["phase"] == word for bar in bars)}
-    width = {"name": "width", "init": _PLACE, "on": [{"events": "window:resize", "update": _PLACE}]}
+    # A page that is opened draws the chart before its place has a width, which no event tells.
+    events = [{"source": "window", "type": "resize"}, {"type": "timer", "throttle": 500}]
+    width = {"name": "width", "init": _PLACE, "on": [{"events": events, "update": _PLACE}]}
     return {
         "$schema": "https://vega.github.io/schema/vega-lite/v5.json",
         "width": _WIDTH,
