@@ -71,13 +71,16 @@ class Series:
             self._stride *= 2
 
     def points(self) -> Points:
-        """A copy of the curve up to the newest value, the same object until another one comes."""
+        """A copy of the curve up to the newest value, the same object until another one comes.
+
+        Values of one step, as of batches whose gradients are accumulated, are one point.
+        """
         if self._points is None:
             x, y = self._x[:], self._y[:]
             if self._pending:
                 x.append(self._sum_x / self._pending)
                 y.append(self._sum_y / self._pending)
-            self._points = Points(x, y)
+            self._points = _one_per_step(x, y)
         return self._points
 
 
@@ -86,6 +89,14 @@ def _means(values: Sequence[float], stride: int) -> list[float]:
         return list(values)
     means: list[float] = np.asarray(values).reshape(-1, stride).mean(axis=1).tolist()
     return means
+
+
+def _one_per_step(x: array[float], y: array[float]) -> Points:
+    begins = np.flatnonzero(np.diff(x, prepend=np.nan))
+    if len(begins) == len(x):
+        return Points(x, y)
+    means = np.add.reduceat(y, begins) / np.diff(begins, append=len(x))
+    return Points(array("d", np.asarray(x)[begins]), array("d", means))
 
 
 def _halved(values: array[float]) -> array[float]:

@@ -88,3 +88,13 @@ def test_points_are_copied_once_until_another_value_comes() -> None:
     series.extend((3.0,), (4.0,))
     assert list(points.y) == [1.0, 2.0, 3.0]
     assert list(series.points().y) == [1.0, 2.0, 3.0, 4.0]
+
+
+def test_values_of_one_step_are_one_point() -> None:
+    """As of batches whose gradients are accumulated: drawn one by one they are strokes over each other."""
+    series = Series(8)
+    series.extend([0, 0, 0, 1], [1, 2, 6, 5])
+    series.extend([1, 2], [7, 1])
+    assert [list(line) for line in series.points()] == [[0, 1, 2], [3, 6, 1]]
+    series.extend([2, 2, 3], [math.nan, 1, 4])  # now each two values have been joined
+    assert list(series.points().x) == [0, 0.5, 1.5, 2, 3]
