@@ -10,12 +10,13 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from inspect import Parameter, get_annotations, signature
+from keyword import iskeyword
 from typing import Any, TypeVar, get_type_hints
 from unicodedata import normalize
 
 T = TypeVar("T")
 _MOST_RANKS = 1 << 16  # in one span, so that a typing error costs no memory
-_MOST_VALUES = 1000  # of a sweep, for the same reason
+MOST_RUNS = 1000  # of a sweep, for the same reason
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
 
@@ -164,19 +165,28 @@ def values_of(text: str) -> tuple[str, list[bool | int | float | str | None]]:
     name, _, listed = text.partition("=")
     if span := re.fullmatch(r"(-?\d+)\.\.(-?\d+)", listed):
         first, last = map(int, span.groups())
-        values: list[Any] = list(range(first, min(last, first + _MOST_VALUES) + 1))
+        values: list[Any] = list(range(first, min(last, first + MOST_RUNS) + 1))
     else:
         values = [_value(one) for one in listed.split(",") if one]
-    if not name.isidentifier() or not values:
+    if not name.isidentifier() or iskeyword(name) or not values:
         raise ValueError(f"expected a name and values such as lr=0.1,0.01 or seed=0..3, got {text!r}")
+    if len(values) > MOST_RUNS:
+        raise ValueError(f"expected at most {MOST_RUNS} values, got {text!r}")
     return normalize("NFKC", name), list({repr(one): one for one in values}.values())  # as Python spells names
 
 
 def _value(text: str) -> bool | int | float | str | None:
+    """As Python reads it; else it is a text."""
     with suppress(ValueError, SyntaxError):
-        if (value := ast.literal_eval(text)) is None or isinstance(value, bool | int | float):
+        if (value := ast.literal_eval(text)) is None or isinstance(value, bool | int):
             return value
-    return text
+    try:
+        number = float(text)
+    except ValueError:
+        return text
+    if not math.isfinite(number):
+        raise ValueError(f"expected finite numbers, got {text!r}")
+    return number
 
 
 def name_list(text: str) -> list[str]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import product
+from math import prod
 from time import monotonic, sleep
 from typing import Any
 
@@ -24,6 +25,7 @@ from ring_notebook.notebook.session.cell_queue import QueuedCell
 from ring_notebook.notebook.session.run_cell import send_cell
 from ring_notebook.notebook.session.session import Session
 from ring_notebook.protocol.ringtrain_options import CellOptions
+from ring_notebook.text.line_options import MOST_RUNS
 
 _TICK = 0.05  # seconds between two looks at the runs
 _REDRAW = 2.0  # seconds: a table and a chart of many runs are tens of kilobytes
@@ -35,20 +37,25 @@ def sweep(
     session: Session,
     cell: str,
     options: CellOptions,
-    values: Mapping[str, Sequence[Any]],
+    given: Sequence[tuple[str, Sequence[Any]]],
     give: Callable[[SweepReport], None] = lambda _: None,
 ) -> None:
-    """Run a cell with each combination of ``values`` of its constants, and show one table and one chart of all.
+    """Run a cell with each combination of the values ``given`` for its constants; show one table and one chart of all.
 
     With ``n`` as many run side by side as the cluster has parts of n ranks, otherwise one after another. A run that
     fails does not end the others. With ``resume`` those are left out that have ended well under the same name with the
     same cell, and others continue from their last checkpoint where they have one.
 
     An interrupt of this process, or of one of the runs, stops all and is raised. Raises RingError for a name that is no
-    constant of the cell, and what the first run raised when none ended well.
+    constant of the cell or is given twice, for too many runs, and what the first run raised when none ended well.
     """
     if options.background or options.setup:
         raise RingError("--sweep goes without --background and without --setup")
+    values = dict(given)
+    if twice := [name for name, _ in given if [one for one, _ in given].count(name) > 1]:
+        raise RingError(f"--sweep has {twice[0]} twice; give all values of a name together, as in lr=0.1,0.01")
+    if (runs := prod(map(len, values.values()))) > MOST_RUNS:
+        raise RingError(f"a sweep makes at most {MOST_RUNS} runs, and these values make {runs}")
     base = options.name or "sweep"
     trials = []
     for chosen in product(*values.values()):

@@ -220,6 +220,8 @@ def test_values_of_a_sweep() -> None:
     assert values_of("shift=-2..1") == ("shift", [-2, -1, 0, 1])
     assert values_of("norm=layer,batch,True,None") == ("norm", ["layer", "batch", True, None])
     assert values_of("\u00b5=1,True,1.0") == ("\u03bc", [1, True, 1.0]), "spelled as Python reads it"
-    for wrong in ("lr", "lr=", "0=1", "lr 0.1", "seed=3..0"):
-        with pytest.raises(ValueError, match="expected a name and values such as"):
-            values_of(wrong)
+    wrong = dict.fromkeys(("lr", "lr=", "0=1", "lr 0.1", "seed=3..0", "class=1"), "expected a name and values such as")
+    wrong |= dict.fromkeys(("lr=0.1,1e400", "lr=-inf", "lr=nan"), "expected finite numbers")
+    for text, why in (wrong | {"seed=0..1000": "at most 1000 values"}).items():
+        with pytest.raises(ValueError, match=why):
+            values_of(text)

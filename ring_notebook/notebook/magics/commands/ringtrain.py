@@ -33,7 +33,7 @@ def train(session: Session, cell: str, out: Out = "", sweep: _Sweep = None, **gi
     check_syntax(cell, options.first_line)
     if sweep:
         start_if_none(session, None)
-        run_sweep(session, cell, options, dict(sweep), give=lambda report: assign(session, out, report))
+        run_sweep(session, cell, options, sweep, give=lambda report: assign(session, out, report))
         return
     start_if_none(session, options.n)
     run_cell(session, cell, options, give=lambda run: assign(session, out, run))
