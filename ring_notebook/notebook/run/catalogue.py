@@ -11,6 +11,7 @@ from dataclasses import replace
 from html import escape
 from itertools import islice, zip_longest
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from ring_notebook.errors import RingError
@@ -248,8 +249,9 @@ class _Entry:
         self.status = self.summary.get("status", "running" if directory.name in in_progress else _LOST)
         self.labels = read_labels(directory)
         self.directory = directory
-        (last, *_) = [*(rank.get("last", {}) for rank in self.summary.get("ranks", [])), {}]
-        self.last = {name: value for name, value in last.items() if name != SAMPLES}  # the samples/s tell it
+        lasts = [rank.get("last", {}) for rank in self.summary.get("ranks", [])]
+        names = dict.fromkeys(name for last in lasts for name in last if name != SAMPLES)  # the samples/s tell it
+        self.last = {name: fmean(last[name] for last in lasts if name in last) for name in names}
         params = self.summary.get("params")
         self.params: dict[str, Any] = params if isinstance(params, dict) else constants(self.about["source"])
 

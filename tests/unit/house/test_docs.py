@@ -174,7 +174,7 @@ def test_outputs_of_notebooks_are_not_older_than_their_code() -> None:
 
 
 def test_causes_in_pages_and_kept_outputs_are_those_of_the_code() -> None:
-    """Pages name a slow rank by sentences of `slow_ranks` only, and one has all. Line breaks and quotes do not matter."""
+    """Pages name a slow rank by sentences of `slow_ranks` only; one has all. Line breaks and quotes do not matter."""
     causes = {why for why, _ in slow_ranks.CAUSES.values()}
     assert {row[0] for row in table("tasks/slow.md", "| The sentence says that")} == causes
 

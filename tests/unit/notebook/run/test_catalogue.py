@@ -71,6 +71,18 @@ def test_a_spoiled_file(runs: Path, tmp_path: Path, file: str, spoiled: str) -> 
         catalogue.find("nothing")
 
 
+def test_a_metric_is_the_mean_of_the_ranks_that_have_it(runs: Path) -> None:
+    """As in the report and in a comparison."""
+    log = RunLog(runs / "1-two", "1-two", "two", 2, "print(1)\n", {}, {})
+    for rank, names in ((0, ("loss", "val_loss")), (1, ("loss",))):
+        log.put(
+            encode([MetricBatch("1-two", rank, names, array("d", (time.time(), 0, rank + 1.0, 7.0)[: 2 + len(names)]))])
+        )
+    log.finish("ok")
+    listed = catalogue.listing()
+    assert [listed.rows[0][listed.columns.index(name)] for name in ("loss", "val_loss")] == ["1.5", "7"]
+
+
 def test_a_run_without_an_end_is_in_progress_or_lost(runs: Path) -> None:
     for name in ("1-here", "2-elsewhere"):
         RunLog(runs / name, name, "", 1, "print(1)\n", {}, {})
