@@ -15,6 +15,7 @@ from ipywidgets import Widget
 # What a page asks a kernel for before it can show a widget, and the comm over which it asks for the state of widgets.
 _QUESTIONS = ("kernel_info_request", "comm_info_request")
 _CONTROL = "jupyter.widget.control"
+_NEEDED = ("shell_channel_thread_main", "_main_asyncio_lock", "_publish_status")  # of ipykernel 7.0 to 7.4
 
 
 def answer_while_busy(widget: Widget) -> None:
@@ -34,7 +35,9 @@ def show_to_later_pages() -> None:
     the shells answers for it.
     """
     kernel: Any = getattr(get_ipython(), "kernel", None)
-    if getattr(kernel, "_supports_kernel_subshells", False) and not hasattr(kernel, "_ring_answers"):
+    if not getattr(kernel, "_supports_kernel_subshells", False) or hasattr(kernel, "_ring_answers"):
+        return
+    if all(hasattr(kernel, name) for name in _NEEDED):
         kernel._ring_answers = _Answers(kernel)
 
 
