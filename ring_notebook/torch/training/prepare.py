@@ -235,6 +235,8 @@ def _prepare(
         if scale_lr:
             scale_rates(optimizer, own_schedulers, size() if in_turns is None else in_turns.number)
         note_optimizer(optimizer)
+        if accumulate > 1:
+            note_params(accumulate=accumulate)
         add_knobs(original_of(optimizer))
         if strategy is None:
             made = prepared[id(optimizer)] = _distributed(optimizer, names, batch, noise_scale, accumulate, options)

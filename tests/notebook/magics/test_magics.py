@@ -210,11 +210,11 @@ import torch
 epochs = 3
 model, data = torch.nn.Linear(2, 1), torch.utils.data.TensorDataset(torch.ones(8, 2))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.25, momentum=0.5)
-ring.prepare(model, optimizer, torch.utils.data.DataLoader(data, batch_size=4))
+ring.prepare(model, optimizer, torch.utils.data.DataLoader(data, batch_size=2), accumulate=2)
 ring.log_params(depth=2, lr="by hand")"""
     )
     params = json.loads(notebook.text("import json; print(json.dumps(run.params))"))
-    own = {"optimizer": "SGD", "lr": "by hand", "momentum": 0.5, "batch_size": 4}
+    own = {"optimizer": "SGD", "lr": "by hand", "momentum": 0.5, "batch_size": 2, "accumulate": 2}
     assert params == {"epochs": 3, "depth": 2, **own}
     assert "tuned: kept" in notebook.text("%ring runs tag tuned kept")
     titles, row, *_ = notebook.text("%ring runs --where kept").splitlines()
