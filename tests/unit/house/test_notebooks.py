@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from pathlib import Path
@@ -78,6 +79,22 @@ def test_each_number_of_a_lesson_has_a_check(name: str) -> None:
     lesson = claims_of(name)
     assert {claim.sentence: claim.lacks for claim in lesson if claim.lacks} == {}
     assert failing(lesson, code_of(name)) == []
+
+
+def kept(name: str) -> tuple[dict[str, Any], float]:
+    """What the last cell of a lesson had measured when its outputs were kept, and the seconds that its cells tell."""
+    path = NOTEBOOKS.parent / "docs" / "outputs" / f"{name}.json"
+    outputs = [one for shown in json.loads(path.read_text()).values() for one in shown]
+    texts = ["".join(one.get("text") or one.get("data", {}).get("text/plain", "")) for one in outputs]
+    *_, measured = (text for text in texts if text.startswith("{"))
+    times = re.findall(r"^(?:Started|\w+ · ).*?(?:(\d+):)?([\d.]+)(?: s\b|(?<=:\d\d)(?: ·|$))", "\n".join(texts), re.M)
+    return ast.literal_eval(measured), sum(60 * float(minutes or 0) + float(seconds) for minutes, seconds in times)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != INDEX])
+def test_what_a_lesson_says_is_so_in_its_kept_outputs(name: str) -> None:
+    measured, seconds = kept(name)
+    assert failing(claims_of(name), code_of(name), measured, seconds) == []
 
 
 @pytest.mark.parametrize(
