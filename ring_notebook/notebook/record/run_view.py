@@ -224,10 +224,10 @@ class _Rank:
 
     def extend_axes(self, steps: array[float], seconds: Iterable[float], amounts: array[float] | None) -> None:
         """Keep where on other axes than that of steps the rows are."""
-        self.axes.setdefault("time", Series()).extend(steps, array("d", seconds))
+        self.axes.setdefault("time", Series(every=True)).extend(steps, array("d", seconds))
         if amounts is not None:  # before `rate` takes them
             totals = array("d", accumulate(amounts, initial=self.earlier + self.rate.total))[1:]
-            self.axes.setdefault(SAMPLES, Series()).extend(steps, totals)
+            self.axes.setdefault(SAMPLES, Series(every=True)).extend(steps, totals)
 
     def set_status(self, status: Status, now: float) -> None:
         before, self.status = self.status, status

@@ -23,15 +23,17 @@ class Series:
     """The values of one metric on one rank as at most ``limit`` points.
 
     Every point is the mean of ``stride`` consecutive values. When there are ``limit`` points, neighbours are joined and
-    the stride doubles: a long run keeps between ``limit / 2`` and ``limit`` points.
+    the stride doubles: a long run keeps between ``limit / 2`` and ``limit`` points. With ``every`` these are all drawn,
+    else those of one step are one: batches whose gradients are accumulated.
     """
 
-    __slots__ = ("_limit", "_pending", "_points", "_stride", "_sum_x", "_sum_y", "_x", "_y")
+    __slots__ = ("_every", "_limit", "_pending", "_points", "_stride", "_sum_x", "_sum_y", "_x", "_y")
 
-    def __init__(self, limit: int = 400) -> None:
+    def __init__(self, limit: int = 400, every: bool = False) -> None:
         if limit < 2 or limit % 2:
             raise ValueError(f"limit={limit}: expected an even number of at least 2")
         self._limit = limit
+        self._every = every
         self._stride = 1
         self._x: array[float] = array("d")
         self._y: array[float] = array("d")
@@ -71,16 +73,13 @@ class Series:
             self._stride *= 2
 
     def points(self) -> Points:
-        """A copy of the curve up to the newest value, the same object until another one comes.
-
-        Values of one step, as of batches whose gradients are accumulated, are one point.
-        """
+        """A copy of the curve up to the newest value, the same object until another one comes."""
         if self._points is None:
             x, y = self._x[:], self._y[:]
             if self._pending:
                 x.append(self._sum_x / self._pending)
                 y.append(self._sum_y / self._pending)
-            self._points = _one_per_step(x, y)
+            self._points = Points(x, y) if self._every else _one_per_step(x, y)
         return self._points
 
 

@@ -218,7 +218,7 @@ ring.log_params(depth=2, lr="by hand")"""
     assert params == {"epochs": 3, "depth": 2, **own}
     assert "tuned: kept" in notebook.text("%ring runs tag tuned kept")
     titles, row, *_ = notebook.text("%ring runs --where kept").splitlines()
-    assert row[titles.index("depth")] == "2"
+    assert row[titles.index("accumulate")] == "2"
 
 
 def test_push_and_pull(notebook: Notebook) -> None:
