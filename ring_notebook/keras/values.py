@@ -15,13 +15,21 @@ from ring_notebook.core.communicator import ReduceOp
 from ring_notebook.keras.chosen_keras import IS_LEGACY, backend, face, keras
 
 
+class HostArray(np.ndarray):
+    """An array that has also ``numpy()``, which programs call on the tensors that Horovod returns eagerly."""
+
+    def numpy(self) -> Any:
+        """The plain array; a number where it has no dimension."""
+        return self.view(np.ndarray)[()]
+
+
 def _collective(what: ForeignCall, value: Any) -> Any:
     value = value if IS_LEGACY or not keras.ops.is_tensor(value) else keras.ops.convert_to_numpy(value)
     array = np.array(value, order="C")
     outputs: list[Any] = []
 
     def memory(_index: int, shape: tuple[int, ...]) -> int:
-        outputs.append(np.empty(shape, array.dtype))
+        outputs.append(np.empty(shape, array.dtype).view(HostArray))
         return _buffer_of(outputs[-1]).address
 
     background_programs.settle()
@@ -72,10 +80,7 @@ def broadcast_global_variables(root_rank: int) -> Any:
     Raises RuntimeError with eager execution, and on other frameworks than TensorFlow.
     """
     if backend() != "tensorflow":
-        raise RuntimeError(
-            "broadcast_global_variables needs a graph of TensorFlow 1; pass "
-            "callbacks=[BroadcastGlobalVariablesCallback(0)] to fit"
-        )
+        raise RuntimeError("broadcast_global_variables needs TensorFlow 1; give fit a BroadcastGlobalVariablesCallback")
     return face().broadcast_global_variables(root_rank)
 
 

@@ -588,6 +588,7 @@ def case_snapshots_keep_models_with_their_optimizers() -> None:
 def case_values() -> None:
     rank, size = hvd.rank(), hvd.size()
     assert float(hvd.allreduce(float(rank))) == (size - 1) / 2
+    assert hvd.allreduce(np.array([float(rank)])).numpy().tolist() == [(size - 1) / 2]  # as from Horovod's tensors
     assert hvd.allgather(np.array([rank])).tolist() == list(range(size))
     assert hvd.broadcast(np.array([rank]), 1).tolist() == [1]
     assert hvd.reducescatter(np.ones((size, 2)), op=hvd.Sum).tolist() == [[size, size]]
