@@ -148,7 +148,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     }
     local = settings_of(sync_every)
     reducing = {
-        f"op={op.name.capitalize()}": op != ReduceOp.AVERAGE,
+        f"op={ReduceOp(op).name.capitalize()}": op != ReduceOp.AVERAGE,
         "gradient_predivide_factor": gradient_predivide_factor != 1.0,
         "num_groups or groups": num_groups != 0 or groups is not None,
         "sparse_as_dense": sparse_as_dense,

@@ -88,7 +88,8 @@ def test_wrong_arguments(hvd: ModuleType, folder: Path) -> None:
     hvd.barrier()
     with pytest.raises(RingError, match="has 1 objects, got 2; pass to checkpoint"):
         hvd.checkpoint(nn.Linear(2, 2), nn.Linear(2, 2), folder=folder, resume=True)
-    sharded = hvd.prepare(nn.Linear(2, 2), strategy="fsdp")
+    model = nn.Linear(2, 2)
+    sharded, _ = hvd.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), strategy="fsdp")
     with pytest.raises(RingError, match=r"is one file, of a model without prepare\(strategy='fsdp'\)"):
         hvd.checkpoint(sharded, folder=folder, resume=True)
 
