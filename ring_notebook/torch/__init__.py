@@ -29,7 +29,11 @@ from ring_notebook.torch.mpi_ops import *  # noqa: F403 - all of it is Horovod's
 from ring_notebook.torch.optimizer.distributed import DistributedOptimizer
 from ring_notebook.torch.optimizer.reducing_optimizer import clip_grad_norm_
 from ring_notebook.torch.process_group import gate
-from ring_notebook.torch.process_group.default_group import end_groups_of_failed_generation, process_group
+from ring_notebook.torch.process_group.default_group import (
+    end_groups_of_failed_generation,
+    let_groups_outlive_wrappers,
+    process_group,
+)
 from ring_notebook.torch.tensors import TorchAdapter, empty
 from ring_notebook.torch.training.broadcast_state import broadcast_optimizer_state, broadcast_parameters
 from ring_notebook.torch.training.checkpoint import checkpoint, load, save
@@ -50,6 +54,7 @@ register_copier(begin_copy)
 register()
 world.at_close(end_groups_of_failed_generation)
 gate.install()
+let_groups_outlive_wrappers()
 
 __all__ = [
     "LAMB",

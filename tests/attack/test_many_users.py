@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -78,6 +79,7 @@ def test_kernels_of_four_users_one_after_another(open_folder: Path, without_torc
     for user, home in homes.items():
         home.mkdir(mode=0o700)
         os.chown(home, user, user)
+        shutil.rmtree(f"/tmp/ring-notebook-{user}", ignore_errors=True)  # of a run of this test that did not end
     for number in range(KERNELS):
         user = USERS[number % len(USERS)]
         kept = ("PATH", "PYTHONPATH", "LANG")

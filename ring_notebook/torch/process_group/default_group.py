@@ -5,12 +5,15 @@ from __future__ import annotations
 import sys
 from contextlib import suppress
 from datetime import timedelta
+from functools import wraps
 from importlib import import_module
 from threading import Thread
+from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
+from torch.nn.parallel import DistributedDataParallel
 
 from ring_notebook.core import world
 from ring_notebook.core.communicator import ReduceOp
@@ -88,6 +91,36 @@ def end_groups() -> None:
     # Its functions take for ever the default group that there is when they are defined: there has to be none.
     # DistributedDataParallel imports it.
     import_module("torch.distributed.nn.functional")
+
+
+class _Holder:
+    """Holds a group, which is not copied or saved with what has this."""
+
+    __slots__ = ("group",)
+
+    def __init__(self, group: c10d.ProcessGroup | None = None) -> None:
+        self.group = group
+
+    def __reduce__(self) -> tuple[type[_Holder], tuple[()]]:
+        return _Holder, ()
+
+
+def let_groups_outlive_wrappers() -> None:
+    """From now on a group of another backend ends after the C++ part of a DistributedDataParallel over it.
+
+    That part would end it while it holds the interpreter's lock, and wait for ever for a thread of Gloo that needs the
+    lock to end an operation. Objects of Python end groups without the lock.
+    """
+    wrap: Any = DistributedDataParallel
+    original = wrap.__init__
+
+    @wraps(original)
+    def init(self: Any, *args: Any, **options: Any) -> None:
+        original(self, *args, **options)
+        if not isinstance(self.process_group, RingProcessGroup):
+            self.__dict__["_ring_holder"] = _Holder(self.process_group)  # attributes end in the order of their setting
+
+    wrap.__init__ = init
 
 
 def forget_accelerate() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import io
 import os
 import random
 import signal
@@ -170,6 +171,32 @@ def test_an_interrupt_while_the_default_group_is_made(
     hvd.init()
     hvd.process_group()
     dist.barrier()
+    hvd.shutdown()
+
+
+@pytest.mark.sizes(2)
+@pytest.mark.timeout(100)
+@pytest.mark.parametrize("in_cycle", [False, True])
+def test_a_wrapper_that_goes_while_its_group_works(in_cycle: bool, rank: int) -> None:
+    """A thread of Gloo needs the interpreter to end an operation in which a value of Python is in effect."""
+    hvd.init()
+    backend = hvd.process_group("gloo")._get_backend(torch.device("cpu"))
+    model = DistributedDataParallel(nn.Linear(2, 2))
+    torch.save(model, io.BytesIO())
+    if in_cycle:
+        model.own = [model]
+    if rank == 0:  # behind the gate; it ends when rank 1 closes its connection
+        torch._C._stash_obj_in_tls("ring_notebook", object())
+        backend.allreduce([torch.ones(3)])
+        torch._C._stash_obj_in_tls("ring_notebook", None)
+    del backend
+    hvd.barrier()
+    if rank == 1:
+        time.sleep(0.2)  # so that rank 0 waits when the operation ends
+    dist.destroy_process_group()
+    del model
+    gc.collect()
+    hvd.barrier()
     hvd.shutdown()
 
 
