@@ -363,7 +363,7 @@ def _note(what: str, tb: TracebackType | None = None) -> None:
     file, function, line = "", "", 0
     for frame, number in walk_tb(tb):
         if not frame.f_code.co_filename.startswith(_PACKAGE):
-            file, function, line = frame.f_code.co_filename, frame.f_code.co_name, number
+            file, function, line = frame.f_code.co_filename, frame.f_code.co_name, number or 0
     assert _state.world is not None
     operation_log().note(what, file, function, line, len(_state.world.ranks), _state.generation & 0xFFFFFFFF)
 

@@ -140,7 +140,8 @@ class Cell:
 
     def current_lines(self) -> list[int]:
         """The lines of the cell in the main thread's frames, the innermost first; any thread may call it."""
-        return [frame.f_lineno for frame in main_frames() if frame.f_code.co_filename == self.file]
+        frames = (frame for frame in main_frames() if frame.f_code.co_filename == self.file)
+        return [frame.f_lineno for frame in frames if frame.f_lineno]  # some instructions have no line
 
 
 def _asked_for(tree: ast.AST) -> Iterator[str]:

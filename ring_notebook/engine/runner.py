@@ -294,7 +294,7 @@ class _Execution:
             tb = error.__traceback__
             while tb is not None:
                 if tb.tb_frame.f_code.co_filename == self.cell.file:
-                    line = tb.tb_lineno
+                    line = tb.tb_lineno or line  # an instruction may have no line
                 tb = tb.tb_next
             error = error.__context__
         return line

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from pathlib import Path
 from types import ModuleType
@@ -15,6 +16,7 @@ from harness.waiting import until
 from ranks.joint_training import assert_same, joint_batches, make_model, momentum, plain_step, share
 from ring_notebook.api import basics
 from ring_notebook.core import world
+from ring_notebook.errors import CollectiveAborted
 
 
 def test_who_is_who(hvd: ModuleType, size: int, rank: int) -> None:
@@ -46,6 +48,23 @@ def test_nothing_works_before_init_and_all_of_it_after_fifty_times(hvd: ModuleTy
         hvd.init()
         assert hvd.is_initialized()
         assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == hvd.size()
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="other tables of lines")
+def test_a_failure_at_an_instruction_without_a_line(hvd: ModuleType) -> None:
+    """As in what Python has compiled for itself, where an interrupt may come."""
+
+    def fails() -> None:
+        raise ValueError("boom")
+
+    fails.__code__ = fails.__code__.replace(co_linetable=b"\xff" * len(fails.__code__.co_code))
+    with pytest.raises(ValueError, match="boom") as raised:
+        fails()
+    world.fail(raised.value)
+    with pytest.raises(CollectiveAborted, match="raised ValueError: boom"):
+        hvd.barrier()
+    hvd.shutdown()
+    hvd.init()
 
 
 @pytest.mark.slow

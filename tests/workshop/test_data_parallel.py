@@ -102,7 +102,9 @@ def test_07_batch_size(workshop: Workshop) -> None:
 @pytest.mark.slow
 def test_16_keras(workshop: Workshop) -> None:
     if find_spec("keras") is None:
-        pytest.skip("needs Keras: make .tensorflow/installed, PYTHONPATH=$(echo .tensorflow/venv/lib/*/site-packages)")
+        pytest.skip(
+            "needs Keras: make .tensorflow/installed, PYTHONPATH=$(echo $PWD/.tensorflow/venv/lib/*/site-packages)"
+        )
     measured, said = workshop(
         "16_keras",
         [

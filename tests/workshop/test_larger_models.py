@@ -133,7 +133,7 @@ def test_15_steering(workshop: Workshop) -> None:
 @pytest.mark.timeout(1200)
 def test_18_fine_tuning(workshop: Workshop) -> None:
     if find_spec("trl") is None:
-        pytest.skip("needs trl: make .libraries/installed, PYTHONPATH=$(echo .libraries/venv/lib/*/site-packages)")
+        pytest.skip("needs trl: make .libraries/installed, PYTHONPATH=$(echo $PWD/.libraries/venv/lib/*/site-packages)")
     measured, said = workshop(
         "18_fine_tuning",
         [

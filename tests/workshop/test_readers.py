@@ -22,9 +22,11 @@ NAMES = [path.stem for path in sorted(NOTEBOOKS.glob("*.ipynb")) if path.stem !=
 def test_a_slow_reader(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who reads for 1 to 20 s behind each cell; where nothing is left running meanwhile, for a twentieth of that."""
     if name == "16_keras" and find_spec("keras") is None:
-        pytest.skip("needs Keras: make .tensorflow/installed, PYTHONPATH=$(echo .tensorflow/venv/lib/*/site-packages)")
+        pytest.skip(
+            "needs Keras: make .tensorflow/installed, PYTHONPATH=$(echo $PWD/.tensorflow/venv/lib/*/site-packages)"
+        )
     if name == "18_fine_tuning" and find_spec("trl") is None:
-        pytest.skip("needs trl: make .libraries/installed, PYTHONPATH=$(echo .libraries/venv/lib/*/site-packages)")
+        pytest.skip("needs trl: make .libraries/installed, PYTHONPATH=$(echo $PWD/.libraries/venv/lib/*/site-packages)")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("RING_RUNS_DIR", "")  # put back what the run changes
     notebook = nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4)
