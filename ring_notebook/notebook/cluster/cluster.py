@@ -71,12 +71,9 @@ class Cluster:
         self._on = on
         self._lent: LentPlaces | None = None
         self._forks: EngineForks | None = None
-        self.n = n or 0
-        """The number of engines; `grow`, `shrink` and `restart` change it."""
-        self.hosts: tuple[Host, ...] = ()
-        """The hosts of the engines and their slots; empty for this host alone."""
-        self.why = ""
-        """Why there are ``n`` engines, in words."""
+        self._n = n or 0
+        self._hosts: tuple[Host, ...] = ()
+        self._why = ""
         try:
             self._named = parse_hosts(hosts)
             if not on:
@@ -108,13 +105,28 @@ class Cluster:
         return self.runs.last
 
     @property
+    def n(self) -> int:
+        """The number of engines; `grow`, `shrink` and `restart` change it."""
+        return self._n
+
+    @property
+    def hosts(self) -> tuple[Host, ...]:
+        """The hosts of the engines and their slots; empty for this host alone."""
+        return self._hosts
+
+    @property
+    def why(self) -> str:
+        """Why there are ``n`` engines, in words."""
+        return self._why
+
+    @property
     def threads(self) -> list[int]:
         """With how many threads each rank computes, unless a cell has set another number, by rank."""
         return [engine.threads for engine in self._connected().all]
 
     def _choose_size(self, n: int | None) -> None:
         size = choose_size(n, self._named)
-        self.n, self.hosts, self.why = size.n, size.hosts, size.why
+        self._n, self._hosts, self._why = size.n, size.hosts, size.why
 
     def start(self) -> Cluster:
         """Start controller and engines; returns this cluster when it can run a cell.
@@ -134,7 +146,7 @@ class Cluster:
         try:
             forks = self._fork_from()
             lent = self._lent.environment if self._lent else {}
-            self._processes = Processes.launch(self.directory, self.n, self.hosts, self._keep, lent, forks)
+            self._processes = Processes.launch(self.directory, self.n, self._hosts, self._keep, lent, forks)
             client = self._processes.connect(_START_TIMEOUT)
             self._engines = self._engines_of(client, self._processes, self._processes.trouble_at_start)
             self._engines.wait_for(range(self.n), _START_TIMEOUT)
@@ -155,7 +167,7 @@ class Cluster:
         if self._forks is not None and not self._forks.usable():
             self._end_forks()
         if self._forks is None:  # it ends with this kernel
-            self._forks = take_forks(here=not (self._keep or self._on) and only_here(self.hosts))
+            self._forks = take_forks(here=not (self._keep or self._on) and only_here(self._hosts))
         return self._forks
 
     def _end_forks(self) -> None:
@@ -167,11 +179,11 @@ class Cluster:
         """Have places for the ranks, as many as there are to be. Raises ClusterError where there are too few."""
         try:
             places = engine_at(engine)
-            self._lent = LentPlaces(places, self.n or places.most).__enter__()
+            self._lent = LentPlaces(places, self._n or places.most).__enter__()
         except (RingError, ValueError, ModuleNotFoundError) as error:
             raise ClusterError(str(error)) from None
-        self.hosts = tuple(parse_hosts(self._lent.hosts))
-        self.n, self.why = sum(host.slots for host in self.hosts), f"places of {places.name}"
+        self._hosts = tuple(parse_hosts(self._lent.hosts))
+        self._n, self._why = sum(host.slots for host in self._hosts), f"places of {places.name}"
 
     @classmethod
     def attach(cls, which: str = "") -> Cluster:
@@ -187,7 +199,7 @@ class Cluster:
             if not about:  # removed meanwhile by the kernel that has ended it
                 continue
             cluster = cls(about["n"], about.get("hosts", ""), keep=about["keep"])
-            cluster.why = about["why"]
+            cluster._why = about["why"]
             cluster.foreign = cluster_folders.has_kernel(about) and about["kernel"] != os.getpid()
             cluster.directory = directory
             atexit.register(cluster._leave_or_stop)
@@ -251,7 +263,7 @@ class Cluster:
         """Stop the cluster and start it again with ``n`` engines, by default as many. All variables are lost."""
         self._end(leave=self.foreign)
         if n and self._on:
-            self.n = n
+            self._n = n
         elif n:
             self._choose_size(n)
         return self.start()
@@ -297,8 +309,8 @@ class Cluster:
         engines, processes, lost = self._changeable("grow")
         if n <= self.n:
             raise ClusterError(f"the cluster has {self.n} engines already; `%ring resize {n}` ends some")
-        where = tuple(parse_hosts(hosts)) or self.hosts
-        if only_here(self.hosts) and not only_here(where):
+        where = tuple(parse_hosts(hosts)) or self._hosts
+        if only_here(self._hosts) and not only_here(where):
             raise ClusterError(
                 "engines of other hosts cannot reach a cluster that was started for this host alone; `%ring stop`, "
                 f"then `%ring start -n {n} --hosts {hosts}`"
@@ -315,7 +327,7 @@ class Cluster:
         self.runs.require_idle(engines, True)
         for name, slots in slots_by_name(where).items():
             processes.request("slots", slots, name)
-        self.hosts = where
+        self._hosts = where
         processes.request("size", n)
         new = list(range(self.n, n))
         self._start_engines(engines, processes, lost, new, n)
@@ -360,7 +372,7 @@ class Cluster:
         self._synced_folder.bring(engines, ranks)
 
     def _take_size(self, n: int) -> None:
-        self.n, self.why = n, "as asked for"
+        self._n, self._why = n, "as asked for"
 
     def _engines_of(self, client: Any, processes: Processes, trouble: Callable[[], str]) -> Engines:
         if processes.lost is None:
@@ -377,7 +389,7 @@ class Cluster:
         """Whether it has these properties; any value will do for those left out."""
         return (
             (n is None or n == self.n)
-            and (not hosts or tuple(parse_hosts(hosts)) == self.hosts)
+            and (not hosts or tuple(parse_hosts(hosts)) == self._hosts)
             and (not keep or self._keep)
         )
 
@@ -597,7 +609,7 @@ class Cluster:
             self.directory,
             {
                 "n": self.n,
-                "hosts": ",".join(map(str, self.hosts)),
+                "hosts": ",".join(map(str, self._hosts)),
                 "why": self.why,
                 "keep": self._keep,
                 "met": self._met,

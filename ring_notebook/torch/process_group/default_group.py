@@ -94,22 +94,22 @@ def end_groups() -> None:
 
 
 class _Holder:
-    """Holds a group, which is not copied or saved with what has this."""
+    """Holds a group. Copies and files of what has this have None in its place."""
 
     __slots__ = ("group",)
 
-    def __init__(self, group: c10d.ProcessGroup | None = None) -> None:
+    def __init__(self, group: c10d.ProcessGroup) -> None:
         self.group = group
 
-    def __reduce__(self) -> tuple[type[_Holder], tuple[()]]:
-        return _Holder, ()
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        return type(None), ()
 
 
 def let_groups_outlive_wrappers() -> None:
-    """From now on a group of another backend ends after the C++ part of a DistributedDataParallel over it.
+    """From now on a DistributedDataParallel of another backend frees its C++ part before its group.
 
-    That part would end it while it holds the interpreter's lock, and wait for ever for a thread of Gloo that needs the
-    lock to end an operation. Objects of Python end groups without the lock.
+    C++ frees a group with the interpreter's lock held, and waits for the group's threads. A thread of Gloo that ends an
+    operation may need that lock: both would wait for ever. Python frees a group without the lock.
     """
     wrap: Any = DistributedDataParallel
     original = wrap.__init__

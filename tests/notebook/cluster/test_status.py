@@ -16,8 +16,12 @@ from ring_notebook.protocol.records import Status
 
 def wait_for(run: Run, there: Callable[[dict[int, Status]], bool]) -> dict[int, Status]:
     """The statuses of the ranks as soon as they show what is expected."""
-    until(lambda: len(run.log.statuses()) == run.log.size and there(run.log.statuses()), why=run.log.statuses)
-    return run.log.statuses()
+
+    def shown() -> dict[int, Status] | None:
+        statuses = run.log.statuses()
+        return statuses if len(statuses) == run.log.size and there(statuses) else None
+
+    return until(shown, why=run.log.statuses) or {}
 
 
 def end(run: Run) -> None:

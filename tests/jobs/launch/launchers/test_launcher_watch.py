@@ -73,7 +73,7 @@ Job._now = lambda self: now(self) + 1000.0 * os.path.exists(os.environ["GO"])
 
 
 def test_ranks_that_start_late_are_waited_for(tmp_path: Path) -> None:
-    """Time in which ringrun was stopped, as by Ctrl-Z, does not count: what ranks said meanwhile has yet to be read."""
+    """The limit does not pass while ringrun is stopped, as by Ctrl-Z."""
     command = [sys.executable, "-c", STOPPED_FOR_LONG + WARNS, "-np", "2", "echo", "hello"]
     pipe, env = subprocess.PIPE, environment(STARTS_LATE, tmp_path)
     with subprocess.Popen(command, env=env, stdout=pipe, stderr=pipe, text=True) as job:
