@@ -90,4 +90,5 @@ __all__ = [
     "scatter",
     "send",
 ]
-__all__ += [*common.__all__, *(name for name in mpi_ops.__all__ if name not in common.__all__)]
+__all__ += common.__all__
+__all__ += mpi_ops.__all__  # some names are in both: completion reads these lines without an import

@@ -122,7 +122,7 @@ def _public_names(module: str) -> list[str] | None:
                     names = list(ast.literal_eval(value))
             case ast.AugAssign(target=ast.Name(id="__all__"), value=ast.Attribute(value=ast.Name(id=other))):
                 more = _public_names(_imports_of(module).get(other, ""))
-                names = None if names is None or more is None else [*names, *more]
+                names = None if names is None or more is None else [*dict.fromkeys([*names, *more])]
     return names
 
 

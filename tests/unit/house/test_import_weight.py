@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 
 import pytest
 
@@ -50,6 +51,17 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 
 def test_rank_side_loads_neither_the_kernel_side_nor_what_few_trainings_use() -> None:
     assert not loaded_after("import ring_notebook.torch") & {*KERNEL_SIDE, SHARDED}
+
+
+@pytest.mark.parametrize("face", ["torch", "torch.mpi_ops", "torch.elastic", "tensorflow", "keras", "jax"])
+def test_public_names_of_a_face_are_read_from_its_source(face: str) -> None:
+    """Without them, ``ring.`` completes what its ``__init__`` happens to import. Checked where the framework is there."""
+    from ring_notebook.notebook.magics.completion import _public_names
+
+    names = _public_names(f"ring_notebook.{face}")
+    assert names, "completion does not understand how __all__ is made: see _public_names()"
+    if face.startswith("torch"):
+        assert {*names} == {*import_module(f"ring_notebook.{face}").__all__}
 
 
 COMPLETES = """
