@@ -115,6 +115,7 @@ def _known_shapes(what: ForeignCall, tensors: Sequence[tf.Tensor]) -> list[tf.Te
     return shapes[: 1 if what.kind == "alltoall" else None]
 
 
+@tf.autograph.experimental.do_not_convert
 def _run(what: ForeignCall, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
     types, ops = _result_types(what, tensors), _ops()
     if ops is None:

@@ -28,6 +28,7 @@ def run(folder: Path, *command: str | Path, legacy: bool = True, **more: str) ->
     env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(SCRIPTS), env.get("PYTHONPATH", "")]))
     done = ran(command, cwd=folder, env=env, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
+    assert "AutoGraph" not in done.stderr, done.stderr
     lines = [line for line in done.stdout.splitlines() if re.search(r" weights [\d.]+$", line)]
     return [dict(zip(words[::2], map(float, words[1::2]), strict=True)) for words in map(str.split, lines)]
 
