@@ -60,8 +60,8 @@ class Communicator:
         self.ranks: tuple[int, ...] = tuple(native.ranks)
         """Global ranks of the members, in group order."""
 
-    def __del__(self) -> None:
-        if self._process == os.getpid():  # in a forked process the operations belong to the parent
+    def __del__(self, getpid: Callable[[], int] = os.getpid) -> None:  # at the end of Python modules are gone
+        if self._process == getpid():  # in a forked process the operations belong to the parent
             self._held.end(self._native, f"rank {self.ranks[self.rank]} dropped a communicator")
 
     def _work(

@@ -87,7 +87,7 @@ def call(what: ForeignCall, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     if is_first_graph():
         name = tf.compat.v1.get_default_graph().unique_name(f"ring_{''.join(c if c.isalnum() else '_' for c in name)}")
         what = replace(what, name=name, by_name=True)
-    results = _run(what, list(tensors))
+    results: list[tf.Tensor] = _run(what, list(tensors))
     for result, shape in zip(results, _known_shapes(what, tensors), strict=False):
         result.set_shape(shape)
     return results
@@ -115,7 +115,7 @@ def _known_shapes(what: ForeignCall, tensors: Sequence[tf.Tensor]) -> list[tf.Te
     return shapes[: 1 if what.kind == "alltoall" else None]
 
 
-@tf.autograph.experimental.do_not_convert
+@tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]  # it would warn that it cannot
 def _run(what: ForeignCall, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
     types, ops = _result_types(what, tensors), _ops()
     if ops is None:

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import nbformat
+import pytest
 
 from browser.lab import Lab, NotebookPage, Open, Picture
 
@@ -24,6 +25,7 @@ def step(notebook: NotebookPage) -> int:
     return int(cells[0]) if cells else -1
 
 
+@pytest.mark.timeout(600)  # the whole notebook, drawn out, and once more without a kernel
 def test_the_quickstart(lab: Lab, open_notebook: Open, picture: Picture) -> None:
     # The steps are drawn out, or a fast machine would be done before the test has looked twice (and a slow one, where
     # training takes every core, before the browser has drawn once), until it has.

@@ -55,7 +55,7 @@ def test_rank_side_loads_neither_the_kernel_side_nor_what_few_trainings_use() ->
 
 @pytest.mark.parametrize("face", ["torch", "torch.mpi_ops", "torch.elastic", "tensorflow", "keras", "jax"])
 def test_public_names_of_a_face_are_read_from_its_source(face: str) -> None:
-    """Without them, ``ring.`` completes what its ``__init__`` happens to import. Checked where the framework is there."""
+    """Without them, ``ring.`` completes what its ``__init__`` happens to import. Torch is there to compare."""
     from ring_notebook.notebook.magics.completion import _public_names
 
     names = _public_names(f"ring_notebook.{face}")
