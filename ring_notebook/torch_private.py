@@ -7,7 +7,9 @@ No other file of the package uses a private name. This one loads only the name t
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any
+from typing import Any, TypeVar
+
+F = TypeVar("F", bound=Any)
 
 PRIVATE_NAMES = {
     # Without: env:// opens torch's own port for our ranks too.
@@ -33,7 +35,8 @@ PRIVATE_NAMES = {
     # Runs a function at the end of a backward pass. Without: futures complete before they are returned, waits of
     # DistributedDataParallel in other backends are not counted, and prepared optimizers average in `step`.
     "at_end_of_backward": "torch.autograd:Variable._execution_engine.queue_callback",
-    # These three keep torch.compile out of process groups. Without: torch.compiler.disable, whose import takes seconds.
+    # These three keep torch.compile out of process groups, steps and hooks. Without: torch.compiler.disable, whose
+    # import takes seconds.
     "set_frame_strategy": "torch._C._dynamo:eval_frame.set_code_exec_strategy",
     "frame_action": "torch._C._dynamo:eval_frame._FrameAction",
     "frame_strategy": "torch._C._dynamo:eval_frame._FrameExecStrategy",
@@ -62,6 +65,17 @@ def private(name: str) -> Any:
     except (ImportError, AttributeError):
         return None
     return found
+
+
+def uncompiled(function: F) -> F:
+    """``function``, which torch.compile leaves alone from now on, with what it calls."""
+    set_strategy, action, strategy = map(private, ("set_frame_strategy", "frame_action", "frame_strategy"))
+    if set_strategy is None or action is None or strategy is None:
+        disabled: F = import_module("torch").compiler.disable(function)
+        return disabled
+    set_strategy(function.__code__, strategy(action.SKIP, action.SKIP))  # where it begins: C++ may call it
+    vars(function)["_torchdynamo_disable"] = True  # where a function that is compiled calls it
+    return function
 
 
 def pass_of_workers(loader_pass: Any) -> tuple[Any, int, int]:

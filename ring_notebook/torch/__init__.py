@@ -47,6 +47,7 @@ from ring_notebook.torch.training.prepare import prepare
 from ring_notebook.torch.training.schedules import LinearScalingLR
 from ring_notebook.torch.training.sync_batch_norm import SyncBatchNorm
 from ring_notebook.torch_backend import register
+from ring_notebook.torch_private import uncompiled
 
 register_adapter(TorchAdapter())
 register_keeper(TorchKeeper())
@@ -55,6 +56,7 @@ register()
 world.at_close(end_groups_of_failed_generation)
 gate.install()
 let_groups_outlive_wrappers()
+uncompiled(common.log)  # it waits for the value
 
 __all__ = [
     "LAMB",

@@ -35,8 +35,8 @@ class AdasumOptimizer(Wrapper):
         """Raises RuntimeError: an Adasum step cannot be made without the other ranks."""
         raise RuntimeError("skip_synchronize() is not supported with op=Adasum; call step() alone")
 
-    @once
     @torch.no_grad()
+    @once
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Make a step of the wrapped optimizer on this rank's gradients, and combine it with those of the others."""
         self._check_newest()

@@ -19,7 +19,7 @@ from ring_notebook.api.basics import joins
 from ring_notebook.api.objects import allreduce_numbers
 from ring_notebook.api.process_sets import ProcessSet
 from ring_notebook.core.communicator import Communicator, ReduceOp
-from ring_notebook.torch_private import private
+from ring_notebook.torch_private import private, uncompiled
 
 _at_end_of_backward, _task = private("at_end_of_backward"), private("current_graph_task")
 ENDS_ARE_SEEN = _at_end_of_backward is not None and _task is not None
@@ -74,6 +74,7 @@ class _End:
         self.of: _Pass | None = of
         weakref.finalize(self, _raised, of).atexit = False
 
+    @uncompiled
     def __call__(self) -> None:
         of, self.of = self.of, None
         assert of is not None

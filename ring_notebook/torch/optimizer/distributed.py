@@ -101,8 +101,9 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     """An optimizer of the same class as ``optimizer`` that steps on the gradients of all ranks.
 
     Horovod: ``DistributedOptimizer``. Gradients are grouped in buckets while backward makes them, and reduced in place.
-    The result shares parameter groups and state with ``optimizer``; do not step ``optimizer`` itself any more. When
-    several optimizers wrap one parameter, the newest is used and the others raise RuntimeError at ``step()``.
+    The result shares parameter groups and state with ``optimizer``; do not step ``optimizer`` itself any more. Several
+    optimizers may have one parameter: the newest reduces its gradient for all. RuntimeError at ``step()`` of an older
+    one whose ``op`` or process set is another, or that wraps the same optimizer.
 
     named_parameters: ``model.named_parameters()``; the names appear in errors. Without it a parameter is named by
         its position. Raises ValueError for duplicate or missing names.

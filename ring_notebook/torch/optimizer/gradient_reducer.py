@@ -44,6 +44,7 @@ from ring_notebook.torch.optimizer.bucket import Bucket
 from ring_notebook.torch.optimizer.compressed_gradients import MOST, Residuals, averager_of, spans_hosts
 from ring_notebook.torch.optimizer.link_choice import LinkChoice
 from ring_notebook.torch.tensors import dtype_of, multiply_each, real_view
+from ring_notebook.torch_private import uncompiled
 
 Named = Sequence[tuple[str, Tensor]]
 _IS_MULTIPLIED = "_ring_is_multiplied"
@@ -140,8 +141,14 @@ class GradientReducer:
         """Reduce the gradients of ``owner`` from now on, also those of parameters that it has been given since."""
         self._owner = weakref.ref(owner)
         self._slot_text = ""
+        named = owner.named_gradients()
+        if taken := self._hooks.keys() - {parameter for _, parameter in named}:
+            self.reset()
+            _remove({parameter: self._hooks.pop(parameter) for parameter in taken})
+        if not named:
+            return self.close()
         backward_end.register(self)
-        for _, parameter in owner.named_gradients():
+        for _, parameter in named:
             if parameter not in self._hooks and (parameter.is_floating_point() or parameter.is_complex()):
                 self._hooks[parameter] = _hooked(parameter, weakref.ref(self), self._multiplies)
 
@@ -155,6 +162,11 @@ class GradientReducer:
         _remove(self._hooks)
         if self._owner and (owner := self._owner()) is not None:
             self.watch(owner)
+
+    def reduces_as(self, other: GradientReducer) -> bool:
+        """Whether both give any gradient the same value, on the same ranks."""
+        same = type(self) is type(other) is GradientReducer and self.how.op == other.how.op
+        return same and self.how.process_set == other.how.process_set
 
     def close(self) -> None:
         """Remove the hooks: another reducer has taken over the parameters."""
@@ -542,6 +554,7 @@ def _remove(hooks: dict[Tensor, list[RemovableHandle]]) -> None:
 def _hooked(parameter: Tensor, reducer: weakref.ref[GradientReducer], and_before: bool) -> list[RemovableHandle]:
     """Hooks that do not keep their reducer alive, after and perhaps before a pass adds to a gradient."""
 
+    @uncompiled
     def on_gradient(parameter: Tensor) -> None:
         if (listening := reducer()) is not None:
             listening._on_gradient(parameter)
@@ -549,6 +562,7 @@ def _hooked(parameter: Tensor, reducer: weakref.ref[GradientReducer], and_before
     own = weakref.ref(parameter)
 
     @unserializable_hook  # type: ignore[untyped-decorator]  # a copy of the optimizer makes its own
+    @uncompiled
     def before(_: Tensor) -> None:
         listening, parameter = reducer(), own()
         if listening is not None and parameter is not None:

@@ -49,6 +49,7 @@ from ring_notebook.torch.steps.optimizer_notes import OUTER, count_step, set_ste
 from ring_notebook.torch.steps.repair import Shared, give_rest, mend
 from ring_notebook.torch.steps.step_commit import committed
 from ring_notebook.torch.tensors import dtype_of, multiply_each
+from ring_notebook.torch_private import uncompiled
 
 _MB = 1e-6
 _NUMBERS = ("member", "position", "alone", "sent", "every_step")  # what an outer state has beside tensors
@@ -162,6 +163,7 @@ class LocalOptimizer(Wrapper):
         self._sync_what_is_due(outer)
         return result
 
+    @uncompiled
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As the wrapped optimizer's; between accumulated micro-batches it does nothing."""
         if not self._seen:

@@ -11,6 +11,7 @@ import torch
 from ring_notebook.torch.optimizer.logical_reducer import LogicalReducer
 from ring_notebook.torch.optimizer.reducing_optimizer import ReducingOptimizer
 from ring_notebook.torch.optimizer.wrapper import closure_of, once, original_of
+from ring_notebook.torch_private import uncompiled
 
 T = TypeVar("T")
 _wrapped: WeakSet[Any] = WeakSet()
@@ -56,6 +57,7 @@ class LogicalOptimizer(ReducingOptimizer):
             one.close_turn("optimizer.step()")
         return result
 
+    @uncompiled
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As the wrapped optimizer's; the gradients of earlier turns of a round are kept elsewhere, and stay."""
         super().zero_grad(set_to_none)

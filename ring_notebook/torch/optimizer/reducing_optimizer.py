@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -15,10 +15,19 @@ from ring_notebook.api.process_sets import ProcessSet
 from ring_notebook.core import metrics, world
 from ring_notebook.torch.optimizer.gradient_reducer import GradientReducer
 from ring_notebook.torch.optimizer.local_optimizer import LocalOptimizer
-from ring_notebook.torch.optimizer.wrapper import Wrapper, average_loss, closure_of, once, owners_of, with_closure
+from ring_notebook.torch.optimizer.wrapper import (
+    Wrapper,
+    average_loss,
+    closure_of,
+    once,
+    owners_of,
+    parameters_of,
+    with_closure,
+)
 from ring_notebook.torch.steps.optimizer_notes import count_step
 from ring_notebook.torch.steps.repair import Shared
 from ring_notebook.torch.steps.step_commit import all_or_none
+from ring_notebook.torch_private import uncompiled
 
 T = TypeVar("T")
 
@@ -29,6 +38,8 @@ class ReducingOptimizer(Wrapper):
     _reducer: GradientReducer
     rest: Sequence[GradientReducer] = ()
     """Those of parameters of its models that no optimizer has."""
+    _newer: tuple[ReducingOptimizer, ...] = ()
+    """Those that have some of its parameters too, and reduce their gradients."""
     _skipping = False
     _synchronized = False  # by the user, for the next step, and for nothing
     _warned = False
@@ -68,7 +79,7 @@ class ReducingOptimizer(Wrapper):
         """
         self._check_newest()
         self._follow_generation()
-        was_late = self._reducer.settle()
+        was_late = self._settle_all()
         self._synchronized = not was_late
         for one in self.rest:
             one.settle()
@@ -77,8 +88,30 @@ class ReducingOptimizer(Wrapper):
         """`_mend`, at the begin of a step; whether the step is left out, because its gradients are dropped."""
         if not self._mend(self._reducer.how.process_set, self._shared):
             return False
-        self._reducer.reset()
+        for one in self._reducers():
+            one.reset()
         return True
+
+    def named_gradients(self) -> Sequence[tuple[str, Tensor]]:
+        """The parameters whose gradients it reduces, with their names: those that no newer optimizer has."""
+        named = super().named_gradients()
+        return [pair for pair in named if owners_of([pair[1]]) == [self]] if self._newer else named
+
+    def _reducers(self) -> list[GradientReducer]:
+        """Those of its parameters' gradients."""
+        if not self._newer:
+            return [self._reducer]
+        owners: list[Any] = owners_of(parameters_of(self))
+        if any(one._micro_batches != 1 for one in (self, *owners)):
+            raise RuntimeError(
+                "accumulate needs an optimizer whose parameters no other one has; call backward() several times before "
+                "step() instead"
+            )
+        return [one._reducer for one in owners]
+
+    def _settle_all(self) -> bool:
+        were_late = [one.settle() for one in self._reducers()]
+        return any(were_late)
 
     def _shared(self) -> Shared:
         return Shared(self._wrapped, self._parameter_names, self._reducer.how.process_set)
@@ -100,9 +133,13 @@ class ReducingOptimizer(Wrapper):
         finally:
             self._skipping = False
 
-    def no_sync(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
         """A context in which gradients of backward passes only add up; the first pass after it reduces their sum."""
-        return self._reducer.paused()
+        with ExitStack() as stack:
+            for one in self._reducers():
+                stack.enter_context(one.paused())
+            yield
 
     @once
     def step(self, *args: Any, **kwargs: Any) -> Any:
@@ -134,7 +171,7 @@ class ReducingOptimizer(Wrapper):
                 stacklevel=2,
             )
         with self._unscaled() as overflowed:
-            late = not self._skipping and self._reducer.settle()
+            late = not self._skipping and self._settle_all()
             is_left_out = overflowed(process_set if late else None)
             if self._compare():
                 return self._mark_stepped()
@@ -148,7 +185,7 @@ class ReducingOptimizer(Wrapper):
         count_step(self._wrapped)
         self._synchronized = False
         self._seen = 0
-        for one in (self._reducer, *self.rest):
+        for one in (*self._reducers(), *self.rest):
             one.end_step()
         self._mark_stepped()
 
@@ -156,7 +193,7 @@ class ReducingOptimizer(Wrapper):
         """As before `step`, for a step in a method of another name, or by another optimizer of the parameters."""
         self._check_newest()
         self._follow_generation()
-        self._reducer.settle()
+        self._settle_all()
         self._compare()
 
     def commit_other_step(self, by_name: Callable[[str], T]) -> T:
@@ -171,18 +208,20 @@ class ReducingOptimizer(Wrapper):
         def reducing() -> Any:
             with torch.enable_grad():
                 loss = closure()
-            self._reducer.settle()
+            self._settle_all()
             return average_loss(loss, self._reducer.how.process_set)
 
         return reducing
 
+    @uncompiled
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As the wrapped optimizer's; between accumulated micro-batches it does nothing."""
         self._follow_generation()
         if self._seen:
             return  # gradients of micro-batches add up
         if world.is_initialized():
-            self._reducer.forget()
+            for one in self._reducers():
+                one.forget()
         super().zero_grad(set_to_none)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -196,9 +235,18 @@ class ReducingOptimizer(Wrapper):
         super()._claimed()
         self._reducer.watch(self)
 
-    def _release(self) -> None:
-        super()._release()
-        self._reducer.close()
+    def _release(self, to: Wrapper) -> None:
+        """Go on where ``to`` reduces alike: averages are the same for both, whichever makes them."""
+        if (
+            isinstance(to, ReducingOptimizer)
+            and to._wrapped is not self._wrapped
+            and self._reducer.reduces_as(to._reducer)
+        ):
+            self._newer = (*self._newer, to)  # which must live as long as this one
+            self._reducer.watch(self)
+        else:
+            super()._release(to)
+            self._reducer.close()
 
 
 def clip_grad_norm_(

@@ -22,6 +22,7 @@ from ring_notebook.torch.steps.plain_optimizers import guard_steps
 from ring_notebook.torch.steps.repair import Shared, begin, may_have_parted, mend, trust
 from ring_notebook.torch.steps.same_step import SameStep
 from ring_notebook.torch.steps.step_commit import committed
+from ring_notebook.torch_private import uncompiled
 
 _SHARED = ("param_groups", "state")
 
@@ -180,14 +181,15 @@ class Wrapper(torch.optim.Optimizer):
         finally:
             self.is_stepping = False
 
-    def _release(self) -> None:
-        """Release the parameters: another wrapper has them."""
+    def _release(self, to: Wrapper) -> None:
+        """Release the parameters that another wrapper has now."""
         self._superseded = True
 
     def _check_newest(self) -> None:
         if self._superseded:
             raise RuntimeError(
-                "a newer DistributedOptimizer has taken over these parameters; use that one, or build separate models"
+                "a newer DistributedOptimizer, which reduces in another way or wraps the same optimizer, has taken "
+                "over these parameters; use that one, or build separate models"
             )
 
     @contextmanager
@@ -295,12 +297,12 @@ def _hook_steps(kind: type) -> None:
 
 
 def claim(wrapper: W) -> W:
-    """Make ``wrapper`` the owner of its parameters; an older one, left by a re-run cell, then raises in ``step()``."""
-    for owner in owners_of(parameters_of(wrapper)):
-        if owner is not wrapper:
-            owner._release()
+    """Make ``wrapper`` the owner of its parameters; an older one may raise in ``step()`` from now on."""
+    older = [owner for owner in owners_of(parameters_of(wrapper)) if owner is not wrapper]
     for parameter in parameters_of(wrapper):
         _owners[parameter] = weakref.ref(wrapper)
+    for owner in older:
+        owner._release(wrapper)
     wrapper._claimed()
     return wrapper
 
@@ -342,6 +344,9 @@ def average_loss(loss: Any, process_set: ProcessSet) -> Any:
 
 
 def once(step: Any) -> Any:
-    """Keep torch from adding its step hooks to ``step``, which calls the wrapped class's step, which has them."""
+    """Keep torch from adding its step hooks to ``step``, which calls the wrapped class's step, which has them.
+
+    torch.compile stays out of it too: it would take the present generation for a constant.
+    """
     step.hooked = True
-    return step
+    return uncompiled(step)

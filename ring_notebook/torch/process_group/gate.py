@@ -41,9 +41,9 @@ from ring_notebook.core.work import Work
 from ring_notebook.errors import CollectiveError, CollectiveMismatch
 from ring_notebook.torch.process_group.default_group import end_groups_of_failed_generation, tells_of_lost_rank
 from ring_notebook.torch.process_group.members import communicator_of, shorter_limit
-from ring_notebook.torch.process_group.ring_process_group import RingProcessGroup, uncompiled
+from ring_notebook.torch.process_group.ring_process_group import RingProcessGroup
 from ring_notebook.torch.process_group.ring_work import BaseWork, in_backward
-from ring_notebook.torch_private import arguments_of, private
+from ring_notebook.torch_private import arguments_of, private, uncompiled
 
 _COMPARED: dict[str, tuple[str, str]] = {
     "allreduce_": ("all_reduce", "tensors"),

@@ -38,7 +38,7 @@ from ring_notebook.torch.process_group.ring_work import CompletedWork, RingWork,
 from ring_notebook.torch.process_group.run_store import is_of_open_generation
 from ring_notebook.torch.steps.plain_optimizers import guard_steps
 from ring_notebook.torch.tensors import buffer_of, can_reduce, empty_in, from_bytes, moved_as, reader
-from ring_notebook.torch_private import private
+from ring_notebook.torch_private import private, uncompiled
 
 _CPU = torch.device("cpu")
 _KEPT = 256
@@ -681,15 +681,6 @@ def _keep_compiler_out(*classes: type) -> None:
         for name, function in list(vars(base).items()):
             if isinstance(function, FunctionType):
                 setattr(base, name, uncompiled(function))
-
-
-def uncompiled(function: Any) -> Any:
-    """``function``, which torch.compile leaves alone from now on, with what it calls."""
-    set_strategy, action, strategy = map(private, ("set_frame_strategy", "frame_action", "frame_strategy"))
-    if set_strategy is None or action is None or strategy is None:
-        return torch.compiler.disable(function)  # type: ignore[no-untyped-call]
-    set_strategy(function.__code__, strategy(action.SKIP, action.SKIP))
-    return function
 
 
 _keep_compiler_out(RingProcessGroup, RingWork)

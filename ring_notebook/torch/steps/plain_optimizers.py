@@ -28,6 +28,7 @@ from ring_notebook.torch.steps.optimizer_knobs import has_knobs
 from ring_notebook.torch.steps.optimizer_notes import count_step, note_models
 from ring_notebook.torch.steps.repair import Shared, begin, may_have_parted, mend
 from ring_notebook.torch.steps.step_commit import Undo
+from ring_notebook.torch_private import uncompiled
 
 _TRAINING = "_ring_training"
 _is_on = False
@@ -92,6 +93,7 @@ def guard_steps(owners_of: Callable[[Iterable[Tensor]], Sequence[Any]] | None = 
         _is_on = True
 
 
+@uncompiled
 def _before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
     training = _training_of(optimizer)
     # Not inside the step of another optimizer, such as ZeroRedundancyOptimizer.
@@ -123,6 +125,7 @@ def _before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
     return ((args[0], guarded, *args[2:]), kwargs) if len(args) > 1 else (args, {**kwargs, "closure": guarded})
 
 
+@uncompiled
 def _behind(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
     training = _training_of(optimizer)
     if training is None:
@@ -209,12 +212,13 @@ def _find(optimizer: torch.optim.Optimizer, generation: weakref.ref[Communicator
         mesh = getattr(parameter, "device_mesh", None)  # of FSDP2
         if mesh is not None:
             return _Training(generation, _ring(mesh.get_group()) if mesh.ndim == 1 else _whole(mesh.size()))
-    found = _Training(generation)
-    for owner in _owners_of(parameters.values()):
+    found, is_own = _Training(generation), hasattr(optimizer, "is_stepping")
+    owners: Sequence[Any] = [optimizer] if is_own else _owners_of(parameters.values())
+    for owner in owners:
         process_set = owner.process_set_of_steps
         if process_set is not None and process_set.included():
             found.group, found.owner = process_set, owner
-    if hasattr(optimizer, "is_stepping") or found.owner is not None:
+    if is_own or found.owner is not None:
         return found
     kind = nn.parallel.DistributedDataParallel
     for one in gc.get_objects():

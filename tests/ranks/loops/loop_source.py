@@ -144,6 +144,7 @@ class Loop:
     reentrant: bool
     rest: bool
     overlap: str
+    shared: bool
     seed: int
 
 
@@ -209,6 +210,7 @@ def loops(draw: st.DrawFn) -> Loop:
         reentrant=loss not in ("penalty", "by hand") and draw(st.booleans()),
         rest=way in ("prepare", "ddp") and draw(st.booleans()),
         overlap=choose(("inline", "thread")),
+        shared=gather != "accumulate" and draw(st.booleans()),
         seed=draw(st.integers(0, 999)),
     )
 
@@ -326,7 +328,7 @@ def train(ring, rank, size):
     seeded(model)
     own = lambda model: list(model.parameters())
     trained = list(model.parameters())[: {-1 if loop.rest else None}]
-    shares = [trained[n::{groups}] for n in range({groups})]
+    shares = [trained[n::{groups}] + (trained[:1] if n and {loop.shared} else []) for n in range({groups})]
     optimizers = [{made}]
     for one in optimizers:
         if hasattr(one, "train"): one.train()

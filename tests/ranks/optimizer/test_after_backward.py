@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import ring_notebook.torch as ring
+from ranks.joint_training import make_model, momentum, plain_step
 from ring_notebook.errors import CollectiveAborted, CollectiveError
 from ring_notebook.torch.optimizer import backward_end
 
@@ -142,6 +143,8 @@ TABLE: dict[str, tuple[Row, dict[str, Any]]] = {
     "`compression=Compression.fp16`": (accumulated, {"compression": ring.Compression.fp16}),
 }
 ELSEWHERE = {
+    "`torch.compile` around `backward()` and `step()`": "test_a_function_that_steps_may_be_compiled",
+    "parameters in several optimizers": "test_optimizers_share_parameters",
     "`accumulate=2`, between its steps": "test_micro_batches_are_put_away",
     "sparse gradients": "test_sparse_gradients",
     "LBFGS and other closures": "test_gradients_within_a_closure",
@@ -356,3 +359,68 @@ def test_without_the_private_names_the_step_reduces(monkeypatch: pytest.MonkeyPa
             norm(model.parameters(), 0.1)
             one.step()
     torch.testing.assert_close(list(ours.parameters()), list(alone.parameters()))
+
+
+@pytest.mark.parametrize("op", ["Average", "Sum"])
+def test_optimizers_share_parameters(rank: int, size: int, op: str) -> None:
+    """An encoder in two optimizers, and a second one for the end of a training, which is dropped again."""
+
+    def trained(alone: bool) -> list[torch.Tensor]:
+        model = make_model()
+        first, last = torch.optim.SGD(model.parameters(), lr=0.1), torch.optim.Adam(model.first.parameters(), lr=0.01)
+        if not alone:
+            first, last = ring.prepare(model, first, last, op=getattr(ring, op))[1:]
+        x = torch.linspace(-1, 1, 7 * size).reshape(size, 7).sin()
+        factor = size if alone and op == "Sum" else 1
+        for step in range(6):
+            used = [first, last] if step < 4 else [first]
+            for optimizer in used:
+                optimizer.zero_grad()
+                (factor * model(x if alone else x[rank : rank + 1]).square().mean()).backward()
+                nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+                optimizer.step()
+            if step == 3:
+                del last, optimizer, used
+        return list(model.parameters())
+
+    torch.testing.assert_close(trained(alone=False), trained(alone=True))
+
+
+@pytest.mark.sizes(2)
+def test_optimizers_that_share_parameters_accumulate_by_hand() -> None:
+    model = make_model()
+    _, first, _ = ring.prepare(model, momentum(model), momentum(model), accumulate=2)
+    with pytest.raises(RuntimeError, match="accumulate needs an optimizer whose parameters no other one has"):
+        plain_step(model, first, (torch.ones(2, 7), torch.ones(2, 3)))
+
+
+@pytest.mark.parametrize("way", ["averages", "closure", "Adasum", "sync_every", "DDP"])
+@pytest.mark.filterwarnings("ignore")  # the compiler's own
+@pytest.mark.sizes(2)
+def test_a_function_that_steps_may_be_compiled(rank: int, way: str) -> None:
+    """Steps, hooks and logs are called as they are: a compiler would take a generation's objects for constants."""
+
+    def trained(compiled: bool) -> list[torch.Tensor]:
+        model = make_model()
+        options = {"Adasum": {"op": ring.Adasum}, "sync_every": {"sync_every": 2}, "DDP": {"strategy": "ddp"}}
+        model, optimizer = ring.prepare(model, momentum(model), **options.get(way, {}))
+
+        def backward(x: torch.Tensor) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            return loss
+
+        def step(x: torch.Tensor) -> None:
+            if way == "closure":
+                optimizer.step(lambda: backward(x))
+            else:
+                backward(x)
+                optimizer.step()
+
+        run = torch.compile(step, backend="eager") if compiled else step
+        for number in range(3):
+            run(torch.full((2, 7), 1.0 + rank + number))
+        return list(model.parameters())
+
+    torch.testing.assert_close(trained(compiled=True), trained(compiled=False))
