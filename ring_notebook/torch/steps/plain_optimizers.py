@@ -213,7 +213,8 @@ def _find(optimizer: torch.optim.Optimizer, generation: weakref.ref[Communicator
         if mesh is not None:
             return _Training(generation, _ring(mesh.get_group()) if mesh.ndim == 1 else _whole(mesh.size()))
     found, is_own = _Training(generation), hasattr(optimizer, "is_stepping")
-    owners: Sequence[Any] = [optimizer] if is_own else _owners_of(parameters.values())
+    is_prepared = hasattr(optimizer, "process_set_of_steps")
+    owners: Sequence[Any] = [optimizer] if is_prepared else _owners_of(parameters.values())
     for owner in owners:
         process_set = owner.process_set_of_steps
         if process_set is not None and process_set.included():
