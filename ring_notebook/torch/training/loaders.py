@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from functools import cache, partial
+from itertools import repeat
 from types import new_class
 from typing import Any, TypeVar
+from zlib import crc32
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import (
     BatchSampler,
+    ConcatDataset,
     DataLoader,
+    Dataset,
     IterableDataset,
     RandomSampler,
     SequentialSampler,
+    Subset,
     SubsetRandomSampler,
+    TensorDataset,
     WeightedRandomSampler,
     get_worker_info,
 )
@@ -29,6 +37,7 @@ from ring_notebook.core.logical_ranks import progress
 from ring_notebook.core.logical_ranks import share_rank as rank
 from ring_notebook.core.logical_ranks import share_size as size
 from ring_notebook.errors import RingError
+from ring_notebook.torch.tensors import real_view
 from ring_notebook.torch.training.agreed_numbers import AgreedNumbers, draw_seed, states
 from ring_notebook.torch.training.data import (
     DistributedSampler,
@@ -45,6 +54,8 @@ T = TypeVar("T")
 
 _loader_passes: Any = private("loader_passes") or ()
 _SEEDED = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
+_ROWS = 64
+"""Most rows of a tensor that ranks compare."""
 _TORCHDATA = "torchdata.stateful_dataloader"
 _REPEATED = "_RepeatSampler"
 """The sampler of loaders that keep their workers from pass to pass, those of timm and Ultralytics among them."""
@@ -495,15 +506,73 @@ def _agreed(
     process = states()
     state = process["torch"] if generator is None else generator.get_state()
     own = (state, process) if own_rank() == 0 or is_alone() else None
-    rows = gather_objects((described, own), "loaders", global_process_set)
-    for other, (theirs, _) in enumerate(rows):
+    marks = _marks(loader.dataset, source)
+    rows = gather_objects((described, marks, own), "loaders", global_process_set)
+    for other, (theirs, _, _) in enumerate(rows):
         if theirs != rows[0][0]:
             raise ValueError(
                 f"rank {own_rank()}: prepare got other loaders on the ranks: rank 0 a {rows[0][0]}, rank {other} a "
                 f"{theirs}; give every rank the whole data"
             )
-    state, process = rows[0][1]
+    for other, (_, theirs, _) in enumerate(rows):
+        if not _are_alike(theirs, rows[0][1]):
+            raise ValueError(
+                f"rank {own_rank()}: prepare got other samples on the ranks: those of rank {other} are not those of "
+                "rank 0. A split by each rank's own random numbers does that; give it a seed: train_test_split(..., "
+                "random_state=0), random_split(..., generator=torch.Generator().manual_seed(0)). A loader over data "
+                "that the ranks have divided themselves is not for prepare"
+            )
+    state, process = rows[0][2]
     return state if generator is not None else _stream(state, number), process
+
+
+def _marks(dataset: Any, sampler: Any) -> list[Any]:
+    """What tells the samples of one split from those of another: indices, and of other data a few numbers of a part."""
+    marks: list[Any] = []
+    inside = [sampler, dataset]
+    while inside:
+        one = inside.pop()
+        if isinstance(one, ConcatDataset):
+            inside += one.datasets
+        elif isinstance(one, Subset | SubsetRandomSampler):
+            marks.append(crc32(torch.as_tensor(one.indices).cpu().numpy().tobytes()))
+            inside += [one.dataset] if isinstance(one, Subset) else []
+        elif isinstance(one, Dataset):
+            parts = one.tensors if isinstance(one, TensorDataset) else getattr(one, "__dict__", {}).values()
+            known = map(_numbers_in, parts, repeat(length_of(one)))
+            marks.append([numbers for numbers in known if numbers is not None])
+    return marks
+
+
+def _numbers_in(part: Any, count: int | None) -> Tensor | None:
+    """A number for each of some of ``count`` rows of a tensor or array, or names in a list; None of anything else."""
+    is_list = isinstance(part, list | tuple)
+    has_rows = is_list or (isinstance(part, Tensor | np.ndarray) and part.ndim)
+    if not has_rows or not count or len(part) != count:
+        return None
+    some = part[:: len(part) // _ROWS + 1]
+    if is_list:
+        names = [one for one in some if isinstance(one, str)]
+        return torch.tensor([crc32(os.path.basename(one).encode()) for one in names], dtype=torch.double)
+    rows = torch.from_numpy(some.copy()) if isinstance(some, np.ndarray) and some.dtype.kind in "biufc" else some
+    if not isinstance(rows, Tensor) or rows.layout != torch.strided or rows.is_quantized:
+        return None
+    return real_view(rows.detach().cpu()).reshape(len(rows), -1 if rows.numel() else 0).double().sum(1)
+
+
+def _are_alike(marks: list[Any], others: list[Any]) -> bool:
+    """Whether samples are the same. A part of few values, as labels, tells nothing; and one may be noise."""
+
+    def alike(own: Any, other: Any) -> bool:
+        if isinstance(own, int) or isinstance(other, int) or len(own) != len(other):
+            return bool(own == other)
+        telling = [pair for pair in zip(own, other, strict=True) if len(pair[0].unique()) > len(pair[0]) / 2]
+        return not telling or any(len(one) == len(two) and is_close(one, two) for one, two in telling)
+
+    def is_close(one: Tensor, two: Tensor) -> bool:  # but for the rounding of what has computed it
+        return torch.isclose(one, two, rtol=1e-3, atol=1e-6, equal_nan=True).double().mean().item() > 0.5
+
+    return len(marks) == len(others) and all(map(alike, marks, others))
 
 
 def _stream(state: Tensor, number: int) -> Tensor:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import (
     BatchSampler,
+    ConcatDataset,
     DataLoader,
     Dataset,
     IterableDataset,
@@ -24,8 +25,10 @@ from torch.utils.data import (
     Sampler,
     SequentialSampler,
     SubsetRandomSampler,
+    TensorDataset,
     WeightedRandomSampler,
     get_worker_info,
+    random_split,
 )
 
 
@@ -486,6 +489,55 @@ def test_what_cannot_be_divided_raises_and_names_the_part(hvd: ModuleType) -> No
         hvd.prepare(DataLoader(Numbers(rank), 4))
     with pytest.raises(TypeError, match=r"its own __iter__ yields a batch that does not come from its sampler"):
         next(iter(hvd.prepare(Loose(data, 4))))
+
+
+SPLITS: dict[str, Callable[[torch.Generator], DataLoader[Any]]] = {
+    "random_split": lambda g: DataLoader(random_split(Numbers(40), [30, 10], g)[0], 4),
+    "random_split of one": lambda g: DataLoader(ConcatDataset([random_split(Numbers(40), [30, 10], g)[0], Numbers(9)])),
+    "indices": lambda g: DataLoader(Numbers(40), 4, sampler=SubsetRandomSampler(torch.randperm(40, generator=g)[:30])),
+    "arrays": lambda g: DataLoader(TensorDataset(torch.eye(40)[torch.randperm(40, generator=g)[:30]].cumsum(1)), 4),
+    "arrays and labels": lambda g: DataLoader(Rows(np.arange(40.0)[torch.randperm(40, generator=g)], np.ones(40)), 4),
+    "names of files": lambda g: DataLoader(Rows([f"/data/{n}.png" for n in torch.randperm(40, generator=g)]), 4),
+    "complex": lambda g: DataLoader(TensorDataset(torch.randn(9, 2, dtype=torch.cfloat, generator=g)), 4),
+}
+ALIKE: dict[str, Callable[[torch.Generator], DataLoader[Any]]] = {
+    "batches": lambda g: DataLoader(Numbers(40), batch_sampler=BatchSampler(torch.randperm(40, generator=g), 4, False)),
+    "noise": lambda g: DataLoader(TensorDataset(torch.arange(40), torch.randn(40, 2, generator=g)), 4),
+    "rounding": lambda g: DataLoader(Rows(np.arange(40.0) + 1e-6 * torch.rand(40, generator=g).numpy()), 4),
+    "folders": lambda g: DataLoader(Rows([f"/{torch.rand(1, generator=g)}/{n}.png" for n in range(40)]), 4),
+    "few values": lambda g: DataLoader(Rows(torch.randint(2, (40,), generator=g), torch.zeros(40, 3)), 4),
+    "nothing": lambda g: DataLoader(TensorDataset(torch.zeros(0, 3)), 4),
+}
+
+
+class Rows(Dataset[Any]):
+    def __init__(self, *parts: Any) -> None:
+        self.x, *self.others = self.parts = parts
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, index: int) -> Any:
+        return [part[index] for part in self.parts]
+
+
+@pytest.mark.parametrize("name", SPLITS)
+@pytest.mark.sizes(2)
+def test_a_split_that_each_rank_has_drawn_itself_raises(hvd: ModuleType, name: str) -> None:
+    """It would train on samples that another rank validates on. A seed makes it right."""
+
+    def split(seed: int) -> None:
+        hvd.prepare(SPLITS[name](torch.Generator().manual_seed(seed)))
+
+    with pytest.raises(ValueError, match=r"prepare got other samples on the ranks: those of rank 1.*random_state=0"):
+        split(hvd.rank())
+    split(3)
+
+
+@pytest.mark.parametrize("name", ALIKE)
+@pytest.mark.sizes(2)
+def test_what_may_differ_by_rank_beside_the_samples(hvd: ModuleType, name: str) -> None:
+    hvd.prepare(ALIKE[name](torch.Generator().manual_seed(hvd.rank())))
 
 
 @pytest.mark.parametrize("name", ["shuffle, generator", "subclass", "own sampler", "iterable", "one pass without end"])
