@@ -165,9 +165,9 @@ def prepare(
     Objects of Keras or JAX go to `prepare` of their face, whichever is imported.
 
     Raises NotInitializedError before ``init()``; TypeError, which names the argument, for any other object; ValueError
-    for an optimizer of a model that is not passed, for a loader over other samples on some rank, for ``noise_scale`` with a loader of unknown batch size, and where
-    there are more ranks than ``logical``; TypeError for ``noise_scale`` or ``accumulate`` with ``op=Adasum``,
-    a ``strategy`` or ``logical``, and for ``logical`` with a ``strategy``.
+    for an optimizer of a model that is not passed, for a loader over other samples on some rank, for ``noise_scale``
+    with a loader of unknown batch size, and where there are more ranks than ``logical``; TypeError for ``noise_scale``
+    or ``accumulate`` with ``op=Adasum``, a ``strategy`` or ``logical``, and for ``logical`` with a ``strategy``.
     """
     if another := of_another("prepare", objects, "torch"):
         own_options = {
