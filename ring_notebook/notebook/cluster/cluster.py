@@ -491,10 +491,13 @@ class Cluster:
         return [found.get(rank, {}) for rank in range(self.n)]
 
     def names(self, path: str = "") -> list[str]:
-        """The names on the first living rank, or those after ``path`` and a dot; ClusterError when it is slow."""
-        engines = self._idle()
-        first = engines.living()[:1]
-        found: list[str] = engines.call(f"{_NAMESPACE}:names", path, ranks=first, timeout=_SECONDS_TO_NAME)[0]
+        """The names on the first living rank, or those after ``path`` and a dot, also while a run is in progress.
+
+        Raises ClusterError when it is slow.
+        """
+        found: list[str] | None = self._asked_beside("names", path)
+        if found is None:
+            raise ClusterError(f"no answer from the engines within {_SECONDS_TO_NAME:g} s")
         return found
 
     def help(self, path: str) -> str:
@@ -502,9 +505,13 @@ class Cluster:
 
         Empty where rank 0 has no such name, or is slow.
         """
+        return str(self._asked_beside("help_on", path) or "")
+
+    def _asked_beside(self, function: str, path: str) -> Any:
+        """What the first living rank says of a name, beside its cell; None where it is slow."""
         engines = self._connected()
         first = engines.living()[:1]
-        return str(engines.call_beside(f"{_NAMESPACE}:help_on", path, ranks=first, timeout=_SECONDS_TO_NAME)[0] or "")
+        return engines.call_beside(f"{_NAMESPACE}:{function}", path, ranks=first, timeout=_SECONDS_TO_NAME)[0]
 
     def sync(self) -> Synced:
         """Bring the modules that have changed in this notebook's folder to all ranks, and reload them there.

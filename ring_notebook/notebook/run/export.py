@@ -53,7 +53,7 @@ class Script:
         lines = [f"Wrote {behind}the cell of run {self.run}{where}. Run it: ringrun -np {self.size} python {name}"]
         if self.missing:
             lines.append(
-                f"These cells use {', '.join(self.missing)} and do not make it: mark the cell that does "
+                f"No cell of it makes {', '.join(self.missing)}: mark the one that does "
                 "`%%ringtrain --setup`, run it and this one again, and export again."
             )
         return "\n".join(lines)

@@ -13,7 +13,6 @@ from ring_notebook.notebook.panel.comparison import outcome
 from ring_notebook.notebook.record.run_labels import Look
 from ring_notebook.notebook.record.run_record import RunRecord
 from ring_notebook.notebook.record.run_view import charted_in
-from ring_notebook.notebook.style import shown
 from ring_notebook.notebook.table import Listing
 
 _METRICS = 3  # of the table, each with its best value; `%ring runs compare` has all
@@ -35,8 +34,16 @@ class Trial:
 
     @property
     def label(self) -> str:
-        """The values, for a legend."""
-        return " ".join(f"{name}={value}" for name, value in self.values.items())
+        """The values, for a legend and the names of runs."""
+        return " ".join(f"{name}={text}" for name, text in self.texts.items())
+
+    @property
+    def texts(self) -> dict[str, str]:
+        """The values as text: all digits, since two runs may differ in the last one."""
+        return {
+            name: str(value).removesuffix(".0" if isinstance(value, float) else "")
+            for name, value in self.values.items()
+        }
 
     @property
     def status(self) -> str:
@@ -61,7 +68,7 @@ class SweepReport:
         rows: list[dict[str, tuple[Any, str]]] = []
         known = titles(charted_in(log.view() for log in self.runs))[:_METRICS]
         for trial in self.trials:
-            row = {name: (value, shown(value)) for name, value in trial.values.items()}
+            row = {name: (value, trial.texts[name]) for name, value in trial.values.items()}
             row["status"] = (trial.status, trial.status)
             rows.append(row | (outcome(trial.record, known) if trial.record is not None else {}))
         wanted = [*self.trials[0].values, "status", *(text for name in known for text in (name, f"best {name}"))]

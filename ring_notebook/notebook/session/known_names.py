@@ -14,8 +14,8 @@ _NAME = re.compile(r"[^\W\d]\w*(\.\w*)*$")
 
 
 def names_on_rank_0(session: Session, path: str = "") -> list[str]:
-    """The names on rank 0 (after ``path`` and a dot, where given); while a run is in progress, the last known."""
-    if session.cluster is not None and session.cluster.running and (session.run is None or session.run.done):
+    """The names on rank 0 (after ``path`` and a dot, where given); the last known where it is slow to answer."""
+    if session.cluster is not None and session.cluster.running:
         with contextlib.suppress(ClusterError):
             session.known_names[path] = session.cluster.names(path)
     return session.known_names.get(path, [])

@@ -93,6 +93,14 @@ def test_a_name_of_the_ranks_is_completed_and_its_absence_here_explained(noteboo
     assert "Did you mean: 'velocity', which the ranks have? `%ring pull velocity`" in shown
     _, shown = notebook.error("%%local\nvelocitxy = 1\nvelocitx")
     assert "which the ranks have" not in shown, "that of the notebook is closer"
+    notebook.run(
+        "%%ringtrain --background --out busy\nimport time\nacceleration = 2\nring.log(begun=1)\n"
+        "while True:\n    time.sleep(0.01)"
+    )
+    notebook.run("%%local\nwhile not busy.metrics:\n    pass")
+    _, shown = notebook.error("%%local\nacceleration")
+    assert "the ranks have it: `%ring pull acceleration`" in shown, "while they are busy"
+    notebook.run("%%local\nbusy.stop()")
 
 
 def test_off_brings_cells_back(notebook: Notebook) -> None:

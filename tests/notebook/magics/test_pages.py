@@ -29,9 +29,12 @@ def test_the_first_cells_train(notebook: Notebook) -> None:
 def ran(notebook: Notebook, cells: list[tuple[str, str, str]]) -> str:
     """The first cell that did not end as its page says, and how it ended; nothing when all did."""
     for how, what, cell in cells:
-        errors = [one for one in notebook.run(cell) if one["output_type"] == "error"]
+        shown = notebook.run(cell)
+        errors = [one for one in shown if one["output_type"] == "error"]
         if [one["ename"] for one in errors] != ([what] if how == "raises" else []):
             return f"{cell}\n{errors}"
+        if cell.startswith("!") and notebook.text("print(_exit_code)").strip() != "0":
+            return f"{cell}\n{shown}"
     return ""
 
 

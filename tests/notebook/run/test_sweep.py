@@ -55,5 +55,7 @@ def test_a_stop_ends_all_of_a_sweep(notebook: Notebook, tmp_path: Path) -> None:
 
 
 def test_a_sweep_of_which_nothing_ends_well_raises_what_the_first_run_did(notebook: Notebook) -> None:
-    name, text = notebook.error("%%ringtrain --sweep lr=1,2\nlr = 0\nassert lr < 1, lr")
-    assert (name, "AssertionError: 1" in text) == ("AssertionError", True)
+    name, text = notebook.error("%%ringtrain --out swept --sweep lr=1000.0,2\nlr = 0\nassert lr < 1, lr")
+    assert (name, "AssertionError: 1000.0" in text) == ("AssertionError", True)
+    # The table writes no other number than legend and names of runs.
+    assert notebook.text("[one.title for one in swept.trials]") == "['sweep lr=1000', 'sweep lr=2']"

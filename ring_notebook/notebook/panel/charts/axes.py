@@ -64,7 +64,7 @@ class Scale:
         """The text at a tick, with the digits that tell it from the next one."""
         if not self.log and max(abs(self.low), abs(self.high)) >= _DIGITS * self.step:
             return f"{tick:,.{max(0, -math.floor(math.log10(self.step) + 1e-9))}f}"
-        return whole(tick) if abs(tick) >= 1000 else number(tick)
+        return whole(tick) if 1000 <= abs(tick) < 1e12 else number(tick)  # those with an exponent are short
 
 
 def margin(y: Scale, *units: str) -> int:
@@ -74,7 +74,9 @@ def margin(y: Scale, *units: str) -> int:
 
 
 def _plain(tick: float, log: bool) -> str:
-    """A tick as a live chart writes it, which has exponents on a logarithmic axis only."""
+    """A tick as a live chart writes it, with exponents of small numbers on a logarithmic axis only."""
+    if abs(tick) >= 1e21:  # JavaScript writes all others with all digits
+        return f"{tick:.4g}"
     return f"{tick:.0e}" if log and tick < 1e-6 else f"{tick:,.12f}".rstrip("0").rstrip(".")
 
 

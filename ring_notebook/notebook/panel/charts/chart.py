@@ -248,9 +248,13 @@ def _newest(view: RunView, name: str) -> Mapping[int, float]:
 
 
 def _or_newest(view: RunView, name: str, judged: Line, best: tuple[float, float]) -> tuple[float, float]:
-    """The best point of a curve, or its newest value: a point of a long curve is the mean of many steps."""
-    newest = _newest(view, name)
-    now = math.fsum(newest.values()) / len(newest) if len(newest) == len(view.curves[name]) else best[1]
+    """The best point of a curve, or its newest value: a point of a long curve is the mean of many steps.
+
+    Of ranks that have told of different steps there is no newest mean.
+    """
+    newest, curves = _newest(view, name), view.curves[name].values()
+    same = len(newest) == len(curves) and len({one.x[-1] for one in curves}) == 1
+    now = math.fsum(newest.values()) / len(newest) if same else best[1]
     return (float(judged.x[-1]), now) if (now - best[1]) * direction(name) > 0 else best
 
 

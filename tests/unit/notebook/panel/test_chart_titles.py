@@ -85,6 +85,14 @@ def test_the_newest_value_is_not_better_than_the_best() -> None:
     assert chart.note == "1001 · falling · best 1001"
 
 
+def test_the_best_is_of_one_step_while_ranks_have_told_of_different_ones() -> None:
+    state = RunState(2, 0.0)
+    for rank, steps in ((0, 3), (1, 6)):
+        state.apply(MetricBatch("run", rank, ("loss",), rows(*((step, step, 9 - step) for step in range(steps)))), 9.0)
+    (chart,) = charts(state.view(9.0), ["loss"], Look())
+    assert chart.best == (2, 7)
+
+
 def rows(*values: tuple[float, ...]) -> array[float]:
     return array("d", (number for row in values for number in row))
 

@@ -59,7 +59,7 @@ def test_of_an_edited_cell_the_last_version_that_ran_well(ran: Any, tmp_path: Pa
 def test_names_that_no_cell_makes_are_told(ran: Any, tmp_path: Path) -> None:
     log = ran("a", "import os\ndef f(x): return x\ny = [z for z in f(range(len(os.sep)))]\nring.log(a=model(data))")
     assert export(log, tmp_path / "train.py").missing == ("model", "data")
-    assert "use model, data and do not make it" in repr(export(log, tmp_path / "train.py"))
+    assert "No cell of it makes model, data: mark" in repr(export(log, tmp_path / "train.py"))
     star = ran("b", "from math import *\nprint(pi)")
     assert export(star, tmp_path / "star.py").missing == ()
 
