@@ -70,7 +70,8 @@ class Scale:
 def margin(y: Scale, *units: str) -> int:
     """Pixels that the labels of the y axis, and the units of both axes, need at the left of a chart."""
     ticks = [_plain(tick, y.log) for tick in ((y.low, *y.ticks, y.high) if y.log else y.ticks)]
-    return max(_LEAST, _GAP + round(_CHARACTER * max(map(len, [*units, *ticks]))))
+    widest = max(len(one) + one.count("+") for one in [*units, *ticks])  # which is wider than a digit
+    return max(_LEAST, _GAP + round(_CHARACTER * widest))
 
 
 def _plain(tick: float, log: bool) -> str:
