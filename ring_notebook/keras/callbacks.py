@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from ring_notebook.api.basics import size
 from ring_notebook.api.objects import allreduce_numbers
 from ring_notebook.api.process_sets import ProcessSet, global_process_set
@@ -72,13 +74,15 @@ class MetricAverageCallback(_Callback):  # type: ignore[misc]
         self.process_set = process_set
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Replace the values in ``logs``."""
+        """Replace the values in ``logs``, numbers and arrays."""
         names = sorted(logs or ())
         if names:
-            values = [float(logs[name]) for name in names]
-            logs.update(
-                zip(names, allreduce_numbers(values, ReduceOp.AVERAGE, "metrics", self.process_set), strict=True)
-            )
+            arrays = [np.asarray(logs[name], np.float64) for name in names]  # of a metric with a number for each class
+            values = np.concatenate([array.reshape(-1) for array in arrays]).tolist()
+            means = allreduce_numbers(values, ReduceOp.AVERAGE, "metrics", self.process_set)
+            ends = np.cumsum([array.size for array in arrays])
+            for name, array, part in zip(names, arrays, np.split(means, ends[:-1]), strict=True):
+                logs[name] = part.reshape(array.shape) if array.ndim else part.item()
 
 
 class LearningRateScheduleCallback(_Callback):  # type: ignore[misc]

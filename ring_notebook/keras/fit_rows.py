@@ -7,6 +7,8 @@ from functools import wraps
 from inspect import signature
 from typing import Any
 
+import numpy as np
+
 from ring_notebook.api.process_sets import global_process_set
 from ring_notebook.core.metrics import is_attached, log, set_progress
 from ring_notebook.core.steering import Knob, steering
@@ -50,7 +52,7 @@ class _Rows(keras.callbacks.Callback):  # type: ignore[misc]
         steps = (self.params or {}).get("steps") or 0
         done = (self._epoch - self._first_epoch) * steps + batch + 1
         set_progress(done, (self._epochs - self._first_epoch) * steps)
-        values: dict[str, Any] = {name: float(value) for name, value in (logs or {}).items()}
+        values = _numbers_of(logs)
         if self._samples:
             values["samples"] = float(self._samples)
         log(**values, epoch=self._epoch)
@@ -58,11 +60,13 @@ class _Rows(keras.callbacks.Callback):  # type: ignore[misc]
             step()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        validation: dict[str, Any] = {
-            name: float(value) for name, value in (logs or {}).items() if name.startswith("val_")
-        }
-        if validation:
+        if validation := {name: value for name, value in _numbers_of(logs).items() if name.startswith("val_")}:
             log(**validation, epoch=epoch)
+
+
+def _numbers_of(logs: Any) -> dict[str, Any]:
+    """Without the metrics that are arrays, such as ``F1Score(average=None)``, which have no curve."""
+    return {name: float(value) for name, value in (logs or {}).items() if np.ndim(value) == 0}
 
 
 def extend_fits() -> None:

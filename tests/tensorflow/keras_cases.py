@@ -35,6 +35,20 @@ def model(seed: int, optimizer, **compile_options):
     return made
 
 
+class OfClasses(keras.metrics.Metric):
+    """A number for each of two classes, as of `F1Score(average=None)`."""
+
+    def update_state(self, y_true, y_pred, sample_weight=None) -> None:
+        pass
+
+    def result(self):
+        return constant([1.0, 3.0])
+
+
+def constant(values):
+    return keras.backend.constant(values) if IS_LEGACY else keras.ops.convert_to_tensor(values)
+
+
 def fit(made, data=None, epochs=2, callbacks=(), **options):
     x, y = (own(X), own(Y)) if data is None else data
     batch = options.pop("batch_size", BATCH)
@@ -334,9 +348,10 @@ def case_keras_own_distribution_is_refused() -> None:
 
 
 def case_metrics_are_averages() -> None:
-    logs = {"loss": float(hvd.rank()), "accuracy": 2.0 * hvd.rank()}
+    logs = {"loss": float(hvd.rank()), "accuracy": 2.0 * hvd.rank(), "of_classes": np.array([hvd.rank(), 1.0])}
     hvd.callbacks.MetricAverageCallback().on_epoch_end(0, logs)
     mean = (hvd.size() - 1) / 2
+    np.testing.assert_array_equal(logs.pop("of_classes"), [mean, 1.0])
     assert logs == {"loss": mean, "accuracy": 2 * mean}
 
 
@@ -642,7 +657,7 @@ def case_a_state_takes_the_commit_of_another_process_before_its_first_step() -> 
 def case_fit_logs_rows_in_a_notebook() -> None:
     metrics.begin()
     try:
-        noted = model(1, hvd.DistributedOptimizer(keras.optimizers.SGD(0.05)))
+        noted = model(1, hvd.DistributedOptimizer(keras.optimizers.SGD(0.05)), metrics=[OfClasses()])
         noted.fit(own(X), own(Y), BATCH, 2, 0, validation_data=(X, Y))
         rows = metrics.drain("run", hvd.rank())
         assert metrics.progress() == (2 * len(own(X)) // BATCH,) * 2
