@@ -56,13 +56,15 @@ def face() -> Any:
 
 def arrays_of(variables: Any) -> list[Any]:
     """The values of Keras variables as arrays that belong to the caller."""
-    return [np.array(keras.ops.convert_to_numpy(v) if not IS_LEGACY else v.numpy(), order="C") for v in variables]
+    values = keras.backend.batch_get_value(variables) if IS_LEGACY else map(keras.ops.convert_to_numpy, variables)
+    return [np.array(value, order="C") for value in values]  # of tf_keras also in a graph of TensorFlow 1
 
 
 def assign(variables: Any, arrays: Any) -> None:
     """Give variables these values."""
+    set_value = keras.backend.set_value if IS_LEGACY else lambda variable, array: variable.assign(array)
     for variable, array in zip(variables, arrays, strict=True):
-        variable.assign(array)
+        set_value(variable, array)
 
 
 def broadcast_values(variables: Any, root_rank: int, process_set: ProcessSet = global_process_set) -> None:

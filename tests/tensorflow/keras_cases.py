@@ -240,6 +240,19 @@ def case_adasum_and_the_broadcast_of_a_graph() -> None:
         hvd.broadcast_global_variables(0)
 
 
+def case_fit_in_a_graph_of_tensorflow_1() -> None:
+    if not IS_LEGACY:
+        return  # Keras 3 has no graphs
+    import tensorflow as tf
+
+    with tf.Graph().as_default(), tf.compat.v1.Session().as_default():
+        trained = model(hvd.rank(), hvd.DistributedOptimizer(keras.optimizers.legacy.SGD(0.05, momentum=0.9)))
+        warmup = hvd.callbacks.LearningRateWarmupCallback(0.05, warmup_epochs=2, steps_per_epoch=2)
+        history = fit(trained, callbacks=[start(), hvd.callbacks.MetricAverageCallback(), warmup]).history
+        check_equal(trained)
+    assert all(other == history["loss"] for other in hvd.allgather_object(history["loss"]))
+
+
 def case_synchronized_batch_normalization_within_fit() -> None:
     if backend() != "tensorflow":
         return
