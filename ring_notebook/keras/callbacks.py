@@ -11,7 +11,7 @@ from ring_notebook.api.basics import size
 from ring_notebook.api.objects import allreduce_numbers
 from ring_notebook.api.process_sets import ProcessSet, global_process_set
 from ring_notebook.core.communicator import ReduceOp
-from ring_notebook.keras.chosen_keras import IS_LEGACY, broadcast_values, keras
+from ring_notebook.keras.chosen_keras import IS_LEGACY, arrays_of, broadcast_values, keras
 from ring_notebook.keras.keras_state import is_built, variables_of
 
 __all__ = [
@@ -148,14 +148,10 @@ class LearningRateScheduleCallback(_Callback):  # type: ignore[misc]
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Tell the learning rate as a metric."""
         if logs is not None:
-            logs["lr"] = float(self._rate())
+            logs["lr"] = self._rate()
 
-    def _rate(self) -> Any:
-        return (
-            keras.backend.get_value(self.model.optimizer.learning_rate)
-            if IS_LEGACY
-            else float(keras.ops.convert_to_numpy(self.model.optimizer.learning_rate))
-        )
+    def _rate(self) -> float:
+        return float(arrays_of([self.model.optimizer.learning_rate])[0])
 
     def _set(self, factor: float) -> None:
         optimizer, new = self.model.optimizer, self.initial_lr * factor

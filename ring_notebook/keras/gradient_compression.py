@@ -16,15 +16,12 @@ def _float_size(tensor: Any) -> int:
     return _SIZES.get(keras.backend.standardize_dtype(tensor.dtype), 0)
 
 
-def _keras_compression() -> Any:
-    class Compression:
-        """The compressors that come with the package: ``none``, ``fp16`` and, beyond Horovod, ``bf16``."""
+class _OfKeras:
+    """The compressors that come with the package: ``none``, ``fp16`` and, beyond Horovod, ``bf16``."""
 
-        none: Compressor = NoCompression()
-        fp16: Compressor = CastCompression("fp16", "float16", _float_size, keras.ops.cast)
-        bf16: Compressor = CastCompression("bf16", "bfloat16", _float_size, keras.ops.cast)
-
-    return Compression
+    none: Compressor = NoCompression()
+    fp16: Compressor = CastCompression("fp16", "float16", _float_size, lambda one, dtype: keras.ops.cast(one, dtype))
+    bf16: Compressor = CastCompression("bf16", "bfloat16", _float_size, lambda one, dtype: keras.ops.cast(one, dtype))
 
 
-Compression: Any = face().Compression if IS_LEGACY else _keras_compression()
+Compression: Any = face().Compression if IS_LEGACY else _OfKeras
