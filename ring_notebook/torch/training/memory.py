@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -183,7 +184,9 @@ def _tried(optimizer: torch.optim.Optimizer, group: dict[str, Any], values: Tens
     parameter.grad = torch.zeros_like(values)
     twin = object.__new__(type(optimizer))
     notes = {name for name in optimizer.__dict__ if name == "step" or name.startswith("_ring_")}
-    twin.__dict__.update({name: value for name, value in optimizer.__dict__.items() if name not in notes})
+    # Its own tables of codes, which optimizers of 8 bits move to the device of a parameter.
+    shared = {name: value for name, value in optimizer.__dict__.items() if name not in notes}
+    twin.__dict__.update({name: copy(value) if isinstance(value, dict) else value for name, value in shared.items()})
     # With ``is_stepping`` the hooks of `ring_notebook.torch.steps` do not look for what it trains.
     twin.__dict__.update(state=defaultdict(dict), param_groups=[{**group, "params": [parameter]}], is_stepping=True)
     twin.step(lambda: 0.0)

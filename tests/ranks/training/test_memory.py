@@ -76,7 +76,21 @@ def batch_of(rows: int) -> dict[str, Tensor]:
     return {"tokens": tokens, "labels": tokens.clone()}
 
 
+class Tables(torch.optim.SGD):
+    """Keeps a table of codes where its last parameter was, as optimizers of 8 bits do."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, lr=0.1, momentum=0.9)
+        self.tables = {"codes": torch.arange(256.0)}
+
+    def step(self, closure: Any = None) -> Any:
+        for one in self.param_groups[0]["params"]:
+            self.tables["codes"] = self.tables["codes"].to(one.device)
+        return super().step(closure)
+
+
 OPTIMIZERS: dict[str, Any] = {
+    "tables": Tables,
     "Adam": torch.optim.Adam,
     "SGD": lambda parameters: torch.optim.SGD(parameters, lr=0.1),
     "momentum": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
