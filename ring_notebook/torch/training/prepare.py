@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import warnings
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import Any, Literal, TypeAlias, TypeVar, overload
+from typing import Any, Literal, TypeAlias, TypeVar, cast, overload
 
 import torch
 import torch.distributed as dist
@@ -416,11 +417,30 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 def _ddp(model: nn.Module, optimizer: torch.optim.Optimizer) -> nn.Module:
-    if model is not unwrapped(model) and world.disruptions() == 0:  # the cell was run again
+    if model is not unwrapped(model) and world.disruptions() == 0 and not _freed(model):  # the cell was run again
         return model
     model = unwrapped(model)  # a backward pass that has raised leaves the wrapper unusable
     # With gradients as views of the buckets, no gradient is copied.
-    return nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
+    wrapper: Any = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
+    wrapper._ring_frozen = [(name, one) for name, one in model.named_parameters() if not one.requires_grad]
+    found = weakref.ref(wrapper)  # the optimizer may outlive it
+
+    def check(*_: Any) -> None:
+        if freed := _freed(found()):
+            raise RuntimeError(
+                f"rank {world.current().rank}: {freed[0]}{' and others' * (len(freed) > 1)} got requires_grad after "
+                "prepare(strategy='ddp'), and DistributedDataParallel averages no gradients of it: call prepare again"
+            )
+
+    if before := getattr(optimizer, "_ring_check_freed", None):
+        before.remove()
+    optimizer._ring_check_freed = optimizer.register_step_pre_hook(check)  # type: ignore[attr-defined]
+    return cast("nn.Module", wrapper)
+
+
+def _freed(wrapper: Any) -> list[str]:
+    """The parameters that were frozen when their DistributedDataParallel was made, and are no more."""
+    return [name for name, one in getattr(wrapper, "_ring_frozen", ()) if one.requires_grad]
 
 
 def _fsdp(model: nn.Module, optimizer: torch.optim.Optimizer) -> nn.Module:

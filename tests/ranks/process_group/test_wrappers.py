@@ -305,6 +305,29 @@ def test_prepare_with_a_strategy(strategy: str, rank: int, size: int) -> None:
     assert all(not torch.equal(now, then) for now, then in zip(model.parameters(), before, strict=True))
 
 
+@pytest.mark.parametrize("strategy", ["fsdp", "ddp"])
+def test_a_layer_that_is_trained_later(strategy: str, rank: int) -> None:
+    """DDP would leave it to each rank: the step is refused until the model is prepared again."""
+    model = network()
+    frozen = next(iter(model.parameters())).requires_grad_(False)
+    optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer = hvd.prepare(model, optimizer, strategy=strategy)
+    inner = model.module if strategy == "ddp" else model
+    for step in range(3):
+        optimizer.zero_grad()
+        model(torch.full((2, *batch(0, 0, 1)[0].shape[1:]), rank + 1.0)).sum().backward()
+        if step == 1 and strategy == "ddp":
+            with pytest.raises(RuntimeError, match="got requires_grad after prepare"):
+                optimizer.step()
+            model, optimizer = hvd.prepare(model, optimizer, strategy=strategy)
+        else:
+            optimizer.step()
+        if step == 0:
+            next(iter(inner.parameters())).requires_grad_(True)
+    assert frozen.requires_grad == (strategy == "ddp")
+    hvd.check(inner)
+
+
 def test_wrong_strategies() -> None:
     model = network()
     optimizer = torch.optim.Adam(model.parameters())
