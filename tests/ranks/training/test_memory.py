@@ -90,12 +90,12 @@ class Tables(torch.optim.SGD):
 
 
 OPTIMIZERS: dict[str, Any] = {
-    "tables": Tables,
     "Adam": torch.optim.Adam,
     "SGD": lambda parameters: torch.optim.SGD(parameters, lr=0.1),
     "momentum": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
     "Adafactor": torch.optim.Adafactor,
     "amsgrad": lambda parameters: torch.optim.AdamW(parameters, amsgrad=True),
+    "tables": Tables,
 }
 
 
