@@ -14,8 +14,6 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
-
 from ring_notebook.analysis.job_failure import first_failure
 from ring_notebook.errors import RunFailed
 from ring_notebook.files.claimed_folders import claimed_folder
@@ -28,6 +26,7 @@ from ring_notebook.launch.supervisor.growth import NOT_ELASTIC, Elastic
 from ring_notebook.machine.gpus import gpus
 from ring_notebook.machine.hardware import cores
 from ring_notebook.machine.own_python import code_command
+from ring_notebook.protocol.sent_functions import dumps
 from ring_notebook.rank.function_rank import ADDRESS, KEY, Outcome
 from ring_notebook.rank.known_callers import Caller, KnownCallers
 
@@ -104,7 +103,7 @@ def run_on_ranks(
         check_slots(size, named)
     elif allocation and not only_here(where):
         allocation.check_slots(size)
-    work = (sys.path, cloudpickle.dumps((fn, tuple(args), dict(kwargs))))
+    work = (sys.path, dumps((fn, tuple(args), dict(kwargs))))
     key = secrets.token_hex(32)  # text, because an environment variable carries it to the ranks
     files = RankFiles(output, size) if output else None
     outcomes: dict[int, Outcome] = {}

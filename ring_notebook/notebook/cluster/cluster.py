@@ -13,8 +13,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
-
 from ring_notebook.errors import ClusterError, RingError
 from ring_notebook.files.run_folders import runs_directory
 from ring_notebook.files.snapshot_files import Snapshot
@@ -38,6 +36,7 @@ from ring_notebook.notebook.record.run_record import RunRecord
 from ring_notebook.notebook.run.run import Run
 from ring_notebook.notebook.run.send_cell import send
 from ring_notebook.notebook.run.takeover import logs_in_progress
+from ring_notebook.protocol.sent_functions import dumps
 from ring_notebook.rank.named_interrupt import DEBUGGER
 
 _START_TIMEOUT = 120.0
@@ -467,7 +466,7 @@ class Cluster:
         """Copy variables to every rank. Raises ClusterError that names one which cannot be pickled."""
         engines = self._idle()
         try:
-            pickled = cloudpickle.dumps(dict(values))
+            pickled = dumps(dict(values))
         except Exception as error:
             raise ClusterError(f"{_culprit(values)} cannot be pickled for the ranks: {error}") from None
         engines.call(f"{_NAMESPACE}:put", pickled)
@@ -647,7 +646,7 @@ def _culprit(variables: Mapping[str, Any]) -> str:
     """The first of ``variables`` that cannot be pickled."""
     for name, value in variables.items():
         try:
-            cloudpickle.dumps(value)
+            dumps(value)
         except Exception:
             return f"{name} ({type(value).__name__})"
     return ", ".join(variables)
