@@ -7,6 +7,7 @@ No other file of the package uses a private name. This one loads only the name t
 from __future__ import annotations
 
 from importlib import import_module
+from sys import modules
 from typing import Any, TypeVar
 
 F = TypeVar("F", bound=Any)
@@ -76,6 +77,11 @@ def uncompiled(function: F) -> F:
     set_strategy(function.__code__, strategy(action.SKIP, action.SKIP))  # where it begins: C++ may call it
     vars(function)["_torchdynamo_disable"] = True  # where a function that is compiled calls it
     return function
+
+
+def in_compiled_autograd() -> bool:
+    """Whether a compiled backward pass runs; False in a torch that does not say."""
+    return bool(getattr(modules.get("torch._dynamo.compiled_autograd"), "in_compiled_autograd_region", False))
 
 
 def pass_of_workers(loader_pass: Any) -> tuple[Any, int, int]:

@@ -19,7 +19,7 @@ from ring_notebook.api.basics import joins
 from ring_notebook.api.objects import allreduce_numbers
 from ring_notebook.api.process_sets import ProcessSet
 from ring_notebook.core.communicator import Communicator, ReduceOp
-from ring_notebook.torch_private import private, uncompiled
+from ring_notebook.torch_private import in_compiled_autograd, private, uncompiled
 
 _at_end_of_backward, _task = private("at_end_of_backward"), private("current_graph_task")
 ENDS_ARE_SEEN = _at_end_of_backward is not None and _task is not None
@@ -144,6 +144,12 @@ def note(reducer: Reducer, parameter: Tensor) -> bool:
             gradient = None if parameter.grad is None else parameter.grad.clone()
             end_broken()
             parameter.grad = gradient
+        if in_compiled_autograd():
+            raise RuntimeError(
+                f"rank {reducer.process_set().rank()}: gradients are averaged at the end of a backward pass, which "
+                "compiled autograd does not tell; leave torch._dynamo.config.compiled_autograd off: torch.compile of "
+                "the model and of its loss does not need it"
+            )
         found = _passes[task] = _Pass(task)
         _at_end_of_backward(_End(found))
     found.reached[reducer] = reducer.generation

@@ -144,6 +144,7 @@ TABLE: dict[str, tuple[Row, dict[str, Any]]] = {
 }
 ELSEWHERE = {
     "`torch.compile` around `backward()` and `step()`": "test_a_function_that_steps_may_be_compiled",
+    "a backward pass by compiled autograd": "test_compiled_autograd_is_refused",
     "parameters in several optimizers": "test_optimizers_share_parameters",
     "`accumulate=2`, between its steps": "test_micro_batches_are_put_away",
     "sparse gradients": "test_sparse_gradients",
@@ -424,3 +425,18 @@ def test_a_function_that_steps_may_be_compiled(rank: int, way: str) -> None:
         return list(model.parameters())
 
     torch.testing.assert_close(trained(compiled=True), trained(compiled=False))
+
+
+@pytest.mark.filterwarnings("ignore")  # the compiler's own
+@pytest.mark.sizes(2)
+def test_compiled_autograd_is_refused() -> None:
+    model = network()
+    _, optimizer = ring.prepare(model, torch.optim.SGD(model.parameters(), 0.1))
+    with (
+        torch._dynamo.config.patch(compiled_autograd=True),
+        pytest.raises(RuntimeError, match=r"rank \d: gradients are averaged at the end .*compiled_autograd off"),
+    ):
+        torch.compile(lambda x: loss(model, x).backward(), backend="eager")(share(batch()))
+    optimizer.zero_grad()
+    loss(model, share(batch())).backward()
+    optimizer.step()
