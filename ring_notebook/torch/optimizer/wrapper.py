@@ -188,8 +188,9 @@ class Wrapper(torch.optim.Optimizer):
     def _check_newest(self) -> None:
         if self._superseded:
             raise RuntimeError(
-                "a newer DistributedOptimizer, which reduces in another way or wraps the same optimizer, has taken "
-                "over these parameters; use that one, or build separate models"
+                "a newer DistributedOptimizer has taken over these parameters: two of them share parameters only where "
+                "both average or both sum over the same ranks, without logical ranks, local steps or Adasum, and wrap "
+                "optimizers of their own; use the newer one, or build separate models"
             )
 
     @contextmanager

@@ -428,7 +428,7 @@ def test_a_function_that_steps_may_be_compiled(rank: int, way: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")  # the compiler's own
-@pytest.mark.sizes(2)
+@pytest.mark.sizes(slow=(2,))
 def test_compiled_autograd_is_refused() -> None:
     model = network()
     _, optimizer = ring.prepare(model, torch.optim.SGD(model.parameters(), 0.1))
