@@ -111,17 +111,16 @@ def _stale(view: RunView, name: str, count: int, unit: str) -> str:
     """Without a direction in its name, a lower value of a metric is better."""
     if not _known(view, name):
         return ""
-    line = mean_line("", view.curves[name], "")
-    toward = direction(name) or -1
-    known = [(float(y) * toward, float(x)) for x, y in zip(line.x, line.y, strict=True) if math.isfinite(y)]
-    if not known:
+    if name not in view.extremes:
         return ""
-    best, at = max(known, key=lambda one: (one[0], -one[1]))  # the first of equal ones
-    newest = max(x for _, x in known)
+    at, value = view.extremes[name][direction(name) > 0]
+    line = mean_line("", view.curves[name], "")
+    steps = [float(x) for x, y in zip(line.x, line.y, strict=True) if math.isfinite(y)]
+    newest = max(steps, default=at)
     if unit == "step":
         since = int(newest - at)
     elif view.epochs:
         since = sum(at < step <= newest for step, _ in view.epochs)
     else:
-        since = sum(x > at for _, x in known)  # a value an epoch, as validations are
-    return f"{name} has not improved since step {at:,.0f} ({number(best * toward)})" if since >= count else ""
+        since = sum(step > at for step in steps)  # a value an epoch, as validations are
+    return f"{name} has not improved since step {at:,.0f} ({number(value)})" if since >= count else ""

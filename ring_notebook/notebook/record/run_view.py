@@ -15,7 +15,7 @@ from ring_notebook.analysis.slow_ranks import SlowLink, SlowRanks, find
 from ring_notebook.analysis.time_breakdown import NOTHING_SPENT, Spent, spent
 from ring_notebook.machine.energy import Used, used
 from ring_notebook.notebook.record.displays import Displayed, Displays, logged
-from ring_notebook.notebook.record.series import Points, Rate, Series
+from ring_notebook.notebook.record.series import Extreme, Extremes, Points, Rate, Series
 from ring_notebook.protocol.knobs import Range, Value, decoded
 from ring_notebook.protocol.records import (
     Change,
@@ -97,7 +97,8 @@ class RunView:
     """A run at one moment: immutable, bounded, cheap to draw.
 
     ``curves``: points over steps, by metric and rank; of a metric that logical ranks have logged in their turns by
-    logical rank. ``newest`` are the last values of these. ``logical`` holds the rank that carries each logical rank,
+    logical rank. ``newest`` are the last values of these, ``extremes`` the least and the greatest mean over them at a
+    step. ``logical`` holds the rank that carries each logical rank,
     ``in_turns`` the metrics that they have logged. ``throughput``: samples/s over seconds since the start, by rank.
     ``output``: the newest lines that ranks printed, without ``dropped_lines`` older ones. ``displays``: the newest
     displays, without ``dropped`` older ones. ``media``: the newest image, figure, histogram or text logged under each
@@ -120,6 +121,7 @@ class RunView:
     output: tuple[Printed, ...]
     failures: tuple[Failure, ...]
     newest: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
+    extremes: Mapping[str, tuple[Extreme, Extreme]] = field(default_factory=dict)
     logical: Mapping[int, int] = field(default_factory=dict)
     in_turns: frozenset[str] = frozenset()
     displays: tuple[Displayed, ...] = ()
@@ -292,6 +294,7 @@ class RunState:
         self.params: dict[str, Any] = {}
         self._ranks = {rank: _Rank(Rate(started), moved=started, heard=started) for rank in range(size)}
         self._curves: dict[str, dict[int, Series]] = {}
+        self._extremes: dict[str, Extremes] = {}
         self._output: deque[Printed] = deque()
         self._output_characters = 0
         self._dropped_lines = 0
@@ -302,6 +305,7 @@ class RunState:
         self._loads: dict[str, dict[int, Series]] = {}
         # What views hold of curves and loads until a record changes them: they are seen more often than they change.
         self._seen_curves: Mapping[str, Mapping[int, Points]] | None = None
+        self._seen_extremes: Mapping[str, tuple[Extreme, Extreme]] = {}
         self._seen_loads: Mapping[str, Mapping[int, Points]] | None = None
         self._broken: dict[str, dict[int, tuple[float, str]]] = {}
         self._newest: dict[str, dict[int, float]] = {}
@@ -413,6 +417,7 @@ class RunState:
         if name not in UNCHARTED:
             self._seen_curves = None
             self._curves.setdefault(name, {}).setdefault(rank, Series()).extend(steps, values)
+            self._extremes.setdefault(name, Extremes()).extend(rank, steps, values)
 
     def _begin_turns(self, name: str) -> None:
         """From now on the metric is one of logical ranks; what was logged outside of turns belongs to the first one."""
@@ -422,6 +427,10 @@ class RunState:
             for by_name in of_all:
                 if name in by_name:
                     by_name[name] = {self._first_of(rank): one for rank, one in by_name[name].items()}
+            if name in self._extremes:
+                self._extremes[name].rows = {
+                    self._first_of(rank): one for rank, one in self._extremes[name].rows.items()
+                }
 
     def _first_of(self, rank: int) -> int:
         """The first logical rank of a rank."""
@@ -486,6 +495,8 @@ class RunState:
         displays, dropped = self._displays.visible()
         if self._seen_curves is None:
             self._seen_curves = _points(self._curves)
+            found = ((name, one.found()) for name, one in self._extremes.items())
+            self._seen_extremes = {name: one for name, one in found if one is not None}
         if self._seen_loads is None:
             self._seen_loads = _points(self._loads)
         return RunView(
@@ -512,6 +523,7 @@ class RunState:
                 for number, rank in self._ranks.items()
             ),
             newest={name: dict(sorted(by_rank.items())) for name, by_rank in self._newest.items()},
+            extremes=self._seen_extremes,
             logical=dict(sorted(self._logical.items())),
             in_turns=frozenset(self._in_turns),
             output=tuple(self._output),

@@ -1,4 +1,7 @@
-"""Curves in bounded memory: a metric or a throughput is averaged into fewer points as its values arrive."""
+"""Curves in bounded memory: a metric or a throughput is averaged into fewer points as its values arrive.
+
+The best value of a metric is that of a step: `Extremes`.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,16 @@ from array import array
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
+from functools import reduce
 from itertools import accumulate
-from typing import NamedTuple
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+_SETTLED, _HELD = 512, 8192  # rows of a rank in `Extremes`: where several ranks log a metric, and at most
 
 
 class Points(NamedTuple):
@@ -83,6 +92,84 @@ class Series:
         return self._points
 
 
+class Extreme(NamedTuple):
+    """The mean over ranks that a metric had at a step."""
+
+    step: float
+    value: float
+
+
+class Extremes:
+    """The least and the greatest mean over ranks that a metric had at one step, however long the run is.
+
+    A step counts once all ranks that log the metric have told of it, which none does `_HELD` rows before another one.
+    """
+
+    __slots__ = ("_settled", "rows")
+
+    def __init__(self) -> None:
+        self.rows: dict[int, Points] = {}  # by rank: those of steps that others may not have told, or not wholly
+        self._settled: tuple[Extreme, Extreme] | None = None
+
+    def extend(self, rank: int, steps: array[float], values: array[float]) -> None:
+        """Take in values of a rank in the order of the log."""
+        if rank not in self.rows:
+            self.rows[rank], self._settled = Points(array("d"), array("d")), None  # that was of fewer ranks
+        own = self.rows[rank]
+        own.x.extend(steps)
+        own.y.extend(values)
+        if len(own.x) > (_SETTLED if len(self.rows) > 1 else _HELD):
+            self._settle()
+
+    def found(self) -> tuple[Extreme, Extreme] | None:
+        """Both, the first of equal ones; None where no step has a number of all ranks."""
+        steps, means, _ = self._common()
+        return _wider(self._settled, steps, means)
+
+    def _settle(self) -> None:
+        steps, means, last = self._common()
+        self._settled = _wider(self._settled, steps[:-1], means[:-1])
+        for own, at in zip(self.rows.values(), last, strict=True):
+            done = max(int(_begins(own.x)[at]), len(own.x) - _HELD)
+            del own.x[:done], own.y[:done]
+
+    def _common(self) -> tuple[Floats, Floats, list[int]]:
+        """The steps that all ranks have told, their means, and which of the steps of each rank is the last of them."""
+        lines = [_one_per_step(*own) for own in self.rows.values()]
+        steps = [np.asarray(line.x) for line in lines]
+        count = min(map(len, steps))
+        at: list[Any] = [slice(count)] * len(steps)
+        last = [count - 1] * len(steps)
+        if any((one[:count] != steps[0][:count]).any() for one in steps):  # some ranks log at fewer steps
+            common = reduce(np.intersect1d, steps)
+            for rank, one in enumerate(steps):
+                values, firsts = np.unique(one, return_index=True)
+                at[rank] = firsts[np.searchsorted(values, common)]
+                last[rank] = int(at[rank][-1]) if len(common) else 0
+        means = mean(np.stack([np.asarray(line.y)[one] for line, one in zip(lines, at, strict=True)]))
+        return np.array(steps[0][at[0]]), means, last  # a copy: an array that is looked at cannot grow
+
+
+def _wider(known: tuple[Extreme, Extreme] | None, steps: Floats, means: Floats) -> tuple[Extreme, Extreme] | None:
+    """The least and the greatest of these means and of those ``known`` before."""
+    finite = np.isfinite(means)
+    if not finite.any():
+        return known
+    steps, means = steps[finite], means[finite]
+    least, most = (Extreme(float(steps[at]), float(means[at])) for at in (means.argmin(), means.argmax()))
+    if known is None:
+        return least, most
+    return min(known[0], least, key=attrgetter("value")), max(known[1], most, key=attrgetter("value"))
+
+
+def mean(rows: Floats) -> Floats:
+    """The mean of the rows that have a number there; NaN if none has."""
+    known = np.isfinite(rows)
+    count = known.sum(axis=0)
+    total = np.where(known, rows, 0.0).sum(axis=0)
+    return np.where(count > 0, total / np.maximum(count, 1), np.nan)
+
+
 def _means(values: Sequence[float], stride: int) -> list[float]:
     if stride == 1:
         return list(values)
@@ -90,12 +177,19 @@ def _means(values: Sequence[float], stride: int) -> list[float]:
     return means
 
 
+def _begins(x: array[float]) -> npt.NDArray[np.intp]:
+    """The first value of each step."""
+    steps = np.asarray(x)
+    return np.flatnonzero(np.concatenate(((True,), steps[1:] != steps[:-1])))
+
+
 def _one_per_step(x: array[float], y: array[float]) -> Points:
-    begins = np.flatnonzero(np.diff(x, prepend=np.nan))
-    if len(begins) == len(x):
+    steps = np.asarray(x)
+    if (steps[1:] != steps[:-1]).all():  # as of most runs
         return Points(x, y)
+    begins = _begins(x)
     means = np.add.reduceat(y, begins) / np.diff(begins, append=len(x))
-    return Points(array("d", np.asarray(x)[begins]), array("d", means))
+    return Points(array("d", steps[begins]), array("d", means))
 
 
 def _halved(values: array[float]) -> array[float]:

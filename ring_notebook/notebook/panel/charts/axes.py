@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ring_notebook.notebook.panel.charts.curves import Curves, Floats
+from ring_notebook.notebook.panel.charts.curves import Curves
+from ring_notebook.notebook.record.series import Floats
 from ring_notebook.notebook.style import number, whole
 
 _SAME = 1e-6  # of a value: the ranks may differ in its last bit
@@ -81,13 +82,18 @@ def _plain(tick: float, log: bool) -> str:
     return f"{tick:.0e}" if log and tick < 1e-6 else f"{tick:,.12f}".rstrip("0").rstrip(".")
 
 
-def scales(curves: Curves, from_zero: bool, log: bool = False) -> tuple[Scale, Scale]:
-    """The x and y axes that contain all drawn ``curves``; ``from_zero`` starts y at 0."""
+def scales(
+    curves: Curves, from_zero: bool, log: bool = False, best: tuple[float, float] | None = None
+) -> tuple[Scale, Scale]:
+    """The x and y axes that contain all drawn ``curves`` and the ``best`` point; ``from_zero`` starts y at 0."""
     drawn = curves.drawn
     rows = [line.y for line in drawn]
     if curves.band is not None and drawn:
         rows += [curves.band.low, curves.band.high]
-    x, y = _along([line.x for line in drawn if len(line.x)]), _scale(rows, from_zero)
+    places = [line.x for line in drawn if len(line.x)]
+    if best is not None:  # of one step; a point of a long curve is the mean of several
+        places, rows = [*places, np.asarray(best[:1])], [*rows, np.asarray(best[1:])]
+    x, y = _along(places), _scale(rows, from_zero)
     if all((line.x == np.round(line.x)).all() for line in drawn):  # steps and ranks: there is no step 0.5
         x = replace(x, least=1.0)
     if log and y.low > 0:

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from ring_notebook.notebook.colors import VALIDATION, rank_color
-from ring_notebook.notebook.panel.charts.curves import RANK, Curves, Line, many, mean, mean_line, per_rank
+from ring_notebook.notebook.panel.charts.axes import Scale, scales
+from ring_notebook.notebook.panel.charts.curves import RANK, Curves, Line, many, mean_line, per_rank
 from ring_notebook.notebook.panel.charts.metric_names import (
     Section,
     direction,
@@ -23,7 +24,7 @@ from ring_notebook.notebook.panel.charts.metric_names import (
 )
 from ring_notebook.notebook.record.run_labels import AXES, STEP, TIME, Look
 from ring_notebook.notebook.record.run_view import EPOCH, LOGICAL, SAMPLES, UNCHARTED, RunView
-from ring_notebook.notebook.record.series import Points
+from ring_notebook.notebook.record.series import Points, mean
 from ring_notebook.notebook.style import number, shown, whole
 from ring_notebook.protocol.records import RESUME
 from ring_notebook.text.words import shortened
@@ -77,6 +78,11 @@ class Chart:
     def unit(self) -> str:
         """A short name of the x axis, for the corner below the labels of the y axis."""
         return "s" if self.xlabel == "seconds" else self.xlabel
+
+    @property
+    def scales(self) -> tuple[Scale, Scale]:
+        """The x and y axes."""
+        return scales(self.curves, self.from_zero, self.log, self.best)
 
     @property
     def digits(self) -> int:
@@ -211,11 +217,9 @@ def _metric(view: RunView, name: str, look: Look, axis: str) -> Chart:
     ]
     judged = extra[0] if extra else _judged(curves)
     curves = replace(curves, lines=(*curves.lines, *extra))
-    best = _best(judged, direction(name)) if judged is not None else None
+    best = _best(view, beside[0] if extra else name, direction(name), axis)
     values = unit(name, view.units)
     newest = _newest(view, name)
-    if judged is not None and best is not None and not (extra or look.smooth):
-        best = _or_newest(view, name, judged, best)
     return Chart(
         name,
         _note(name, curves, judged, best, _no_numbers(view, name, newest), newest, values),
@@ -236,26 +240,19 @@ def results(view: RunView, name: str) -> tuple[float, tuple[float, float] | None
     The best is that of the chart; None where the name of the metric does not say which way is better.
     """
     newest = _newest(view, name).values()
-    judged = _judged(per_rank(view.curves[name], 0.0, frozenset()))
-    best = _best(judged, direction(name)) if judged is not None else None
-    if judged is not None and best is not None:
-        best = _or_newest(view, name, judged, best)
-    return math.fsum(newest) / len(newest) if newest else math.nan, best
+    return math.fsum(newest) / len(newest) if newest else math.nan, _best(view, name, direction(name), STEP)
+
+
+def _best(view: RunView, name: str, toward: int, axis: str) -> tuple[float, float] | None:
+    """The place and value of the greatest mean over the ranks at a step, or of the least; None without ``toward``."""
+    if not toward or name not in view.extremes:
+        return None
+    step, value = view.extremes[name][toward > 0]
+    return _at(view, axis, next(iter(view.axes), 0), step), value
 
 
 def _newest(view: RunView, name: str) -> Mapping[int, float]:
     return view.newest.get(name, {})
-
-
-def _or_newest(view: RunView, name: str, judged: Line, best: tuple[float, float]) -> tuple[float, float]:
-    """The best point of a curve, or its newest value: a point of a long curve is the mean of many steps.
-
-    Of ranks that have told of different steps there is no newest mean.
-    """
-    newest, curves = _newest(view, name), view.curves[name].values()
-    same = len(newest) == len(curves) and len({one.x[-1] for one in curves}) == 1
-    now = math.fsum(newest.values()) / len(newest) if same else best[1]
-    return (float(judged.x[-1]), now) if (now - best[1]) * direction(name) > 0 else best
 
 
 def _validation_colors(count: int) -> list[str]:
@@ -424,13 +421,6 @@ def trend(line: Line) -> str:
     if abs(change) < max(_CHANGES * abs(before), noise):
         return "flat"
     return "falling" if change < 0 else "rising"
-
-
-def _best(line: Line, toward: int) -> tuple[float, float] | None:
-    if not toward or not np.isfinite(line.y).any():
-        return None
-    index = int(np.nanargmin(line.y) if toward < 0 else np.nanargmax(line.y))
-    return float(line.x[index]), float(line.y[index])
 
 
 def columns(counts: Sequence[int]) -> str:

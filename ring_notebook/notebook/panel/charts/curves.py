@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ring_notebook.notebook.colors import MEAN, rank_color
 from ring_notebook.notebook.record.run_view import LOGICAL
-from ring_notebook.notebook.record.series import Points
+from ring_notebook.notebook.record.series import Floats, Points, mean
 
 MOST_LINES = 2  # ranks that are all drawn; of more ranks the mean is drawn, and each one on demand
 MOST_APART = 8  # as many as a host often has; more lines would hide the mean
@@ -23,7 +22,6 @@ DIFFERS = 4.0  # times the typical distance of a rank from the others
 _NEAR = 0.75  # the share of the steps that a rank has made which keeps up with the others
 _MOST_MARKS = 60  # points of a validation that have marks; more would lie over each other
 _LEAST_POINTS = 12  # with fewer points a difference may be noise
-Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -154,14 +152,6 @@ def smoothed(values: Floats, share: float) -> Floats:
         weight = np.where(there, share * weight + 1.0, weight)
         np.divide(total, weight, out=result[at : at + 1].reshape(total.shape), where=there)
     return np.moveaxis(result, 0, -1)
-
-
-def mean(rows: Floats) -> Floats:
-    """The mean of the rows that have a number there; NaN if none has."""
-    known = np.isfinite(rows)
-    count = known.sum(axis=0)
-    total = np.where(known, rows, 0.0).sum(axis=0)
-    return np.where(count > 0, total / np.maximum(count, 1), np.nan)
 
 
 def _array(values: Any) -> Floats:

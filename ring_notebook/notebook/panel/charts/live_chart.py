@@ -10,10 +10,11 @@ import numpy as np
 from ipecharts import EChartsRawWidget
 
 from ring_notebook.notebook.colors import CHANGED, GREY, RED
-from ring_notebook.notebook.panel.charts.axes import Scale, margin, scales
+from ring_notebook.notebook.panel.charts.axes import Scale, margin
 from ring_notebook.notebook.panel.charts.chart import Chart
-from ring_notebook.notebook.panel.charts.curves import BAND, WORDS, Band, Floats, Line
+from ring_notebook.notebook.panel.charts.curves import BAND, WORDS, Band, Line
 from ring_notebook.notebook.panel.charts.svg_chart import BOTTOM, HEIGHT, NEAR, RAW, TOP
+from ring_notebook.notebook.record.series import Floats
 
 _LEGEND = "88%"  # of the width, beside the labels of the y axis
 _RIGHT = 16  # pixels, so that neither a mark nor a label at the end is cut
@@ -61,7 +62,7 @@ class LiveChart:
             series = {BAND: _band(chart.curves.band, lines[0].color), **series}
             swatch = {"name": BAND, "icon": _BOX, "itemStyle": {"opacity": 0.3}}
             labels.insert(sum(line.shown for line in lines), swatch)
-        x, y = scales(chart.curves, chart.from_zero, chart.log)
+        x, y = chart.scales
         series["marks"] = _marks(chart, x)
         # The page merges a new option into the old one: a series that is left out would stay.
         gone = {name: {**old, "data": []} for name, old in self._series.items() if name not in series}

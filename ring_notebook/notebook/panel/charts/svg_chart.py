@@ -19,9 +19,10 @@ from html import escape
 import numpy as np
 
 from ring_notebook.notebook.colors import CHANGED, GREY, RED
-from ring_notebook.notebook.panel.charts.axes import Scale, margin, scales
+from ring_notebook.notebook.panel.charts.axes import Scale, margin
 from ring_notebook.notebook.panel.charts.chart import Chart, columns
-from ring_notebook.notebook.panel.charts.curves import BAND, Curves, Floats
+from ring_notebook.notebook.panel.charts.curves import BAND, Curves
+from ring_notebook.notebook.record.series import Floats
 from ring_notebook.notebook.style import number
 
 HEIGHT = 250  # pixels
@@ -42,7 +43,7 @@ _FONT = "font-family='system-ui,-apple-system,Segoe UI,Helvetica,Arial,sans-seri
 
 def svg(chart: Chart) -> str:
     """The chart as one SVG without a width of its own. Its colors suit light and dark pages."""
-    x, y = scales(chart.curves, chart.from_zero, chart.log)
+    x, y = chart.scales
     legend, more = _legend(chart.curves)
     top = TOP + more
     height = HEIGHT - top - BOTTOM
@@ -83,7 +84,7 @@ def _title(chart: Chart) -> str:
 
 def labels(chart: Chart) -> tuple[str, int]:
     """The labels of the y axis, its unit and the name of the x axis as one SVG, and its width in pixels."""
-    _, y = scales(chart.curves, chart.from_zero, chart.log)
+    _, y = chart.scales
     top, width = TOP + _legend(chart.curves)[1], margin(y, chart.values, chart.unit)
     height = HEIGHT - top - BOTTOM
     ticks = y.ticks if chart.curves.lines else ()
@@ -204,7 +205,7 @@ def tips(chart: Chart) -> str:
 
     A line that begins later or ends earlier has no value there.
     """
-    x, _ = scales(chart.curves, chart.from_zero, chart.log)
+    x, _ = chart.scales
     drawn = [line for line in chart.curves.drawn if np.isfinite(line.y).any()]
     longest = max((len(line.x) for line in drawn), default=0)
     count = min(TIPS, longest)

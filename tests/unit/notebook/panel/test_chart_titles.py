@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import re
 from array import array
+from collections.abc import Callable, Iterable, Sequence
 
 import pytest
 
-from ring_notebook.notebook.panel.charts.chart import Chart, Mark, axes, charts, compared, grouped
+from ring_notebook.notebook.panel.charts.chart import Chart, Mark, axes, charts, compared, grouped, results
 from ring_notebook.notebook.panel.charts.curves import Curves
 from ring_notebook.notebook.panel.charts.live_chart import LiveChart
 from ring_notebook.notebook.panel.charts.svg_chart import svg
@@ -76,13 +77,51 @@ def test_the_newest_value_is_that_of_the_table_of_ranks() -> None:
     assert chart.note == "1000"
 
 
-def test_the_newest_value_is_not_better_than_the_best() -> None:
+def of_ranks(batches: Iterable[tuple[int, Sequence[int]]], loss: Callable[[int, int], float]) -> RunState:
+    """Two ranks that have told of these steps, in this order."""
     state = RunState(2, 0.0)
-    for rank in range(2):
-        values = array("d", (value for step in range(1000) for value in (step, step, 2000 - step)))
-        state.apply(MetricBatch("run", rank, ("loss",), values), 1000.0)
-    (chart,) = charts(state.view(1000.0), ["loss"], Look())
+    for rank, steps in batches:
+        state.apply(MetricBatch("run", rank, ("loss",), rows(*((at, at, loss(rank, at)) for at in steps))), 9e9)
+    return state
+
+
+def test_the_newest_value_is_not_better_than_the_best() -> None:
+    view = of_ranks(((rank, range(1000)) for rank in range(2)), lambda _, step: 2000 - step).view(1000.0)
+    (chart,) = charts(view, ["loss"], Look())
     assert chart.note == "1001 · falling · best 1001"
+
+
+@pytest.mark.parametrize("apart", [1, 37, 5000])
+@pytest.mark.parametrize("steps", [300, 400, 1000, 5000, 30_000])
+def test_the_best_is_of_one_step_however_long_a_run_is(steps: int, apart: int) -> None:
+    """Rank 1 is behind. The lowest value of each rank is at another step than that of the mean."""
+    lowest = steps // 2 + 1
+
+    def loss(rank: int, step: int) -> float:
+        return {lowest: -4.0 - rank, lowest + 9: (-7.0, 2.0)[rank], lowest + 25: (2.0, -7.0)[rank]}.get(step, 1.0)
+
+    begins = range(0, steps, apart)
+    parts = [range(begin, min(begin + apart, steps)) for begin in begins]
+    view = of_ranks([(rank, part) for part in parts for rank in range(2)], loss).view(9e9)
+    assert results(view, "loss")[1] == (lowest, -4.5)
+    for look in (Look(), Look(smooth=0.9)):
+        (chart,) = charts(view, ["loss"], look)
+        assert chart.best == (lowest, -4.5)
+        x, y = chart.scales
+        assert 0 <= x.place(lowest) <= 1, "the circle is on the chart"
+        assert 0 <= y.place(-4.5) <= 1
+
+
+def test_the_best_is_of_what_all_rows_of_a_step_and_all_ranks_say() -> None:
+    """Rows of one step are batches whose gradients are accumulated; a rank may have told of a part of them."""
+    twice = [step // 2 for step in range(2000)]
+    batches = [(0, twice[:701]), (1, twice[:601]), (1, twice[601:]), (0, twice[701:])]
+    view = of_ranks(batches, lambda rank, step: 3.0 if step < 900 else 1.0 + rank + (step - 950) ** 2 / 1e4).view(9e9)
+    assert results(view, "loss")[1] == (950, 1.5)
+    sparse = of_ranks([(0, range(4000)), (1, range(3, 4000, 100))], lambda rank, step: abs(step - 2001) + rank)
+    assert results(sparse.view(9e9), "loss")[1] == (2003, 2.5), "steps of rank 0 alone do not count"
+    restarted = of_ranks([(rank, range(600)) for _ in range(3) for rank in range(2)], lambda _, step: abs(step - 411))
+    assert results(restarted.view(9e9), "loss")[1] == (411, 0)
 
 
 def test_the_best_is_of_one_step_while_ranks_have_told_of_different_ones() -> None:
