@@ -75,7 +75,7 @@ class _Execution:
         self.request = request
         self.run = request.run
         self.rank = request.engines.index(setup.rank())
-        branch = {name: value for name, value in request.options.branch.items() if name not in ("of", "run")}
+        branch = {name: value for name, value in request.options.branch.items() if name not in ("of", "run", "params")}
         self.begin = Begin(**branch) if branch else None
         self.cell: Cell | None = None
         self.calls = 0  # number of collectives

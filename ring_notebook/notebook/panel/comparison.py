@@ -14,7 +14,7 @@ from ring_notebook.notebook.panel.charts.chart import Chart, compared, results
 from ring_notebook.notebook.panel.charts.curves import many
 from ring_notebook.notebook.panel.charts.metric_names import titles
 from ring_notebook.notebook.panel.report import labels
-from ring_notebook.notebook.record.run_record import RunRecord
+from ring_notebook.notebook.record.run_record import RunRecord, inherited
 from ring_notebook.notebook.record.run_view import charted_in
 from ring_notebook.notebook.style import CSS, number, shown, whole
 from ring_notebook.notebook.table import Listing
@@ -100,10 +100,11 @@ class Comparison:
 
     def _set(self, log: RunRecord) -> dict[str, str]:
         """The hyper-parameters of a run as text, with the changes that it has made of them or taken over."""
-        params, changes = log.params, _changes(log)
+        params, changes, first = log.own_params, changes_of(log), log
         for origin in self.origins.get(log.run, ()):
-            params = {**origin.log.params, **params}
-            changes = [*(one for one in _changes(origin.log) if one.step <= origin.step), *changes]
+            params, first = {**origin.log.own_params, **params}, origin.log
+            changes = [*(one for one in changes_of(origin.log) if one.step <= origin.step), *changes]
+        params = {**inherited(first.options), **params}  # where the run that this one continues was deleted
         text = {name: shown(value) for name, value in params.items()}
         for name in dict.fromkeys(name for one in changes for name in one.values):
             taken = [f"{shown(one.values[name])} from step {one.step:,}" for one in changes if name in one.values]
@@ -131,7 +132,7 @@ def outcome(log: RunRecord, metrics: Sequence[str]) -> dict[str, tuple[Any, str]
     return found
 
 
-def _changes(log: RunRecord) -> list[Change]:
+def changes_of(log: RunRecord) -> list[Change]:
     return [one for one in log.changed() if one.action == SET]
 
 

@@ -123,8 +123,16 @@ class RunRecord:
     def params(self) -> dict[str, Any]:
         """The hyper-parameters: constants of the cell, what its optimizer and loader were made with, and what it gave.
 
-        The later ones replace the earlier ones of the same name.
+        The later ones replace the earlier ones of the same name. A branch has those of the run that it continues, and
+        of every run what its knobs were set to before its first step.
         """
+        with self._changed:
+            set_first = self._state.begins_with
+            return {**constants(self.source), **inherited(self.options), **self._state.params, **set_first}
+
+    @property
+    def own_params(self) -> dict[str, Any]:
+        """The hyper-parameters without what a branch has inherited, and without values of knobs."""
         with self._changed:
             return {**constants(self.source), **self._state.params}
 
@@ -237,6 +245,13 @@ class RunRecord:
 def _row(load: Load, started: float) -> MetricBatch:
     numbers = array("d", (load.time, int(load.time - started), *load.values.values()))
     return MetricBatch(load.run, load.rank, tuple(load.values), numbers)
+
+
+def inherited(options: dict[str, Any]) -> dict[str, Any]:
+    """The hyper-parameters that a branch has from the run that it continues, by the ``options`` of its cell."""
+    branch = options.get("branch")
+    params = branch.get("params") if isinstance(branch, dict) else None
+    return params if isinstance(params, dict) else {}
 
 
 def first_line(source: str) -> str:

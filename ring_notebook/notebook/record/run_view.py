@@ -292,6 +292,7 @@ class RunState:
         self.failures: list[Failure] = []
         self.names: dict[str, None] = {}
         self.params: dict[str, Any] = {}
+        self.begins_with: dict[str, Any] = {}  # values of knobs that were set before the first step
         self._ranks = {rank: _Rank(Rate(started), moved=started, heard=started) for rank in range(size)}
         self._curves: dict[str, dict[int, Series]] = {}
         self._extremes: dict[str, Extremes] = {}
@@ -373,6 +374,8 @@ class RunState:
             del self._numbered[self._changes[0].number]
         self._changes.append(change)
         self._numbered[change.number] = change
+        if change.point == 0:
+            self.begins_with |= change.values
         for name in self._knobs.keys() & change.values.keys():
             self._knobs[name] = replace(self._knobs[name], value=change.values[name])
 

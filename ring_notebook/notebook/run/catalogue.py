@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from html import escape
@@ -20,12 +20,19 @@ from ring_notebook.files.private_files import open_private
 from ring_notebook.files.run_folders import RUN, runs_directory
 from ring_notebook.notebook.panel import labelled_lines
 from ring_notebook.notebook.panel.charts.chart import axes
-from ring_notebook.notebook.panel.comparison import Comparison, Origin
+from ring_notebook.notebook.panel.comparison import Comparison, Origin, changes_of
 from ring_notebook.notebook.panel.report import figure
 from ring_notebook.notebook.record.constants import constants
 from ring_notebook.notebook.record.run_files import OUTPUT_TEXT
 from ring_notebook.notebook.record.run_labels import keep_labels, read_labels
-from ring_notebook.notebook.record.run_record import UNREADABLE, RunRecord, first_line, read_about, read_summary
+from ring_notebook.notebook.record.run_record import (
+    UNREADABLE,
+    RunRecord,
+    first_line,
+    inherited,
+    read_about,
+    read_summary,
+)
 from ring_notebook.notebook.record.run_view import SAMPLES
 from ring_notebook.notebook.style import blocks, shown, sparkline
 from ring_notebook.notebook.table import Listing, sort_key
@@ -152,17 +159,27 @@ def compare(names: Sequence[str]) -> Comparison:
 
 def compared(records: Sequence[RunRecord]) -> Comparison:
     """Runs side by side, with those that the branches among them continue."""
-    return Comparison(records, {record.run: _origins(record) for record in records})
+    return Comparison(records, {record.run: _origins(record.options) for record in records})
 
 
-def _origins(record: RunRecord) -> list[Origin]:
+def with_inherited(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a cell; a branch gets the hyper-parameters that the run which it continues had at its step."""
+    for log, step in _origins(options)[:1]:
+        taken = [one.values for one in changes_of(log) if one.step <= step]
+        params = {name: value for one in (log.params, *taken) for name, value in one.items()}
+        return {**options, "branch": {**options["branch"], "params": params}}
+    return {**options}
+
+
+def _origins(options: Mapping[str, Any]) -> list[Origin]:
     """The runs that a branch continues, the nearest first, as far as they are still there."""
     found: list[Origin] = []
-    while isinstance(branch := record.options.get("branch"), dict) and branch:
+    while isinstance(branch := options.get("branch"), dict) and branch:
         of, _, step = str(branch.get("of", "")).rpartition("@")
         try:
             record = find(str(branch.get("run") or of))
             found.append(Origin(record, int(step)))
+            options = record.options
         except (RingError, ValueError):  # deleted, or written by somebody else
             break
         if record.run in {one.log.run for one in found[:-1]}:  # as no version of ours writes it
@@ -253,7 +270,9 @@ class _Entry:
         names = dict.fromkeys(name for last in lasts for name in last if name != SAMPLES)  # the samples/s tell it
         self.last = {name: fmean(last[name] for last in lasts if name in last) for name in names}
         params = self.summary.get("params")
-        self.params: dict[str, Any] = params if isinstance(params, dict) else constants(self.about["source"])
+        if not isinstance(params, dict):
+            params = {**constants(self.about["source"]), **inherited(self.about["options"])}
+        self.params: dict[str, Any] = params
 
     @property
     def trivial(self) -> bool:

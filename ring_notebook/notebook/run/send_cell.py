@@ -16,7 +16,7 @@ from ring_notebook.notebook.deferred_interrupt import DeferredInterrupt
 from ring_notebook.notebook.engines import Engines
 from ring_notebook.notebook.record.run_log import RunLog
 from ring_notebook.notebook.run.answering import Answering
-from ring_notebook.notebook.run.catalogue import find, resumes_from
+from ring_notebook.notebook.run.catalogue import find, resumes_from, with_inherited
 from ring_notebook.notebook.run.knob_changes import begins_with, changes_of, pauses_at
 from ring_notebook.notebook.run.run import Run
 from ring_notebook.protocol.records import encode
@@ -55,7 +55,7 @@ def send(
         name or spoken_name(folder),
         len(ranks),
         source,
-        {**options, "first_line": first_line},
+        {**with_inherited(options), "first_line": first_line},
         {
             "cluster": cluster,
             "engines": len(engines.all),

@@ -20,6 +20,7 @@ from ring_notebook.notebook.lab.answers import MOST_LINES, Answer, schema
 from ring_notebook.notebook.lab.conditions import Condition
 from ring_notebook.notebook.lab.handle import PERSON
 from ring_notebook.notebook.record.run_view import RunView
+from ring_notebook.notebook.run import catalogue
 from ring_notebook.notebook.session.session import Session
 
 ROOT = Path(__file__).parents[3]
@@ -89,6 +90,11 @@ def test_a_limit_of_steps_keeps_the_variables_and_branches_continue_from_there(l
     branches = run.branch([{"lr": 0.05}, {"lr": 0.001}, {"lr": 0.1}], steps=30)
     assert [one.wait(timeout=90).verdict.ended_by for one in branches] == ["its limit of 30 steps"] * 3
     assert [one.run.knobs["lr"] for one in branches if one.run] == [0.05, 0.001, 0.1]
+    listed = catalogue.listing()
+    rows = {row[0]: dict(zip(listed.columns, row, strict=True)) for row in listed.rows}
+    named = [rows[one.name] for one in (run, *branches)]
+    assert [row["lr"] for row in named] == ["0.01", "0.05", "0.001", "0.1"], named
+    assert len({row["optimizer"] for row in named} | {verdict.params["optimizer"]}) == 1, named
     (curve,) = branches[0].curves("loss", points=5).curves.values()
     assert curve.steps[0] > 20
     assert len(curve.values) == 5

@@ -262,9 +262,22 @@ def test_a_branch_has_what_its_run_was_set_to_until_then(runs: Path) -> None:
     ]
     assert rows["optimizer"] == ["SGD", "", "SGD", "SGD"]
     assert rows["branch of"] == ["", "", "a@50", "b@55"]
+    begins = catalogue.with_inherited({"branch": {"of": "b@65", "run": "3-b"}})
+    assert begins["branch"]["params"] == {"layers": 3, "lr": 0.4}, "of an older record, without those of its origin"
+    begins = catalogue.with_inherited({"branch": {"of": "a@50", "run": "1-a"}})
+    assert begins["branch"]["params"] == {"layers": 3, "optimizer": "SGD", "lr": 0.5}
+    fourth = changed(runs, "5-d", begins["branch"], (70, 0.3))
+    assert fourth.params["lr"] == 0.5
+    fourth.finish("ok")
+    listed = catalogue.listing(every=True)
+    assert {row[0]: row[listed.columns.index("optimizer")] for row in listed.rows}["d"] == "SGD"
+    (row,) = [row for row in catalogue.compare(["1-a", "d"]).settings().rows if row[0] == "lr"]
+    assert row[2] == "1, then 0.5 from step 10, then 0.3 from step 70"
     assert made.settings().note == "They ran the same cell."
     catalogue.delete(["1-a"])
     assert {row[0]: row[1:] for row in catalogue.compare(["b", "c"]).settings().rows}["lr"][0] == "0.4 from step 60"
+    (row,) = [row for row in catalogue.compare(["c", "d"]).settings().rows if row[0] == "lr"]
+    assert row[2] == "0.5, then 0.3 from step 70"
 
 
 def test_all_runs_as_pages_for_a_web_server(runs: Path, tmp_path: Path) -> None:
