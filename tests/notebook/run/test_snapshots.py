@@ -31,7 +31,7 @@ import torch
 
 torch.manual_seed(5 + ring.rank())
 random.seed(ring.rank())
-inputs = torch.randn(48, 6)
+inputs = torch.randn(48, 6, generator=torch.Generator().manual_seed(5))
 data = torch.utils.data.TensorDataset(inputs, inputs[:, :2])
 
 
@@ -291,7 +291,9 @@ def test_a_branch_begins_bit_for_bit_where_the_run_was(notebook: Notebook) -> No
     assert re.search(r"fork · branch of long@1\d", text), text
     notebook.text(CURVES)
     assert re.search(r"branch of.*\n.*^fork .* long@1\d", notebook.text("%ring runs"), re.MULTILINE | re.DOTALL)
+    notebook.text("assert branch.params['factor'] == 1.5, branch.params")  # as the run was set until then
     notebook.text("%ring snapshots branch mid --name other --set lr=0.02 --out branch")
+    notebook.text("assert (branch.params['factor'], branch.params['lr']) == (1.5, 0.02), branch.params")
     notebook.text("(first,) = branch.changes; assert (first.values, first.point) == ({'lr': 0.02}, 0), first")
     notebook.text("assert branch.knobs['lr'] == 0.02 and len(branch.metrics) > 0, branch.knobs")
 
