@@ -14,8 +14,10 @@ from ring_notebook.notebook.record.run_labels import Look
 from ring_notebook.notebook.record.run_record import RunRecord
 from ring_notebook.notebook.record.run_view import charted_in
 from ring_notebook.notebook.table import Listing
+from ring_notebook.text.words import first_names, plural
 
 _METRICS = 3  # of the table, each with its best value; `%ring runs compare` has all
+_MOST_ERRORS = 8
 WAITS, STOPPED = "waits", "not begun"
 
 
@@ -64,21 +66,30 @@ class SweepReport:
         return [one.record for one in self.trials if one.record is not None]
 
     def table(self) -> Listing:
-        """A row for each run: its values, how it ended, the newest and the best values of the first metrics."""
+        """A row for each run: its values, how it ended, the newest and the best values of the first metrics.
+
+        The first errors are below it, each once with the runs that it has ended: no column is wide enough.
+        """
         rows: list[dict[str, tuple[Any, str]]] = []
+        errors: dict[str, list[str]] = {}
         known = titles(charted_in(log.view() for log in self.runs))[:_METRICS]
         for trial in self.trials:
             row = {name: (value, trial.texts[name]) for name, value in trial.values.items()}
             row["status"] = (trial.status, trial.status)
             rows.append(row | (outcome(trial.record, known) if trial.record is not None else {}))
+            if "error" in rows[-1]:
+                errors.setdefault(rows[-1]["error"][1], []).append(trial.label)
         wanted = [*self.trials[0].values, "status", *(text for name in known for text in (name, f"best {name}"))]
-        wanted += ["seconds", "samples/s", "error"]
+        wanted += ["seconds", "samples/s"]
         columns = [name for name in wanted if any(name in row for row in rows)]
-        keys = {name: [row.get(name, (None, ""))[0] for row in rows] for name in columns if name != "error"}
+        keys = {name: [row.get(name, (None, ""))[0] for row in rows] for name in columns}
         texts = [[row.get(name, (None, ""))[1] for name in columns] for row in rows]
         statuses = [one.status for one in self.trials]
         counts = ", ".join(f"{statuses.count(status)} {status}" for status in dict.fromkeys(statuses))
-        return Listing(columns, texts, counts, keys)
+        lines = [counts, *(f"{first_names(who)}: {error}" for error, who in errors.items())][: 1 + _MOST_ERRORS]
+        more = len(errors) - _MOST_ERRORS
+        lines += [f"and {plural(more, 'other error')}; `%ring runs compare` has all"] * (more > 0)
+        return Listing(columns, texts, "\n".join(lines), keys)
 
     def __repr__(self) -> str:
         return repr(self.table())
