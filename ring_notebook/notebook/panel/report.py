@@ -52,45 +52,44 @@ def mime_bundle(log: RunRecord, plot: Sequence[str] = (), displays: bool = False
     return _bundle(page, text)
 
 
-def under_way(log: RunRecord, waiting: bool = False) -> dict[str, str]:
-    """The text in place of a live panel that cannot be drawn, as ``text/html`` and ``text/plain``.
-
-    A cell is ``waiting`` for the run. A page that is opened meanwhile has the panel from ipykernel 7 on, where it has
-    our widgets; others have this.
-    """
-    here = "shows it, here or in another notebook"
-    if waiting:
-        name = quote(Path(notebook()).name or "NOTEBOOK")
-        here = (
-            "shows it here after a restart of the kernel. While the cell waits for the run, interrupt the kernel (■) "
-            f"to stop it; `%ring attach {name}` in another notebook shows and steers it"
-        )
-    text = (
-        f"Run {log.title} on {plural(log.size, 'rank')} was in progress when this page last heard of it. "
-        f"%ring attach {here}; its records are in {log.directory}"
-    )
+def under_way(log: RunRecord) -> dict[str, str]:
+    """The text in place of a live panel that cannot be drawn, as ``text/html`` and ``text/plain``."""
+    text = f"Run {log.title} on {plural(log.size, 'rank')} was in progress when this page last heard of it. "
+    text += f"{_HERE}; its records are in {log.directory}"
     return _bundle(f"<div>{escape(text)}</div>", text)
+
+
+_HERE = "%ring attach shows it, here or in another notebook"
 
 
 def last_state(log: RunRecord, plot: Sequence[str] = (), waiting: bool = False) -> dict[str, str]:
     """The run in progress as a picture and as text, for a page without the panel; on others they are hidden.
 
-    Before the first step they say what the ranks do. ``waiting`` is as for `under_way`.
+    Before the first step they say what the ranks do. A cell is ``waiting`` for the run: a page that is opened meanwhile
+    has the panel from ipykernel 7 on, where it has our widgets; others have this, and a terminal has the text.
     """
     view = log.view()
     doing = () if view.names else waits.beginning(view, log.source, log.first_line)
     content = replace(headline.headline(log, view), status="last state seen", left=None)
     shown = _charts(grouped(view, plot, log.look, MOST_CHARTS))
     table = rank_table.html(rank_table.table(view)) if view.names or view.died else ""
-    notice = under_way(log, waiting)["text/plain"]
+    attach, stop = _HERE, ""
+    if waiting:
+        name = quote(Path(notebook()).name or "NOTEBOOK")
+        attach = f"`%ring attach {name}` in another notebook shows and steers it"
+        stop = (
+            "%ring attach shows it here after a restart of the kernel. While the cell waits for the run, interrupt the "
+            "kernel (■) to stop it; "
+        )
+    attach += f"; its records are in {log.directory}"
     page = (
         f"{CSS}{_LAST.replace('RUN', run_class(log))}{svg_chart.CSS * bool(shown)}"
         f"<div class='ring-last {run_class(log)}'>{headline.html(content)}"
-        f"<div class='ring-notice'>{escape(notice)}</div>"
+        f"<div class='ring-notice'>{escape(stop + attach)}</div>"
         f"{waits.beginning_html(doing)}{shown}{display_area.row(view.media)}"
         f"<div class='ring-rows'>{table}</div>{_output(log, view.output, view.dropped_lines)}</div>"
     )
-    return _bundle(page, "\n".join([_text(log, view, plot, error=True), *doing, notice]))
+    return _bundle(page, "\n".join([_text(log, view, plot, error=True), *doing, attach]))
 
 
 def _bundle(page: str, text: str) -> dict[str, str]:

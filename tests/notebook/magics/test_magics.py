@@ -262,10 +262,12 @@ def test_what_is_saved_while_a_run_goes_on_says_how_to_see_it(notebook: Notebook
     outputs = notebook.run("%%ringtrain --background --name going --out going\nimport time; time.sleep(60)")
     picture, panel = outputs[-2:]  # after the line of a cluster that starts
     for shown in (picture["data"]["text/plain"], picture["data"]["text/html"]):
-        assert "Run going on 2 ranks was in progress when this page last heard of it. %ring attach" in shown
+        assert "%ring attach shows it, here or in another notebook; its records are in " in shown
+        headline = "running · going · 2 ranks", "● last state seen · going · 2 ranks"
+        assert re.sub("<style>.*</style>|<.*?>", "", shown, flags=re.DOTALL).strip().startswith(headline), shown
     assert WIDGET in panel["data"]
     notebook.error("going.stop()\ngoing.wait()")
-    assert "in progress" not in picture["data"]["text/plain"]
+    assert "%ring attach" not in picture["data"]["text/plain"]
     assert "interrupted · going" in picture["data"]["text/plain"]
     assert WIDGET not in panel["data"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import html
 import re
 import time
 from array import array
@@ -239,9 +240,14 @@ def test_the_last_state_is_a_picture_that_says_what_to_do_and_text_that_says_how
     assert "lost" not in state["text/plain"]
     assert [row.split()[header.split().index("step")] for row in rows_of_ranks] == ["8", "8"]
     monkeypatch.setenv("JPY_SESSION_NAME", "/home/me/my first.ipynb")
-    waiting = report.last_state(log, waiting=True)["text/plain"]
-    assert "interrupt the kernel" in waiting
-    assert "`%ring attach 'my first.ipynb'` in another notebook" in waiting
+    waiting = report.last_state(log, waiting=True)
+    assert "interrupt the kernel" in waiting["text/html"]
+    for form in waiting.values():
+        assert "`%ring attach 'my first.ipynb'` in another notebook" in html.unescape(form)
+        assert "was in progress" not in form, "the headline says so"
+    assert waiting["text/plain"].splitlines()[-1] == (
+        f"`%ring attach 'my first.ipynb'` in another notebook shows and steers it; its records are in {tmp_path / 'r1'}"
+    ), "a terminal has no button, and no kernel that could be restarted"
     log.finish("ok")
 
 
@@ -253,7 +259,7 @@ def test_the_last_state_before_the_first_step_says_what_ranks_do(tmp_path: Path)
     state = report.last_state(log)
     headline, *doing, notice = state["text/plain"].splitlines()
     assert headline.startswith("running · digits · 2 ranks")
-    assert "was in progress when this page last heard of it" in notice
+    assert notice == f"%ring attach shows it, here or in another notebook; its records are in {tmp_path / 'r1'}"
     assert [re.sub(r" \(.*", "", line) for line in doing] == [
         "importing torch on rank 0, line 1: import torch",
         "rank 1 at line 2: loss = train()",
