@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import builtins
+import sys
 import traceback
+from contextlib import suppress
+from difflib import get_close_matches
 from pathlib import Path
 from types import TracebackType
 
@@ -23,6 +27,7 @@ def describe(error: BaseException, run: str, rank: int, cell: str, aborted: bool
     ``aborted``: another rank failed first. Texts are shortened; a class that raises in ``__str__`` does no harm.
     """
     tb = from_cell(error, cell)
+    _suggest(error, tb)
     kind: type[BaseException] = type(error)
     return Failure(
         run=run,
@@ -43,6 +48,20 @@ def describe(error: BaseException, run: str, rank: int, cell: str, aborted: bool
         aborted=aborted,
         pickled=_pickled(error),
     )
+
+
+def _suggest(error: BaseException, tb: TracebackType | None) -> None:
+    """Name what a misspelt name may have meant, as Python at its prompt does, and its tracebacks from 3.12 on."""
+    if sys.version_info >= (3, 12) or type(error) not in (NameError, AttributeError):
+        return
+    with suppress(Exception):  # raised by the object, or there is none
+        if isinstance(error, AttributeError):
+            known = dir(error.obj)
+        else:
+            *_, (frame, _) = traceback.walk_tb(tb)
+            known = [*frame.f_locals, *frame.f_globals, *dir(builtins)]
+        for near in get_close_matches(error.name, known, 1):  # type: ignore[attr-defined]
+            error.args = (f"{error}. Did you mean: {near!r}?",)
 
 
 def _formatted(error: BaseException, tb: TracebackType | None) -> str:

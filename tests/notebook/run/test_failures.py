@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 import time
 from dataclasses import replace
 
+import pytest
+
+from ring_notebook.engine import failure_record
 from ring_notebook.errors import RunFailed
 from ring_notebook.notebook.run.failures import as_exception, brief, describe, in_a_line
 from ring_notebook.protocol.records import Failure
@@ -150,3 +154,18 @@ def test_ranks_that_part_are_told_with_the_counts_of_their_calls() -> None:
     )
     assert "calls" not in describe([waited], calls={0: 4, 1: 4})
     assert "calls" not in describe([failure(0), waited], calls={0: 4, 1: 3}), "a rank that raised is the reason"
+
+
+def test_a_misspelt_name_has_the_one_that_it_may_mean() -> None:
+    """Python says so at its prompt, and where a traceback is written from 3.12 on."""
+    for code, near in (
+        ("modl(3)", "model"),
+        ("import math\nmath.sqr(2)", "sqrt"),
+        ("math.zzq", ""),
+        ("zzq", ""),
+    ):
+        with pytest.raises((NameError, AttributeError)) as raised:
+            exec(compile(code, "<cell of run r1>", "exec"), {"model": print, "math": math})
+        text = describe([failure_record.describe(raised.value, "r1", 0, "<cell of run r1>", aborted=False)])
+        assert text.count("Did you mean") == bool(near)
+        assert f"Did you mean: '{near}'?" * bool(near) in text
