@@ -111,6 +111,20 @@ def test_a_busy_machine_changes_no_cause(usual: tuple[float, ...], rank: tuple[f
     assert all(sum(parts) == pytest.approx(1.0) for parts in zip(*of_both.values(), strict=True))
 
 
+def test_a_wait_for_a_core_in_a_loader_is_no_slow_data() -> None:
+    """Data in memory, which the main thread collates while other processes use all cores."""
+    usual, own = measured(6.03, 0.61, 1.92, 0.587, 3.9, 0.0, 1.17), measured(6.03, 0.61, 0.62, 0.59, 5.1, 0.0, 2.37)
+    assert cause(own, usual) == "queued"
+    usual, own = measured(10.0, 1.0, 2.0, 1.0, 6.5, 0.0, 2.0), measured(10.0, 1.0, 0.0, 1.0, 8.0, 0.0, 3.0)
+    assert cause(own, usual) == "queued"
+    # Of a loader that sleeps for a disk or its workers, or works for longer, it is the data.
+    assert cause(measured(10.0, 1.0, 0.0, 1.0, 6.5, 0.0, 4.5), usual) == "data"
+    assert cause(measured(10.0, 1.0, 0.0, 1.3, 8.4, 0.0, 4.0), usual) == "data"
+    quiet = measured(10.0, 1.0, 5.0, 4.0, 0.2, 0.0, 0.5)
+    assert cause(measured(10.0, 1.0, 0.0, 9.0, 0.5, 0.0, 4.5), quiet) == "data"
+    assert cause(measured(10.0, 1.0, 0.0, 4.0, 0.2, 0.0, 5.5), quiet) == "data"
+
+
 def test_a_busy_machine_hides_no_files() -> None:
     """Measured beside eight other processes on two cores: 64 steps that write and sync a gigabyte in all."""
     usual = Spent(6.332, 0.324, 2.337, 0.0, 0.244, OwnTime(on_cpu=1.772, queued=2.294, beside=0.047, samples=20587))
