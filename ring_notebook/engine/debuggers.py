@@ -165,10 +165,12 @@ def keep_frames(traceback: TracebackType | None) -> None:
     _traceback = traceback
 
 
-def forget_frames() -> None:
-    """Release the frames, when another cell begins."""
+def forget_frames() -> bool:
+    """Release the frames, when another cell begins; whether there were any."""
     global _traceback, _debugger
+    kept = _traceback is not None
     _traceback = _debugger = None
+    return kept
 
 
 def answer(command: str) -> tuple[str, bool]:

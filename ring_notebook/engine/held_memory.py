@@ -21,18 +21,22 @@ def free() -> dict[str, Any]:
     """
     variables = kept_variables.variables()
     before = sum(size for _, _, size in namespace.held(variables))
-    _forget_failure()
+    forget_failure()
     gc.collect()
     cached = namespace.empty_caches()
     rows = namespace.held(variables)
     return {"held": rows, "freed": before - sum(size for _, _, size in rows), "cached": cached}
 
 
-def _forget_failure() -> None:
-    """Forget the exception that ended the last cell: ours for the debugger, Python's, and those that IPython keeps."""
-    debuggers.forget_frames()
+def forget_failure() -> bool:
+    """Forget the exception that ended the last cell: ours for the debugger, Python's, and those that IPython keeps.
+
+    Whether there was one: what it held in circles goes with the next collection.
+    """
+    failed = debuggers.forget_frames()
     for name in _LAST:
         if hasattr(sys, name):
+            failed = True
             delattr(sys, name)
     shell = InteractiveShell.instance()
     for name in ("InteractiveTB", "SyntaxTB"):
@@ -40,3 +44,4 @@ def _forget_failure() -> None:
         for attribute in ("tb", "etype", "evalue", "last_syntax_error"):
             if getattr(formatter, attribute, None) is not None:
                 setattr(formatter, attribute, None)
+    return failed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import resource
@@ -26,6 +27,7 @@ from ring_notebook.engine import (
     debuggers,
     descriptors,
     dialogue,
+    held_memory,
     kept_variables,
     late_output,
     mpi_access,
@@ -111,7 +113,8 @@ class _Execution:
     def _carry_out(self, source: str) -> None:
         """Run the cell and clean up after it; sets `error` to the exception that has ended it."""
         children = active_children()
-        debuggers.forget_frames()
+        if held_memory.forget_failure():
+            gc.collect()
         shell = InteractiveShell.instance()
         metrics.begin(self.loops.begin, self._first_row, self.request.options.warmup)
         steering.begin(self.run, self.rank, self.request.changes, dialogue.pause, self._at_snapshot)

@@ -21,6 +21,7 @@ optimizer.step()
 def fails():
     global watch
     large = Watched()
+    large.others = [large]  # only a collection frees a circle
     watch = weakref.ref(large)
     raise ValueError("boom")
 
@@ -40,5 +41,11 @@ def test_frames_of_a_failed_cell_are_freed_and_variables_listed(notebook: Notebo
     assert held["model"] == "2.0", "with its gradients"
     assert held["optimizer"] == "2.0", "without the weights"
     assert "left no exception to debug" in notebook.error("%ring debug -t 1")[1]
+    notebook.text(ALIVE)
+    assert notebook.text("{row.values['alive'] for row in alive.metrics}") == "{0.0}"
+
+
+def test_the_next_cell_frees_them_by_itself(notebook: Notebook) -> None:
+    assert notebook.error(CELL)[0] == "ValueError"
     notebook.text(ALIVE)
     assert notebook.text("{row.values['alive'] for row in alive.metrics}") == "{0.0}"
