@@ -147,8 +147,8 @@ def note(reducer: Reducer, parameter: Tensor) -> bool:
         if in_compiled_autograd():
             raise RuntimeError(
                 f"rank {reducer.process_set().rank()}: gradients are averaged at the end of a backward pass, which "
-                "compiled autograd does not tell; leave torch._dynamo.config.compiled_autograd off: torch.compile of "
-                "the model and of its loss does not need it"
+                "compiled autograd does not tell; leave torch's compiled_autograd off: torch.compile of the model "
+                "and of its loss does not need it"
             )
         found = _passes[task] = _Pass(task)
         _at_end_of_backward(_End(found))
