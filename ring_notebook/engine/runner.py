@@ -116,6 +116,7 @@ class _Execution:
         if held_memory.forget_failure():
             gc.collect()
         shell = InteractiveShell.instance()
+        vars(shell)["ask_exit"] = sys.exit  # `exit()` ends the cell: IPython's own ends the engine, after a later cell
         metrics.begin(self.loops.begin, self._first_row, self.request.options.warmup)
         steering.begin(self.run, self.rank, self.request.changes, dialogue.pause, self._at_snapshot)
         if self.begin is not None:

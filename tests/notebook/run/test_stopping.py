@@ -200,5 +200,9 @@ def test_an_exception_class_of_the_cell_comes_back(cluster: Cluster) -> None:
     assert type(caught.value).__name__ == "Mine"
 
 
-def test_sys_exit_zero_is_a_normal_end(cluster: Cluster) -> None:
-    assert cluster.run("import sys; sys.exit()").wait().status == "ok"
+@pytest.mark.parametrize("source", ["import sys; sys.exit()", "exit()", "quit()", "get_ipython().ask_exit()"])
+def test_an_exit_ends_the_cell_alone(cluster: Cluster, source: str) -> None:
+    assert cluster.run(f"kept = 5\n{source}\nkept = 6").wait().status == "ok"
+    for _ in range(3):  # an engine whose loop is told to end still takes a cell or two
+        assert cluster.run("__import__('time').sleep(0.3)").wait().status == "ok"
+    assert cluster.pull("kept") == 5
