@@ -518,9 +518,10 @@ def _agreed(
         if not _are_alike(theirs, rows[0][1]):
             raise ValueError(
                 f"rank {own_rank()}: prepare got other samples on the ranks: those of rank {other} are not those of "
-                "rank 0. A split by each rank's own random numbers does that; give it a seed: train_test_split(..., "
-                "random_state=0), random_split(..., generator=torch.Generator().manual_seed(0)). A loader over data "
-                "that the ranks have divided themselves is not for prepare"
+                "rank 0. Data or a split by each rank's own random numbers does that; seed them alike: "
+                "np.random.seed(0), torch.manual_seed(0), train_test_split(..., random_state=0), random_split(..., "
+                "generator=torch.Generator().manual_seed(0)). A loader over data that the ranks have divided "
+                "themselves is not for prepare"
             )
     state, process = rows[0][2]
     return state if generator is not None else _stream(state, number), process
