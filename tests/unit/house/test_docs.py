@@ -173,6 +173,13 @@ def test_outputs_of_notebooks_are_not_older_than_their_code() -> None:
     assert runpy.run_path(str(ROOT / "docs" / "outputs.py"))["stale"]() == []
 
 
+def test_kept_outputs_name_no_folder_of_who_kept_them() -> None:
+    """What a library says of its files is no part of a lesson: keep them in an environment where it is silent."""
+    own = re.compile(rf"{re.escape(str(ROOT))}|site-packages|/(?:root|home)/")
+    kept = (ROOT / "docs" / "outputs").glob("*.json")
+    assert {path.name for path in kept if own.search(path.read_text(encoding="utf-8"))} == set()
+
+
 def test_causes_in_pages_and_kept_outputs_are_those_of_the_code() -> None:
     """Pages name a slow rank by sentences of `slow_ranks` only; one has all. Line breaks and quotes do not matter."""
     causes = {why for why, _ in slow_ranks.CAUSES.values()}
