@@ -153,7 +153,8 @@ def names(path: str = "") -> list[str]:
     namespace = _namespace()
     if not path:
         hidden = InteractiveShell.instance().user_ns_hidden
-        return sorted(key for key in [*namespace] if not key.startswith("_") and key not in hidden)
+        known = [*namespace]  # a cell that runs meanwhile may add some
+        return sorted(key for key in known if not key.startswith("_") and key not in hidden)
     value = _found(path)
     if value is _NOTHING:
         return []

@@ -213,10 +213,9 @@ def _find(optimizer: torch.optim.Optimizer, generation: weakref.ref[Communicator
         if mesh is not None:
             return _Training(generation, _ring(mesh.get_group()) if mesh.ndim == 1 else _whole(mesh.size()))
     found, is_own = _Training(generation), hasattr(optimizer, "is_stepping")
-    is_prepared = hasattr(optimizer, "process_set_of_steps")
-    owners: Sequence[Any] = [optimizer] if is_prepared else _owners_of(parameters.values())
+    owners: Sequence[Any] = [optimizer] if is_own else _owners_of(parameters.values())
     for owner in owners:
-        process_set = owner.process_set_of_steps
+        process_set = getattr(owner, "process_set_of_steps", None)  # which a copy that predicts memory lacks
         if process_set is not None and process_set.included():
             found.group, found.owner = process_set, owner
     if is_own or found.owner is not None:

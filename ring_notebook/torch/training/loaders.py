@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from functools import cache, partial
@@ -54,8 +55,8 @@ T = TypeVar("T")
 
 _loader_passes: Any = private("loader_passes") or ()
 _SEEDED = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
-_ROWS = 64
-"""Most rows of a tensor that ranks compare."""
+_ROWS, _COLUMNS = 64, 4096
+"""Most rows of a part of the data that ranks compare, and most numbers of a row."""
 _TORCHDATA = "torchdata.stateful_dataloader"
 _REPEATED = "_RepeatSampler"
 """The sampler of loaders that keep their workers from pass to pass, those of timm and Ultralytics among them."""
@@ -536,7 +537,7 @@ def _marks(dataset: Any, sampler: Any) -> list[Any]:
         if isinstance(one, ConcatDataset):
             inside += one.datasets
         elif isinstance(one, Subset | SubsetRandomSampler):
-            marks.append(crc32(torch.as_tensor(one.indices).cpu().numpy().tobytes()))
+            marks.append(crc32(repr((len(one.indices), [str(index) for index in _some(one.indices)])).encode()))
             inside += [one.dataset] if isinstance(one, Subset) else []
         elif isinstance(one, Dataset):
             parts = one.tensors if isinstance(one, TensorDataset) else getattr(one, "__dict__", {}).values()
@@ -547,18 +548,21 @@ def _marks(dataset: Any, sampler: Any) -> list[Any]:
 
 def _numbers_in(part: Any, count: int | None) -> Tensor | None:
     """A number for each of some of ``count`` rows of a tensor or array, or names in a list; None of anything else."""
-    is_list = isinstance(part, list | tuple)
-    has_rows = is_list or (isinstance(part, Tensor | np.ndarray) and part.ndim)
-    if not has_rows or not count or len(part) != count:
-        return None
-    some = part[:: len(part) // _ROWS + 1]
-    if is_list:
-        names = [one for one in some if isinstance(one, str)]
+    if isinstance(part, list | tuple):
+        names = [one for one in _some(part) if isinstance(one, str)] if count and len(part) == count else []
         return torch.tensor([crc32(os.path.basename(one).encode()) for one in names], dtype=torch.double)
-    rows = torch.from_numpy(some.copy()) if isinstance(some, np.ndarray) and some.dtype.kind in "biufc" else some
-    if not isinstance(rows, Tensor) or rows.layout != torch.strided or rows.is_quantized:
+    is_array = isinstance(part, np.ndarray) and part.dtype.kind in "biufc"
+    is_tensor = isinstance(part, Tensor) and part.layout == torch.strided and not part.is_quantized
+    if not (is_array or is_tensor) or not part.ndim or not count or len(part) != count:
         return None
-    return real_view(rows.detach().cpu()).reshape(len(rows), -1 if rows.numel() else 0).double().sum(1)
+    rows = part[:: count // _ROWS + 1]
+    width = math.prod(rows.shape[1:])
+    rows = rows.reshape(len(rows), width)[:, :: width // _COLUMNS + 1]  # before a copy: rows may be large, and on disk
+    return real_view(torch.tensor(rows) if is_array else rows.detach().cpu()).double().flatten(1).sum(1)
+
+
+def _some(part: Sequence[Any]) -> list[Any]:
+    return [part[at] for at in range(0, len(part), len(part) // _ROWS + 1)]
 
 
 def _are_alike(marks: list[Any], others: list[Any]) -> bool:

@@ -417,7 +417,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 def _ddp(model: nn.Module, optimizer: torch.optim.Optimizer) -> nn.Module:
-    if model is not unwrapped(model) and world.disruptions() == 0 and not _freed(model):  # the cell was run again
+    if model is not unwrapped(model) and world.disruptions() == 0 and not _unfrozen(model):  # the cell was run again
         return model
     model = unwrapped(model)  # a backward pass that has raised leaves the wrapper unusable
     # With gradients as views of the buckets, no gradient is copied.
@@ -426,19 +426,20 @@ def _ddp(model: nn.Module, optimizer: torch.optim.Optimizer) -> nn.Module:
     found = weakref.ref(wrapper)  # the optimizer may outlive it
 
     def check(*_: Any) -> None:
-        if freed := _freed(found()):
+        if unfrozen := _unfrozen(found()):
             raise RuntimeError(
-                f"rank {world.current().rank}: {freed[0]}{' and others' * (len(freed) > 1)} got requires_grad after "
-                "prepare(strategy='ddp'), and DistributedDataParallel averages no gradients of it: call prepare again"
+                f"rank {world.current().rank}: {unfrozen[0]}{' and others' * (len(unfrozen) > 1)} got requires_grad "
+                "after prepare(strategy='ddp'), and DistributedDataParallel averages no gradients of it: call prepare "
+                "again"
             )
 
-    if before := getattr(optimizer, "_ring_check_freed", None):
+    if before := getattr(optimizer, "_ring_check_unfrozen", None):
         before.remove()
-    optimizer._ring_check_freed = optimizer.register_step_pre_hook(check)  # type: ignore[attr-defined]
+    optimizer._ring_check_unfrozen = optimizer.register_step_pre_hook(check)  # type: ignore[attr-defined]
     return cast("nn.Module", wrapper)
 
 
-def _freed(wrapper: Any) -> list[str]:
+def _unfrozen(wrapper: Any) -> list[str]:
     """The parameters that were frozen when their DistributedDataParallel was made, and are no more."""
     return [name for name, one in getattr(wrapper, "_ring_frozen", ()) if one.requires_grad]
 

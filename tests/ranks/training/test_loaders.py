@@ -24,6 +24,7 @@ from torch.utils.data import (
     RandomSampler,
     Sampler,
     SequentialSampler,
+    Subset,
     SubsetRandomSampler,
     TensorDataset,
     WeightedRandomSampler,
@@ -507,6 +508,10 @@ ALIKE: dict[str, Callable[[torch.Generator], DataLoader[Any]]] = {
     "folders": lambda g: DataLoader(Rows([f"/{torch.rand(1, generator=g)}/{n}.png" for n in range(40)]), 4),
     "few values": lambda g: DataLoader(Rows(torch.randint(2, (40,), generator=g), torch.zeros(40, 3)), 4),
     "nothing": lambda g: DataLoader(TensorDataset(torch.zeros(0, 3)), 4),
+    "no columns": lambda g: DataLoader(TensorDataset(torch.zeros(4, 0)), 4),
+    "keys": lambda g: DataLoader(Subset(Rows({"a": 1, "b": 2}), ["a", "b"]), 4),  # type: ignore[arg-type]
+    "read-only": lambda g: DataLoader(Rows(np.broadcast_to(np.arange(9.0), (40, 9))), 4),
+    "endless": lambda g: DataLoader(Subset(Numbers(10**10), range(10**9)), 4),
 }
 
 
