@@ -6,8 +6,11 @@ No other file of the package uses a private name. This one loads only the name t
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from importlib import import_module
 from sys import modules
+from types import CodeType
 from typing import Any, TypeVar
 
 F = TypeVar("F", bound=Any)
@@ -70,13 +73,22 @@ def private(name: str) -> Any:
 
 def uncompiled(function: F) -> F:
     """``function``, which torch.compile leaves alone from now on, with what it calls."""
-    set_strategy, action, strategy = map(private, ("set_frame_strategy", "frame_action", "frame_strategy"))
-    if set_strategy is None or action is None or strategy is None:
+    leave_alone = _leave_alone()
+    if leave_alone is None:
         disabled: F = import_module("torch").compiler.disable(function)
         return disabled
-    set_strategy(function.__code__, strategy(action.SKIP, action.SKIP))  # where it begins: C++ may call it
+    leave_alone(function.__code__)  # where it begins: C++ may call it
     vars(function)["_torchdynamo_disable"] = True  # where a function that is compiled calls it
     return function
+
+
+@cache  # there is a hook for each parameter
+def _leave_alone() -> Callable[[CodeType], None] | None:
+    set_strategy, action, strategy = map(private, ("set_frame_strategy", "frame_action", "frame_strategy"))
+    if set_strategy is None or action is None or strategy is None:
+        return None
+    skip = strategy(action.SKIP, action.SKIP)
+    return lambda code: set_strategy(code, skip)
 
 
 def in_compiled_autograd() -> bool:
