@@ -30,7 +30,7 @@ unshare --mount bash -c 'inside "$@"' inside "" '
     if command -v cc c++ gcc g++ clang; then echo "a compiler is here"; exit 1; fi
     python3 -m venv environment
     SECONDS=0
-    environment/bin/pip install -q -c constraints.txt "$(ls ring_notebook*.whl)[demo]" 2>&1 | grep -v WARNING || true
+    environment/bin/pip install -q -c constraints.txt "$(ls ring_notebook*.whl)[all,demo]" 2>&1 | grep -v WARNING || true
     echo "installed in $SECONDS s: $(du -sm environment | cut -f1) MB, of which ours: $(du -sm environment/lib/python3*/site-packages/ring_notebook | cut -f1) MB"
     SECONDS=0
     environment/bin/python demo.py

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-__all__ = ["environment"]
+__all__ = ["environment", "with_requirements"]
 
 
 def environment(folder: Path, wanted: str, dependencies: bool = True) -> Path:
@@ -18,14 +18,14 @@ def environment(folder: Path, wanted: str, dependencies: bool = True) -> Path:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
     here = Path(sysconfig.get_path("purelib"))
     site = folder / here.relative_to(sys.prefix)
-    for name in _closure(wanted) if dependencies else {Requirement(wanted).name}:
+    for name in with_requirements(wanted) if dependencies else {Requirement(wanted).name}:
         for top in {file.parts[0] for file in distribution(name).files or ()} - {"..", "__pycache__"}:
             if not (site / top).exists():
                 (site / top).symlink_to(here / top)
     return folder / "bin" / "python"
 
 
-def _closure(wanted: str) -> set[str]:
+def with_requirements(wanted: str) -> set[str]:
     """The names of all distributions that pip would install; those that this environment has, which has them all."""
     found: set[tuple[str, str]] = set()
     ahead = [Requirement(wanted)]

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.utils import canonicalize_name
 
+from install.environments import with_requirements
 from workshop.claims import claims, claims_of, code_of, failing
 
 NOTEBOOKS = Path(__file__).parents[3] / "notebooks"
@@ -71,6 +73,13 @@ def test_a_gallery_installs_what_a_lesson_does(name: str) -> None:
     code = [cell for cell in cells(name) if cell["cell_type"] == "code"]
     assert code[0]["source"].startswith(INSTALL.strip())
     assert not any(cell["outputs"] or cell["execution_count"] for cell in code)
+
+
+def test_it_leaves_the_server_that_shows_it_as_it_is() -> None:
+    """On Colab and Kaggle: pip would replace what the page is served by."""
+    wanted = re.findall(r'"(\S+) @', INSTALL)[0]
+    brought = {canonicalize_name(one) for one in with_requirements(wanted)}
+    assert brought & {"jupyter-server", "jupyterlab", "nbclassic", "notebook"} == set()
 
 
 @pytest.mark.parametrize("name", [*NAMES, *GALLERY])
