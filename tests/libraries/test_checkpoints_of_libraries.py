@@ -1,4 +1,4 @@
-"""Checkpoints of a model of peft in a bucket of S3, which moto serves on this machine.
+"""Checkpoints in a bucket of S3, which moto serves on this machine: of a model of peft, and when a rank is killed.
 
 They live in an environment of their own: ``make test-libraries``.
 """
@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from harness.programs import RINGRUN, ran
+from jobs.torch.test_sharded_checkpoints import reports, ringrun, samples
 
 pytestmark = pytest.mark.skipif(
     find_spec("moto") is None or find_spec("s3fs") is None, reason="in an environment of its own: make test-libraries"
@@ -57,3 +58,21 @@ def test_adapters_resume_from_a_bucket(endpoint: str, ranks: int) -> None:
     )
     assert done.returncode == 0, done.stderr[-5000:]
     assert [line for line in done.stdout.splitlines() if line.startswith("rank ")] == []
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.timeout(600)  # two jobs, each of which may take 200 s on a busy machine
+@pytest.mark.parametrize(("kind", "ranks", "then"), [("plain", 3, 2), ("fsdp, background", 2, 3)])
+def test_a_rank_is_killed_while_it_writes(
+    endpoint: str, kind: str, ranks: int, then: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The checkpoint before is whole. Other ranks continue from it, with each sample once."""
+    for name, value in (KEYS | {"FSSPEC_S3_ENDPOINT_URL": endpoint}).items():
+        monkeypatch.setenv(name, value)
+    url = f"s3://bucket-{RANKS[0]}/{kind[:5]}"
+    done = ringrun(ranks, kind, url, "die")
+    assert "rank 1" in done.stderr
+    again = ringrun(then, kind, url, "read")
+    assert again.returncode == 0, again.stderr
+    assert reports(again) == [reports(done)[0]] * then
+    assert sorted(samples(done) + samples(again)) == list(range(72))

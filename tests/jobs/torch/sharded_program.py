@@ -2,7 +2,7 @@
 
 WHAT is "write", which makes three steps, the last of which is kept; "read", which resumes; "die", where a rank is
 killed while it writes the second one, and "survive", where the others go on. Each rank prints a digest of the whole
-weights and moments.
+weights and moments, and the samples that it has had until then; what resumes also those that are left.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import json
 import os
 import signal
 import sys
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,11 +19,13 @@ from torch import nn
 from torch.distributed.checkpoint import FileSystemWriter
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.utils.data import DataLoader
 
 import ring_notebook.torch as ring
 from harness.adapted import Adapted
 
 VICTIM = 1
+SAMPLES, BATCH = 72, 12
 
 
 def made(kind: str) -> tuple[Any, Any]:
@@ -41,7 +42,7 @@ def made(kind: str) -> tuple[Any, Any]:
     optimizer = torch.optim.AdamW(trained, lr=0.01, foreach=False)
     if kind == "tensor":
         return model, optimizer
-    prepared: tuple[Any, Any] = ring.prepare(model, optimizer, strategy="fsdp" if kind == "fsdp" else None)
+    prepared: tuple[Any, Any] = ring.prepare(model, optimizer, strategy="fsdp" if "fsdp" in kind else None)
     return prepared
 
 
@@ -58,7 +59,8 @@ def killed_while_writing() -> None:
     """Half of the file is there, and then the rank is not."""
 
     def write(self: Any, plan: Any, planner: Any) -> Any:
-        Path(self.path, f"__{VICTIM}_0.distcp").write_bytes(b"half")
+        with self.fs.create_stream(f"{self.path}/__{VICTIM}_0.distcp", "wb") as file:
+            file.write(b"half")
         os.kill(os.getpid(), signal.SIGKILL)
 
     FileSystemWriter.write_data = write  # type: ignore[method-assign]
@@ -69,9 +71,11 @@ torch.set_num_threads(1)
 ring.init()
 job_rank = ring.rank()
 model, optimizer = made(kind)
+loader = ring.prepare(DataLoader(range(SAMPLES), batch_size=BATCH // ring.size(), shuffle=True))  # type: ignore[arg-type]
 saved = ring.checkpoint(
-    model, optimizer, folder=folder, every="3 steps", background=kind != "fsdp", resume=what == "read"
+    model, optimizer, loader, folder=folder, every="3 steps", background=kind != "fsdp", resume=what == "read"
 )
+samples: list[int] = []
 
 
 def step() -> None:
@@ -94,16 +98,22 @@ def survive(state: Any) -> None:
 
 def report() -> None:
     print(json.dumps({"digest": digest(model, optimizer), "steps": saved.steps}), flush=True)  # noqa: T201
+    print("samples", json.dumps(samples), flush=True)  # noqa: T201
 
 
 if what == "read":
     report()
-    step()
+    for number, batch in enumerate(loader):
+        samples += batch.tolist()
+        if number == 0:
+            step()
+    print("samples", json.dumps(samples), flush=True)  # noqa: T201
     sys.exit()
 if what == "survive":
     survive(ring.elastic.TorchState(model, optimizer, steps=0))
 else:
-    for number in range(6 if what == "die" else 3):
+    for number, batch in zip(range(6 if what == "die" else 3), loader, strict=False):
+        samples += batch.tolist()
         if number == 5 and job_rank == VICTIM:
             killed_while_writing()
         step()

@@ -17,20 +17,27 @@ pytestmark = pytest.mark.usefixtures("forked_ranks")
 PROGRAM = Path(__file__).with_name("sharded_program.py")
 
 
-def ringrun(ranks: int, kind: str, folder: Path, what: str, *options: str) -> subprocess.CompletedProcess[str]:
+def ringrun(ranks: int, kind: str, folder: Path | str, what: str, *options: str) -> subprocess.CompletedProcess[str]:
     command = [*RINGRUN, "--no-prefix", "-np", str(ranks), *options]
+    folders = filter(None, (str(PROGRAM.parents[2]), os.environ.get("PYTHONPATH")))  # the first one for `harness`
     return subprocess.run(
         [*command, sys.executable, "-W", "ignore", PROGRAM, kind, folder, what],
         capture_output=True,
         text=True,
         timeout=200,
         check=False,
-        env={**os.environ, "PYTHONPATH": str(PROGRAM.parents[2])},  # for `harness`
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(folders)},
     )
 
 
 def reports(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+
+
+def samples(done: subprocess.CompletedProcess[str]) -> list[int]:
+    """What all ranks have had."""
+    lines = [line.removeprefix("samples") for line in done.stdout.splitlines() if line.startswith("samples")]
+    return [one for line in lines for one in json.loads(line)]
 
 
 def names(folder: Path) -> list[str]:
@@ -48,30 +55,35 @@ def names(folder: Path) -> list[str]:
     ],
 )
 def test_other_ranks_and_other_shards(tmp_path: Path, kind: str, others: list[tuple[int, str]]) -> None:
-    """The same bits of weights and moments."""
+    """The same bits of weights and moments, and the samples that are left, each once."""
     done = ringrun(3, kind, tmp_path, "write")
     assert done.returncode == 0, done.stderr
     written = reports(done)
     assert len(written) == 3
     assert len({one["digest"] for one in written}) == 1
+    before = samples(done)
     for ranks, then in others:
         done = ringrun(ranks, then, tmp_path, "read")
         assert done.returncode == 0, done.stderr
         assert reports(done) == [written[0]] * ranks, (ranks, then)
+        assert sorted(before + samples(done)) == list(range(72)), (ranks, then)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["fsdp", "plain"])
-def test_a_rank_is_killed_while_it_writes(tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "ranks", "then"), [("fsdp", 3, 2), ("plain", 3, 2), ("fsdp, background", 4, 2), ("fsdp, background", 2, 4)]
+)
+def test_a_rank_is_killed_while_it_writes(tmp_path: Path, kind: str, ranks: int, then: int) -> None:
     """The checkpoint before stays whole. The next training continues from it, and removes the broken one."""
-    done = ringrun(3, kind, tmp_path, "die")
+    done = ringrun(ranks, kind, tmp_path, "die")
     assert done.returncode != 0
     assert "rank 1" in done.stderr
     assert [name for name in names(tmp_path) if name.startswith("step")] == ["step-00000003"]
-    again = ringrun(2, kind, tmp_path, "read")
+    again = ringrun(then, kind, tmp_path, "read")
     assert again.returncode == 0, again.stderr
     assert reports(again)[0] == reports(done)[0]
-    assert ringrun(2, kind, tmp_path, "write").returncode == 0
+    assert sorted(samples(done) + samples(again)) == list(range(72))
+    assert ringrun(then, kind, tmp_path, "write").returncode == 0
     assert names(tmp_path) == ["step-00000003"]
 
 

@@ -314,8 +314,11 @@ def test_a_part_that_cannot_be_written(hvd: ModuleType, folder: Path, capfd: pyt
     assert names(hvd, folder)[-1] == "step-00000004"
 
 
-@pytest.mark.sizes(1, 3)
-def test_a_disk_that_is_full(hvd: ModuleType, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("strategy", [None, "fsdp"])
+@pytest.mark.sizes(1, 3, slow=(4,))
+def test_a_disk_that_is_full(
+    hvd: ModuleType, tmp_path: Path, capfd: pytest.CaptureFixture[str], strategy: str | None
+) -> None:
     disk = Path(hvd.broadcast_object(str(tmp_path / "disk"), name="disk"))
     mounted = False
     if hvd.rank() == 0:
@@ -325,7 +328,8 @@ def test_a_disk_that_is_full(hvd: ModuleType, tmp_path: Path, capfd: pytest.Capt
     if not hvd.broadcast_object(mounted, name="mounted"):
         pytest.skip("no disk can be mounted here: that needs root")
     try:
-        model = nn.Linear(400, 400)  # 640 KB, of which two have room
+        model: Any = nn.Linear(400, 400)  # 640 KB, of which two have room
+        model, _ = hvd.prepare(model, torch.optim.SGD(model.parameters()), strategy=strategy)
         saved = hvd.checkpoint(model, every="1 steps", folder=disk / "kept", keep=3, background=True)
         for _ in range(4):
             saved.step()
