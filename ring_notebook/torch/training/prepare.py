@@ -159,16 +159,17 @@ def prepare(
         turn. Torch then computes with one thread in each rank. By default as ``ringrun --logical`` says, else none.
     strategy: "ddp" or "fsdp" wrap the model in torch's DistributedDataParallel or FSDP2's ``fully_shard``, on
         `process_group`; the returned optimizer is then the one that was passed, on the wrapped model's parameters.
-        Takes one model and one optimizer.
+        Takes one model and its optimizers.
     options: keyword arguments of `DistributedOptimizer`, such as ``sync_every=50`` for local steps; not with a
         ``strategy``. A call ends a round of local steps that is under way, by a sync.
 
     Objects of Keras or JAX go to `prepare` of their face, whichever is imported.
 
     Raises NotInitializedError before ``init()``; TypeError, which names the argument, for any other object; ValueError
-    for an optimizer of a model that is not passed, for a loader over other samples on some rank, for ``noise_scale``
-    with a loader of unknown batch size, and where there are more ranks than ``logical``; TypeError for ``noise_scale``
-    or ``accumulate`` with ``op=Adasum``, a ``strategy`` or ``logical``, and for ``logical`` with a ``strategy``.
+    for an optimizer of a model that is not passed (with a ``strategy``: of any other parameters), for a loader over
+    other samples on some rank, for ``noise_scale`` with a loader of unknown batch size, and where there are more ranks
+    than ``logical``; TypeError for ``noise_scale`` or ``accumulate`` with ``op=Adasum``, a ``strategy`` or ``logical``,
+    and for ``logical`` with a ``strategy``.
     """
     if another := of_another("prepare", objects, "torch"):
         own_options = {
@@ -247,7 +248,7 @@ def _prepare(
     if strategy is None and optimizers:
         average_rest(inner, [prepared[id(optimizer)] for optimizer in optimizers])
     if strategy is not None:
-        prepared[id(models[0])] = wrap(prepared[id(models[0])], optimizers[0], strategy)
+        prepared[id(models[0])] = wrap(prepared[id(models[0])], optimizers, strategy)
     return in_order(objects, prepared)
 
 
@@ -265,10 +266,10 @@ def _check_options(
         raise TypeError(f"prepare(noise_scale=...) takes one optimizer, got {len(optimizers)}")
     if strategy is None:
         return
-    if len(models) != 1 or len(optimizers) != 1:
+    if len(models) != 1 or not optimizers:
         raise TypeError(
-            f"prepare(strategy={strategy!r}) takes one model and one optimizer, got {len(models)} and "
-            f"{len(optimizers)}; call it once for each pair"
+            f"prepare(strategy={strategy!r}) takes one model and its optimizers, got {len(models)} and "
+            f"{len(optimizers)}; call it once for each model"
         )
     if options or noise_scale or accumulate != 1:
         own = {"noise_scale": noise_scale, "accumulate": accumulate != 1}
@@ -399,15 +400,25 @@ def check_strategy(strategy: str) -> None:
         raise ValueError(f"strategy must be {' or '.join(map(repr, STRATEGIES))}, got {strategy!r}")
 
 
-def wrap(model: nn.Module, optimizer: torch.optim.Optimizer, strategy: str) -> nn.Module:
-    """``model`` wrapped by ``strategy``; ``optimizer`` updates the parameters of the wrapped model.
+def wrap(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], strategy: str) -> nn.Module:
+    """``model`` wrapped by ``strategy``; ``optimizers`` update the parameters of the wrapped model.
 
-    Raises ValueError for an unknown strategy, and for an optimizer with state, which would have to be sharded.
+    Raises ValueError for an unknown strategy, for an optimizer of other parameters, which the wrapper would not
+    average, and for one with state, which would have to be sharded.
     """
     check_strategy(strategy)
+    own = set(model.parameters())
+    for optimizer in optimizers:
+        known = list(parameters_of(optimizer))
+        if others := sum(one not in own for one in known):
+            raise ValueError(
+                f"prepare(strategy={strategy!r}): {_class_of(optimizer)} has {others} of {len(known)} parameters that "
+                "are none of the model's, and the ranks would not average their gradients: add them to the model "
+                "(register_parameter), or leave the strategy out"
+            )
     backend = "nccl" if any(parameter.is_cuda for parameter in model.parameters()) else None
     process_group(backend)
-    return STRATEGIES[strategy](model, optimizer)
+    return STRATEGIES[strategy](model, optimizers)
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
@@ -416,14 +427,14 @@ def unwrapped(model: nn.Module) -> nn.Module:
     return inner
 
 
-def _ddp(model: nn.Module, optimizer: torch.optim.Optimizer) -> nn.Module:
+def _ddp(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> nn.Module:
     if model is not unwrapped(model) and world.disruptions() == 0 and not _unfrozen(model):  # the cell was run again
         return model
     model = unwrapped(model)  # a backward pass that has raised leaves the wrapper unusable
     # With gradients as views of the buckets, no gradient is copied.
     wrapper: Any = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
     wrapper._ring_frozen = [(name, one) for name, one in model.named_parameters() if not one.requires_grad]
-    found = weakref.ref(wrapper)  # the optimizer may outlive it
+    found = weakref.ref(wrapper)  # the optimizers may outlive it
 
     def check(*_: Any) -> None:
         if unfrozen := _unfrozen(found()):
@@ -433,9 +444,10 @@ def _ddp(model: nn.Module, optimizer: torch.optim.Optimizer) -> nn.Module:
                 "again"
             )
 
-    if before := getattr(optimizer, "_ring_check_unfrozen", None):
-        before.remove()
-    optimizer._ring_check_unfrozen = optimizer.register_step_pre_hook(check)  # type: ignore[attr-defined]
+    for one in optimizers:
+        if before := getattr(one, "_ring_check_unfrozen", None):
+            before.remove()
+        one._ring_check_unfrozen = one.register_step_pre_hook(check)  # type: ignore[attr-defined]
     return cast("nn.Module", wrapper)
 
 
@@ -444,12 +456,12 @@ def _unfrozen(wrapper: Any) -> list[str]:
     return [name for name, one in getattr(wrapper, "_ring_frozen", ()) if one.requires_grad]
 
 
-def _fsdp(model: nn.Module, optimizer: torch.optim.Optimizer) -> nn.Module:
+def _fsdp(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> nn.Module:
     from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 
     if isinstance(model, FSDPModule):
         return model
-    if optimizer.state:
+    if any(optimizer.state for optimizer in optimizers):
         raise ValueError(
             "prepare(strategy='fsdp') shards the parameters, and the optimizer has state of whole ones already; make a "
             "new optimizer, and load the state afterwards with torch.distributed.checkpoint"
@@ -464,7 +476,7 @@ def _fsdp(model: nn.Module, optimizer: torch.optim.Optimizer) -> nn.Module:
         if isinstance(module, FSDPModule) and dist.get_backend() == "ring":
             module.set_allocate_memory_from_process_group_for_comm(True)  # its buffers lie in ring memory
     sharded: dict[str, Any] = dict(model.named_parameters())
-    for group in optimizer.param_groups:
+    for group in (group for optimizer in optimizers for group in optimizer.param_groups):
         group["params"] = [sharded[names[id(parameter)]] for parameter in group["params"]]
     return model
 

@@ -7,6 +7,7 @@ import signal
 import threading
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -305,6 +306,36 @@ def test_prepare_with_a_strategy(strategy: str, rank: int, size: int) -> None:
     assert all(not torch.equal(now, then) for now, then in zip(model.parameters(), before, strict=True))
 
 
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_a_model_of_two_optimizers(strategy: str, rank: int, size: int, tmp_path: Path) -> None:
+    """As Muon for matrices with AdamW for the rest; a checkpoint continues both."""
+
+    def made() -> tuple[Any, ...]:
+        model = network()
+        matrices, rest = ([one for one in model.parameters() if (one.dim() == 2) == flat] for flat in (True, False))
+        return model, torch.optim.SGD(matrices, lr=0.1, momentum=0.9), torch.optim.Adam(rest, lr=0.01)
+
+    def train_both(parts: tuple[Any, ...], steps: range, *place: int) -> list[Tensor]:
+        model, *optimizers = parts
+        for step in steps:
+            inputs, labels = batch(step, *place)
+            nn.functional.cross_entropy(model(inputs), labels).backward()
+            for one in optimizers:
+                one.step()
+                one.zero_grad()
+        return [one.full_tensor() if hasattr(one, "full_tensor") else one for one in model.parameters()]
+
+    folder = hvd.broadcast_object(str(tmp_path), name="folder")
+    first = hvd.prepare(*made(), strategy=strategy)
+    train_both(first, range(2), rank, size)
+    hvd.checkpoint(*first, folder=folder, background=True).write_last()
+    again = hvd.prepare(*made(), strategy=strategy)
+    hvd.checkpoint(*again, folder=folder, background=True, resume=True)
+    expected = train_both(made(), range(4), 0, 1)
+    for ours, theirs in zip(train_both(again, range(2, 4), rank, size), expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("strategy", ["fsdp", "ddp"])
 def test_a_layer_that_is_trained_later(strategy: str, rank: int) -> None:
     """DDP would leave it to each rank: the step is refused until the model is prepared again."""
@@ -335,6 +366,13 @@ def test_wrong_strategies() -> None:
         hvd.prepare(model, optimizer, strategy="zero")
     with pytest.raises(TypeError, match="num_groups"):
         hvd.prepare(model, optimizer, strategy="ddp", num_groups=2)
+    for objects in ((model,), (model, network(), optimizer)):
+        with pytest.raises(TypeError, match="takes one model and its optimizers, got"):
+            hvd.prepare(*objects, strategy="fsdp")
+    temperature = torch.ones((), requires_grad=True)
+    for strategy in ("ddp", "fsdp"):
+        with pytest.raises(ValueError, match="SGD has 1 of 2 parameters that are none of the model's"):
+            hvd.prepare(model, torch.optim.SGD([model[0].bias, temperature]), strategy=strategy)
 
 
 def test_process_group_again(group: Any, rank: int, size: int) -> None:
