@@ -18,7 +18,7 @@ from ring_notebook.api.process_sets import ProcessSet
 from ring_notebook.core.communicator import Communicator, ReduceOp
 from ring_notebook.torch.collectives.allreduce import allreduce
 from ring_notebook.torch.steps.optimizer_notes import OUTER
-from ring_notebook.torch.steps.plain_optimizers import guard_steps
+from ring_notebook.torch.steps.plain_optimizers import guard_steps, note_wrapped
 from ring_notebook.torch.steps.repair import Shared, begin, may_have_parted, mend, trust
 from ring_notebook.torch.steps.same_step import SameStep
 from ring_notebook.torch.steps.step_commit import committed
@@ -277,6 +277,7 @@ def wrap(mixin: type[W], optimizer: torch.optim.Optimizer, names: dict[Tensor, s
     wrapped._wrapped = original
     wrapped._parameter_names = names
     wrapped.same_step = SameStep()
+    note_wrapped(original)
     # A `step` in the instance was patched by an LR scheduler for the original.
     wrapped.__dict__.update(
         {key: value for key, value in original.__dict__.items() if key != "step" and key not in _SHARED}

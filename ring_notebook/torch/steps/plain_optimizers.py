@@ -31,6 +31,7 @@ from ring_notebook.torch.steps.step_commit import Undo
 from ring_notebook.torch_private import uncompiled
 
 _TRAINING = "_ring_training"
+_WAS_WRAPPED = "_ring_was_wrapped"
 _is_on = False
 T = TypeVar("T")
 
@@ -91,6 +92,12 @@ def guard_steps(owners_of: Callable[[Iterable[Tensor]], Sequence[Any]] | None = 
         register_optimizer_step_pre_hook(_before)
         register_optimizer_step_post_hook(_behind)
         _is_on = True
+
+
+def note_wrapped(optimizer: torch.optim.Optimizer) -> None:
+    """Note that another optimizer averages the gradients of ``optimizer`` from now on."""
+    optimizer.__dict__.pop(_TRAINING, None)
+    optimizer.__dict__[_WAS_WRAPPED] = True
 
 
 @uncompiled
@@ -229,6 +236,12 @@ def _find(optimizer: torch.optim.Optimizer, generation: weakref.ref[Communicator
                 found.names = names
                 # The same on all ranks, also where only some have garbage-collected an old model.
                 found.group = _whole(one.process_group.size()) or _ring(one.process_group)
+    if not (owners or found.models) and hasattr(optimizer, _WAS_WRAPPED) and world.current().size > 1:
+        raise RuntimeError(
+            f"rank {world.current().rank}: nothing averages the gradients of this {type(optimizer).__name__}, because "
+            "the optimizer that took its place is gone: keep what prepare() returns (model, optimizer = "
+            "ring.prepare(model, optimizer)); to train on one rank alone, make a new optimizer"
+        )
     return found
 
 

@@ -227,6 +227,25 @@ def test_optimizers_leave_nothing_behind(hvd: ModuleType) -> None:
     assert all(not p._post_accumulate_grad_hooks for p in model.parameters())
 
 
+def test_a_result_that_is_not_kept(hvd: ModuleType, size: int) -> None:
+    """Each rank would train on its own gradients. Another optimizer may: a user wants it so."""
+    model, batch = make_model(), (torch.ones(2, 7), torch.ones(2, 3))
+    optimizer = momentum(model)
+    kept = hvd.prepare(model, optimizer)
+    plain_step(model, optimizer, batch)
+    del kept
+    optimizer = momentum(model)
+    plain_step(model, optimizer, batch)
+    hvd.prepare(model, optimizer)
+    gc.collect()
+    if size == 1:
+        plain_step(model, optimizer, batch)
+    else:
+        with pytest.raises(RuntimeError, match=r"keep what prepare\(\) returns"):
+            plain_step(model, optimizer, batch)
+    plain_step(model, momentum(model), batch)
+
+
 def test_needs_init(hvd: ModuleType) -> None:
     hvd.shutdown()
     with pytest.raises(ValueError, match="init"):
