@@ -71,6 +71,15 @@ def of_adversaries(model: nn.Module, optimizer: Any, alone: bool) -> None:
     model[0](x).square().mean().backward()
 
 
+def contrasted(model: nn.Module, optimizer: Any, alone: bool) -> None:
+    """Each row against those of all ranks."""
+    own = model(share(batch(), alone))
+    rows = own if alone else ring.allgather(own)
+    if not alone:
+        rows = rows + (ring.size() - 1) * (rows - rows.detach())
+    (own @ rows.T).logsumexp(1).mean().backward()
+
+
 def quietly_first(model: nn.Module, optimizer: Any, alone: bool) -> None:
     with nullcontext() if alone else optimizer.no_sync():
         loss(model, share(batch(0), alone)).backward()
@@ -130,6 +139,7 @@ TABLE: dict[str, tuple[Row, dict[str, Any]]] = {
     "several passes before a step": (accumulated, {}),
     "`retain_graph=True`": (retained, {}),
     "a gradient penalty, `create_graph=True`": (penalized, {}),
+    "rows beside those of all ranks, `g = ring.allgather(own)`, as `g + (p - 1) * (g - g.detach())`": (contrasted, {}),
     "passes that reach a part of the parameters": (of_adversaries, {}),
     "`no_sync()`, then a pass outside of it": (quietly_first, {}),
     "checkpointing, `use_reentrant=False`": (checkpointed(False), {}),
