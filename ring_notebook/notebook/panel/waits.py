@@ -90,6 +90,13 @@ def stall_sentence(stalled: Sequence[RankView], source: str = "", first_line: in
     return f"{begin}{ranks(rank.rank for rank in stalled)}{where}"
 
 
+def whereabouts(view: RunView, source: str, first_line: int) -> list[str]:
+    """Where ranks are that a time limit stops: who waits for whom where none has moved for a second, else lines."""
+    stalled = view.stuck(_SECONDS)
+    waits = any(map(_waiting, stalled))
+    return [stall_sentence(stalled, source, first_line)] if waits else beginning(view, source, first_line)
+
+
 def _operation(waiting: dict[str, Any]) -> str:
     return operation_title(str(waiting.get("operation")), waiting.get("name") or "")
 
@@ -108,7 +115,7 @@ def _calls(stalled: Sequence[RankView]) -> str:
     most, least = max(calls, key=calls.__getitem__), min(calls, key=calls.__getitem__)
     line = next((rank.status.line for rank in stalled if rank.rank == most and rank.status), 0)
     where = f"; the last differs at line {line}" if line else ""
-    return f". {calls[most]:,} calls on rank {most}, {calls[least]:,} on rank {least}{where}"
+    return f". {plural(calls[most], 'call')} on rank {most}, {calls[least]:,} on rank {least}{where}"
 
 
 def _fact(rank: RankView, name: str) -> Any:

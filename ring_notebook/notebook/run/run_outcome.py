@@ -31,6 +31,7 @@ def verdict_of(
     detached: bool = False,
     interrupted: bool = False,
     timed_out: float = 0.0,
+    where: Sequence[str] = (),
     died: Mapping[int, object] | None = None,
     ended_by_us: Collection[int] = (),
     trouble: str = "",
@@ -39,10 +40,11 @@ def verdict_of(
 ) -> Verdict:
     """The verdict on a run of ``size`` ranks.
 
-    ``detached``: this kernel stopped watching it. ``interrupted``: the user stopped it. ``timed_out``: its --timeout in
-    seconds, when that stopped it. ``died``: why ranks have died; the ranks ``ended_by_us`` among them did not stop, and
-    have not made others fail. ``trouble``: why the cluster gives no answers any more. ``replaced``: when ranks were
-    started again after a death. ``notebook``: the names of the notebook's own variables.
+    ``detached``: this kernel stopped watching it. ``interrupted``: the user stopped it. ``timed_out``: its --timeout
+    in seconds, when that stopped it, and ``where`` ranks were then. ``died``: why ranks have died; the ranks
+    ``ended_by_us`` among them did not stop, and have not made others fail. ``trouble``: why the cluster gives no
+    answers any more. ``replaced``: when ranks were started again after a death. ``notebook``: the names of the
+    notebook's own variables.
     """
     missing = [rank for rank in range(size) if rank not in ended]
     own = own_failures(failures)
@@ -61,7 +63,7 @@ def verdict_of(
         calls = {rank: int(end.summary.get("calls", 0)) for rank, end in ended.items()}
         return _failed(failures, "\n".join([describe(failures, missing, calls, replaced, notebook), *lines]))
     if timed_out:
-        text = "\n".join([f"the run exceeded --timeout {timed_out:g} s and was stopped", *lines])
+        text = "\n".join([f"the run exceeded --timeout {timed_out:g} s and was stopped", *where, *lines])
         return _raised("failed", RunTimeout(text))
     if died:
         return dead

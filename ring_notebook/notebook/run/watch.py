@@ -16,6 +16,7 @@ from IPython.core.getipython import get_ipython
 from ring_notebook.analysis.job_failure import judge_answer, judge_run, judge_stop
 from ring_notebook.config import config
 from ring_notebook.errors import ClusterError
+from ring_notebook.notebook.panel.waits import whereabouts
 from ring_notebook.notebook.record.run_log import RunLog
 from ring_notebook.notebook.run.answering import Answering
 from ring_notebook.notebook.run.failures import MISSING, brief, own_failures
@@ -73,6 +74,7 @@ class Watch:
         self._failed_at = inf
         self._let_go = False
         self._timed_out = False
+        self._where: list[str] = []  # where ranks were then
         self._died: dict[int, object] = {}  # by rank of the run, with the story
         self._overdue: dict[int, int] = {}  # by rank, -1 for all: messages that had arrived when patience ended
         self._answered: dict[int, float] = {}  # when the engines of ranks that have not ended answered
@@ -162,6 +164,7 @@ class Watch:
             )
             if why == "timeout" and not self._timed_out:
                 self._timed_out = True
+                self._where = whereabouts(self._log.view(), self._log.source, self._log.first_line)
                 self.interrupt()
             elif why and self._signalled is None:
                 self._signalled = set()
@@ -276,6 +279,7 @@ class Watch:
             detached=self._left,
             interrupted=self._interrupted,
             timed_out=self._timeout if self._timed_out else 0.0,
+            where=self._where,
             died=self._died,
             ended_by_us={rank for rank in self._died if self._engines.all[rank].rank in self.ended_ranks},
             trouble=self._engines.trouble(),

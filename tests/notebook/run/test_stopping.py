@@ -139,8 +139,11 @@ def test_a_second_and_third_interrupt_report_and_give_up(
 
 
 def test_the_time_limit_stops_by_itself(cluster: Cluster) -> None:
-    with pytest.raises(RunTimeout, match=r"--timeout 0\.5 s"):
+    with pytest.raises(RunTimeout, match=r"--timeout 0\.5 s and was stopped\nranks? "):
         cluster.run(WAITS["sleep"], timeout=0.5).wait()
+    forgotten = BARRIER + "import time\nif world.current().rank:\n    time.sleep(600)\nbarrier()"
+    with pytest.raises(RunTimeout, match=r"rank 1 (is )?at line \d+: time.sleep\(600\)"):
+        cluster.run(forgotten, timeout=3).wait()
     next_cell_works(cluster)
 
 

@@ -43,6 +43,8 @@ ROWS: list[tuple[str, list[Ended | None], list[Failure], dict[str, Any], str, st
      "failed", f"ClusterError: {LEFT}"),
     ("--timeout", [STOPPED, STOPPED], [], {"interrupted": True, "timed_out": 2.0}, "failed",
      "RunTimeout: the run exceeded --timeout 2 s and was stopped"),
+    ("--timeout, and where ranks were", [STOPPED, STOPPED], [], {"timed_out": 2.0, "where": ["rank 0 at line 3"]},
+     "failed", "RunTimeout: the run exceeded --timeout 2 s and was stopped\nrank 0 at line 3"),
     ("--timeout of one that is ended", [STOPPED, DIED], [], {"interrupted": True, "timed_out": 2.0, "died": {1: LEFT},
      "ended_by_us": {1}}, "failed", f"RunTimeout: the run exceeded --timeout 2 s and was stopped\n{LEFT}"),
     ("no record, no answer", [WELL, None], [], {}, "failed", "ClusterError: no record of how rank 1 ended; "),
