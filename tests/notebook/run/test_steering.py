@@ -216,7 +216,10 @@ def test_the_magics_set_list_and_pause(notebook: Notebook) -> None:
     until(lambda: notebook.text("print(run.view.paused)") == "True\n")
     assert "continues" in notebook.text("%ring resume")
     notebook.text("%ring set end=yes\nrun.wait()")
-    assert "no run is in progress" in notebook.error("%ring pause")[1]
+    assert (
+        "no run is in progress: a cell without --background ends before the next one begins"
+        in notebook.error("%ring pause")[1]
+    )
     notebook.text("%%ringtrain --replay steered --timeout 60\n" + LOOP)
 
 
