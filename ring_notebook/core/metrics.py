@@ -597,11 +597,11 @@ def log_params(**values: Any) -> None:
     _params_changed = True
 
 
-def note_params(**values: Any) -> None:
-    """Record values that the cell has not given itself."""
+def note_params(again: bool = True, /, **values: Any) -> None:
+    """Record values that the cell has not given itself; without ``again`` those that the run does not have yet."""
     global _params_changed
     for name, value in values.items():
-        if name not in _params_logged:
+        if name not in _params_logged and (again or name not in _params):
             _params[name] = _plain(value)
             _params_changed = True
 

@@ -216,7 +216,7 @@ def _prepare(
             prepared[id(loader)] = shard(loader, kind=device, number=number)
         else:
             prepared[id(loader)] = shard_by_turns(loader, in_turns, kind=device, number=number)
-        note_loader(loader)
+        note_loader(loader, trains=bool(optimizers) and number == 0)
     # A rank that was started again has a new model where this one may have a wrapper.
     inner = [unwrapped(prepared[id(model)]) for model in models]
     names = _names_of_parameters(inner)
@@ -383,10 +383,10 @@ def note_optimizer(optimizer: torch.optim.Optimizer) -> None:
     note_params(optimizer=_class_of(optimizer), **options)
 
 
-def note_loader(loader: Any) -> None:
-    """Record the batch size of a rank, where the loader has one."""
+def note_loader(loader: Any, trains: bool) -> None:
+    """Record the batch size of a rank, where the loader has one; of one beside an optimizer in place of another's."""
     if batch := getattr(loader, "batch_size", None):
-        note_params(batch_size=batch)
+        note_params(trains, batch_size=batch)
 
 
 def _class_of(optimizer: torch.optim.Optimizer) -> str:

@@ -212,6 +212,7 @@ epochs = 3
 model, data = torch.nn.Linear(2, 1), torch.utils.data.TensorDataset(torch.ones(8, 2))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.25, momentum=0.5)
 ring.prepare(model, optimizer, torch.utils.data.DataLoader(data, batch_size=2), accumulate=2)
+ring.prepare(torch.utils.data.DataLoader(data, batch_size=4))  # what it is validated with
 ring.log_params(depth=2, lr="by hand")"""
     )
     params = json.loads(notebook.text("import json; print(json.dumps(run.params))"))
