@@ -78,8 +78,8 @@ def last_state(log: RunRecord, plot: Sequence[str] = (), waiting: bool = False) 
         name = quote(Path(notebook()).name or "NOTEBOOK")
         attach = f"`%ring attach {name}` in another notebook shows and steers it"
         stop = (
-            "%ring attach shows it here after a restart of the kernel. While the cell waits for the run, interrupt the "
-            "kernel (■) to stop it; "
+            "%ring attach shows it here after a restart of the kernel, of a cluster that was started with --keep. "
+            "While the cell waits for the run, interrupt the kernel (■) to stop it; "
         )
     attach += f"; its records are in {log.directory}"
     page = (

@@ -242,6 +242,7 @@ def test_the_last_state_is_a_picture_that_says_what_to_do_and_text_that_says_how
     monkeypatch.setenv("JPY_SESSION_NAME", "/home/me/my first.ipynb")
     waiting = report.last_state(log, waiting=True)
     assert "interrupt the kernel" in waiting["text/html"]
+    assert "of a cluster that was started with --keep" in waiting["text/html"], "others end with the kernel"
     for form in waiting.values():
         assert "`%ring attach 'my first.ipynb'` in another notebook" in html.unescape(form)
         assert "was in progress" not in form, "the headline says so"
