@@ -29,6 +29,8 @@ def test_the_first_cells_train(notebook: Notebook) -> None:
 def ran(notebook: Notebook, cells: list[tuple[str, str, str]]) -> str:
     """The first cell that did not end as its page says, and how it ended; nothing when all did."""
     for how, what, cell in cells:
+        if "--background" not in cell:
+            cell = cell.replace("range(100_000)", "range(2)")  # a reader presses Stop
         shown = notebook.run(cell)
         errors = [one for one in shown if one["output_type"] == "error"]
         if [one["ename"] for one in errors] != ([what] if how == "raises" else []):
@@ -42,7 +44,10 @@ def ran(notebook: Notebook, cells: list[tuple[str, str, str]]) -> str:
 def test_the_cells_of_each_task_run(notebook: Notebook) -> None:
     wrong = {}
     for path in TASKS:
-        cells = [cell for cell in CELL.findall(path.read_text()) if cell[0] != "not run"]
+        page = CELL.findall(path.read_text())
+        cells = [cell for cell in page if cell[0] != "not run"]
+        fresh = page and not re.match(r"%ring (?!start|notify|runs)", page[0][2])
+        assert fresh or path.stem in WITHOUT_CELLS, f"{path}: its first cell needs a cluster that a new notebook lacks"
         assert bool(cells) != (path.stem in WITHOUT_CELLS), path
         wrong[path.stem] = ran(notebook, cells)
         notebook.text("%%ringtrain\n%reset -f")
