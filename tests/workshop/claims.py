@@ -6,9 +6,9 @@ Behind such a sentence stands a comment, which no reader sees:
 
 ``check`` is an expression that holds: of what the last cell of the lesson has ``measured``, of the ``seconds`` that its
 cells took, of ``code(...)``, which says whether a piece stands in its cells, and of constants of its cells. All numbers
-of the sentence are in it. One of a time or rate (``seconds``, ``measured["ring, ms"]``, ``measured["core, GB/s"]``) is
-left out where other programs keep the machine busy. ``given`` marks a sentence of a question that only assumes its
-numbers, ``source`` one whose numbers others have found.
+of the sentence are in it. One of a time or rate (``seconds``, ``measured["ring, ms"]``, ``measured["core, GB/s"]``), or
+of why a rank is slow (``measured["straggler: why"]``), is left out where other programs keep the machine busy.
+``given`` marks a sentence of a question that only assumes its numbers, ``source`` one whose numbers others have found.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _ITEM = re.compile(r"^(?:\| )?\**\d+(?:\.(?!\d)| \|)")  # of a list or a table
 _NUMBER = re.compile(r"(?<![\w.])\d[\d,]*(?:\.\d+)?")
 _ENDING = re.compile(r"(?<=\d)(?:st|nd|rd|th|-\w+)\W*$")
 _WORDS = re.compile(r"\b(?:fiftieth|hundredth|thousandth|(?:two|three|four|five|six|seven|ten) times)\b")
-_TIMED = re.compile(r"\bseconds\b|measured\[\"[^\"]*\b(?:ms|s)\b")  # in milliseconds, in seconds, a second
+_TIMED = re.compile(r"\bseconds\b|measured\[\"[^\"]*\b(?:ms|s|why)\b")  # in ms, in s, GB/s; why a rank is slow
 _TAKES = re.compile(r"\b(?:[Cc]ells|They) take\b|\bit takes (?:half )?a\b")
 # Comments stand in a text as their numbers: ⟨0⟩.
 _ENDS = re.compile(r"(?<=[.?!])\s+(?=[A-Z*`\"(<\[])|(?<=⟩)\s+(?!⟨)|(?<=</summary>)\s+")  # of sentences

@@ -82,6 +82,27 @@ def test_it_leaves_the_server_that_shows_it_as_it_is() -> None:
     assert brought & {"jupyter-server", "jupyterlab", "nbclassic", "notebook"} == set()
 
 
+_COLLECTIVE = re.compile(r"(?:grouped_)?(?:all|broad|barrier|reducescatter|init_process_group|prepare)\w*")
+
+
+def calls_at_once(node: ast.AST) -> list[str]:
+    """The names of the functions that a cell calls itself, outside of functions that it defines."""
+    if isinstance(node, ast.FunctionDef | ast.Lambda):
+        return []
+    below = [name for child in ast.iter_child_nodes(node) for name in calls_at_once(child)]
+    named = (
+        isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Name)
+    )
+    return [*below, node.func.attr] if named and node.func.value.id in ("ring", "dist", "hvd") else below
+
+
+@pytest.mark.parametrize("name", [*NAMES, *GALLERY])
+def test_what_a_healed_rank_runs_alone_needs_no_other_rank(name: str) -> None:
+    setup = [cell for cell in code_of(name) if re.match(r"%%ringtrain.*--setup", cell)]
+    found = [call for cell in setup for call in calls_at_once(ast.parse(cell.partition("\n")[2]))]
+    assert [call for call in found if _COLLECTIVE.fullmatch(call)] == []
+
+
 @pytest.mark.parametrize("name", [*NAMES, *GALLERY])
 def test_each_number_of_a_lesson_has_a_check(name: str) -> None:
     """Of what it has measured, which `make workshop` knows; what its cells and arithmetic say is checked here."""
@@ -139,7 +160,7 @@ def test_a_check_that_does_not_hold_is_told_with_its_sentence() -> None:
 
 
 def test_times_and_rates_are_checked_on_an_idle_machine_only() -> None:
-    for key in ("ring, ms", "wait in a pass, s", "core, GB/s", "samples/s of two / of one"):
+    for key in ("ring, ms", "wait in a pass, s", "core, GB/s", "samples/s of two / of one", "straggler: why"):
         lesson = claims([f'Below 7. <!-- check: measured["{key}"] < 7 -->'])
         assert failing(lesson, [], {key: 8}) == []
         assert len(failing(lesson, [], {key: 8}, 60.0)) == 1
