@@ -5,7 +5,11 @@ from ring_notebook.api.common import *  # noqa: F403 - what all faces share
 from ring_notebook.core.kept_state import register_keeper
 from ring_notebook.keras import callbacks, elastic
 from ring_notebook.keras.checkpoint_callback import checkpoint
-from ring_notebook.keras.distributed_optimizer import DistributedOptimizer, PartialDistributedOptimizer
+from ring_notebook.keras.distributed_optimizer import (
+    DistributedOptimizer,
+    PartialDistributedOptimizer,
+    extend_loss_scaling,
+)
 from ring_notebook.keras.fit_rows import extend_fits
 from ring_notebook.keras.gradient_compression import Compression
 from ring_notebook.keras.kept_models import KerasKeeper
@@ -22,6 +26,7 @@ from ring_notebook.keras.values import (
 
 register_keeper(KerasKeeper())
 extend_fits()
+extend_loss_scaling()
 extend_steps()
 
 __all__ = [

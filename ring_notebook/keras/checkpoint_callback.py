@@ -9,7 +9,7 @@ from ring_notebook.api.basics import rank
 from ring_notebook.api.checkpoints import Checkpoint
 from ring_notebook.errors import RingError
 from ring_notebook.keras.chosen_keras import IS_LEGACY, OPTIMIZERS, arrays_of, assign, keras
-from ring_notebook.keras.distributed_optimizer import DistributedMixin
+from ring_notebook.keras.distributed_optimizer import ring_of
 from ring_notebook.keras.keras_state import is_built, rate_of, variables_of, variables_of_optimizer
 
 
@@ -148,4 +148,5 @@ def _optimizer_of(one: Any) -> Any:
 
 
 def _scaled(optimizer: Any) -> int:
-    return optimizer._ring.scaled if isinstance(optimizer, DistributedMixin) else 1
+    ring = ring_of(optimizer)
+    return 1 if ring is None else ring.scaled

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import wraps
 from importlib import import_module
 from typing import Any
 
@@ -151,6 +152,17 @@ class DistributedMixin:
         finally:
             self._ring.reduced = None
 
+    def _ring_aggregated(self, grads_and_vars: Any) -> list[Any]:
+        """Of tf_keras: the pairs with the gradients of all ranks, before a LossScaleOptimizer around us checks them."""
+        pairs, known = list(grads_and_vars), self._ring.reduced
+        if self._ring.take_reduced([variable for _, variable in pairs]):
+            if self._ring.total is not None:
+                self._ring.reduced = known  # the step has to know that this pass is in its sums
+            return pairs
+        self._ring.begin([gradient for gradient, _ in pairs], [variable for _, variable in pairs])
+        reduced = iter(self._ring.reduce([gradient for gradient, _ in pairs if gradient is not None]))
+        return [(gradient if gradient is None else next(reduced), variable) for gradient, variable in pairs]
+
     def _ring_step(self, step: Callable[[], Any]) -> Any:
         """A step that Python makes begins on all ranks or on none, and is not interrupted."""
         if backend() != "torch":
@@ -202,8 +214,9 @@ class _LegacyKeras(DistributedMixin):
         apply = super().apply_gradients  # type: ignore[misc]
         return self._ring_apply(grads_and_vars, lambda pairs: apply(pairs, *args, **kwargs))
 
-    def _clip_gradients(self, grads: Any) -> Any:
-        return super()._clip_gradients(self._ring.reduce(grads))  # type: ignore[misc]
+    def aggregate_gradients(self, grads_and_vars: Any) -> Any:
+        """Over all ranks."""
+        return self._ring_aggregated(grads_and_vars)
 
 
 class _LegacyOptimizer(DistributedMixin):
@@ -227,15 +240,47 @@ class _LegacyOptimizer(DistributedMixin):
         return list(zip(found, variables, strict=True))
 
     def _aggregate_gradients(self, grads_and_vars: Any) -> Any:
-        pairs = list(grads_and_vars)
-        if self._ring.take_reduced([variable for _, variable in pairs]):
-            return pairs
-        reduced = iter(self._ring.reduce([gradient for gradient, _ in pairs if gradient is not None]))
-        return [(gradient if gradient is None else next(reduced), variable) for gradient, variable in pairs]
+        return self._ring_aggregated(grads_and_vars)
+
+
+def ring_of(optimizer: Any) -> _Options | None:
+    """How an optimizer reduces, also one within tf_keras's LossScaleOptimizer; None where it is not distributed."""
+    parts = (optimizer, getattr(optimizer, "inner_optimizer", None))
+    return next((one._ring for one in parts if isinstance(one, DistributedMixin)), None)
+
+
+def extend_loss_scaling() -> None:
+    """From now on Keras 3's LossScaleOptimizer around a distributed optimizer is distributed in its place.
+
+    So all ranks see the same overflow, whether a user or `compile` makes it. Does nothing the second time.
+    """
+    if IS_LEGACY or hasattr(keras.optimizers.LossScaleOptimizer.__init__, "_ring_extended"):
+        return
+    make = keras.optimizers.LossScaleOptimizer.__init__
+
+    @wraps(make)
+    def extended(self: Any, inner_optimizer: Any, *arguments: Any, **options: Any) -> None:
+        make(self, inner_optimizer, *arguments, **options)
+        if isinstance(inner_optimizer, DistributedMixin):
+            ring = inner_optimizer.__dict__.pop("_ring")
+            inner_optimizer.__class__ = type(inner_optimizer).__bases__[1]
+            _distribute(self, _KerasLossScale, ring)
+
+    extended._ring_extended = True  # type: ignore[attr-defined]
+    keras.optimizers.LossScaleOptimizer.__init__ = extended
+
+
+def _distribute(optimizer: Any, mixin: type[DistributedMixin], ring: _Options) -> Any:
+    kind = type(optimizer)
+    members = {"__module__": kind.__module__, "_ring_made_with": ring.made_with}
+    optimizer.__class__ = type(kind.__name__, (mixin, kind), members)
+    optimizer._ring = ring
+    return optimizer
 
 
 def _mixin_of(optimizer: Any) -> type[DistributedMixin]:
     if IS_LEGACY:
+        optimizer = getattr(optimizer, "inner_optimizer", optimizer)
         legacy = isinstance(optimizer, keras.optimizers.legacy.Optimizer)
         if not legacy and not isinstance(optimizer, keras.optimizers.Optimizer):
             raise TypeError(f"DistributedOptimizer takes an optimizer of tf_keras, got {type(optimizer).__name__}")
@@ -280,29 +325,26 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     process_set: the ranks that take part.
     name, device_dense, device_sparse: Horovod's arguments, without effect.
 
-    With ``mixed_float16`` the optimizer is put into Keras' LossScaleOptimizer first, as ``compile`` would do.
+    A LossScaleOptimizer may be within it or around it, as ``compile`` puts one with ``mixed_float16``.
     With TensorFlow ``model.jit_compile`` is False from the first step on: XLA compiles no collectives. Raises TypeError
     for anything but an optimizer of Keras, ValueError for one that is distributed already.
     """
     check_process_set(process_set)
     check_predivide(gradient_predivide_factor, op)
     passes = check_passes(backward_passes_per_step)
-    if isinstance(optimizer, DistributedMixin):
+    if ring_of(optimizer) is not None:
         raise ValueError("this optimizer is distributed already; call DistributedOptimizer once")
-    mixin = _mixin_of(optimizer)
-    if not IS_LEGACY and mixin is _Keras and keras.config.dtype_policy().name == "mixed_float16":
-        optimizer, mixin = keras.optimizers.LossScaleOptimizer(optimizer), _KerasLossScale
+    mixin, inner = _mixin_of(optimizer), getattr(optimizer, "inner_optimizer", optimizer)
     _check_strategy()
     total, factor = None, 1.0
     if passes > 1 and IS_LEGACY:
         total = import_module("ring_notebook.tensorflow.gradient_sum").GradientSum(passes, average_aggregated_gradients)
     elif passes > 1:
-        _accumulate(getattr(optimizer, "inner_optimizer", optimizer), passes)
+        _accumulate(inner, passes)
         factor = 1.0 if average_aggregated_gradients else float(passes)
     grouping = num_groups if groups is None else groups
     if backend() == "tensorflow":
         grouping = import_module("ring_notebook.tensorflow.gradients").grouping_of(num_groups, groups)
-    kind = type(optimizer)
     made_with: dict[str, Any] = {
         "compression": compression,
         "sparse_as_dense": sparse_as_dense,
@@ -314,9 +356,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         "process_set": process_set,
         "scale_local_gradients": scale_local_gradients,
     }
-    members = {"__module__": kind.__module__, "_ring_made_with": made_with}
-    optimizer.__class__ = type(kind.__name__, (mixin, kind), members)
-    optimizer._ring = _Options(
+    ring = _Options(
         compression,
         sparse_as_dense,
         gradient_predivide_factor,
@@ -328,6 +368,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         total,
         made_with,
     )
+    # tf_keras's LossScaleOptimizer asks the one within it for the gradients of all replicas before it checks them.
+    _distribute(inner if IS_LEGACY else optimizer, mixin, ring)
     return optimizer
 
 
@@ -338,10 +380,10 @@ def PartialDistributedOptimizer(optimizer: Any, *arguments: Any, local_layers: A
     ``scale_local_gradients`` is False. The layers have been built.
     """
     distributed = DistributedOptimizer(optimizer, *arguments, **options)
+    ring: Any = ring_of(distributed)
     layers = local_layers if isinstance(local_layers, (list, tuple)) else [local_layers]
     for layer in layers if local_layers is not None else ():
-        for variable in layer.trainable_variables:
-            distributed.register_local_var(variable)
+        ring.local += layer.trainable_variables
     return distributed
 
 

@@ -15,7 +15,7 @@ from ring_notebook.core.steering import Knob, steering
 from ring_notebook.core.step_guard import step
 from ring_notebook.keras.checkpoint_callback import KerasCheckpoint
 from ring_notebook.keras.chosen_keras import keras
-from ring_notebook.keras.distributed_optimizer import DistributedMixin
+from ring_notebook.keras.distributed_optimizer import ring_of
 from ring_notebook.keras.keras_state import rate_of
 from ring_notebook.keras.prepared_models import callbacks_of
 from ring_notebook.protocol.knobs import Range
@@ -95,8 +95,8 @@ def extend_fits() -> None:
         rows = []
         if is_attached():
             samples = _batch_size(options["x"], options["batch_size"])
-            optimizer = getattr(options["self"], "optimizer", None)
-            steered = isinstance(optimizer, DistributedMixin) and optimizer._ring.process_set is global_process_set
+            ring = ring_of(getattr(options["self"], "optimizer", None))
+            steered = ring is not None and ring.process_set is global_process_set
             rows = [_Rows(samples, options["initial_epoch"], options["epochs"], steered)]
         if first or rows or saved:
             ordered = [*first, *(one for one in known if one not in saved), *rows, *saved]

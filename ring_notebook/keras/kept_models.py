@@ -7,8 +7,8 @@ from typing import Any
 
 from ring_notebook.core.kept_state import Keeper
 from ring_notebook.keras.chosen_keras import OPTIMIZERS, arrays_of, assign, keras
-from ring_notebook.keras.distributed_optimizer import DistributedMixin, DistributedOptimizer
-from ring_notebook.keras.keras_state import variables_of_optimizer
+from ring_notebook.keras.distributed_optimizer import DistributedMixin, DistributedOptimizer, ring_of
+from ring_notebook.keras.keras_state import loss_scale_of, variables_of_optimizer
 
 
 class KerasKeeper(Keeper):
@@ -23,14 +23,13 @@ class KerasKeeper(Keeper):
                 value.jax_state_sync()  # within `fit` JAX's trainer has the values
             optimizer = getattr(value, "optimizer", None)
             make, arguments = value.__reduce__()[:2]
-            local = _places_of_local(value, optimizer) if isinstance(optimizer, DistributedMixin) else []
-            return _model, (make, arguments, optimizer, local)
+            scale = arrays_of(loss_scale_of(optimizer))
+            return _model, (make, arguments, optimizer, _places_of_local(value, ring_of(optimizer)), scale)
         if isinstance(value, OPTIMIZERS):
-            config = value.get_config()
-            if not isinstance(value, DistributedMixin):
-                return _optimizer, (type(value), config, None)
-            ring = value._ring
-            return _optimizer, (type(value).__bases__[1], config, (ring.made_with, ring.prepared, ring.scaled))
+            kind, ring = type(value), ring_of(value)
+            kind = kind.__bases__[1] if isinstance(value, DistributedMixin) else kind
+            kept = None if ring is None else (ring.made_with, ring.prepared, ring.scaled)
+            return _optimizer, (kind, value.get_config(), kept)
         return NotImplemented
 
     def loses(self, value: Any) -> str:
@@ -40,8 +39,8 @@ class KerasKeeper(Keeper):
         return ""
 
 
-def _places_of_local(model: Any, optimizer: Any) -> list[int]:
-    local = {id(variable) for variable in optimizer._ring.local}
+def _places_of_local(model: Any, ring: Any) -> list[int]:
+    local = {id(variable) for variable in ring.local} if ring is not None else ()
     known = model.trainable_variables if model.built else []
     return [place for place, variable in enumerate(known) if id(variable) in local]
 
@@ -51,11 +50,14 @@ def _optimizer(kind: Any, config: Any, distributed: Any) -> Any:
     if distributed is not None:
         made_with, prepared, scaled = distributed
         optimizer = DistributedOptimizer(optimizer, **made_with)
-        optimizer._ring.prepared, optimizer._ring.scaled = prepared, scaled
+        ring: Any = ring_of(optimizer)
+        ring.prepared, ring.scaled = prepared, scaled
     return optimizer
 
 
-def _model(make: Callable[..., Any], arguments: tuple[Any, ...], optimizer: Any, local: list[int]) -> Any:
+def _model(
+    make: Callable[..., Any], arguments: tuple[Any, ...], optimizer: Any, local: list[int], scale: list[Any]
+) -> Any:
     model = make(*arguments)
     saved = getattr(model, "optimizer", None)
     if optimizer is None or saved is None:
@@ -65,6 +67,8 @@ def _model(make: Callable[..., Any], arguments: tuple[Any, ...], optimizer: Any,
     model.optimizer = optimizer
     if model.built:
         assign(variables_of_optimizer(optimizer, trained), values)
+        assign(loss_scale_of(optimizer), scale)
+        ring: Any = ring_of(optimizer)
         for place in local:
-            optimizer.register_local_var(model.trainable_variables[place])
+            ring.local.append(model.trainable_variables[place])
     return model

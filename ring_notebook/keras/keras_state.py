@@ -69,7 +69,16 @@ def variables_of_optimizer(optimizer: Any, trained: Any) -> list[Any]:
             optimizer.build(trained)
     elif hasattr(optimizer, "_create_all_weights"):  # of tf_keras.optimizers.legacy
         optimizer._create_all_weights(trained)
-    return list(optimizer.variables() if callable(optimizer.variables) else optimizer.variables)
+    return [
+        *(optimizer.variables() if callable(optimizer.variables) else optimizer.variables),
+        *loss_scale_of(optimizer),
+    ]
+
+
+def loss_scale_of(optimizer: Any) -> list[Any]:
+    """The variables of tf_keras's LossScaleOptimizer, which it neither counts among its own nor saves with a model."""
+    state = getattr(optimizer, "_loss_scale", None)
+    return [getattr(state, name) for name in ("current_loss_scale", "counter") if hasattr(state, name)]
 
 
 def rate_of(optimizer: Any) -> float | None:

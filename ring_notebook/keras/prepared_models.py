@@ -10,7 +10,7 @@ from ring_notebook.api.preparation import by_kind, furthest, in_order
 from ring_notebook.core.metrics import note_params
 from ring_notebook.keras.callbacks import BroadcastGlobalVariablesCallback, MetricAverageCallback
 from ring_notebook.keras.chosen_keras import OPTIMIZERS, broadcast_values, keras
-from ring_notebook.keras.distributed_optimizer import DistributedMixin, DistributedOptimizer
+from ring_notebook.keras.distributed_optimizer import DistributedOptimizer, ring_of
 from ring_notebook.keras.keras_state import is_built, rate_of, variables_of
 from ring_notebook.keras.training_data import is_data, share
 
@@ -50,43 +50,45 @@ def prepare(*objects: Any, scale_lr: bool = False, **options: Any) -> Any:
     for one in data:
         prepared[id(one)] = share(one)
     for model in models:
-        if not isinstance(model.optimizer, DistributedMixin):
+        if ring_of(model.optimizer) is None:
             model.train_function = None  # of an earlier `fit`, for one process
-        model.optimizer = _distributed(model.optimizer, scale_lr, options)
+        model.optimizer, ring = _distributed(model.optimizer, scale_lr, options)
         root, _ = furthest([_steps(model.optimizer)])
-        model.optimizer._ring.prepared = root
+        ring.prepared = root
         if is_built(model):
             broadcast_values(variables_of(model, model.optimizer), root)
     for optimizer in optimizers:
-        prepared[id(optimizer)] = _distributed(optimizer, scale_lr, options)
+        prepared[id(optimizer)], _ = _distributed(optimizer, scale_lr, options)
     return in_order(objects, prepared)
 
 
 def callbacks_of(model: Any) -> list[Any]:
     """What ``fit`` of a prepared model calls before the callbacks that it was given."""
-    optimizer = getattr(model, "optimizer", None)
-    root = optimizer._ring.prepared if isinstance(optimizer, DistributedMixin) else None
-    if root is None:
+    ring = ring_of(getattr(model, "optimizer", None))
+    if ring is None or ring.prepared is None:
         return []
-    start = [] if is_built(model) else [BroadcastGlobalVariablesCallback(root)]
+    start = [] if is_built(model) else [BroadcastGlobalVariablesCallback(ring.prepared)]
     return [*start, MetricAverageCallback()]
 
 
-def _distributed(optimizer: Any, scale_lr: bool, options: dict[str, Any]) -> Any:
-    if not isinstance(optimizer, DistributedMixin):
+def _distributed(optimizer: Any, scale_lr: bool, options: dict[str, Any]) -> tuple[Any, Any]:
+    """The optimizer, distributed, and how it reduces."""
+    if (ring := ring_of(optimizer)) is None:
         optimizer = DistributedOptimizer(optimizer, **options)
+        ring = ring_of(optimizer)
+    assert ring is not None
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
     if scale_lr:
         # The factor stays with the optimizer: a cell that is run again does not scale again.
-        inner = getattr(optimizer, "inner_optimizer", optimizer)
         rate = rate_of(inner)
         if rate is None:
             raise ValueError(
                 "prepare(scale_lr=True): the learning rate is a schedule; multiply its rates by ring.size() instead"
             )
-        inner.learning_rate = rate * size() / optimizer._ring.scaled
-        optimizer._ring.scaled = size()
-    note_params(optimizer=type(getattr(optimizer, "inner_optimizer", optimizer)).__name__)
-    return optimizer
+        inner.learning_rate = rate * size() / ring.scaled
+        ring.scaled = size()
+    note_params(optimizer=type(inner).__name__)
+    return optimizer, ring
 
 
 def _steps(optimizer: Any) -> int:

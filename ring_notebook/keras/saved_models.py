@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ring_notebook.keras.chosen_keras import keras
-from ring_notebook.keras.distributed_optimizer import DistributedMixin, DistributedOptimizer
+from ring_notebook.keras.distributed_optimizer import DistributedOptimizer, ring_of
 from ring_notebook.keras.gradient_compression import Compression, Compressor
 
 
@@ -24,6 +24,6 @@ def load_model(
     known = {kind.__name__: kind for kind in custom_optimizers or ()}
     model = keras.models.load_model(filepath, custom_objects={**known, **(custom_objects or {})}, **options)
     optimizer = getattr(model, "optimizer", None)
-    if optimizer is not None and not isinstance(optimizer, DistributedMixin):
+    if optimizer is not None and ring_of(optimizer) is None:
         model.optimizer = DistributedOptimizer(optimizer, compression=compression)
     return model

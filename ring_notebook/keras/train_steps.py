@@ -14,7 +14,7 @@ from typing import Any
 
 from ring_notebook.core.step_guard import step_guard
 from ring_notebook.keras.chosen_keras import backend, keras
-from ring_notebook.keras.distributed_optimizer import DistributedMixin
+from ring_notebook.keras.distributed_optimizer import ring_of
 
 _PARTS = ("trainable_variables", "non_trainable_variables", "optimizer_variables", "metrics_variables")
 
@@ -30,14 +30,14 @@ def extend_steps() -> None:
 
     @wraps(make)
     def make_train_function(model: Any, force: bool = False) -> Any:
-        optimizer = getattr(model, "optimizer", None)
-        if not isinstance(optimizer, DistributedMixin):
+        ring = ring_of(getattr(model, "optimizer", None))
+        if ring is None:
             return make(model, force)
         if backend() == "tensorflow":
             if model.jit_compile:
                 model.jit_compile = False  # XLA compiles no collectives
             return make(model, force)
-        size = optimizer._ring.process_set.size()
+        size = ring.process_set.size()
         if not force and getattr(model.train_function, "ring_size", None) == size:
             return None
         with _without_donation(sys.modules[make.__module__]):

@@ -58,8 +58,12 @@ class GradientSum:
         return results
 
     def when_complete(self, apply: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
-        """``apply()`` where the last `add` completed the sums, else ``otherwise()``; both return a tensor or an op."""
-        return tf.cond(self._is_complete, apply, otherwise)
+        """``apply()`` where the last `add` completed the sums, else ``otherwise()``; both return a tensor or an op.
+
+        In a graph returns an operation, as optimizers do: a LossScaleOptimizer chooses between it and one that skips.
+        """
+        made = tf.cond(self._is_complete, apply, otherwise)
+        return made if tf.executing_eagerly() else tf.group(made)
 
     def _make_variables(self, gradients: list[Any], variables: list[Any]) -> None:
         if self._count is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import tempfile
 from pathlib import Path
 
@@ -286,27 +287,46 @@ def case_momentum_is_corrected_while_the_rate_changes() -> None:
 
 
 def case_loss_scaling() -> None:
-    if IS_LEGACY:
-        return
-    before = keras.config.dtype_policy()
-    keras.config.set_dtype_policy("mixed_float16")
-    try:
-        trained = model(2, hvd.DistributedOptimizer(keras.optimizers.SGD(0.01)))
-        assert isinstance(trained.optimizer, keras.optimizers.LossScaleOptimizer)
-        mine = own(X).copy()
-        if hvd.rank() == 1:
-            mine[0, 0] = 1e30  # it overflows on one rank
-        fit(trained, (mine, own(Y)), epochs=1)
-        assert all(np.isfinite(weight).all() for weight in check_equal(trained))
-        if backend() != "jax":  # where Keras has no such call outside of `fit`
-            trained.optimizer.apply([keras.ops.zeros_like(v) for v in trained.trainable_variables])
-        adding = hvd.DistributedOptimizer(keras.optimizers.SGD(0.01), backward_passes_per_step=2)
-        assert adding.inner_optimizer.gradient_accumulation_steps == 2
-        added = model(2, adding)
-        fit(added, epochs=1)
-        check_equal(added)
-    finally:
-        keras.config.set_dtype_policy(before)
+    """The optimizer may be within ours, and ours within it: by hand, or by `compile`."""
+    policies = keras.mixed_precision if IS_LEGACY else keras.config
+    read, choose = (
+        (policies.global_policy, policies.set_global_policy)
+        if IS_LEGACY
+        else (policies.dtype_policy, policies.set_dtype_policy)
+    )
+    scaled = (keras.mixed_precision if IS_LEGACY else keras.optimizers).LossScaleOptimizer
+    mine = own(X).copy()
+    if hvd.rank() == 1:
+        mine[BATCH, 0] = 1e30  # it overflows on one rank, in the second step
+    kinds = [keras.optimizers.SGD, *([keras.optimizers.legacy.SGD] if IS_LEGACY else [])]
+    distributed = hvd.DistributedOptimizer
+    ways = [
+        distributed,
+        lambda optimizer: distributed(scaled(optimizer)),
+        lambda optimizer: scaled(distributed(optimizer)),
+        lambda optimizer: distributed(optimizer, backward_passes_per_step=2),
+    ]
+    before = read()
+    for make, kind in itertools.product(ways, kinds):
+        optimizer = make(kind(0.01))
+        choose("mixed_float16")
+        try:
+            trained = model(2, optimizer)
+            assert isinstance(trained.optimizer, scaled)
+            fit(trained, (mine, own(Y)), epochs=1, callbacks=[start()])
+            assert all(np.isfinite(weight).all() for weight in check_equal(trained))
+            assert np.any(weights(trained)[0] != weights(model(2, kind(0.01)))[0])
+            if backend() != "jax" and not IS_LEGACY:  # where Keras has no such call outside of `fit`
+                trained.optimizer.apply([keras.ops.zeros_like(v) for v in trained.trainable_variables])
+            if make is distributed:
+                again = kept_again({"model": trained})["model"]
+                for one in (again, trained):
+                    assert hvd.prepare(one) is one
+                    fit(one, epochs=1)
+                for ours, theirs in zip(check_equal(trained), check_equal(again), strict=True):
+                    np.testing.assert_array_equal(ours, theirs)
+        finally:
+            choose(before)
 
 
 def case_several_steps_in_one_execution() -> None:
