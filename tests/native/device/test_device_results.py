@@ -1,7 +1,5 @@
 """Every collective of tensors on devices gives what it gives in host memory, in the order of the caller's stream."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
@@ -20,7 +18,6 @@ from ring_notebook.errors import CollectiveAborted
 
 COUNT = 700
 REDUCTIONS = (ReduceOp.SUM, ReduceOp.AVERAGE, ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT)
-BY_NCCL = set(DType) - {DType.INT16, DType.BOOL}
 
 
 @pytest.fixture(autouse=True)

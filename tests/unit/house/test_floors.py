@@ -1,7 +1,5 @@
 """The house of docs/architecture.md, proven by reading every import: down only, and the islands apart."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections import Counter
@@ -16,129 +14,53 @@ from harness.trees import parsed
 ROOT = Path(__file__).parents[3]
 PACKAGE = ROOT / "ring_notebook"
 # Each room and the rooms below it that it may import; a room is a folder, named by its path in the package. `ground` is
-# the modules that lie in the package itself, and for those above it also the rooms of the ground floor.
+# the modules that lie in the package itself, with the rooms of the ground floor; every room above may import it.
 GROUND_FLOOR: dict[str, set[str]] = {
     "text": set(),
     "machine": {"text"},
     "protocol": {"text"},
     "analysis": {"machine", "text", "ground"},
 }
-MAY_IMPORT = {
-    "ground": {"ground"},
-    **GROUND_FLOOR,
-    "files": {"ground"},
-    "rank": {"ground"},
-    "core": {"rank", "ground"},
-    "api": {"files", "core", "ground"},
-    "jax": {"api", "core", "ground"},
-    "tensorflow": {"api", "core", "ground"},
-    "tensorflow/elastic": {"tensorflow", "api", "core", "ground"},
-    "keras": {"tensorflow", "api", "core", "ground"},
-    "keras/elastic": {"keras", "api", "core", "ground"},
-    "torch": {"api", "core", "ground"},
-    "torch/collectives": {"torch", "api", "core", "ground"},
-    "torch/steps": {"torch/collectives", "torch", "api", "core", "ground"},
-    "torch/optimizer": {"torch/steps", "torch/collectives", "torch", "api", "core", "ground"},
-    "torch/process_group": {"torch/steps", "torch/collectives", "torch", "api", "core", "rank", "ground"},
-    "torch/training": {
-        "files",
-        "torch/process_group",
-        "torch/optimizer",
-        "torch/steps",
-        "torch/collectives",
-        "torch",
-        "api",
-        "core",
-        "ground",
-    },
-    "torch/elastic": {"files", "torch/training", "torch", "api", "core", "ground"},
-    "horovod": {"ground"},
-    "horovod/path": {"horovod", "ground"},
-    "engine": {
-        "files",
-        "core",
-        "horovod",
-        "rank",
-        "ground",
-    },
-    "launch/connections": {"files", "rank", "ground"},
-    "launch/supervisor": {"files", "launch/connections", "rank", "ground"},
-    "launch/launchers": {"launch/supervisor", "rank", "ground"},
-    "launch/remote": {"files", "launch/launchers", "launch/supervisor", "launch/connections", "rank", "ground"},
-    "launch": {
-        "files",
-        "launch/remote",
-        "launch/launchers",
-        "launch/supervisor",
-        "launch/connections",
-        "horovod",
-        "rank",
-        "ground",
-    },
-    "notebook": {"rank", "ground"},
-    "notebook/record": {"files", "notebook", "ground"},
-    "notebook/panel/charts": {"notebook/record", "notebook", "ground"},
-    "notebook/panel": {"notebook/panel/charts", "notebook/record", "notebook", "ground"},
-    "notebook/run": {
-        "files",
-        "notebook/panel",
-        "notebook/panel/charts",
-        "notebook/record",
-        "notebook",
-        "ground",
-    },
-    "notebook/cluster": {
-        "files",
-        "notebook/run",
-        "notebook/record",
-        "notebook",
-        "launch",
-        "launch/launchers",
-        "launch/supervisor",
-        "rank",
-        "ground",
-    },
-    "notebook/session": {
-        "files",
-        "notebook/cluster",
-        "notebook/run",
-        "notebook/record",
-        "notebook",
-        "launch",
-        "ground",
-    },
-    "notebook/lab": {
-        "files",
-        "notebook/session",
-        "notebook/cluster",
-        "notebook/run",
-        "notebook/panel",
-        "notebook/panel/charts",
-        "notebook/record",
-        "notebook",
-        "ground",
-    },
-    "notebook/magics/commands": {
-        "files",
-        "notebook/lab",
-        "notebook/session",
-        "notebook/cluster",
-        "notebook/run",
-        "notebook/panel",
-        "notebook/record",
-        "notebook",
-        "launch",
-        "launch/launchers",
-        "ground",
-    },
-    "notebook/magics": {
-        "notebook/magics/commands",
-        "notebook/session",
-        "notebook/cluster",
-        "notebook/run",
-        "notebook",
-        "ground",
-    },
+ABOVE = """
+files:
+rank:
+core: rank
+api: files core
+jax: core api
+tensorflow: core api
+tensorflow/elastic: core api tensorflow
+keras: core api tensorflow
+keras/elastic: core api keras
+torch: core api
+torch/collectives: core api torch
+torch/steps: core api torch torch/collectives
+torch/optimizer: core api torch torch/collectives torch/steps
+torch/process_group: rank core api torch torch/collectives torch/steps
+torch/training: files core api torch torch/collectives torch/steps torch/optimizer torch/process_group
+torch/elastic: files core api torch torch/training
+horovod:
+horovod/path: horovod
+engine: files rank core horovod
+launch/connections: files rank
+launch/supervisor: files rank launch/connections
+launch/launchers: rank launch/supervisor
+launch/remote: files rank launch/connections launch/supervisor launch/launchers
+launch: files rank horovod launch/connections launch/supervisor launch/launchers launch/remote
+notebook: rank
+notebook/record: files notebook
+notebook/panel/charts: notebook notebook/record
+notebook/panel: notebook notebook/record notebook/panel/charts
+notebook/run: files notebook notebook/record notebook/panel/charts notebook/panel
+notebook/cluster: files rank launch/supervisor launch/launchers launch notebook notebook/record notebook/run
+notebook/session: files launch notebook notebook/record notebook/run notebook/cluster
+notebook/lab: files notebook notebook/record notebook/panel/charts notebook/panel notebook/run notebook/cluster
+    notebook/session
+notebook/magics/commands: files launch/launchers launch notebook notebook/record notebook/panel notebook/run
+    notebook/cluster notebook/session notebook/lab
+notebook/magics: notebook notebook/run notebook/cluster notebook/session notebook/magics/commands
+"""
+MAY_IMPORT = {"ground": {"ground"}, **GROUND_FLOOR} | {
+    line.split(":")[0]: {*line.split(":")[1].split(), "ground"} for line in re.split(r"\n(?! )", ABOVE.strip())
 }
 # Files that may import one room more: the face of a package shows what lies in the rooms above its own.
 EXCEPTIONS = {

@@ -1,7 +1,5 @@
 """What a server of the rendezvous answers, as a table: without sockets, whatever its ranks ask."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 
@@ -21,21 +19,6 @@ def values(replies: dict[int, dict[str, Any]]) -> dict[int, Any]:
 
 def each(ranks: Iterable[int], value: Any) -> dict[int, Any]:
     return dict.fromkeys(ranks, value)
-
-
-def test_all_get_what_each_has_given() -> None:
-    gathering = Gathering(3)
-    keys = set()
-    for step in range(2):
-        assert gathering.take(2, asks(["two", step], step)) == {}
-        assert gathering.take(0, asks(None, step)) == {}
-        replies = gathering.take(1, asks({"a b": "c=d"}, step))
-        assert values(replies) == each(range(3), [None, {"a b": "c=d"}, ["two", step]])
-        assert [(reply["formation"], reply["step"]) for reply in replies.values()] == [(0, step)] * 3
-        keys |= {reply["key"] for reply in replies.values()}
-    (key,) = keys
-    assert len(bytes.fromhex(key)) == 32
-    assert not gathering.has_formed
 
 
 @pytest.mark.parametrize("before", [True, False])
