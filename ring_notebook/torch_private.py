@@ -4,11 +4,10 @@ No other file of the package uses a private name. This one loads only the name t
 `ring_notebook.torch_backend` while torch itself is imported.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache
 from importlib import import_module
+from pkgutil import resolve_name
 from sys import modules
 from types import CodeType
 from typing import Any, TypeVar
@@ -61,14 +60,10 @@ PRIVATE_NAMES = {
 
 def private(name: str) -> Any:
     """The object with the name ``name`` in `PRIVATE_NAMES`; None if this torch lacks it."""
-    module, _, path = PRIVATE_NAMES[name].partition(":")
     try:
-        found: Any = import_module(module)
-        for part in path.split("."):
-            found = getattr(found, part)
+        return resolve_name(PRIVATE_NAMES[name])
     except (ImportError, AttributeError):
         return None
-    return found
 
 
 def uncompiled(function: F) -> F:

@@ -115,6 +115,7 @@ class _Recorder:
         return self.latest if self.step is None else self.step // self.batches_per_step
 
     def next_step(self) -> int:
+        """The first step that is made from now on, as rows are numbered."""
         if self.step is not None:
             return self.present_step() + 1
         if not self.made:
@@ -122,9 +123,10 @@ class _Recorder:
         return self.latest + 1 + (self.made < self.points)  # a loop may log a step before its point, or behind it
 
     def enter(self, turn: tuple[int, int] | None) -> None:
-        """Count the rows and batches of another logical rank, as a rank would that has no other one.
+        """Begin the turn of a logical rank, with its number on this rank; None: go on outside of turns.
 
-        Those outside of turns count for all of them; outside of turns the counts are those of the first one.
+        Rows have the number of the logical rank. Rows and batches are counted as by a rank that has no other one: those
+        outside of turns count for all of them; outside of turns the counts are those of the first one.
         """
         logged, tracked = self.logged, 0 if self.step is None else self.step + 1
         left, entered = (0 if one is None else one[1] for one in (self.turn, turn))
@@ -140,7 +142,7 @@ class _Recorder:
         self.turn = turn
 
     def forget_turns(self) -> None:
-        """Count on for all logical ranks from here."""
+        """Logical ranks are divided anew: all of them count on from where this rank is."""
         self.turn, self.of_turns = None, {}
 
     def show(self, kind: str, step: int | None, values: Any) -> None:
@@ -322,17 +324,7 @@ def _is_number(tensor: Any) -> bool:
     )
 
 
-def note_turn(turn: tuple[int, int] | None) -> None:
-    """A turn of a logical rank, and its number on this rank; None: outside of turns.
-
-    Its rows have the number of the logical rank, which counts steps of its own.
-    """
-    _recorder.enter(turn)
-
-
-def forget_turns() -> None:
-    """Logical ranks are divided anew: all of them count on from where this rank is."""
-    _recorder.forget_turns()
+note_turn, forget_turns, next_step = _recorder.enter, _recorder.forget_turns, _recorder.next_step
 
 
 def note_batches_per_step(batches: int) -> None:
@@ -518,11 +510,6 @@ def set_progress(done: int, total: int) -> None:
 def progress() -> tuple[int, int]:
     """``(done, total)`` steps of the tracked loop; total 0 when unknown."""
     return _recorder.progress
-
-
-def next_step() -> int:
-    """The first step that is made from now on, as rows are numbered."""
-    return _recorder.next_step()
 
 
 def pass_point(points: int) -> None:

@@ -1,7 +1,5 @@
 """The variables of a rank's cells: sets, reads and describes them, and provides ``ring``."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import pickle
@@ -9,6 +7,7 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from importlib import import_module
+from pkgutil import resolve_name
 from types import ModuleType
 from typing import Any, cast
 
@@ -47,7 +46,7 @@ def prepare_calls(tree: ast.AST) -> None:
     for framework in frameworks():
         for function in {function for call, function in framework.before.items() if call in named}:
             setup.wait_for_preload()
-            _call(function)
+            resolve_name(function)()
 
 
 def _of_loaded(hook: Callable[[Framework], str]) -> list[str]:
@@ -59,7 +58,7 @@ def count_waits() -> None:
     """Let frameworks count the waits of this rank in their C++ code."""
     for function in _of_loaded(lambda one: one.count_waits):
         setup.wait_for_preload()
-        _call(function)
+        resolve_name(function)()
 
 
 def modes() -> list[Callable[[], list[str]]]:
@@ -67,28 +66,28 @@ def modes() -> list[Callable[[], list[str]]]:
     functions = _of_loaded(lambda one: one.modes)
     if functions:
         setup.wait_for_preload()
-    return [_call(function) for function in functions]
+    return [resolve_name(function)() for function in functions]
 
 
 def held(variables: Mapping[str, Any]) -> list[tuple[str, str, int]]:
     """Variable, device and bytes of what holds memory of frameworks, the most first."""
-    return [row for function in _of_loaded(lambda one: one.held) for row in _call(function, variables)]
+    return [row for function in _of_loaded(lambda one: one.held) for row in resolve_name(function)(variables)]
 
 
 def empty_caches() -> int:
     """Give the cached memory of frameworks back; returns its bytes."""
-    return sum(_call(function) for function in _of_loaded(lambda one: one.empty_caches))
+    return sum(resolve_name(function)() for function in _of_loaded(lambda one: one.empty_caches))
 
 
 def tells_of_lost_rank(error: BaseException) -> bool:
     """Whether a framework's C++ code raised ``error`` because another rank has gone."""
-    return any(_call(function, error) for function in _of_loaded(lambda one: one.lost_rank))
+    return any(resolve_name(function)(error) for function in _of_loaded(lambda one: one.lost_rank))
 
 
 def original(error: BaseException) -> BaseException:
     """The exception of a collective of which a framework's runtime has made ``error``, else ``error`` itself."""
     for function in _of_loaded(lambda one: one.original):
-        if found := _call(function, error):
+        if found := resolve_name(function)(error):
             return cast(BaseException, found.with_traceback(error.__traceback__))
     return error
 
@@ -97,13 +96,8 @@ def threads() -> int:
     """The number of threads that this rank computes with, from its framework or its environment; 0 if unknown."""
     for function in _of_loaded(lambda one: one.threads):
         setup.wait_for_preload()
-        return int(_call(function))
+        return int(resolve_name(function)())
     return threads_set()
-
-
-def _call(function: str, *arguments: object) -> Any:
-    module, _, name = function.partition(":")
-    return getattr(import_module(module), name)(*arguments)
 
 
 def _faces() -> set[str]:

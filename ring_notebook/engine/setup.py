@@ -1,7 +1,5 @@
 """Prepares an engine for runs, once after its start: ring memory, log, GPU, threads, framework."""
 
-from __future__ import annotations
-
 import faulthandler
 import json
 import os
@@ -11,6 +9,7 @@ import sys
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 from threading import Thread
 from typing import Any
 
@@ -151,8 +150,7 @@ def _serve_control(kernel: Any) -> None:
 def _answer(content: dict[str, Any]) -> dict[str, Any]:
     """The result of the function, or its error, as JSON."""
     try:
-        module, _, name = content["function"].partition(":")
-        result = getattr(import_module(module), name)(*content["args"])
+        result = resolve_name(content["function"])(*content["args"])
         json.dumps(result)  # raises now if it is not JSON: it could not be sent, and the caller would wait
         return {"result": result}
     except Exception as error:

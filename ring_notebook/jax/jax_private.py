@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from importlib import import_module
+from pkgutil import resolve_name
 from typing import Any
 
 import numpy as np
@@ -45,14 +46,10 @@ TARGET = "ring_notebook_collective"
 
 def private(name: str) -> Any:
     """The object with the name ``name`` in `PRIVATE_NAMES`. Raises AttributeError if this JAX lacks it."""
-    module, _, path = PRIVATE_NAMES[name].partition(":")
     try:
-        found: Any = import_module(module)
-        for part in filter(None, path.split(".")):
-            found = getattr(found, part)
+        return resolve_name(PRIVATE_NAMES[name])
     except (ImportError, AttributeError):
         raise AttributeError(f"{PRIVATE_NAMES[name]} is absent") from None
-    return found
 
 
 def has(name: str) -> bool:

@@ -1,7 +1,5 @@
 """The launchers that sites have: mpiexec of several MPIs, and those of batch systems."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterable, Sequence
@@ -21,7 +19,6 @@ def _number_and_list(n: int, hosts: Sequence[Host], option: str) -> list[str]:
 class Hydra(Launcher):
     """The mpiexec of MPICH and Intel MPI, which sends the whole environment to all hosts."""
 
-    __slots__ = ()
     mpis = ("MPICH",)
 
     def options(self, n: int, hosts: Sequence[Host], exported: Iterable[str]) -> list[str]:
@@ -43,7 +40,6 @@ _ENVIRONMENT = {
 class OpenMPI(Launcher):
     """The mpiexec of Open MPI, which sends no variable to another host unless told to."""
 
-    __slots__ = ()
     mpis = ("Open MPI",)
 
     def options(self, n: int, hosts: Sequence[Host], exported: Iterable[str]) -> list[str]:
@@ -57,7 +53,6 @@ class OpenMPI(Launcher):
 class Pals(Launcher):
     """The mpiexec of HPE Cray systems, which sends the whole environment to all hosts."""
 
-    __slots__ = ()
     mpis = ("MPICH",)
 
     def options(self, n: int, hosts: Sequence[Host], exported: Iterable[str]) -> list[str]:
@@ -70,7 +65,6 @@ class Pals(Launcher):
 class Aprun(Launcher):
     """The launcher of older Cray systems (ALPS): sends the whole environment to all hosts, whose numbers it takes."""
 
-    __slots__ = ()
     mpis = ("MPICH",)
 
     def options(self, n: int, hosts: Sequence[Host], exported: Iterable[str]) -> list[str]:
@@ -93,7 +87,6 @@ class Jsrun(Launcher):
     Each host is one resource set, with all of its cores and GPUs, that binds no rank: the ranks share them out.
     """
 
-    __slots__ = ()
     mpis = ("Open MPI",)
 
     def options(self, n: int, hosts: Sequence[Host], exported: Iterable[str]) -> list[str]:
@@ -119,7 +112,6 @@ _PMI = {"MPICH": "pmi2", "Open MPI": "pmix"}
 class Srun(Launcher):
     """Slurm's, within an allocation; sends the whole environment to all hosts."""
 
-    __slots__ = ()
     mpis = ("MPICH", "Open MPI")
 
     def options(self, n: int, hosts: Sequence[Host], exported: Iterable[str]) -> list[str]:
