@@ -247,7 +247,6 @@ class Verdict:
                 self._end_within(at, 0.0)
 
     def _look(self, now: float, deaf: float) -> None:
-        """Decide what is due."""
         if self._launcher_code is not None:
             self._end_at = self._warn_at = self._launcher_at = self._short_at = inf
             return

@@ -424,7 +424,6 @@ def _leave_job() -> None:
 
 
 def _is_fork() -> bool:
-    """Whether this process was forked by a rank."""
     return _state.process not in (0, os.getpid())
 
 

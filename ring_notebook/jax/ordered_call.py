@@ -145,7 +145,6 @@ def _bind(what: ForeignCall, operands: tuple[Any, ...], results: Results, way: s
 
 @lru_cache(maxsize=4096)
 def _program(spec: str, results: Results, way: str) -> Callable[..., Any]:
-    """The program of a single call."""
     program: Callable[..., Any] = jax.jit(
         lambda *operands: primitive.bind(*operands, spec=spec, results=results, way=way)
     )

@@ -181,7 +181,6 @@ class Engines:
         ]
 
     def _idents(self, ranks: Sequence[int]) -> list[bytes]:
-        """The addresses of the engines of ``ranks``."""
         try:
             return [self._client._engines[self._number(rank)].encode() for rank in ranks]
         except KeyError as error:

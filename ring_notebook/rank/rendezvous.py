@@ -349,7 +349,6 @@ def _connect(where: str, secret: bytes, limit: float, deadline: float, who: str)
 
 
 def _name(rank: int | None) -> str:
-    """What errors call this process."""
     return f"process {os.getpid()} on {socket.gethostname()}" if rank is None or rank < 0 else f"rank {rank}"
 
 

@@ -1,7 +1,5 @@
 """Starts the ranks of a job, connects them, feeds `verdict` with what becomes of them, and carries out what it says."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import selectors
@@ -225,7 +223,6 @@ class Supervisor:
         self._events.append(Event(self._now(), kind, value))
 
     def _look(self) -> None:
-        """Carry out what is due."""
         now, before = self._now(), self._verdict
         verdict = judge(self._rules, self._events, now)
         if verdict.finished:

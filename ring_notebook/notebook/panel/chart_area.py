@@ -195,7 +195,6 @@ class _Group:
 
 
 def _axes(names: Iterable[str]) -> tuple[tuple[str, str], ...]:
-    """The choices of the x axis."""
     return tuple((f"by {name}", name) for name in names)
 
 

@@ -1,7 +1,5 @@
 """The knobs of a live panel: a slider, a switch or a list for each, and the button that pauses the run."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from html import escape
@@ -124,7 +122,6 @@ class KnobArea:
 
 
 def _made(name: str, range_: Range) -> Any:
-    """The widget of a knob."""
     style = {"description_width": "auto"}
     wide = Layout(flex="1 1 255px", max_width="300px", height="26px")  # two in a row on a page of 700 pixels
     first, low, high = range_.first, range_.low, range_.high

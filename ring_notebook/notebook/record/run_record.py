@@ -93,7 +93,6 @@ class RunRecord:
         return record
 
     def _read(self, journal: Journal) -> None:
-        """Apply what is new in a journal."""
         for one, now in journal.records():
             try:
                 self._apply(one, now)

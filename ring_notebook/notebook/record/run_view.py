@@ -436,7 +436,6 @@ class RunState:
                 }
 
     def _first_of(self, rank: int) -> int:
-        """The first logical rank of a rank."""
         number = self.params.get("logical_ranks")
         return rank * number // self.size if isinstance(number, int) else rank
 

@@ -254,7 +254,6 @@ def _directories() -> list[Path]:
 
 
 def _name(about: dict[str, Any]) -> str:
-    """The name of a run in the list."""
     return str(about["name"] or first_line(about["source"]))
 
 

@@ -176,5 +176,4 @@ def _chunks(elements: int, leaders: int) -> list[int]:
 
 
 def _bytes_of(work: Work) -> Sequence[Tensor]:
-    """What came from each rank."""
     return torch.split(from_bytes(work.output(), torch.uint8, [sum(work.counts())]), work.counts())

@@ -1,7 +1,5 @@
 """How the gradients of a bucket travel between hosts, where no allreduce can add them up as they travel."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Protocol
 from weakref import WeakKeyDictionary
@@ -84,12 +82,10 @@ class InBytes:
         self._besides = Besides()
 
     def start(self, gradients: Sequence[Tensor], name: str, *, blocking: bool) -> Average:
-        """See `Averager`."""
         known = self._residuals.get(self._names)
         self._besides = Besides(known if isinstance(known, Feedback) else None)
         factor = factor_of(self._how)
         return Average(in_bytes(gradients, self._groups, self._compression, self._besides, name, blocking, factor))
 
     def end(self) -> None:
-        """See `Averager`."""
         self._residuals[self._names] = self._besides.feedback

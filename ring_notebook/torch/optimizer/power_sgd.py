@@ -6,8 +6,6 @@ Each rank keeps as its error what the average lacks of its own M. Q is where the
 buckets all ranks begin with the same random Q: one that was started again has no other.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
 
@@ -60,11 +58,9 @@ class PowerSGD:
         self._errors: list[Tensor] = []
 
     def start(self, gradients: Sequence[Tensor], name: str, *, blocking: bool) -> Average:
-        """See `Averager`."""
         return Average(self._steps(gradients, name, blocking))
 
     def end(self) -> None:
-        """See `Averager`."""
         self._residuals[self._names] = self._errors
 
     def _steps(self, gradients: Sequence[Tensor], name: str, blocking: bool) -> Averaging:

@@ -234,16 +234,13 @@ class SeededSampler(_StandIn, DistributedSampler):
         self.epoch = epoch
 
     def order(self) -> dict[str, Any]:
-        """As the base class."""
         return {"first": self._first}
 
     def set_order(self, order: dict[str, Any]) -> None:
-        """As the base class."""
         self._first = self._known = order["first"]
         self._pinned = math.inf
 
     def kept(self) -> dict[str, Any]:
-        """As the base class."""
         kept = super().kept()
         is_in_pass = kept["_random"] is not None
         return kept | {"_pinned": max(self._pinned, kept["epoch"] + is_in_pass)}

@@ -103,7 +103,6 @@ class TorchKeeper(Keeper):
         return for_snapshot()
 
     def restore_logical_ranks(self, objects: Any, own: Any, of_ranks: Sequence[Any], place: tuple[int, int]) -> None:
-        """See `from_snapshot`."""
         from_snapshot(objects, own, of_ranks, place)
 
 

@@ -233,11 +233,9 @@ class RandomNumbers:
         return {**self.__dict__, "begun_at": {}, "_kept": {}}
 
     def leave(self, turn: int | None) -> None:
-        """See `Follower`."""
         self._kept[turn] = {name: read() for name, (read, _) in _sources().items()}
 
     def enter(self, turn: int | None) -> None:
-        """See `Follower`."""
         self._set(self.kept_of(turn))
 
     def forget(self) -> None:
@@ -245,7 +243,6 @@ class RandomNumbers:
         self._kept = {}
 
     def draw_again(self) -> None:
-        """See `Follower`."""
         if self.logical.now is not None:
             self._set(self.begun_at.pop(self.logical.now.number, {}))
 
@@ -328,7 +325,6 @@ class Buffers:
         self._own, self.logical, self.number = state["own"], state["logical"], state["number"]
 
     def leave(self, turn: int | None) -> None:
-        """See `Follower`."""
         for number, (before, version) in enumerate(self._marks):
             value = self._value(number)
             changed = value is not before or value._version != version
@@ -341,7 +337,6 @@ class Buffers:
                 self._keep(turn, number, value)
 
     def enter(self, turn: int | None) -> None:
-        """See `Follower`."""
         with torch.no_grad():
             for number in self._own:
                 value, here = self._of(turn or 0, number), self._value(number)

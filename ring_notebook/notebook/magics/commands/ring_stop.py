@@ -78,7 +78,6 @@ def _stop(cluster: Cluster | None, back: str) -> str:
 
 
 def _dead(cluster: Cluster) -> list[int]:
-    """The ranks of a cluster that have died."""
     if cluster.death is not None or who_ended_it():  # which ends them one after another
         return list(range(cluster.n))
     try:
