@@ -96,7 +96,8 @@ def test_a_run_that_is_paused_waits_and_is_not_stuck(cluster: Cluster) -> None:
     knobs_of(run, "end")
     until(lambda: len(run.metrics) > 0)
     run.pause()
-    until(lambda: run.view.paused)
+    until(lambda: run.view.paused and bool(run.changes))
+    until(lambda: run.metrics[-1].step >= run.changes[0].step - 1)  # rows arrive later than the pause is told
     steps, spent = run.metrics[-1].step, [_processor(engine.pid) for engine in cluster.status()]
     time.sleep(1.0)
     assert [_processor(engine.pid) - before < 0.3 for engine, before in zip(cluster.status(), spent, strict=True)] == [
