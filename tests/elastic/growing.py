@@ -1,6 +1,6 @@
 """An elastic training that waits for WANTED ranks, and then trains; at its end each rank says what it has seen.
 
-``python growing.py WANTED [VICTIMS [host]]``: in the 7th step the ranks of VICTIMS ("0,1") kill themselves, or the
+``python growing.py WANTED [VICTIMS [agent]]``: in the 7th step the ranks of VICTIMS ("0,1") kill themselves, or the
 agent of their host, once. The others go back to the last commit and wait until they are WANTED again.
 """
 
@@ -37,8 +37,12 @@ def train(state):
         time.sleep(0.01)
     for index in sampler:
         if state.batch == 7 and job_rank in victims and not state.died:
-            os.kill(os.getppid() if sys.argv[3:] == ["host"] else os.getpid(), signal.SIGKILL)
-            time.sleep(100)  # until this rank ends with its host
+            if sys.argv[3:] == ["agent"]:
+                from hosts.killed import kill
+
+                kill("agent", os.getpid())
+                time.sleep(100)  # until this rank ends with its agent
+            os.kill(os.getpid(), signal.SIGKILL)
         optimizer.zero_grad()
         (model(data[index]) - 1.0).square().sum().backward()
         optimizer.step()

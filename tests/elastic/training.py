@@ -1,7 +1,7 @@
 """An elastic training some of whose ranks die; each rank that reaches the end says what became of it.
 
 ``python training.py VICTIMS WHEN HOW``: the ranks of VICTIMS ("0,3") end by HOW (a signal's name, "exit",
-"leave" with a code of 0, "raise", "host": their host with its agent, "cut": the link of their host) at the moment WHEN:
+"leave" with a code of 0, "raise", "agent": that of their host, "cut": the link of their host) at the moment WHEN:
 "step" (in the 8th, after two commits of three steps each), "commit" (while the others make the second one), or once
 another rank has died in step 8 "restore", "roll call", "open", "reset" and "sync". A fourth argument names a
 compression of a model that is large enough for it.
@@ -52,9 +52,11 @@ def end() -> None:
         os._exit(3)
     if how == "leave":
         sys.exit(0)
-    if how in ("host", "cut"):
-        if how == "host":
-            os.kill(os.getppid(), signal.SIGKILL)
+    if how in ("agent", "cut"):
+        if how == "agent":
+            from hosts.killed import kill
+
+            kill("agent", os.getpid())
         else:
             subprocess.run(["ip", "link", "set", "link0", "down"], check=True)
         time.sleep(100)  # until this rank ends with it

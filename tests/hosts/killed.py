@@ -33,21 +33,31 @@ def kill(who: str, pid: int) -> None:
         _kill_host(pid)
     else:
         module = STARTERS[who].encode()
-        while module not in Path(f"/proc/{pid}/cmdline").read_bytes():
-            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-        os.kill(pid, signal.SIGKILL)
+        for number in _on_host_of(pid):
+            with contextlib.suppress(OSError):  # it has just ended
+                if module in Path(f"/proc/{number}/cmdline").read_bytes():
+                    os.kill(number, signal.SIGKILL)
 
 
 def _kill_host(pid: int) -> None:
     """Cut the link of the network namespace of ``pid``, and kill all processes there, this one last."""
-    there = os.readlink(f"/proc/{pid}/ns/net")
+    numbers = _on_host_of(pid)
     command = ["nsenter", "--target", str(pid), "--net", "ip", "link", "set", "link0", "down"]
     subprocess.run(command, check=True)
-    numbers = [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]
     for number in sorted(numbers, key=lambda number: number == os.getpid()):
         with contextlib.suppress(OSError):
-            if os.readlink(f"/proc/{number}/ns/net") == there:
-                os.kill(number, signal.SIGKILL)
+            os.kill(number, signal.SIGKILL)
+
+
+def _on_host_of(pid: int) -> list[int]:
+    """The processes in the network namespace of ``pid``. A rank whose parent is a fork server finds its agent so."""
+    there = os.readlink(f"/proc/{pid}/ns/net")
+    found = []
+    for entry in os.listdir("/proc"):
+        with contextlib.suppress(OSError):
+            if entry.isdigit() and os.readlink(f"/proc/{entry}/ns/net") == there:
+                found.append(int(entry))
+    return found
 
 
 class Killing:

@@ -76,11 +76,11 @@ CELLS = [
     ("0,1", "SIGKILL", FAR_FIRST),
     ("0", "leave", FAR_FIRST),
     ("2", "raise", HERE_FIRST),
-    ("2", "host", HERE_FIRST),
-    ("1", "host", FAR_FIRST),
+    ("2", "agent", HERE_FIRST),
+    ("1", "agent", FAR_FIRST),
     ("0", "cut", FAR_FIRST),
     ("0", "SIGKILL", THREE_SINGLE),
-    ("0", "host", THREE_FAR_FIRST),
+    ("0", "agent", THREE_FAR_FIRST),
     ("4", "cut", THREE),
     ("2,4", "SIGKILL", THREE),
     ("3", "cut", HERE_FIRST),
@@ -92,24 +92,24 @@ def test_the_living_train_on(request: pytest.FixtureRequest, victims: str, how: 
     hosts: TwoHosts = request.getfixturevalue("three" if "ring-c" in where else "hosts")
     per_host = 1 if where == THREE_SINGLE else 2
     dead = {int(rank) for rank in victims.split(",")}
-    if how in ("host", "cut"):
+    if how in ("agent", "cut"):
         first = min(dead) // per_host * per_host
         dead = set(range(first, first + per_host))
     with links_come_back(hosts):
         done = train(hosts, where, victims, how)
     on_one_host.check(done, per_host * where.count("ring"), dead, per_host=per_host)
-    assert ("failed: its host is lost: " in done.stderr) == (how == "cut"), done.stderr
+    assert ("failed: its host is lost: " in done.stderr) == (how in ("agent", "cut")), done.stderr
     assert_nothing_is_left(hosts)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("compression", ["int8", "auto"])
-@pytest.mark.parametrize(("victims", "how"), [("1", "SIGKILL"), ("3", "SIGKILL"), ("2", "host")])
+@pytest.mark.parametrize(("victims", "how"), [("1", "SIGKILL"), ("3", "SIGKILL"), ("2", "agent")])
 def test_compressed_gradients_go_on(hosts: TwoHosts, compression: str, victims: str, how: str) -> None:
     """What rounding has left goes with the last commit; ranks stay equal, and near to one process."""
     program = ["python", str(PROGRAM), victims, "step", how, compression]
     done = ringrun(hosts, "--no-prefix", "--elastic", "-np", "4", "-H", HERE_FIRST, *program)
-    dead = {2, 3} if how == "host" else {int(victims)}
+    dead = {2, 3} if how == "agent" else {int(victims)}
     on_one_host.check(done, 4, dead, per_host=2, width=240, error=0.01)
     assert_nothing_is_left(hosts)
 
@@ -122,7 +122,7 @@ def grow(hosts: TwoHosts, folder: Path, where: str, victims: str, how: str, n: i
     done = ringrun(hosts, "--no-prefix", *options, "python", test_growing.PROGRAM, str(wanted), victims, how)
     reports = test_growing.check(done, wanted)
     assert_nothing_is_left(hosts)
-    assert done.stderr.count("has joined") == wanted - n + (2 if how == "host" else len(victims.split(","))), (
+    assert done.stderr.count("has joined") == wanted - n + (2 if how == "agent" else len(victims.split(","))), (
         done.stderr
     )
     return reports
@@ -140,9 +140,9 @@ def test_a_job_grows_to_another_host(hosts: TwoHosts, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("victims", "how", "where"),
     [
-        ("3", "host", HERE_FIRST),  # the second host fails, and comes back
+        ("3", "agent", HERE_FIRST),  # that of the second host, which comes back
         ("0,1", "rank", FAR_FIRST),
-        ("0", "host", THREE_FAR_FIRST),  # that of rank 0
+        ("0", "agent", THREE_FAR_FIRST),  # that of rank 0
         ("2,5", "rank", THREE),
     ],
 )
@@ -152,5 +152,5 @@ def test_hosts_join_in_the_middle_and_come_back(
     hosts: TwoHosts = request.getfixturevalue("three" if "ring-c" in where else "hosts")
     reports = grow(hosts, tmp_path, where, victims, how)
     first = int(victims[0]) // 2 * 2
-    dead = {first, first + 1} if how == "host" else {int(rank) for rank in victims.split(",")}
+    dead = {first, first + 1} if how == "agent" else {int(rank) for rank in victims.split(",")}
     assert [report["joined"] for report in reports] == [rank > 1 or rank in dead for rank in range(len(reports))]
