@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 
 class Compressor(Protocol):
@@ -17,7 +17,14 @@ class Compressor(Protocol):
 
 
 class NoCompression:
-    """Sends tensors unchanged."""
+    """Sends tensors unchanged. There is one, which a copy and an unpickled one are too: it is known by ``is``."""
+
+    _one: ClassVar[NoCompression | None] = None
+
+    def __new__(cls) -> NoCompression:
+        if cls._one is None:
+            cls._one = super().__new__(cls)
+        return cls._one
 
     def __repr__(self) -> str:
         return "Compression.none"

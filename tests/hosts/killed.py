@@ -32,11 +32,31 @@ def kill(who: str, pid: int) -> None:
     elif who == "host":
         _kill_host(pid)
     else:
-        module = STARTERS[who].encode()
-        for number in _on_host_of(pid):
+        for number in _starters(STARTERS[who], pid):
             with contextlib.suppress(OSError):  # it has just ended
-                if module in Path(f"/proc/{number}/cmdline").read_bytes():
-                    os.kill(number, signal.SIGKILL)
+                os.kill(number, signal.SIGKILL)
+
+
+def _starters(module: str, pid: int) -> list[int]:
+    """The process of ``module`` that has started ``pid``; where a fork server has, all of its host."""
+    started = pid
+    while started > 1:
+        if module in _command(started):
+            return [started]
+        started = _parent(started)
+    return [number for number in _on_host_of(pid) if module in _command(number)]
+
+
+def _command(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    return ""
+
+
+def _parent(pid: int) -> int:
+    with contextlib.suppress(OSError):
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return 0
 
 
 def _kill_host(pid: int) -> None:
@@ -50,7 +70,7 @@ def _kill_host(pid: int) -> None:
 
 
 def _on_host_of(pid: int) -> list[int]:
-    """The processes in the network namespace of ``pid``. A rank whose parent is a fork server finds its agent so."""
+    """The processes in the network namespace of ``pid``."""
     there = os.readlink(f"/proc/{pid}/ns/net")
     found = []
     for entry in os.listdir("/proc"):

@@ -36,6 +36,8 @@ class Reducer(Protocol):
     """Ascending in the order in which they were made in this process."""
     nested: bool
     """Whether one pass ran within another, so that nothing can be reduced before its end."""
+    sends_early: bool
+    """Whether a pass sends before its end."""
     generation: weakref.ref[Communicator] | None
     """What reduced last, or is about to; None on a rank outside of the set."""
 
@@ -135,6 +137,12 @@ def remove(reducer: Reducer) -> None:
     _broken.pop(reducer, None)
 
 
+def begin() -> None:
+    """Before a pass makes a gradient: what one before it has left, which had raised, is dropped."""
+    if _broken and _task() not in _passes:
+        end_broken()
+
+
 def note(reducer: Reducer, parameter: Tensor) -> bool:
     """Note that the pass in progress has reached ``parameter`` of ``reducer``; whether it runs within another pass."""
     task = _task()
@@ -224,8 +232,8 @@ def _reduce_of_set(reached: list[Reducer], broken: bool) -> None:
         ones = by_slot.get(slot) or [one for one in (known.at(slot),) if one is not None and _is_in(one, communicator)]
         for one in ones:
             one.nested = one.nested or bool(any_nested)
-            # Also after an exception: a rank may have begun to send.
-            one.reduce(reaching // _ALL < ranks or len(ones) > 1, name)
+            if not raised or one.sends_early:  # then also after an exception: a rank may have begun
+                one.reduce(reaching // _ALL < ranks or len(ones) > 1, name)
             known.add(one)
             if raised:
                 one.drop()

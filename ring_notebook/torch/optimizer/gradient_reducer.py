@@ -81,6 +81,8 @@ class _Layout:
 class GradientReducer:
     """The gradients of one owner. ``groups`` maps parameters to lists of indices that are reduced together."""
 
+    sends_early = True
+
     def __init__(
         self,
         how: Reduction,

@@ -164,6 +164,8 @@ def _quiet(parameter: Tensor) -> None:
 class LogicalReducer(GradientReducer):
     """See the module. Its optimizer makes one step in each round."""
 
+    sends_early = False
+
     def __init__(self, logical: LogicalRanks, *made_with: Any) -> None:
         super().__init__(*made_with)
         self.logical = logical
@@ -260,6 +262,14 @@ class LogicalReducer(GradientReducer):
         if leaf.is_reduced or now.number == 0:
             self._before = {}
         leaf.is_dropped, leaf.is_reduced = leaf.is_reduced, False
+
+    def drop(self) -> None:
+        """As the base class, what this turn has made: earlier turns stay."""
+        self._reached, self._before = {}, {}
+        if self._leaf is not None:
+            self._leaf.clear()
+        for _, parameter in self._named():
+            parameter.grad = None
 
     def _forget(self) -> None:
         super()._forget()
@@ -394,6 +404,7 @@ class LogicalReducer(GradientReducer):
         """Before a pass adds to the gradient of ``parameter``: give it what earlier passes of this turn have made."""
         if not world.is_initialized():
             return
+        backward_end.begin()  # which may drop the leaf
         leaf = self.open()
         if self.logical.stepped == leaf.turn:
             raise RuntimeError(

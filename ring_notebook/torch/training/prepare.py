@@ -404,7 +404,7 @@ def wrap(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], strategy
     """``model`` wrapped by ``strategy``; ``optimizers`` update the parameters of the wrapped model.
 
     Raises ValueError for an unknown strategy, for an optimizer of other parameters, which the wrapper would not
-    average, and for one with state, which would have to be sharded.
+    average, and for one with state that cannot be sharded as the parameters.
     """
     check_strategy(strategy)
     own = set(model.parameters())
@@ -461,11 +461,12 @@ def _fsdp(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> nn.M
 
     if isinstance(model, FSDPModule):
         return model
-    if any(optimizer.state for optimizer in optimizers):
-        raise ValueError(
-            "prepare(strategy='fsdp') shards the parameters, and the optimizer has state of whole ones already; make a "
-            "new optimizer, and load the state afterwards with torch.distributed.checkpoint"
-        )
+    for parameter, state in (pair for optimizer in optimizers for pair in optimizer.state.items()):
+        if any(isinstance(one, Tensor) and one.numel() > 1 and one.shape != parameter.shape for one in state.values()):
+            raise ValueError(
+                "prepare(strategy='fsdp') shards the parameters, and the optimizer has state of another shape than "
+                "theirs already; make a new optimizer, and load the state afterwards with torch.distributed.checkpoint"
+            )
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     for unit in sharded_units(model):
         fully_shard(unit)
@@ -476,9 +477,22 @@ def _fsdp(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> nn.M
         if isinstance(module, FSDPModule) and dist.get_backend() == "ring":
             module.set_allocate_memory_from_process_group_for_comm(True)  # its buffers lie in ring memory
     sharded: dict[str, Any] = dict(model.named_parameters())
-    for group in (group for optimizer in optimizers for group in optimizer.param_groups):
-        group["params"] = [sharded[names[id(parameter)]] for parameter in group["params"]]
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            whole = group["params"]
+            group["params"] = [sharded[names[id(parameter)]] for parameter in whole]
+            for parameter, new in zip(whole, group["params"], strict=True):
+                if state := optimizer.state.pop(parameter, None):
+                    optimizer.state[new] = {name: _like(new, one) for name, one in state.items()}
     return model
+
+
+def _like(sharded: Any, state: Any) -> Any:
+    """State of a whole parameter, sharded as it is; what has another shape, such as a count of steps, itself."""
+    from torch.distributed.tensor import distribute_tensor
+
+    same = isinstance(state, Tensor) and state.shape == sharded.shape
+    return distribute_tensor(state, sharded.device_mesh, sharded.placements) if same else state
 
 
 STRATEGIES = {"ddp": _ddp, "fsdp": _fsdp}

@@ -118,9 +118,20 @@ MIDDLES = {
     "copy": "if step == 2: model, optimizers, schedules = copy.deepcopy((model, optimizers, schedules))",
     "save": "if step == 2:\n    for one in optimizers: one.load_state_dict(copy.deepcopy(one.state_dict()))",
     "evaluate": "with torch.no_grad(): model(x)",
+    "error": "if step == 2:\n    zero()\n"
+    "    handle = next(p for p in model.parameters() if p.requires_grad).register_hook(lambda _: 1 / 0)\n"
+    "    with contextlib.suppress(ZeroDivisionError): backward(loss_of(model(x), y))\n"
+    "    handle.remove(); zero()",
+}
+OPTIONS = {
+    "none": "",
+    "equal groups": ", num_groups=2",
+    "lists": ", groups=[trained[:2], trained[3:4]]",
+    "dense": ", sparse_as_dense=True",
+    "predivide": ", gradient_predivide_factor=4.0",
 }
 GATHERS = ("no", "by hand", "no_sync", "accumulate", "passes")
-WAYS = ("prepare", "distributed", "sum", "ddp")
+WAYS = ("prepare", "distributed", "sum", "ddp", "strategy", "fsdp", "logical")
 AMPS = ("no", "scaler", "unscale")
 
 
@@ -138,6 +149,7 @@ class Loop:
     gather: str
     amp: str
     middle: str
+    option: str
     closure: bool
     ema: bool
     loader: str
@@ -145,6 +157,7 @@ class Loop:
     rest: bool
     overlap: str
     shared: bool
+    begun: bool
     seed: int
 
 
@@ -155,13 +168,29 @@ def loops(draw: st.DrawFn) -> Loop:
     parts = ["mlp", *sorted(draw(st.sets(st.sampled_from([one for one in PARTS if one != "mlp"]), max_size=3)))]
     way = choose(WAYS)
     loss, gather, clip, amp, middle = choose(LOSSES), choose(GATHERS), choose(CLIPS), choose(AMPS), choose(MIDDLES)
-    if way == "ddp":  # what torch's own refuses or does otherwise
+    option, schedule, loader = choose(OPTIONS), choose(SCHEDULES), choose(("slices", "loader", "shuffled"))
+    if way == "logical":  # its turns are batches of the loader, each of other rows than a micro-batch of one process
+        parts = [one for one in parts if one not in ("norm", "sparse")]
+        gather = choose(("no", "accumulate"))
+        loader = "loader" if loader == "slices" else loader
+        schedule = "none" if schedule == "Plateau" else schedule
+        loss = "one" if loss == "by hand" else loss
+    if way == "fsdp":  # whose parameters are shards
+        parts = [one for one in parts if one in ("shared", "frozen", "dropout")]
+        clip, middle = clip if clip in ("none", "norm", "value", "skip") else "norm", "none"
+        loss, gather = "one" if loss in ("by hand", "penalty") else loss, "no" if gather == "no" else "by hand"
+        amp = "no"
+    if way == "strategy":
+        parts = [one for one in parts if one not in ("norm", "unused", "frozen")]  # each is to have a gradient
+    if way in ("ddp", "strategy"):  # what torch's own refuses or does otherwise
         parts = [one for one in parts if one not in ("sparse", "checkpoint", "seldom", "complex")]
         loss = loss if loss in ("one", "thread") else "one"
         gather = gather if gather in ("no", "by hand", "no_sync") else "no"
         clip = "norm" if clip == "ours" else clip
         middle = middle if middle in ("none", "save") else "none"
-    if (gather == "accumulate" and way != "prepare") or (gather == "passes" and way not in ("distributed", "sum")):
+    if (gather == "accumulate" and way not in ("prepare", "logical")) or (
+        gather == "passes" and way not in ("distributed", "sum")
+    ):
         gather = "by hand"
     if gather in ("accumulate", "passes"):
         loss = "one" if loss in ("two", "again", "by hand") else loss
@@ -171,9 +200,14 @@ def loops(draw: st.DrawFn) -> Loop:
     if loss == "penalty":
         parts = [one for one in parts if one != "norm"]
     wanted = draw(st.lists(st.sampled_from(list(OPTIMIZERS)), min_size=1, max_size=3))
-    closure = draw(st.booleans()) or "LBFGS" in wanted
-    if way == "ddp":  # whose closures give each rank its own loss
-        wanted = ["SGD" if one == "LBFGS" else one for one in wanted]
+    refused = {"ddp": ["LBFGS"], "strategy": ["LBFGS"], "logical": ["LBFGS", "SAM"]}  # each rank has its own loss
+    wanted = ["SGD" if one in refused.get(way, ()) else one for one in wanted]
+    if way == "fsdp":
+        elementwise = ("SGD", "momentum", "Adam", "AdamW", "Adagrad", "RMSprop")
+        wanted = [one if one in elementwise else "Adam" for one in wanted]
+    if way in ("strategy", "fsdp"):
+        wanted = wanted[:1]
+    closure = way not in ("logical", "fsdp") and (draw(st.booleans()) or "LBFGS" in wanted)
     if closure or "SAM" in wanted:
         # A closure, or two passes for one step, are written out below for one micro-batch at a time.
         gather, amp, clip = "no", "no", "none" if clip == "skip" else clip
@@ -191,26 +225,38 @@ def loops(draw: st.DrawFn) -> Loop:
         wanted = ["Adam" if one in _NOT_COMPLEX else one for one in wanted]
         clip = "none" if clip in ("value", "hand") else clip
         amp = "no"
+    if gather in ("accumulate", "passes") and middle in ("error", "evaluate"):  # of a batch outside of the count
+        middle = "none"
+    middle = "none" if middle == "error" and loss == "by hand" else middle
+    if way not in ("prepare", "distributed", "sum") or (option == "lists" and len(wanted) > 1):
+        option = "none"
+    if option == "predivide" and (way == "sum" or "sparse" in parts):
+        option = "dense"
     if amp != "no" or gather == "accumulate":
         clip = "norm" if clip == "skip" else clip
     return Loop(
         way=way,
         parts=tuple(parts),
         optimizers=tuple(wanted),
-        schedule=choose(SCHEDULES),
+        schedule=schedule,
         clip=clip,
         zero=choose(ZEROS),
         loss=loss,
         gather=gather,
         amp=amp,
         middle=middle,
+        option=option,
         closure=closure,
-        ema=draw(st.booleans()),
-        loader=choose(("slices", "loader", "shuffled")),
+        ema=way != "fsdp" and draw(st.booleans()),
+        loader=loader,
         reentrant=loss not in ("penalty", "by hand") and draw(st.booleans()),
-        rest=way in ("prepare", "ddp") and draw(st.booleans()),
+        # What no optimizer has is dropped with a pass that raises, and belongs to one model.
+        rest=way in ("prepare", "ddp", "strategy", "fsdp", "logical")
+        and middle not in ("copy", "error")
+        and draw(st.booleans()),
         overlap=choose(("inline", "thread")),
-        shared=gather != "accumulate" and draw(st.booleans()),
+        shared=gather != "accumulate" and way != "logical" and draw(st.booleans()),
+        begun=not closure and wanted[0] != "SAM" and draw(st.booleans()),
         seed=draw(st.integers(0, 999)),
     )
 
@@ -228,7 +274,10 @@ def source(loop: Loop) -> str:
         "distributed": ", backward_passes_per_step=2" if loop.gather == "passes" else "",
         "sum": f", op=ring.Sum{', backward_passes_per_step=2' if loop.gather == 'passes' else ''}",
         "ddp": "",
-    }[loop.way]
+        "strategy": ", strategy='ddp'",
+        "fsdp": ", strategy='fsdp'",
+        "logical": f", logical={micro} * size",
+    }[loop.way] + OPTIONS[loop.option]
     scaler = loop.amp != "no"
     wrapped = options if loop.way in ("distributed", "sum") else ""
     step_of = lambda argument: (  # noqa: E731
@@ -262,6 +311,9 @@ def source(loop: Loop) -> str:
             + f"\n{unscale}{clip or 'pass'}\n{step_of('')}"
         )
     plateau = "schedule.step(shared(float(last[0].detach())))" if loop.schedule == "Plateau" else "schedule.step()"
+    read = "micros = [next(left) for _ in range(MICRO)]; x, y = micros[0]"
+    if loop.way == "logical" and micro > 1:
+        read = "micros = (next(left) for _ in range(MICRO))"  # the next batch begins the next turn
     mean = "" if loop.gather in ("no", "passes", "accumulate") else " / 2"
     alone = "1"
     if loop.gather == "accumulate":
@@ -332,6 +384,10 @@ def train(ring, rank, size):
     optimizers = [{made}]
     for one in optimizers:
         if hasattr(one, "train"): one.train()
+    if {loop.begun}:  # before `prepare`
+        for p in trained: p.grad = torch.full_like(p, 0.1) if p.requires_grad else None
+        for one in optimizers: one.step()
+        for p in trained: p.grad = None
     schedules = {schedule if SCHEDULES[loop.schedule] else "[]"}
     generator = torch.Generator().manual_seed({loop.seed} + 1)
     total = ROWS * size * MICRO * STEPS
@@ -342,11 +398,11 @@ def train(ring, rank, size):
                         generator=torch.Generator().manual_seed(3))
     quiet = model
     if ring:
-        if {loop.way!r} == "prepare":
-            prepared = ring.prepare(model, *optimizers, *schedules, loader{options if loop.way == "prepare" else ""})
+        if {loop.way in ("prepare", "strategy", "fsdp", "logical")}:
+            prepared = ring.prepare(model, *optimizers, *schedules, loader{options if loop.way != "ddp" else ""})
             model, optimizers = prepared[0], list(prepared[1 : 1 + len(optimizers)])
             schedules, loader = list(prepared[1 + len(optimizers) : -1]), prepared[-1]
-            quiet = optimizers[0]
+            quiet = optimizers[0] if {loop.way not in ("strategy", "fsdp")} else model
         elif {loop.way!r} == "ddp":
             loader = ring.prepare(loader)
             ring.process_group()
@@ -385,13 +441,12 @@ def train(ring, rank, size):
     ema = torch.optim.swa_utils.AveragedModel(Ema(model)) if {loop.ema} else None
     norms, left = [], batches()
     for step in range(STEPS):
-        micros = [next(left) for _ in range(MICRO)]
-        x = micros[0][0]
+        {read}
 {indent(MIDDLES[loop.middle], "        ") or "        pass"}
 {indent(whole, "        ")}
         for schedule in schedules: {plateau}
         if ema is not None: ema.update_parameters(Ema(model))
-    found = [p.detach().clone() for p in model.parameters()]
+    found = [(p.full_tensor() if hasattr(p, "full_tensor") else p).detach().clone() for p in model.parameters()]
     found += [b.detach().clone() for b in model.buffers() if b.is_floating_point()]
     if ema is not None: found += [p.detach().clone() for p in ema.parameters()]
     return found, [norm for norm in norms if norm]

@@ -281,6 +281,30 @@ def test_a_sharded_model_is_prepared_again(hvd: ModuleType, rank: int) -> None:
     assert optimizer.state[model[0].weight]["step"] == 6
 
 
+@pytest.mark.parametrize("kind", [torch.optim.Adagrad, torch.optim.Adam])  # one has state from the beginning
+def test_state_is_sharded_as_its_parameters(hvd: ModuleType, kind: Any) -> None:
+    torch.manual_seed(1)
+    model: Any = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    optimizer = kind(model.parameters(), lr=0.1)
+    steps(model, optimizer, 0)  # before `prepare`
+    alone: Any = copy.deepcopy(model)
+    its = kind(alone.parameters(), lr=0.1)
+    its.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    model, optimizer = hvd.prepare(model, optimizer, strategy="fsdp")
+    for one, one_optimizer in ((model, optimizer), (alone, its)):
+        steps(one, one_optimizer, 0)
+    for sharded, whole in zip(model.parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(sharded.full_tensor(), whole)
+
+
+def test_state_of_another_shape_is_refused(hvd: ModuleType) -> None:
+    model = nn.Linear(8, 8)
+    optimizer = torch.optim.Adafactor(model.parameters())
+    steps(model, optimizer, 0)
+    with pytest.raises(ValueError, match="state of another shape than theirs already"):
+        hvd.prepare(model, optimizer, strategy="fsdp")
+
+
 def test_a_model_on_several_devices_is_refused(hvd: ModuleType, rank: int) -> None:
     model: Any = nn.Linear(2, 2)
     model.hf_device_map = {"": 0}

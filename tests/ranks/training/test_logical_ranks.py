@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -126,6 +127,28 @@ def test_a_step_that_is_left_out(size: int) -> None:
             optimizer.zero_grad()
         optimizer.step()
     assert torch.equal(model.weight, before)
+
+
+def test_a_backward_pass_that_has_raised(size: int) -> None:
+    """And whose gradients the loop drops by itself, or by another optimizer, a copy."""
+    model, optimizer, loader = prepared(2 * size)
+    alone = copy.deepcopy(model)
+    model, optimizer = copy.deepcopy((model, optimizer))
+    for (x,) in loader:
+        broken = model.weight.register_hook(lambda _: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            model(x).sum().backward()
+        broken.remove()
+        model.zero_grad()
+        model(x).sum().backward()
+        optimizer.step()
+        model.zero_grad()
+    its = torch.optim.SGD(alone.parameters(), lr=0.1)
+    for rows in torch.arange(48.0).reshape(24, 2).split(2 * size):
+        its.zero_grad()
+        (alone(rows).sum() / len(rows)).backward()
+        its.step()
+    torch.testing.assert_close(model.weight, alone.weight)
 
 
 def test_a_loader_that_is_divided_already(size: int) -> None:
