@@ -4,6 +4,8 @@ No other file of the package uses a private name. This one loads only the name t
 `ring_notebook.torch_backend` while torch itself is imported.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from functools import cache
 from importlib import import_module

@@ -1,5 +1,7 @@
 """The variables of a rank's cells: sets, reads and describes them, and provides ``ring``."""
 
+from __future__ import annotations
+
 import ast
 import inspect
 import pickle

@@ -1,5 +1,7 @@
 """Prepares an engine for runs, once after its start: ring memory, log, GPU, threads, framework."""
 
+from __future__ import annotations
+
 import faulthandler
 import json
 import os

@@ -1,5 +1,7 @@
 """The launchers that sites have: mpiexec of several MPIs, and those of batch systems."""
 
+from __future__ import annotations
+
 import os
 import re
 from collections.abc import Iterable, Sequence

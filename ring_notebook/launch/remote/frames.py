@@ -6,6 +6,8 @@ passes on whole lines only. The agent's first frame follows `MAGIC`: what a logi
 Where the streams are not those of ssh, both sides first introduce themselves, and all further frames are those of TLS.
 """
 
+from __future__ import annotations
+
 import contextlib
 import enum
 import os

@@ -1,5 +1,7 @@
 """Starts the ranks of a job, connects them, feeds `verdict` with what becomes of them, and carries out what it says."""
 
+from __future__ import annotations
+
 import contextlib
 import os
 import selectors

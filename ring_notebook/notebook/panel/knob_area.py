@@ -1,5 +1,7 @@
 """The knobs of a live panel: a slider, a switch or a list for each, and the button that pauses the run."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Mapping
 from html import escape

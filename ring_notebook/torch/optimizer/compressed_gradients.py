@@ -1,5 +1,7 @@
 """How the gradients of a bucket travel between hosts, where no allreduce can add them up as they travel."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from typing import Protocol
 from weakref import WeakKeyDictionary

@@ -6,6 +6,8 @@ Each rank keeps as its error what the average lacks of its own M. Q is where the
 buckets all ranks begin with the same random Q: one that was started again has no other.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
 

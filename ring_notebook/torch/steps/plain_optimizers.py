@@ -240,7 +240,7 @@ def _find(optimizer: torch.optim.Optimizer, generation: weakref.ref[Communicator
         raise RuntimeError(
             f"rank {world.current().rank}: nothing averages the gradients of this {type(optimizer).__name__}, because "
             "the optimizer that took its place is gone: keep what prepare() returns (model, optimizer = "
-            "ring.prepare(model, optimizer)); to train on one rank alone, make a new optimizer"
+            "ring.prepare(model, optimizer)); to average by hand, or train on one rank alone, make a new optimizer"
         )
     return found
 

@@ -1,5 +1,7 @@
 """Every collective of tensors on devices gives what it gives in host memory, in the order of the caller's stream."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any

@@ -1,5 +1,7 @@
 """The house of docs/architecture.md, proven by reading every import: down only, and the islands apart."""
 
+from __future__ import annotations
+
 import ast
 import re
 from collections import Counter

@@ -1,5 +1,7 @@
 """What a server of the rendezvous answers, as a table: without sockets, whatever its ranks ask."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable
 from typing import Any
 
