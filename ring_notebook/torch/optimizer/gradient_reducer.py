@@ -47,6 +47,8 @@ from ring_notebook.torch.tensors import dtype_of, multiply_each, real_view
 from ring_notebook.torch_private import uncompiled
 
 Named = Sequence[tuple[str, Tensor]]
+_STEPPED = "_ring_stepped"
+"""On a gradient that was reduced, its version at the step of one of several optimizers that have it."""
 _IS_MULTIPLIED = "_ring_is_multiplied"
 """Attribute of a gradient that a reduction has multiplied; one that a program sets itself has none."""
 
@@ -194,7 +196,8 @@ class GradientReducer:
         backward_end.end_broken()
         self._enter_generation()
         for _, parameter in self._trainable():
-            if parameter.grad is not None and parameter not in self._settled:
+            grad = parameter.grad
+            if grad is not None and parameter not in self._settled and getattr(grad, _STEPPED, -1) != grad._version:
                 self._touch(parameter)
         if self._has_reduced and not self._touched and not self._micro:
             return False
@@ -202,8 +205,14 @@ class GradientReducer:
         backward_end.reduce_together([self])
         return self._reductions > before and self.how.process_set.size() > 1
 
-    def end_step(self) -> None:
-        """Begin the next step: what is in ``p.grad`` then has not been reduced for it."""
+    def end_step(self, shares: bool = False) -> None:
+        """Begin the next step: what is in ``p.grad`` then has not been reduced for it.
+
+        ``shares``: another optimizer, which has some of the parameters too, may step on the same gradients next.
+        """
+        for parameter in self._settled if shares else ():
+            if parameter.grad is not None:
+                setattr(parameter.grad, _STEPPED, parameter.grad._version)
         self._settled.clear()
         self._has_reduced = False
 

@@ -40,6 +40,8 @@ class ReducingOptimizer(Wrapper):
     """Those of parameters of its models that no optimizer has."""
     _newer: tuple[ReducingOptimizer, ...] = ()
     """Those that have some of its parameters too, and reduce their gradients."""
+    _shares = False
+    """Whether one is among these, or has these."""
     _skipping = False
     _synchronized = False  # by the user, for the next step, and for nothing
     _warned = False
@@ -186,7 +188,7 @@ class ReducingOptimizer(Wrapper):
         self._synchronized = False
         self._seen = 0
         for one in (*self._reducers(), *self.rest):
-            one.end_step()
+            one.end_step(self._shares)
         self._mark_stepped()
 
     def begin_other_step(self) -> None:
@@ -243,6 +245,7 @@ class ReducingOptimizer(Wrapper):
             and self._reducer.reduces_as(to._reducer)
         ):
             self._newer = (*self._newer, to)  # which must live as long as this one
+            self._shares = to._shares = True
             self._reducer.watch(self)
         else:
             super()._release(to)

@@ -179,7 +179,7 @@ def _set_optimizer(optimizer: torch.optim.Optimizer, kept: dict[str, Any]) -> No
 # Also ``step``, which a schedule has patched to see that it is called.
 _OF_GENERATION = (
     *("step", "_generation", "_wrapped", "_parameter_names"),
-    *("_averaging", "_groups", "same_step", "rest", "_newer"),
+    *("_averaging", "_groups", "same_step", "rest", "_newer", "_shares"),
 )
 
 

@@ -253,6 +253,7 @@ def loops(draw: st.DrawFn) -> Loop:
         # What no optimizer has is dropped with a pass that raises, and belongs to one model.
         rest=way in ("prepare", "ddp", "strategy", "fsdp", "logical")
         and middle not in ("copy", "error", "freeze")
+        and (way, clip) != ("logical", "hand")
         and draw(st.booleans()),
         overlap=choose(("inline", "thread")),
         shared=gather != "accumulate" and way != "logical" and draw(st.booleans()),

@@ -373,12 +373,14 @@ def test_without_the_private_names_the_step_reduces(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("op", ["Average", "Sum"])
-def test_optimizers_share_parameters(rank: int, size: int, op: str) -> None:
-    """An encoder in two optimizers, and a second one for the end of a training, which is dropped again."""
+@pytest.mark.parametrize("passes", ["each", "both"])
+def test_optimizers_share_parameters(rank: int, size: int, op: str, passes: str) -> None:
+    """An encoder in two optimizers, which step on a pass each or on one, and a second one that is dropped again."""
 
     def trained(alone: bool) -> list[torch.Tensor]:
         model = make_model()
-        first, last = torch.optim.SGD(model.parameters(), lr=0.1), torch.optim.Adam(model.first.parameters(), lr=0.01)
+        kind = torch.optim.Adam if passes == "each" else torch.optim.SGD  # one whose steps have no scale, or have one
+        first, last = torch.optim.SGD(model.parameters(), lr=0.1), kind(model.first.parameters(), lr=0.01)
         if not alone:
             first, last = ring.prepare(model, first, last, op=getattr(ring, op))[1:]
         x = torch.linspace(-1, 1, 7 * size).reshape(size, 7).sin()
@@ -386,9 +388,13 @@ def test_optimizers_share_parameters(rank: int, size: int, op: str) -> None:
         for step in range(6):
             used = [first, last] if step < 4 else [first]
             for optimizer in used:
-                optimizer.zero_grad()
-                (factor * model(x if alone else x[rank : rank + 1]).square().mean()).backward()
-                nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+                if passes == "each" or optimizer is first:
+                    optimizer.zero_grad()
+                    (factor * model(x if alone else x[rank : rank + 1]).square().mean()).backward()
+                    nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+                if passes == "both":
+                    for parameter in model.parameters():
+                        parameter.grad = 0.5 * parameter.grad if optimizer is first else parameter.grad
                 optimizer.step()
             if step == 3:
                 del last, optimizer, used
