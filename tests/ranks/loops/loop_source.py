@@ -118,6 +118,7 @@ MIDDLES = {
     "copy": "if step == 2: model, optimizers, schedules = copy.deepcopy((model, optimizers, schedules))",
     "save": "if step == 2:\n    for one in optimizers: one.load_state_dict(copy.deepcopy(one.state_dict()))",
     "evaluate": "with torch.no_grad(): model(x)",
+    "again": "if ring and step == 2: model, optimizers, schedules, quiet = again(model, optimizers, schedules)",
     "error": "if step == 2:\n    zero()\n"
     "    handle = next(p for p in model.parameters() if p.requires_grad).register_hook(lambda _: 1 / 0)\n"
     "    with contextlib.suppress(ZeroDivisionError): backward(loss_of(model(x), y))\n"
@@ -177,7 +178,8 @@ def loops(draw: st.DrawFn) -> Loop:
         loss = "one" if loss == "by hand" else loss
     if way == "fsdp":  # whose parameters are shards
         parts = [one for one in parts if one in ("shared", "frozen", "dropout")]
-        clip, middle = clip if clip in ("none", "norm", "value", "skip") else "norm", "none"
+        clip = clip if clip in ("none", "norm", "value", "skip") else "norm"
+        middle = "again" if middle == "again" else "none"
         loss, gather = "one" if loss in ("by hand", "penalty") else loss, "no" if gather == "no" else "by hand"
         amp = "no"
     if way == "strategy":
@@ -187,7 +189,7 @@ def loops(draw: st.DrawFn) -> Loop:
         loss = loss if loss in ("one", "thread") else "one"
         gather = gather if gather in ("no", "by hand", "no_sync") else "no"
         clip = "norm" if clip == "ours" else clip
-        middle = middle if middle in ("none", "save") else "none"
+        middle = middle if middle in ("none", "save", "again") else "none"
     if (gather == "accumulate" and way not in ("prepare", "logical")) or (
         gather == "passes" and way not in ("distributed", "sum")
     ):
@@ -227,6 +229,7 @@ def loops(draw: st.DrawFn) -> Loop:
         amp = "no"
     if gather in ("accumulate", "passes") and middle in ("error", "evaluate"):  # of a batch outside of the count
         middle = "none"
+    middle = "none" if middle == "again" and way not in ("prepare", "strategy", "fsdp", "logical") else middle
     middle = "none" if middle == "error" and loss == "by hand" else middle
     if way not in ("prepare", "distributed", "sum") or (option == "lists" and len(wanted) > 1):
         option = "none"
@@ -415,6 +418,10 @@ def train(ring, rank, size):
                 (names.get(p, "other"), p) for g in one.param_groups for p in g["params"]]{wrapped})
                 for one in optimizers]
             quiet = optimizers[0]
+    def again(model, optimizers, schedules):
+        made = ring.prepare(model, *optimizers, *schedules{options})
+        optimizers, schedules = list(made[1 : 1 + len(optimizers)]), list(made[1 + len(optimizers) :])
+        return made[0], optimizers, schedules, optimizers[0] if {loop.way not in ("strategy", "fsdp")} else made[0]
     def quiet_all():
         stack = contextlib.ExitStack()
         for one in optimizers if quiet is not model else [model]: stack.enter_context(one.no_sync())
