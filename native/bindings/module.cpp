@@ -5,6 +5,7 @@ PYBIND11_MODULE(_core, module) {
     register_errors(module);
     register_types(module);
     register_settings(module);
+    register_frames(module);
     register_bytes(module);
     register_paths(module);
     register_memory(module);

@@ -13,6 +13,7 @@
 void register_errors(pybind11::module_& module);
 void register_types(pybind11::module_& module);
 void register_settings(pybind11::module_& module);
+void register_frames(pybind11::module_& module);
 void register_bytes(pybind11::module_& module);
 void register_paths(pybind11::module_& module);
 void register_memory(pybind11::module_& module);

@@ -16,6 +16,7 @@ from typing import Any
 
 from IPython.core.interactiveshell import InteractiveShell
 
+from ring_notebook.core.native import core
 from ring_notebook.engine.own_stack import main_frames
 from ring_notebook.frameworks import names_in
 from ring_notebook.text.error_text import cell_file
@@ -103,7 +104,7 @@ class Cell:
         found = ""
         for frame in takewhile(lambda one: one.f_code.co_filename != self.file, main_frames()):
             if frame.f_code.co_name == "_find_and_load" and frame.f_code.co_filename.startswith("<frozen importlib"):
-                package = str(frame.f_locals.get("name", "")).partition(".")[0]
+                package = str(core.locals_of_frame(frame).get("name", "")).partition(".")[0]
                 found = found if package == __name__.partition(".")[0] else package
         return found
 

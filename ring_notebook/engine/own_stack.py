@@ -5,10 +5,8 @@ from __future__ import annotations
 import faulthandler
 import os
 import signal
-import sys
 import tempfile
 import threading
-from collections.abc import Iterator
 from time import monotonic, sleep
 from types import FrameType
 
@@ -49,12 +47,9 @@ def tell() -> str:
     return written.decode(errors="replace") if _END in written else _python_stack()
 
 
-def main_frames() -> Iterator[FrameType]:
+def main_frames() -> list[FrameType]:
     """The frames of the main thread, the innermost first; any thread may call it."""
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
+    return core.frames_of_thread(threading.main_thread().ident or 0)
 
 
 def _python_stack() -> str:
