@@ -108,21 +108,22 @@ def find(name: str) -> RunRecord:
 
     Unreadable ones are skipped. One without a name has the first line of its cell for one, as in the list.
 
-    Raises RingError that lists the newest runs when there is none.
+    Raises RingError that lists the newest runs, as the list calls them, when there is none.
     """
-    directories = _directories()
-    begins = None
-    for directory in reversed(directories):
+    begins, known = None, []
+    for directory in reversed(_directories()):
         with suppress(*UNREADABLE):
             texts = (directory.name, _name(read_about(directory)))
+            known.append(texts[1] or directory.name)
             if name in texts:
                 return RunRecord.load(directory)
             if begins is None and any(text.startswith(name) for text in texts):
                 begins = RunRecord.load(directory)
     if begins is not None:
         return begins
-    known = ", ".join(directory.name for directory in directories[-5:]) or "none"
-    raise RingError(f"no run {name!r} in {runs_directory()}; the newest are: {known}")
+    newest = ", ".join(map(repr, list(dict.fromkeys(known))[:5]))
+    what = f"the newest are {newest}; `%ring runs` lists them" if newest else "there is none yet"
+    raise RingError(f"no run {name!r} in {runs_directory()}; {what}")
 
 
 def resumes_from(name: str, cell_id: str) -> str:

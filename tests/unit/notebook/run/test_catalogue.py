@@ -67,7 +67,7 @@ def test_a_spoiled_file(runs: Path, tmp_path: Path, file: str, spoiled: str) -> 
     assert catalogue.find("good").run == "2-good"
     assert export(log, tmp_path / "script.py").cells == 1
     assert runs_in_progress(runs, "c1") == []
-    with pytest.raises(RingError, match="no run 'nothing'"):
+    with pytest.raises(RingError, match=r"no run 'nothing' in .*; the newest are 'good'; `%ring runs` lists them"):
         catalogue.find("nothing")
 
 
