@@ -55,11 +55,15 @@ def mime_bundle(log: RunRecord, plot: Sequence[str] = (), displays: bool = False
 def under_way(log: RunRecord) -> dict[str, str]:
     """The text in place of a live panel that cannot be drawn, as ``text/html`` and ``text/plain``."""
     text = f"Run {log.title} on {plural(log.size, 'rank')} was in progress when this page last heard of it. "
-    text += f"{_HERE}; its records are in {log.directory}"
+    text += f"{_HERE}; {_later(log)}"
     return _bundle(f"<div>{escape(text)}</div>", text)
 
 
 _HERE = "%ring attach shows it, here or in another notebook"
+
+
+def _later(log: RunRecord) -> str:
+    return f"its records are in {log.directory}; once it has ended, `%ring runs compare {log.run}` shows them"
 
 
 def last_state(log: RunRecord, plot: Sequence[str] = (), waiting: bool = False) -> dict[str, str]:
@@ -81,7 +85,7 @@ def last_state(log: RunRecord, plot: Sequence[str] = (), waiting: bool = False) 
             "%ring attach shows it here after a restart of the kernel, of a cluster that was started with --keep. "
             "While the cell waits for the run, interrupt the kernel (■) to stop it; "
         )
-    attach += f"; its records are in {log.directory}"
+    attach += f"; {_later(log)}"
     page = (
         f"{CSS}{_LAST.replace('RUN', run_class(log))}{svg_chart.CSS * bool(shown)}"
         f"<div class='ring-last {run_class(log)}'>{headline.html(content)}"
