@@ -185,7 +185,7 @@ def _legend(curves: Curves) -> tuple[list[str], int]:
     x, y = 1, 29
     narrow = ""  # a label without room is left out, not cut
     for label, color, sparse in [*entries, *([(BAND, entries[0][1], False)] if curves.band and entries else [])]:
-        width = 26 + round(5.8 * len(label))
+        width = 26 + round(6.8 * len(label))
         if x > 1 and x + width > _LEGEND:
             x, y = 1, y + 14
         narrow += f"@media(max-width:{x + width - 10}px){{.l{len(parts)}{{display:none}}}}"

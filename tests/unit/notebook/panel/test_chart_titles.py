@@ -7,12 +7,14 @@ import re
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 
+import numpy as np
 import pytest
+from matplotlib.textpath import TextPath
 
 from ring_notebook.notebook.panel.charts.chart import Chart, Mark, axes, charts, compared, grouped, results
-from ring_notebook.notebook.panel.charts.curves import Curves
+from ring_notebook.notebook.panel.charts.curves import Curves, Line
 from ring_notebook.notebook.panel.charts.live_chart import LiveChart
-from ring_notebook.notebook.panel.charts.svg_chart import svg
+from ring_notebook.notebook.panel.charts.svg_chart import _legend, svg
 from ring_notebook.notebook.record.run_labels import Look
 from ring_notebook.notebook.record.run_view import RunState
 from ring_notebook.protocol.records import MetricBatch
@@ -287,3 +289,16 @@ def test_a_part_of_the_note_without_room_is_left_out() -> None:
     assert "".join(re.findall("<tspan[^>]*>([^<]*)</tspan>", text)) == "loss0.006851 · falling · best val 0.08607"
     widths = [int(width) for width in re.findall(r"max-width:(\d+)px\){\.n", text)]
     assert 100 < widths[0] < widths[1] < 300
+
+
+def test_labels_of_a_legend_do_not_touch_the_next_line() -> None:
+    """In DejaVu Sans, which is wide."""
+    none = np.zeros(0)
+    names = ("measured", "momentum 0.9", "warm-up", "batch 256, LAMB", "ideal")
+    parts, _ = _legend(Curves(tuple(Line(name, "red", none, none) for name in names)))
+    drawn = "".join(parts)
+    lines = [tuple(map(int, place)) for place in re.findall(r"<path d='M(\d+) (\d+)h12'", drawn)]
+    texts = [(int(x), text) for x, text in re.findall(r"<text x='(\d+)'[^>]*>([^<]*)</text>", drawn)]
+    for (x, text), (_, row), (following, next_row) in zip(texts, lines, lines[1:], strict=False):
+        end = x + TextPath((0, 0), text, size=11).get_extents().x1
+        assert next_row != row or following - end >= 6, text
