@@ -152,3 +152,27 @@ def test_a_timeline_is_drawn(page: Page) -> None:
     chart = page.locator(".vega-chart canvas, .vega-chart svg").first
     chart.wait_for()
     chart.screenshot(path=ARTIFACTS / "timeline.png")
+
+
+def test_reports_can_be_read_in_the_dark(page: Page) -> None:
+    """Their text is far from the ground behind it, and nothing is put around their charts."""
+    page.goto("/notebooks/01_quickstart.html")
+    page.evaluate("document.documentElement.dataset.theme = 'dark'")
+    contrasts, paddings = page.evaluate(
+        """() => {
+            const parts = color => color.match(/[\\d.]+/g).map(Number);
+            const light = color => parts(color).slice(0, 3).reduce((sum, part) => sum + part, 0) / 765;
+            const ground = one => {
+                const color = getComputedStyle(one).backgroundColor;
+                return parts(color)[3] === 0 && one.parentElement ? ground(one.parentElement) : color;
+            };
+            const reports = [...document.querySelectorAll(".ring-report")];
+            const images = reports.flatMap(one => [...one.querySelectorAll("img")]);
+            return [
+                reports.map(one => Math.abs(light(getComputedStyle(one).color) - light(ground(one)))),
+                images.map(one => getComputedStyle(one).padding),
+            ];
+        }"""
+    )
+    assert min(contrasts) > 0.5
+    assert set(paddings) == {"0px"}
