@@ -42,7 +42,7 @@ class _Options:
     frame: Any = None  # the step's, where Python makes it
     set_aside: BaseException | None = None
     reduced: list[int] | None = None
-    """The ids of the variables whose gradients `_compute_gradients` has reduced for the step to come."""
+    """The ids of the variables whose gradients have been reduced for the step to come or under way."""
 
     def take_reduced(self, variables: Sequence[Any]) -> bool:
         """Whether the gradients of these have been reduced; this can be asked once."""
@@ -54,17 +54,18 @@ class _Options:
         self.variables = [v for g, v in zip(gradients, variables, strict=False) if g is not None]
 
     def reduce(self, gradients: Sequence[Any]) -> list[Any]:
-        """The gradients over all ranks, on whose success all ranks have agreed."""
+        """The gradients over all ranks, on whose success all ranks have agreed; None stays None."""
         gradients = list(gradients)
-        if not gradients or not self.process_set.included() or (self.process_set.size() == 1 and backend() == "torch"):
+        given = [index for index, gradient in enumerate(gradients) if gradient is not None]
+        if not given or not self.process_set.included() or (self.process_set.size() == 1 and backend() == "torch"):
             return gradients  # a program, which is traced once, may run with more ranks later
         local = {id(variable) for variable in self.local}
-        known = self.variables if len(self.variables) == len(gradients) else [None] * len(gradients)
-        shared = [index for index, variable in enumerate(known) if id(variable) not in local]
+        known = dict(zip(given, self.variables, strict=True)) if len(self.variables) == len(given) else {}
+        shared = [index for index in given if id(known.get(index)) not in local]
         if self.scale_local:
-            for index in set(range(len(gradients))) - set(shared):
+            for index in set(given) - set(shared):
                 gradients[index] = _divided(gradients[index], self.process_set.size())
-        reduced = self._reduce_shared([gradients[index] for index in shared], [known[index] for index in shared])
+        reduced = self._reduce_shared([gradients[index] for index in shared], [known.get(index) for index in shared])
         for index, gradient in zip(shared, reduced, strict=True):
             gradients[index] = gradient if self.factor == 1 else gradient * self.factor
         return gradients
@@ -159,13 +160,13 @@ class DistributedMixin:
             if self._ring.total is not None:
                 self._ring.reduced = known  # the step has to know that this pass is in its sums
             return pairs
-        self._ring.begin([gradient for gradient, _ in pairs], [variable for _, variable in pairs])
-        reduced = iter(self._ring.reduce([gradient for gradient, _ in pairs if gradient is not None]))
-        return [(gradient if gradient is None else next(reduced), variable) for gradient, variable in pairs]
+        gradients, variables = [gradient for gradient, _ in pairs], [variable for _, variable in pairs]
+        self._ring.begin(gradients, variables)
+        return list(zip(self._ring.reduce(gradients), variables, strict=True))
 
     def _ring_step(self, step: Callable[[], Any]) -> Any:
         """A step that Python makes begins on all ranks or on none, and is not interrupted."""
-        if backend() != "torch":
+        if backend() != "torch" or self._ring.frame is not None:  # within that of a LossScaleOptimizer around this one
             return step()
         self._ring.frame, self._ring.set_aside = sys._getframe(), None
         try:
@@ -184,27 +185,39 @@ class _Keras(DistributedMixin):
         return self._ring_step(lambda: super(_Keras, self).apply(grads, trainable_variables))  # type: ignore[misc]
 
     def _clip_gradients(self, grads: Any) -> Any:
-        return super()._clip_gradients(self._ring.reduce(grads))  # type: ignore[misc]
+        known = self._ring.reduced is not None  # by a LossScaleOptimizer around this one
+        return super()._clip_gradients(grads if known else self._ring.reduce(grads))  # type: ignore[misc]
 
 
 class _KerasLossScale(DistributedMixin):
     """Of Keras 3's LossScaleOptimizer: all ranks see the same overflow, so gradients are reduced before the check."""
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
-        grads = list(grads)
-        self._ring.begin(grads, self._trainable_variables if trainable_variables is None else trainable_variables)
-        return self._ring_step(lambda: super(_KerasLossScale, self).apply(self._reduced(grads), trainable_variables))  # type: ignore[misc]
+        variables = self._trainable_variables if trainable_variables is None else trainable_variables
+        apply = super().apply  # type: ignore[misc]
+        return self._ring_checked(grads, variables, lambda grads: apply(grads, trainable_variables))
 
     def stateless_apply(self, optimizer_variables: Any, grads: Any, trainable_variables: Any) -> Any:
-        grads = list(grads)
-        self._ring.begin(grads, self._trainable_variables)  # those given are their values
-        return super().stateless_apply(optimizer_variables, self._reduced(grads), trainable_variables)  # type: ignore[misc]
+        apply = super().stateless_apply  # type: ignore[misc]
+        return self._ring_checked(
+            grads,
+            self._trainable_variables,  # those given are their values
+            lambda grads: apply(optimizer_variables, grads, trainable_variables),
+        )
 
-    def _reduced(self, grads: list[Any]) -> list[Any]:
-        at = [index for index, gradient in enumerate(grads) if gradient is not None]
-        for index, gradient in zip(at, self._ring.reduce([grads[index] for index in at]), strict=True):
-            grads[index] = gradient
-        return grads
+    def _ring_checked(self, grads: Any, variables: Sequence[Any], apply: Callable[[list[Any]], Any]) -> Any:
+        grads = list(grads)
+        self._ring.begin(grads, variables)
+
+        def step() -> Any:
+            reduced = self._ring.reduce(grads)
+            self._ring.reduced = [id(variable) for variable in self._ring.variables]
+            return apply(reduced)
+
+        try:
+            return self._ring_step(step)
+        finally:
+            self._ring.reduced = None
 
 
 class _LegacyKeras(DistributedMixin):
@@ -234,8 +247,7 @@ class _LegacyOptimizer(DistributedMixin):
         if self._ring.total is not None:
             found = self._ring.total.add(gradients, variables, self._ring.reduce)
         else:
-            reduced = iter(self._ring.reduce([gradient for gradient in gradients if gradient is not None]))
-            found = [gradient if gradient is None else next(reduced) for gradient in gradients]
+            found = self._ring.reduce(gradients)
         self._ring.reduced = [id(variable) for variable in variables]
         return list(zip(found, variables, strict=True))
 
@@ -250,7 +262,7 @@ def ring_of(optimizer: Any) -> _Options | None:
 
 
 def extend_loss_scaling() -> None:
-    """From now on Keras 3's LossScaleOptimizer around a distributed optimizer is distributed in its place.
+    """From now on Keras 3's LossScaleOptimizer around a distributed optimizer is distributed as that one is.
 
     So all ranks see the same overflow, whether a user or `compile` makes it. Does nothing the second time.
     """
@@ -262,9 +274,7 @@ def extend_loss_scaling() -> None:
     def extended(self: Any, inner_optimizer: Any, *arguments: Any, **options: Any) -> None:
         make(self, inner_optimizer, *arguments, **options)
         if isinstance(inner_optimizer, DistributedMixin):
-            ring = inner_optimizer.__dict__.pop("_ring")
-            inner_optimizer.__class__ = type(inner_optimizer).__bases__[1]
-            _distribute(self, _KerasLossScale, ring)
+            _distribute(self, _KerasLossScale, inner_optimizer._ring)
 
     extended._ring_extended = True  # type: ignore[attr-defined]
     keras.optimizers.LossScaleOptimizer.__init__ = extended

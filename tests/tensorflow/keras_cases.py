@@ -318,6 +318,11 @@ def case_loss_scaling() -> None:
             assert np.any(weights(trained)[0] != weights(model(2, kind(0.01)))[0])
             if backend() != "jax" and not IS_LEGACY:  # where Keras has no such call outside of `fit`
                 trained.optimizer.apply([keras.ops.zeros_like(v) for v in trained.trainable_variables])
+            if not IS_LEGACY:  # where it is put into a LossScaleOptimizer once only
+                trained.compile(optimizer, "mse")  # as when its cell is run again
+                assert isinstance(trained.optimizer, scaled)
+                fit(trained, (mine, own(Y)), epochs=1)
+                check_equal(trained)
             if make is distributed:
                 again = kept_again({"model": trained})["model"]
                 for one in (again, trained):
