@@ -50,6 +50,8 @@ PRIVATE_NAMES = {
     "operation_kind": "torch.distributed:Work._get_op_type",
     "functional_collectives": "torch.distributed:_functional_collectives",
     "sync_buffers": "torch.nn.parallel:DistributedDataParallel._sync_buffers",
+    # Has DistributedDataParallel forget a backward pass that failed. Without: the model has to be wrapped again.
+    "reset_reducer": "torch.distributed:Reducer._reset_state",
     # A pass of a loader, whose workers may have drawn more than the loop has got. Without: a snapshot in the middle of
     # a pass continues behind what they have drawn, and `prepare` does not divide a loader that keeps a pass.
     "loader_passes": "torch.utils.data.dataloader:_BaseDataLoaderIter",

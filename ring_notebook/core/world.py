@@ -57,6 +57,7 @@ class _State:
     narrowed: list[World] = field(default_factory=list)
     """Parts of the world, each a part of the one before, whose ranks work without the others."""
     generation: int = 0
+    at_open: list[Callable[[], object]] = field(default_factory=list)
     at_close: list[Callable[[], object]] = field(default_factory=list)
     run: tuple[str, list[int]] | None = None
     """Id and ranks (in the job) of the run that this process is in."""
@@ -260,6 +261,8 @@ def _open(place: Place, ranks: list[int], generation: int, run: str | None) -> W
     )
     _state.disruptions = native.disruptions
     _state.world = World(topology.rank, topology.hosts, Communicator(native, place.ring_memory), tuple(ranks), run)
+    for callback in _state.at_open:
+        callback()
     return _state.world
 
 
@@ -269,6 +272,12 @@ def disruptions() -> int:
     Equal on all ranks of the generation; a new process takes over the number of the others.
     """
     return _state.disruptions
+
+
+def at_open(callback: Callable[[], object]) -> None:
+    """Register ``callback``, to be called whenever this rank has entered a generation."""
+    if callback not in _state.at_open:
+        _state.at_open.append(callback)
 
 
 def at_close(callback: Callable[[], object]) -> None:

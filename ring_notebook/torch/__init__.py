@@ -31,7 +31,8 @@ from ring_notebook.torch.optimizer.reducing_optimizer import clip_grad_norm_
 from ring_notebook.torch.process_group import gate
 from ring_notebook.torch.process_group.default_group import (
     end_groups_of_failed_generation,
-    let_groups_outlive_wrappers,
+    follow_wrappers,
+    forget_failed_passes,
     process_group,
 )
 from ring_notebook.torch.tensors import TorchAdapter, empty
@@ -55,7 +56,8 @@ register_copier(begin_copy)
 register()
 world.at_close(end_groups_of_failed_generation)
 gate.install()
-let_groups_outlive_wrappers()
+world.at_open(forget_failed_passes)
+follow_wrappers()
 uncompiled(common.log)  # it waits for the value
 
 __all__ = [

@@ -9,6 +9,7 @@ from functools import wraps
 from importlib import import_module
 from threading import Thread
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -60,11 +61,15 @@ def _fits(backend: str, current: world.World) -> bool:
     )
 
 
-def foreign_groups() -> list[c10d.ProcessGroup]:
-    """The groups of other backends in this process."""
+def _groups() -> list[c10d.ProcessGroup]:
     registry = private("group_registry")
     known = [dist.group.WORLD] if registry is None else list(registry.pg_map)
-    return [group for group in known if group is not None and not isinstance(group, RingProcessGroup)]
+    return [group for group in known if group is not None]
+
+
+def foreign_groups() -> list[c10d.ProcessGroup]:
+    """The groups of other backends in this process."""
+    return [group for group in _groups() if not isinstance(group, RingProcessGroup)]
 
 
 def tells_of_lost_rank(error: BaseException) -> bool:
@@ -84,7 +89,10 @@ def end_groups_of_failed_generation() -> None:
 
 
 def end_groups() -> None:
-    """End all groups of torch.distributed in this process, so that ``init_process_group`` can make a default group."""
+    """End all groups of torch.distributed in this process, so that ``init_process_group`` can make a default group.
+
+    A model of an earlier cell that holds one trains on, as nobody has destroyed it in the notebook.
+    """
     if dist.is_initialized():
         _destroy()
     _forget_attempts()
@@ -105,8 +113,12 @@ class _Holder:
         return type(None), ()
 
 
-def let_groups_outlive_wrappers() -> None:
-    """From now on a DistributedDataParallel of another backend frees its C++ part before its group.
+_wrappers: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+"""Each DistributedDataParallel, and `world.disruptions` when its C++ part was last made or reset."""
+
+
+def follow_wrappers() -> None:
+    """From now on models under DistributedDataParallel are known, and those of other backends free their groups last.
 
     C++ frees a group with the interpreter's lock held, and waits for the group's threads. A thread of Gloo that ends an
     operation may need that lock: both would wait for ever. Python frees a group without the lock.
@@ -117,10 +129,25 @@ def let_groups_outlive_wrappers() -> None:
     @wraps(original)
     def init(self: Any, *args: Any, **options: Any) -> None:
         original(self, *args, **options)
+        if hasattr(self, "reducer"):  # else all its gradients are left to others
+            _wrappers[self] = world.disruptions()
         if not isinstance(self.process_group, RingProcessGroup):
             self.__dict__["_ring_holder"] = _Holder(self.process_group)  # attributes end in the order of their setting
 
     wrap.__init__ = init
+
+
+def forget_failed_passes() -> None:
+    """Called when this rank has entered a generation: have models under DistributedDataParallel begin a pass anew.
+
+    Where a backward pass has failed, C++ waits for its end and refuses the next. All ranks reset theirs where one has
+    failed: they arrange their buckets again, together.
+    """
+    disruptions, reset = world.disruptions(), private("reset_reducer")
+    for wrapper in [known for known, until in _wrappers.items() if until < disruptions]:
+        _wrappers[wrapper] = disruptions
+        if reset is not None:
+            reset(wrapper.reducer)
 
 
 def forget_accelerate() -> None:
@@ -149,11 +176,14 @@ def _forget_attempts() -> None:
 
 def _destroy() -> None:
     foreign = foreign_groups()
+    ours = [group for group in _groups() if isinstance(group, RingProcessGroup)]
     _abort(foreign)
     try:
         dist.destroy_process_group()
     except Exception:  # of another backend's; its state in torch.distributed has to go all the same
         dist.group.WORLD = None
+    for group in ours:
+        group.let_holders_go_on()
     # Who drops a group waits for its operations, such as a sum that a rank which failed has not joined.
     drops = Thread(target=foreign.clear, name="ring-end-groups", daemon=True)
     drops.start()

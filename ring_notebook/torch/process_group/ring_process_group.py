@@ -229,6 +229,10 @@ class RingProcessGroup(c10d.ProcessGroup):
         if communicator is not None:
             communicator.close()
 
+    def let_holders_go_on(self) -> None:
+        """Have a model that holds this group use it again after `shutdown`; all members call this."""
+        self._world = None
+
     def abort(self) -> None:
         """End the generation: pending and later operations of all its ranks raise CollectiveAborted."""
         if self._communicator is not None:

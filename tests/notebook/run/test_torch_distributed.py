@@ -33,13 +33,13 @@ dist.all_reduce(torch.ones(1))
 MAKES = """
 import torch
 from torch.nn.parallel import DistributedDataParallel
-ring.process_group()
+ring.process_group("{backend}")
 model = DistributedDataParallel(torch.nn.Linear(2, 1))
 """
 TRAINS = """
+model.zero_grad()
 model(torch.ones(1, 2) * (ring.rank() + 1)).sum().backward()
 assert model.module.weight.grad.tolist() == [[1.5, 1.5]], model.module.weight.grad
-model.zero_grad()
 """
 
 
@@ -212,13 +212,27 @@ def test_a_sum_in_gloo_that_nobody_ends(cluster: Cluster) -> None:
     assert drops.status == "ok"
 
 
+OTHER_GROUPS = (
+    "Accelerator = None",
+    USES.format(backend="ring"),
+    USES.format(backend="gloo"),
+    "ring.process_group('gloo')",
+)
+"""Cells before which, or in which, the groups that there are end."""
+
+
 def test_a_model_of_an_earlier_cell(cluster: Cluster) -> None:
-    """It trains in the next cells, also after one that failed."""
-    cluster.run(MAKES).wait()
-    cluster.run(TRAINS).wait()
-    with pytest.raises(ValueError, match="boom"):
-        cluster.run("if ring.rank() == 1:\n    raise ValueError('boom')\n" + TRAINS).wait()
-    cluster.run(TRAINS).wait()
+    """It trains in the next cells, also after one that failed, and when the default group is another one."""
+    for backend in ("gloo", "ring"):
+        cluster.run(MAKES.format(backend=backend)).wait()
+        cluster.run(TRAINS).wait()
+        for cell in OTHER_GROUPS:
+            cluster.run(cell).wait()
+            cluster.run(TRAINS).wait()
+        with pytest.raises(ValueError, match="boom"):
+            cluster.run("if ring.rank() == 1:\n    raise ValueError('boom')\n" + TRAINS).wait()
+        for _ in range(2):
+            cluster.run(TRAINS).wait()
 
 
 STAGES = """
