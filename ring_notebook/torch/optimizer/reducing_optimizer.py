@@ -41,7 +41,7 @@ class ReducingOptimizer(Wrapper):
     _newer: tuple[ReducingOptimizer, ...] = ()
     """Those that have some of its parameters too, and reduce their gradients."""
     _shares = False
-    """Whether one is among these, or has these."""
+    """Whether another optimizer, older or newer, has some of its parameters too."""
     _skipping = False
     _synchronized = False  # by the user, for the next step, and for nothing
     _warned = False

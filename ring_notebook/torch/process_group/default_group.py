@@ -183,7 +183,7 @@ def _destroy() -> None:
     except Exception:  # of another backend's; its state in torch.distributed has to go all the same
         dist.group.WORLD = None
     for group in ours:
-        group.let_holders_go_on()
+        group.allow_use_after_shutdown()
     # Who drops a group waits for its operations, such as a sum that a rank which failed has not joined.
     drops = Thread(target=foreign.clear, name="ring-end-groups", daemon=True)
     drops.start()

@@ -229,8 +229,8 @@ class RingProcessGroup(c10d.ProcessGroup):
         if communicator is not None:
             communicator.close()
 
-    def let_holders_go_on(self) -> None:
-        """Have a model that holds this group use it again after `shutdown`; all members call this."""
+    def allow_use_after_shutdown(self) -> None:
+        """Have a model that holds this group open it again at its next operation; all members call this."""
         self._world = None
 
     def abort(self) -> None:

@@ -412,8 +412,8 @@ def wrap(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], strategy
         known = list(parameters_of(optimizer))
         if others := sum(one not in own for one in known):
             raise ValueError(
-                f"prepare(strategy={strategy!r}): {_class_of(optimizer)} has {others} of {len(known)} parameters that "
-                "are none of the model's, and the ranks would not average their gradients: add them to the model "
+                f"prepare(strategy={strategy!r}): {others} of {len(known)} parameters of {_class_of(optimizer)} "
+                "are not in the model, so the ranks would not average their gradients: add them to the model "
                 "(register_parameter), or leave the strategy out"
             )
     backend = "nccl" if any(parameter.is_cuda for parameter in model.parameters()) else None
@@ -430,7 +430,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
 def _ddp(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> nn.Module:
     if model is not unwrapped(model) and world.disruptions() == 0 and not _unfrozen(model):  # the cell was run again
         return model
-    model = unwrapped(model)  # a backward pass that has raised leaves the wrapper unusable
+    model = unwrapped(model)  # a failed pass leaves the wrapper unusable in a torch that cannot reset it
     # With gradients as views of the buckets, no gradient is copied.
     wrapper: Any = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
     wrapper._ring_frozen = [(name, one) for name, one in model.named_parameters() if not one.requires_grad]
@@ -483,12 +483,12 @@ def _fsdp(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> nn.M
             group["params"] = [sharded[names[id(parameter)]] for parameter in whole]
             for parameter, new in zip(whole, group["params"], strict=True):
                 if state := optimizer.state.pop(parameter, None):
-                    optimizer.state[new] = {name: _like(new, one) for name, one in state.items()}
+                    optimizer.state[new] = {name: _sharded_as(new, one) for name, one in state.items()}
     return model
 
 
-def _like(sharded: Any, state: Any) -> Any:
-    """State of a whole parameter, sharded as it is; what has another shape, such as a count of steps, itself."""
+def _sharded_as(sharded: Any, state: Any) -> Any:
+    """The shard of ``state`` beside that of its parameter; what has another shape, such as a count of steps, itself."""
     from torch.distributed.tensor import distribute_tensor
 
     same = isinstance(state, Tensor) and state.shape == sharded.shape

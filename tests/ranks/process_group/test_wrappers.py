@@ -371,7 +371,7 @@ def test_wrong_strategies() -> None:
             hvd.prepare(*objects, strategy="fsdp")
     temperature = torch.ones((), requires_grad=True)
     for strategy in ("ddp", "fsdp"):
-        with pytest.raises(ValueError, match="SGD has 1 of 2 parameters that are none of the model's"):
+        with pytest.raises(ValueError, match="1 of 2 parameters of SGD are not in the model"):
             hvd.prepare(model, torch.optim.SGD([model[0].bias, temperature]), strategy=strategy)
 
 
