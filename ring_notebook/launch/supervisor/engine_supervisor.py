@@ -75,8 +75,7 @@ class EngineSupervisor(Supervisor):
         elif number in self._running:
             self._wanted[number] = _formation(name)
         else:
-            self._assign(number, self._hosts.names([number]).get(number) or self._hosts.free(self._running))
-            self._start_again(number, _formation(name))
+            self._start_engine(number, _formation(name))
 
     def _end(self, rank: int) -> None:
         self._wanted.pop(rank, None)
@@ -90,10 +89,15 @@ class EngineSupervisor(Supervisor):
         self._connections.resize(size)
         self._hosts.resize(size)
 
+    def _start_engine(self, rank: int, formation: int) -> None:
+        # Its host may have none of this rank any more: others may have been ended, and more been asked for since then.
+        self._assign(rank, self._hosts.names([rank]).get(rank) or self._hosts.free(self._running))
+        self._start_again(rank, formation)
+
     def _handle_exit(self, how: RankFailure) -> None:
         super()._handle_exit(how)
         if how.rank in self._wanted and not self._verdict.is_ending:
-            self._start_again(how.rank, self._wanted.pop(how.rank))
+            self._start_engine(how.rank, self._wanted.pop(how.rank))
 
 
 def _formation(name: str) -> int:

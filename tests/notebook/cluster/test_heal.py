@@ -22,8 +22,10 @@ from harness.waiting import until
 from notebook.endurance.endure import TRAINS
 from ring_notebook.config import config
 from ring_notebook.errors import ClusterError, CollectiveAborted, MPIMissingError
+from ring_notebook.launch.supervisor.engine_supervisor import Request
 from ring_notebook.notebook.cluster.cluster import Cluster
 from ring_notebook.notebook.cluster.heal import prepare_engines
+from ring_notebook.notebook.cluster.processes import Processes
 from ring_notebook.notebook.engines import Engine, Engines
 from ring_notebook.notebook.run.run import Run
 from ring_notebook.protocol.registration import FORMATION
@@ -559,6 +561,29 @@ def test_a_cluster_that_grows_and_shrinks(cluster: Cluster) -> None:
     kill(cluster, 0)
     assert cluster.heal() == [0], "those that were ended are not missed"
     assert cluster.grow(3) == [2]
+    assert_whole(cluster)
+
+
+def test_a_cluster_that_grows_before_a_dropped_engine_has_ended(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a busy machine: the supervisor reads all requests at once, and the engine ends behind them."""
+    supervisor = psutil.Process(psutil.Process(cluster.status()[0].pid).ppid())
+    request = Processes.request
+
+    def go_on_when_all_are_made(self: Processes, what: Request, number: int, name: str = "") -> None:
+        request(self, what, number, name)
+        if what == "start":
+            supervisor.resume()
+
+    supervisor.suspend()
+    try:
+        cluster.shrink(2)
+        with monkeypatch.context() as patch:
+            patch.setattr(Processes, "request", go_on_when_all_are_made)
+            assert cluster.grow(3) == [2]
+    finally:
+        supervisor.resume()
     assert_whole(cluster)
 
 
