@@ -32,7 +32,7 @@ from ring_notebook.rank.rank_threads import threads_set
 from ring_notebook.text.error_text import error_text
 
 _preload: Thread | None = None
-_rank = (0, 1, 0, 1)  # rank and size, and both on this host
+_rank = (0, 1)  # and how many there are
 spool: Spool | None = None
 """The journal of this rank, in a cluster that outlives its notebook."""
 
@@ -46,8 +46,8 @@ def prepare(directory: str, journals: str, replaceable: bool) -> dict[str, Any]:
     the native core is not compiled here.
     """
     global _rank
-    _rank = _find_rank(replaceable)
-    number, size, local_number, _ = _rank
+    number, size, local_number = _find_rank(replaceable)
+    _rank = number, size
     _keep_log(Path(directory) / "log", number)
     _pin_gpu(local_number)
     capture.prepare_figures()
@@ -99,21 +99,21 @@ def memory() -> int:
 
 def form(formation: int, members: list[int], size: int) -> None:
     """Form the living engines of a cluster of ``size``; all call it with the same, greater ``formation``."""
+    global _rank
     world.form(formation, members, size)
+    _rank = _rank[0], size
     mpi_access.withdraw_unless_whole()
 
 
-def _find_rank(replaceable: bool) -> tuple[int, int, int, int]:
-    """Rank and size in the cluster, and on this host."""
+def _find_rank(replaceable: bool) -> tuple[int, int, int]:
+    """Rank and size in the cluster, and rank on this host."""
     if not replaceable:
         topology = world.prepare_host().topology
         mpi_access.begin()  # now, because MPI's start waits for all ranks, and a cell may run on only some of them
-        return topology.rank, topology.size, topology.local_rank, topology.local_size
+        return topology.rank, topology.size, topology.local_rank
     mpi_access.begin()
-    number, size, local_number, local_size = (
-        int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-    )
-    return number, size, local_number, local_size
+    number, size, local_number = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
+    return number, size, local_number
 
 
 def _keep_log(logs: Path, rank: int) -> None:

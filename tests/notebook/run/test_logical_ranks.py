@@ -149,6 +149,10 @@ def test_a_snapshot_goes_on_with_the_same_bits_on_another_number_of_ranks(notebo
         notebook.text(f"%ring snapshots restore logical -n {ranks}")
         notebook.text(AGAIN.replace("RANKS", ranks).replace("NAME", "here"))
         notebook.text(EQUAL.replace("LENGTH", "24"))
+    for ranks in ("2", "3"):  # of a cluster that is larger or smaller than when its first ranks began
+        notebook.text(f"%ring resize {ranks}\n%ring snapshots restore logical")
+        notebook.text(AGAIN.replace("RANKS", ranks).replace("NAME", "here"))
+        notebook.text(EQUAL.replace("LENGTH", "24"))
     notebook.text("%ring snapshots restore logical -n 2")
     again = "model, optimizer, loader = ring.prepare(model, optimizer, loader, logical=4)\n"
     prepared = AGAIN.replace("for _", f"{again}for _", 1)
