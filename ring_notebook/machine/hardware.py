@@ -11,6 +11,7 @@ from pathlib import Path
 from ring_notebook.machine.os_calls import number_in, processors
 
 _CGROUPS = Path("/sys/fs/cgroup")
+_OWN_GROUPS = Path("/proc/self/cgroup")
 _VMSTAT = Path("/proc/vmstat")
 _PROCESSORS = Path("/sys/devices/system/cpu")
 RDMA = Path("/sys/class/infiniband")
@@ -35,15 +36,19 @@ def _siblings(processor: int) -> str:
 
 
 def _cores_of_container() -> int:
+    """The least of what the control groups of this process allow: a service may have less than its container."""
+    return max(1, min((math.ceil(quota) for quota in map(_quota_of, _groups("cpu")) if quota), default=sys.maxsize))
+
+
+def _quota_of(folder: Path) -> float:
+    """The cores that the control group at ``folder`` allows its processes; 0 where it has no limit of its own."""
     # The unified hierarchy (cgroup v2) has quota and period in one file, cgroup v1 in two.
-    for names in (["cpu.max"], ["cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"]):
-        try:
-            quota, period = " ".join((_CGROUPS / name).read_text() for name in names).split()
-        except (OSError, ValueError):
-            continue
-        if quota not in ("max", "-1"):
-            return max(1, math.ceil(int(quota) / int(period)))
-    return sys.maxsize
+    for names in (["cpu.max"], ["cpu.cfs_quota_us", "cpu.cfs_period_us"]):
+        with suppress(OSError, ValueError):
+            quota, period = " ".join((folder / name).read_text() for name in names).split()
+            if quota not in ("max", "-1"):
+                return int(quota) / int(period)
+    return 0.0
 
 
 def oom_kills() -> int:
@@ -72,9 +77,9 @@ def processes_of_container() -> int:
 def _groups(controller: str) -> Iterator[Path]:
     """The folders of the control groups in which ``controller`` limits this process, its own first."""
     try:
-        lines = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
+        lines = [line.split(":", 2) for line in _OWN_GROUPS.read_text().splitlines()]
     except OSError:
-        return
+        lines = [["0", "", "/"], ["1", controller, "/"]]  # those of a container
     for _, controllers, group in lines:
         if controllers and controller not in controllers.split(","):  # the unified hierarchy (cgroup v2) names none
             continue

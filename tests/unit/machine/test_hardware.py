@@ -15,13 +15,14 @@ from ring_notebook.machine import hardware
 def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder in the place of /sys/fs/cgroup, on a machine of eight cores that has never run out of memory."""
     monkeypatch.setattr(hardware, "_CGROUPS", tmp_path)
+    monkeypatch.setattr(hardware, "_OWN_GROUPS", tmp_path / "own")
     monkeypatch.setattr(hardware, "_VMSTAT", tmp_path / "vmstat")
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
     return tmp_path
 
 
 def write(path: Path, text: str) -> None:
-    path.parent.mkdir(exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
 
 
@@ -48,6 +49,22 @@ def test_a_part_of_the_processors(groups: Path, quota: int, found: int) -> None:
     assert hardware.cores() == 8
     write_quota(groups, quota)
     assert hardware.cores() == found
+
+
+@pytest.mark.parametrize(
+    "of_service", ["0::/user.slice/hub.service\n", "4:cpuset:/\n2:cpu,cpuacct:/user.slice/hub.service\n"]
+)
+def test_a_service_that_has_a_part_of_them(groups: Path, of_service: str) -> None:
+    # JupyterHub's systemdspawner, and Slurm, limit the group of a server or a job, not that of the machine.
+    write(groups / "own", of_service)
+    own = groups / ("" if of_service.startswith("0") else "cpu") / "user.slice" / "hub.service"
+    for name, text in (("cpu.max", "200000 100000"), ("cpu.cfs_quota_us", "200000"), ("cpu.cfs_period_us", "100000")):
+        write(own / name, text)
+    assert hardware.cores() == 2
+    write(own.parent / "cpu.max", "100000 100000")
+    write(own.parent / "cpu.cfs_quota_us", "100000")
+    write(own.parent / "cpu.cfs_period_us", "100000")
+    assert hardware.cores() == 1
 
 
 def test_processes_killed_for_want_of_memory(groups: Path) -> None:
