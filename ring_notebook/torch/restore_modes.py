@@ -69,6 +69,10 @@ def _deterministic() -> tuple[bool, bool]:
     return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
 
 
+def _anomaly_detection() -> tuple[bool, bool]:
+    return torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
+
+
 _MODES = (
     _Mode("inference mode", torch.is_inference_mode_enabled, _set_inference),
     _Mode("grad mode", torch.is_grad_enabled, torch.set_grad_enabled),
@@ -80,4 +84,5 @@ _MODES = (
         _deterministic,
         lambda mode: torch.use_deterministic_algorithms(mode[0], warn_only=mode[1]),
     ),
+    _Mode("anomaly detection", _anomaly_detection, lambda mode: torch.set_anomaly_enabled(*mode)),
 )

@@ -19,6 +19,7 @@ torch.autocast("cpu").__enter__()
 torch.set_default_dtype(torch.float64)
 torch.set_default_device("meta")
 torch.use_deterministic_algorithms(True, warn_only=True)
+torch.autograd.set_detect_anomaly(True)
 gone = tempfile.mkdtemp()
 before = os.getcwd()
 os.chdir(gone)
@@ -36,7 +37,7 @@ assert layer.weight.grad.dtype == torch.float32 and layer.weight.device.type == 
 assert not torch.is_inference_mode_enabled() and not torch.is_autocast_enabled("cpu")
 assert torch.autocast_increment_nesting() == 1
 torch.autocast_decrement_nesting()
-assert not torch.are_deterministic_algorithms_enabled()
+assert not torch.are_deterministic_algorithms_enabled() and not torch.is_anomaly_enabled()
 assert os.getcwd() == before
 assert sys.gettrace() is None
 assert signal.getsignal(signal.SIGUSR2) is signal.SIG_DFL
@@ -46,7 +47,7 @@ time.sleep(0.6)  # the alarm does not come
 PUT_BACK = (
     "Put back, because the cell did not end well: the trace function, handlers of SIGUSR2, SIGALRM, the warnings "
     "filters, the current folder, which is gone ({} now), inference mode, autocast, the default dtype, "
-    "the default device, deterministic mode"
+    "the default device, deterministic mode, anomaly detection"
 )
 
 
