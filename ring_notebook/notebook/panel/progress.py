@@ -13,6 +13,10 @@ from ring_notebook.notebook.record.run_view import RankView, RunView
 from ring_notebook.text.parsing import parse
 
 
+_AS_MANY = ("enumerate", "reversed", "sorted", "list", "tuple", "iter", "tqdm")
+"""Functions that give as many values as their first argument has."""
+
+
 @dataclass(frozen=True)
 class Progress:
     """``share`` is done, ``left`` are the seconds to go; of this ``part`` of the run if the whole is unknown."""
@@ -76,13 +80,28 @@ def _count(loop: ast.stmt, known: dict[str, object]) -> int:
     """How often the loop is executed; 0 if its text does not say."""
     if not isinstance(loop, ast.For):
         return 0
-    over = loop.iter
-    if isinstance(over, ast.List | ast.Tuple):
-        return len(over.elts)
-    if not (isinstance(over, ast.Call) and isinstance(over.func, ast.Name) and over.func.id == "range"):
+    return 0 if any(map(_may_break, loop.body)) else _length(loop.iter, known)
+
+
+def _may_break(node: ast.AST) -> bool:
+    """Whether a statement may end the loop that it stands in."""
+    if isinstance(node, ast.For | ast.While):
+        return any(map(_may_break, node.orelse))
+    return isinstance(node, ast.Break) or any(map(_may_break, ast.iter_child_nodes(node)))
+
+
+def _length(over: ast.expr, known: dict[str, object]) -> int:
+    """How many values an expression has; 0 if its text does not say."""
+    if isinstance(over, ast.List | ast.Tuple | ast.Set):
+        return 0 if any(isinstance(one, ast.Starred) for one in over.elts) else len(over.elts)
+    if not (isinstance(over, ast.Call) and isinstance(over.func, ast.Name) and over.args):
         return 0
+    if over.func.id in _AS_MANY:
+        return _length(over.args[0], known)
+    if over.func.id == "zip" and not over.keywords:
+        return min(_length(one, known) for one in over.args)
     bounds = [known.get(one.id) if isinstance(one, ast.Name) else getattr(one, "value", None) for one in over.args]
-    if any(isinstance(node, ast.Break) for node in ast.walk(loop)):
-        return 0  # it may end earlier
     numbers = [one for one in bounds if isinstance(one, int)]
-    return len(range(*numbers)) if 1 <= len(numbers) == len(over.args) <= 3 and 0 not in numbers[2:] else 0
+    if over.func.id != "range" or not len(numbers) == len(over.args) <= 3 or 0 in numbers[2:]:
+        return 0
+    return len(range(*numbers))
