@@ -26,22 +26,23 @@ from ring_notebook.files.remote_folder import RemoteFolder
 from ring_notebook.text.error_text import cause_text
 from ring_notebook.text.line_options import duration
 
-_STEPS = re.compile(r"([1-9]\d*)\s*steps?")
+_COUNT = re.compile(r"([1-9]\d*)\s*(step|epoch)s?")
 
 
 class _Rhythm:
     """When a checkpoint is due, as ``every`` says. Raises ValueError for what it cannot read."""
 
     def __init__(self, every: str) -> None:
-        match = _STEPS.fullmatch(every)
-        self.steps = int(match[1]) if match else 0
+        match = _COUNT.fullmatch("1 epoch" if every == "epoch" else every)
+        self.steps, self.epochs = (int(match[1]) if match and match[2] == what else 0 for what in ("step", "epoch"))
         self.seconds = 0.0
-        if not match and every != "epoch":
+        if not match:
             with suppress(ValueError):
                 self.seconds = duration(every)
             if not self.seconds:
                 raise ValueError(
-                    f"checkpoint: every must be like '10min', '30 s', '2h', '100 steps' or 'epoch', got {every!r}"
+                    "checkpoint: every must be like '10min', '30 s', '2h', '100 steps', 'epoch' or '5 epochs', "
+                    f"got {every!r}"
                 )
         self._since = monotonic()
 
@@ -49,12 +50,14 @@ class _Rhythm:
         """Begin to wait now."""
         self._since = monotonic()
 
-    def is_due(self, steps: int, new: int) -> bool:
-        """After ``steps``, of which ``new`` were made since the last call; none at the end of an epoch."""
+    def is_due(self, steps: int, epochs: int, new: int) -> bool:
+        """After ``steps`` and ``epochs``; ``new`` steps were made since the last call, none at the end of an epoch."""
         if self.seconds and monotonic() - self._since >= self.seconds:
             self._since = monotonic()
             return True
-        return steps % self.steps < new if self.steps else not new and not self.seconds
+        if self.steps:
+            return steps % self.steps < new
+        return bool(self.epochs) and not new and epochs % self.epochs == 0
 
 
 class Checkpoint:
@@ -168,7 +171,7 @@ class Checkpoint:
         ``value`` is the newest of the metric ``best``.
         """
         if rank() == 0:
-            self._is_due |= self._rhythm.is_due(self.steps, new) | of_run.take_due()
+            self._is_due |= self._rhythm.is_due(self.steps, self.epoch, new) | of_run.take_due()
             self._is_best_due |= self._is_best(value)
             if self._is_best_due:
                 self.end_writing()  # what is kept has to be what was measured; other ranks wait in `_agreed`

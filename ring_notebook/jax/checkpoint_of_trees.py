@@ -41,7 +41,7 @@ def checkpoint(
     ``trees`` of the result is a tuple of the trees, those of the checkpoint after a resume; `step` takes the new ones
     after each batch; ``batch`` counts those of the epoch.
 
-    every: "5 min", "30 s", "2 h", "100 steps" or "epoch"; there is also one at the end of `Checkpoint.epochs`.
+    every: "5 min", "2 h", "100 steps", "epoch" or "5 epochs"; there is also one at the end of `Checkpoint.epochs`.
     keep: how many of the newest stay on disk.
     best: a metric that `log` records on rank 0: when it is smaller than ever (``largest``: larger), the checkpoint then
         stays beside them.

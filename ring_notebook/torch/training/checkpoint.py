@@ -99,7 +99,7 @@ def checkpoint(
     of them see; the random numbers of all ranks are then kept too. A checkpoint of one kind resumes models of the
     other, but a file no sharded model.
 
-    every: "10min", "30 s", "2h", "100 steps" or "epoch"; there is also one at the end of `Checkpoint.epochs`.
+    every: "10min", "2h", "100 steps", "epoch" or "5 epochs"; there is also one at the end of `Checkpoint.epochs`.
     keep: how many of the newest stay on disk.
     best: a metric that `log` records on rank 0: when it is smaller than ever (``largest``: larger), the checkpoint then
         stays beside them.

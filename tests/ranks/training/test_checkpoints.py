@@ -35,6 +35,14 @@ def test_every_epoch_and_the_end(hvd: ModuleType, folder: Path) -> None:
     for _ in saved.epochs(2):
         saved.step()
     assert names(hvd, folder / "timed") == ["step-00000002.pt"]
+    saved = hvd.checkpoint(nn.Linear(2, 2), every="2 epochs", folder=folder / "epochs")
+    for _ in saved.epochs(5):
+        saved.step()
+    assert names(hvd, folder / "epochs") == ["step-00000002.pt", "step-00000004.pt", "step-00000005.pt"]
+    saved = hvd.checkpoint(nn.Linear(2, 2), every="3 epochs", keep=9, folder=folder / "epochs", resume=True)
+    for _ in saved.epochs(7):
+        saved.step()
+    assert names(hvd, folder / "epochs")[-2:] == ["step-00000006.pt", "step-00000007.pt"]
     saved = hvd.checkpoint(nn.Linear(2, 2), every="0.000001 s", folder=folder / "often")
     saved.step()
     saved.step()
