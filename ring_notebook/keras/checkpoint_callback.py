@@ -8,7 +8,7 @@ from typing import Any
 from ring_notebook.api.basics import rank
 from ring_notebook.api.checkpoints import Checkpoint
 from ring_notebook.errors import RingError
-from ring_notebook.keras.chosen_keras import IS_LEGACY, OPTIMIZERS, arrays_of, assign, keras
+from ring_notebook.keras.chosen_keras import OPTIMIZERS, arrays_of, assign, keras, new_batches
 from ring_notebook.keras.distributed_optimizer import ring_of
 from ring_notebook.keras.keras_state import is_built, rate_of, variables_of, variables_of_optimizer
 
@@ -35,7 +35,7 @@ def checkpoint(
     which the checkpoint was written, from its first batch on. In a loop of one's own it is used as with PyTorch, see
     `Checkpoint`: ``for epoch in saved.epochs(10)``, with ``saved.step()`` after each batch.
 
-    every: "5 min", "30 s", "2 h", "100 steps" or "epoch"; there is also one at the end of the training.
+    every: "5 min", "30 s", "2 h", "100 steps", "epoch" or "5 epochs"; there is also one at the end of the training.
     keep: how many of the newest stay on disk.
     best: a metric of an epoch, or one that `log` records, on rank 0: when it is smaller than ever (``largest``:
         larger), the checkpoint then stays beside them.
@@ -123,11 +123,7 @@ class KerasCheckpoint(Checkpoint, keras.callbacks.Callback):  # type: ignore[mis
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Write a checkpoint where one is due; several batches may have passed (``steps_per_execution``)."""
-        # Keras 3.5 tells the first of several batches, later ones the last, which may be beyond the end of the epoch.
-        done = (
-            batch + 1 if IS_LEGACY else self.batch + max((one.steps_per_execution for one in self._models()), default=1)
-        )
-        new = min(done, (self.params or {}).get("steps") or done) - self.batch
+        new = new_batches(self.model, batch, self.batch, (self.params or {}).get("steps"))
         self.steps += new
         self.batch += new
         self.write_when_due(new, None)

@@ -76,3 +76,13 @@ def broadcast_values(variables: Any, root_rank: int, process_set: ProcessSet = g
     call = ForeignCall("broadcast", "variables", root=root_rank, process_set=number_of(process_set))
     execute(call, shown, lambda index, _shape: shown[index].address)
     assign(variables, arrays)
+
+
+def new_batches(model: Any, batch: int, before: int, steps: int | None) -> int:
+    """How many batches have followed ``before`` when Keras tells that ``batch`` has ended; ``steps`` are in the epoch.
+
+    These are several where ``steps_per_execution`` was given to ``compile``.
+    """
+    # Keras 3.5 tells the first of several batches, later ones the last, which may be beyond the end of the epoch.
+    done = batch + 1 if IS_LEGACY else before + (model.steps_per_execution or 1)
+    return min(done, steps or done) - before

@@ -14,7 +14,7 @@ from ring_notebook.core.metrics import is_attached, log, set_progress
 from ring_notebook.core.steering import Knob, steering
 from ring_notebook.core.step_guard import step
 from ring_notebook.keras.checkpoint_callback import KerasCheckpoint
-from ring_notebook.keras.chosen_keras import keras
+from ring_notebook.keras.chosen_keras import keras, new_batches
 from ring_notebook.keras.distributed_optimizer import ring_of
 from ring_notebook.keras.keras_state import rate_of
 from ring_notebook.keras.prepared_models import callbacks_of
@@ -33,7 +33,7 @@ class _Rows(keras.callbacks.Callback):  # type: ignore[misc]
         self._samples = batch_size
         self._first_epoch = first_epoch
         self._epochs = epochs
-        self._epoch = 0
+        self._epoch = self._batches = 0
 
     def on_train_begin(self, logs: Any = None) -> None:
         if self._steered and (rate := rate_of(self.model.optimizer)) is not None:
@@ -43,18 +43,20 @@ class _Rows(keras.callbacks.Callback):  # type: ignore[misc]
         self.model.optimizer.learning_rate = self._present_rate = value
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        self._epoch = epoch
+        self._epoch, self._batches = epoch, 0
         if self._steered:
             # Not at every batch: with JAX it copies all variables.
             self._present_rate = rate_of(self.model.optimizer) or 0.0
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         steps = (self.params or {}).get("steps") or 0
-        done = (self._epoch - self._first_epoch) * steps + batch + 1
+        new = new_batches(self.model, batch, self._batches, steps)
+        self._batches += new
+        done = (self._epoch - self._first_epoch) * steps + self._batches
         set_progress(done, (self._epochs - self._first_epoch) * steps)
         values = _numbers_of(logs)
         if self._samples:
-            values["samples"] = float(self._samples)
+            values["samples"] = float(self._samples * new)
         log(**values, epoch=self._epoch)
         if self._steered:
             step()

@@ -56,8 +56,11 @@ def test_fit_logs_by_itself(cluster: Cluster) -> None:
     run = cluster.run(training(64, 2) + EQUAL).wait()
     assert run.status == "ok"
     assert cluster.pull("equal") is True
-    names = set(run.metrics.to_pandas().columns)
-    assert {"loss", "samples", "epoch"} <= names
+    rows = run.metrics.to_pandas()
+    assert {"loss", "samples", "epoch"} <= set(rows.columns)
+    several = cluster.run(training(60, 2).replace("compile(", "compile(steps_per_execution=3, ")).wait()
+    assert several.status == "ok"
+    assert several.metrics.to_pandas().groupby("rank")["samples"].sum().tolist() == [128, 128]  # 8 batches of 8, twice
 
 
 @pytest.mark.timeout(300)
