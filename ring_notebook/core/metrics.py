@@ -427,9 +427,14 @@ class track(Generic[T]):  # noqa: N801 - read as a verb: for batch in track(load
 
 
 def _samples(batch: Any) -> int:
-    """The number of samples in a batch: the first dimension of its first tensor; 0 for a number, as from a range."""
+    """The number of samples in a batch: the first dimension of its first tensor; 0 for a number, as from a range.
+
+    A batch of PyTorch Geometric is one graph of many, and has no dimension of samples.
+    """
     if isinstance(batch, Number):
         return 0
+    if isinstance(graphs := getattr(batch, "num_graphs", None), int):
+        return graphs
     if getattr(batch, "shape", None):
         return int(batch.shape[0])
     if isinstance(batch, Mapping):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from pathlib import Path
 from time import monotonic
 from typing import Any
 
@@ -15,6 +16,7 @@ from ring_notebook.core.native import core
 from ring_notebook.machine.gpus import gpus
 
 MOST = 32  # steps of a loop that are recorded
+_INTERFACES = Path("/sys/class/net")
 SHORTEST = 0.5  # seconds over which a rate is measured
 
 
@@ -124,9 +126,14 @@ class Machine:
 
 
 def _network_bytes() -> float:
-    """Bytes sent and received on the interfaces of this host, except the loopback."""
+    """Bytes sent and received by the network cards of this host; where it shows none, by interfaces over no others.
+
+    A bond, a bridge or a VLAN counts the bytes of the cards below it again, and the interfaces of containers too.
+    """
     counters = psutil.net_io_counters(pernic=True)
-    return float(sum(one.bytes_sent + one.bytes_recv for name, one in counters.items() if name != "lo"))
+    cards = [name for name in counters if (_INTERFACES / name / "device").exists()]
+    own = [name for name in counters if name != "lo" and not any((_INTERFACES / name).glob("lower_*"))]
+    return float(sum(counters[name].bytes_sent + counters[name].bytes_recv for name in cards or own))
 
 
 def _device(name: str) -> Any:

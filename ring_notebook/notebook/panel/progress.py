@@ -12,7 +12,6 @@ from ring_notebook.notebook.record.constants import constants
 from ring_notebook.notebook.record.run_view import RankView, RunView
 from ring_notebook.text.parsing import parse
 
-
 _AS_MANY = ("enumerate", "reversed", "sorted", "list", "tuple", "iter", "tqdm")
 """Functions that give as many values as their first argument has."""
 

@@ -8,6 +8,7 @@ import threading
 import time
 from base64 import b64decode
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -192,6 +193,7 @@ def test_samples_of_ones_own_are_not_counted_twice() -> None:
         ({"x": np.zeros((5, 2)), "y": np.zeros(5)}, 5),
         ([[1, 2, 3], [4, 5, 6]], 3),
         (["a", "b"], 2),
+        (SimpleNamespace(num_graphs=4, x=np.zeros((30, 2))), 4),
         (7, None),
     ],
 )

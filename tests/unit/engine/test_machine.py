@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
+from types import SimpleNamespace
 
+import pytest
+
+from ring_notebook.engine import measures
 from ring_notebook.engine.measures import SHORTEST, Machine
 
 
@@ -20,6 +25,26 @@ def test_a_reading_counts_what_happened_since_the_one_before() -> None:
     assert busy["memory_left"] > 0
     assert busy["network"] >= 0
     assert "gpu" not in busy
+
+
+@pytest.mark.parametrize(
+    ("interfaces", "counted"),
+    [
+        ({"lo": "", "eth0": "device", "eth1": "device", "bond0": "lower_eth0", "docker0": "", "veth1": ""}, 6),
+        ({"lo": "", "eth0": "", "eth0.7": "lower_eth0"}, 2),  # in a container
+        ({"lo": ""}, 0),
+    ],
+)
+def test_each_byte_of_the_network_counts_once(
+    interfaces: dict[str, str], counted: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counters = {}
+    for number, (name, link) in enumerate(interfaces.items()):
+        (tmp_path / name / link).mkdir(parents=True)
+        counters[name] = SimpleNamespace(bytes_sent=number, bytes_recv=number)
+    monkeypatch.setattr(measures, "_INTERFACES", tmp_path)
+    monkeypatch.setattr(measures.psutil, "net_io_counters", lambda pernic: counters)
+    assert measures._network_bytes() == counted
 
 
 def test_a_gpu_that_is_not_there_is_left_out() -> None:
