@@ -2,6 +2,8 @@
 
 #include <pybind11/pybind11.h>
 
+#include <algorithm>
+#include <iterator>
 #include <map>
 #include <string>
 #include <string_view>
@@ -16,7 +18,7 @@ namespace {
 
 // What is known of a function. It is never freed, so that no other one takes its address.
 struct Known {
-    bool is_inner = false;               // of this package or of PyTorch
+    bool is_inner = false;               // of this package, or of a library for loops
     std::uint64_t log = 0;               // of the sites
     std::map<int, std::uint32_t> sites;  // by instruction
 };
@@ -38,9 +40,15 @@ const std::string& package() {
     return *folder;
 }
 
+// These call collectives for a loop that the user has written. Trainers are no such libraries: of a program that
+// calls one, its own line is the same for all collectives.
+constexpr std::string_view kForLoops[] = {"-packages/torch/", "-packages/accelerate/", "-packages/lightning/fabric/",
+                                          "-packages/lightning_fabric/"};
+
 bool is_inner(std::string_view file) {
-    return file.substr(0, package().size()) == package() || file.find("-packages/torch/") != file.npos ||
-           file.substr(0, 7) == "<frozen";
+    return file.substr(0, package().size()) == package() || file.substr(0, 7) == "<frozen" ||
+           std::any_of(std::begin(kForLoops), std::end(kForLoops),
+                       [file](std::string_view folder) { return file.find(folder) != file.npos; });
 }
 
 Known& known(PyCodeObject* code) {

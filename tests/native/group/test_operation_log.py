@@ -198,6 +198,22 @@ def test_a_rank_that_hangs_in_its_program() -> None:
         assert parting(read()) is None
 
 
+@pytest.mark.parametrize(
+    ("library", "place"), [("accelerate/accelerator.py", "train.py:1"), ("trl/trainer.py", "trainer.py:1")]
+)
+def test_the_line_of_a_loop_behind_a_library(library: str, place: str) -> None:
+    """A loop's own line, where a library calls collectives for it; a trainer's, whose caller has one line for all."""
+
+    def body(seat: Seat) -> None:
+        ring = seat.open()
+        known = {"reduce": ring.allreduce, "buffers": [Tensor.of(ring, np.ones(3), DType.FLOAT32).buffer]}
+        source = "def backward(): reduce(buffers, buffers, name='a')"
+        exec(compile(source, f"/lib/site-packages/{library}", "exec"), known)
+        exec(compile("backward()", "train.py", "exec"), known)
+
+    assert {one.line.partition(" in ")[0] for one in logged(2, body) if one.name == "a"} == {place}
+
+
 def test_names_that_one_rank_does_not_start() -> None:
     """Of operations that match by name, the one that a rank has not started."""
 
