@@ -20,6 +20,7 @@ from math import ceil, inf
 from statistics import NormalDist, fmean, median
 
 from ring_notebook.analysis.scaling import PARTS, Kind, Measured, Scaling, batches, cause, kind_of, measure
+from ring_notebook.text.words import rate_text
 
 BACKWARD = 2 / 3
 """The part of compute that can hide communication: backward takes about twice as long as forward."""
@@ -58,7 +59,7 @@ class StepModel:
         parts += [f"{1e3 * self.fixed:.3g} ms of every step"] if self.fixed else []
         parts += [f"ranks differ by {self.spread:.1%}"]
         if self.rate < inf:
-            parts += [f"{self.bytes / 1e6:.3g} MB a step over links of {8e-9 * self.rate:.3g} Gbit/s"]
+            parts += [f"{self.bytes / 1e6:.3g} MB a step over links of {rate_text(self.rate)}"]
         parts += [f"{1e6 * self.hop:.3g} µs from host to host"] if self.hop else []
         parts += [f"{self.overlap:.0%} of compute hides communication"] if self.overlap else []
         return ", ".join(parts)

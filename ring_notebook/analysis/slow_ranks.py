@@ -16,7 +16,7 @@ from statistics import fmean, median, median_low
 from typing import ClassVar
 
 from ring_notebook.analysis.time_breakdown import SHARES, Spent
-from ring_notebook.text.words import ranks
+from ring_notebook.text.words import ranks, rate_text
 
 SLOWER = 1.15  # times the work of the usual rank
 WAITS = 0.10  # the least share of time that the others wait
@@ -101,8 +101,8 @@ class SlowLink:
     def sentence(self) -> str:
         """Which link, how slow, what it costs, and what to do."""
         return (
-            f"the link from the host of rank {self.source} to that of rank {self.to} carries {self.rate / 1e6:.3g} "
-            f"MB/s, the others at least {self.factor:.1f}x that; the ranks move data {self.moving:.0%} of the time. "
+            f"the link from the host of rank {self.source} to that of rank {self.to} carries {rate_text(self.rate)}, "
+            f"the others at least {self.factor:.1f}x that; the ranks move data {self.moving:.0%} of the time. "
             "See what else uses it, and at which rate its network card runs; `sync_every` is for slow links"
         )
 

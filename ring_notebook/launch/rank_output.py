@@ -12,6 +12,7 @@ import re
 import sysconfig
 import time
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import BinaryIO, Literal, TextIO
 
@@ -53,7 +54,7 @@ class Style:
 
     def before(self, rank: int) -> bytes:
         """What comes before a line of ``rank``."""
-        text = time.strftime("%H:%M:%S ") if self.times else ""
+        text = f"{datetime.now().isoformat(' ', 'milliseconds')} " if self.times else ""
         if self.prefix and self.limit > 1 and rank != _SHARED:
             name = f"[{rank:>{len(str(self.ranks - 1))}}]"
             text += f"\x1b[{_COLOURS[rank % len(_COLOURS)]}m{name}\x1b[0m " if self.colour else f"{name} "

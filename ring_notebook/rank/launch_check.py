@@ -25,7 +25,7 @@ _MPI = (
     _Start("mpiexec of MVAPICH", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK"),
 )
 # A batch script has SLURM_NTASKS and SLURM_PROCID too, and is one process; only srun sets the tasks of a step.
-_SRUN = _Start("srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "`srun --mpi=pmi2 ...`, ")
+_SRUN = _Start("srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "`srun --mpi=pmi2 ...` (of Open MPI: --mpi=pmix), ")
 _OTHERS = (_Start("torchrun", "WORLD_SIZE", "RANK"), _SRUN)
 
 

@@ -26,6 +26,11 @@ def size_text(count: int) -> str:
     return f"{count / (1 << 20):,.1f} MiB" if count >= 1 << 18 else f"{count / 1024:,.1f} KiB"
 
 
+def rate_text(rate: float) -> str:
+    """Bytes per second of a network in the units of its cards."""
+    return f"{8e-9 * rate:.3g} Gbit/s" if rate >= 1e9 / 8 else f"{8e-6 * rate:.3g} Mbit/s"
+
+
 def operation_title(kind: str, name: str) -> str:
     """``allreduce 'grad'``, or ``dist.all_reduce sum float32 [3]`` for the barrier before an operation of torch."""
     if kind == "barrier" and name.startswith("dist."):

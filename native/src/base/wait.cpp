@@ -86,12 +86,6 @@ std::int64_t deadline_after(double seconds) {
     return ns > 0 && ns < static_cast<double>(INT64_MAX - now) ? now + static_cast<std::int64_t>(ns) : 0;
 }
 
-std::string seconds_text(double seconds) {
-    char text[32];
-    std::snprintf(text, sizeof text, "%.1f s", seconds);
-    return text;
-}
-
 void cpu_pause() {
 #if defined(__x86_64__) || defined(__i386__)
     __builtin_ia32_pause();

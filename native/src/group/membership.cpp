@@ -4,6 +4,7 @@
 #include <string>
 
 #include "ring/base/errors.hpp"
+#include "ring/base/text.hpp"
 
 namespace ring {
 namespace {

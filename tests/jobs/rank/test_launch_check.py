@@ -21,7 +21,8 @@ ONE_OF_OURS = {"PMI_SIZE": "1", "PMI_RANK": "0"}
     [
         (
             SRUN,
-            "process 1 of 4 that srun started .SLURM_STEP_NUM_TASKS=4. found no other ranks.*srun --mpi=pmi2.*-np 4",
+            "process 1 of 4 that srun started .SLURM_STEP_NUM_TASKS=4. found no other ranks.*"
+            "srun --mpi=pmi2.*--mpi=pmix.*-np 4",
         ),
         ({"WORLD_SIZE": "2", "RANK": "0"}, "process 0 of 2 that torchrun started"),
         (

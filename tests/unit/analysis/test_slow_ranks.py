@@ -214,7 +214,7 @@ def test_the_slow_link_between_hosts_is_named() -> None:
     assert isinstance(found, SlowLink)
     assert (found.source, found.to) == (1, 2)
     assert found.sentence.startswith(
-        "the link from the host of rank 1 to that of rank 2 carries 9.52 MB/s, the others at least 5.6x that; the "
+        "the link from the host of rank 1 to that of rank 2 carries 76.2 Mbit/s, the others at least 5.6x that; the "
         "ranks move data 60% of the time. See what else uses it"
     )
     assert find(ranks, 5) is None

@@ -1,6 +1,7 @@
 // Helpers for messages; FixedText takes no memory from the heap, for messages about a lack of memory.
 #pragma once
 
+#include <cmath>
 #include <cstdarg>
 #include <cstdint>
 #include <cstdio>
@@ -44,6 +45,20 @@ inline std::vector<int> ranks_of(const std::vector<int>& ranks, const std::vecto
 inline std::string digits(std::uint64_t hash) {
     char text[9];
     std::snprintf(text, sizeof text, "%08x", static_cast<unsigned>(hash));
+    return text;
+}
+
+// "0.5 s", "12 min", "1 h 30 min"
+inline std::string seconds_text(double seconds) {
+    char text[64];
+    const double minutes = seconds / 60;
+    if (minutes < 10) {
+        std::snprintf(text, sizeof text, "%.1f s", seconds);
+    } else if (minutes < 60) {
+        std::snprintf(text, sizeof text, "%.0f min", minutes);
+    } else {
+        std::snprintf(text, sizeof text, "%.0f h %02d min", std::floor(minutes / 60), static_cast<int>(minutes) % 60);
+    }
     return text;
 }
 

@@ -70,7 +70,6 @@ void hold_deadlines(bool hold);
 // The time that many seconds from now; 0, which means never, for 0 and for more than the clock can count.
 std::int64_t deadline_after(double seconds);
 inline bool is_past(std::int64_t deadline) { return deadline != 0 && deadline_now() > deadline; }
-std::string seconds_text(double seconds);
 void cpu_pause();
 void cpu_yield();
 

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "ring/base/errors.hpp"
+#include "ring/base/text.hpp"
 #include "ring/base/wait.hpp"
 
 namespace ring {
