@@ -84,11 +84,7 @@ WorkHandle submit(const std::shared_ptr<Communicator>& self, Request request, bo
     if (!blocking) return {self, self->start(std::move(request), timeout, first ? first->work : nullptr)};
     // The owner of the tensors waits for the work: the tensors must outlive a kernel, also one that fails.
     if (request.device == ring::Device::Cuda) return {self, self->enqueue(std::move(request), timeout)};
-    const ring::Spending spending(self->recorder());
-    WorkHandle handle{self, self->run(std::move(request), timeout, signal_check())};
-    self->note_caller(*handle.work, spending.begin());
-    handle.work->get();
-    return handle;
+    return {self, self->call(std::move(request), timeout, signal_check())};
 }
 
 // (begin ns, end ns, phase, operation, name, sequence, bytes, group, rank that came last)
@@ -371,8 +367,8 @@ void register_communicator(py::module_& module) {
                     throw;
                 }
                 // Before the interpreter checks for signals again.
-                guard.attr("held") = true;
-                if (newest != 0) guard.attr("agreed") = agreed;
+                if (!guard.is_none()) guard.attr("held") = true;
+                if (!guard.is_none() && newest != 0) guard.attr("agreed") = agreed;
                 return interrupt ? interrupt : py::none();
             },
             py::arg("name"), py::arg("newest"), py::arg("timeout"), py::arg("guard"),

@@ -144,10 +144,7 @@ class DirectAllreduce {
         if (!communicator_->allreduce_small(small_, known_->timeout, check, [&] { return site(); })) {
             ring::Request request = small_.request(small_.shape);
             request.site = site();
-            const ring::Spending spending(communicator_->recorder());
-            const auto work = communicator_->run(std::move(request), known_->timeout, check);
-            communicator_->note_caller(*work, spending.begin());
-            work->get();
+            communicator_->call(std::move(request), known_->timeout, check);
         }
         if (interrupt) throw PythonSignal{};  // it came when all ranks had done their part
         if (!known_->commits) return;

@@ -392,10 +392,7 @@ PyObject* allreduce(PyObject* self, PyObject* const* arguments, Py_ssize_t count
                 ring::Request request = given.request();
                 request.site = call_site(communicator);
                 nogil.emplace();
-                const ring::Spending spending(communicator.recorder());
-                const auto work = communicator.run(std::move(request), given.timeout(), signal_check());
-                communicator.note_caller(*work, spending.begin());
-                work->get();
+                communicator.call(std::move(request), given.timeout(), signal_check());
             }
         }
         Py_RETURN_TRUE;

@@ -150,7 +150,7 @@ def execute(call: ForeignCall, inputs: Sequence[Buffer], allocate: Allocate) -> 
         group = _Group(call, process_set_of(call.process_set))
         _KINDS[call.kind](group, inputs, allocate)
         if call.commits and group.set.size() > 1:
-            later = group.communicator.commit(_Unheld(), name=COMMIT)
+            later = group.communicator.commit(name=COMMIT)
             if later is not None:
                 raise later
         _steps_made[0] += call.commits
@@ -191,11 +191,6 @@ class _Group:
 
     def name(self, index: int, count: int) -> str:
         return self.call.name if count == 1 else member_name(self.call.name, index) or ""
-
-
-class _Unheld:
-    held = False
-    agreed = 0
 
 
 class _Started(ExitStack):

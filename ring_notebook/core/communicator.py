@@ -259,7 +259,7 @@ class Communicator:
         """Return when all ranks have called it."""
         return self._work(self._native.barrier(name, blocking, self._timeout), blocking)
 
-    def commit(self, guard: Guard, *, name: str = "", newest: int = 0) -> BaseException | None:
+    def commit(self, guard: Guard | None = None, *, name: str = "", newest: int = 0) -> BaseException | None:
         """Return when all ranks have called it. On one host it succeeds on all ranks, or raises on all of them.
 
         A rank gives the number of the newest change that it has received. Where that is not 0, ``guard.agreed`` becomes

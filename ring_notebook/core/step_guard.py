@@ -123,7 +123,7 @@ class StepGuard:
     def _commit(self, communicator: Communicator, name: str = COMMIT) -> BaseException | None:
         self._committed = None
         if threading.current_thread() is not _main:  # which alone takes changes
-            return communicator.commit(_Nobody(), name=name)
+            return communicator.commit(name=name)
         self._stand_before()
         self.held, self._steps_at = False, None  # an earlier step may have raised
         self.agreed = 0
@@ -173,11 +173,6 @@ class StepGuard:
         if self._pending and self._steps == step:
             self._expired = True
             signal.pthread_kill(_main.ident or 0, signal.SIGINT)
-
-
-class _Nobody:
-    held = False
-    agreed = 0
 
 
 step_guard = StepGuard()

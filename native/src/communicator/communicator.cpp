@@ -106,6 +106,14 @@ std::shared_ptr<Work> Communicator::run(Request request, double timeout, const I
     return work;
 }
 
+std::shared_ptr<Work> Communicator::call(Request request, double timeout, const Interruption& check) {
+    const Spending spending(*generation_.recorder);
+    std::shared_ptr<Work> work = run(std::move(request), timeout, check);
+    note_caller(*work, spending.begin());
+    work->get();
+    return work;
+}
+
 std::uint64_t Communicator::commit(std::string name, std::uint64_t newest, double timeout, const Interruption& check,
                                    std::uint32_t site) {
     Request request;

@@ -75,12 +75,6 @@ class _Training:
     set_aside: BaseException | None = None
 
 
-class _Meeting:
-    """Holds no signal back."""
-
-    held = False
-
-
 def guard_steps(owners_of: Callable[[Iterable[Tensor]], Sequence[Any]] | None = None) -> None:
     """From now on, all ranks or none make a step on gradients that a group of backend "ring" has reduced.
 
@@ -174,7 +168,7 @@ def _mend(optimizer: torch.optim.Optimizer, training: _Training) -> None:
         return
     # Other ranks may call something else of their group now. Unlike the comparison, which is on another communicator,
     # this names it.
-    if late := training.group.communicator.commit(_Meeting(), name="comparison of ranks"):
+    if late := training.group.communicator.commit(name="comparison of ranks"):
         raise late
     if not training.has_begun:
         training.has_begun = True

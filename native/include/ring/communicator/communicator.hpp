@@ -70,6 +70,8 @@ class Communicator {
     // Carries out the operation in this thread when nothing is queued, else waits for the progress thread to do it, or
     // to launch it on a device. `timeout` in seconds, 0 for none; `check` is called during the wait and may throw.
     std::shared_ptr<Work> run(Request request, double timeout, const Interruption& check);
+    // The same; counts the time of the caller, and throws the error of the operation.
+    std::shared_ptr<Work> call(Request request, double timeout, const Interruption& check);
     // A barrier whose outcome all ranks share. On one host it succeeds on all ranks or throws on all of them, whatever
     // ends them meanwhile: it also returns when `check` has thrown and the other ranks had committed. Between hosts no
     // exchange can decide for all at one moment: after an abort or an interrupt a host waits some time for the messages
