@@ -7,7 +7,6 @@
 
 #include "register.hpp"
 #include "ring/base/errors.hpp"
-#include "ring/collectives/costs.hpp"
 #include "ring/collectives/inter_host/link_model.hpp"
 #include "ring/collectives/inter_host/plans.hpp"
 #include "ring/collectives/paths.hpp"
@@ -71,14 +70,6 @@ void register_paths(py::module_& module) {
         .def_readonly("messages", &ring::Path::messages);
 
     module.def("paths", &ring::all_paths, "All paths, in the order in which they are tried.");
-    module.def(
-        "traffic",
-        [](const ring::Path& path, std::uint64_t hosts, std::uint64_t local, std::uint64_t bytes) {
-            const ring::Traffic traffic = ring::traffic_of(path, {hosts, local, bytes});
-            return std::make_pair(traffic.messages, traffic.bytes);
-        },
-        py::arg("path"), py::arg("hosts"), py::arg("local"), py::arg("bytes"),
-        "(messages, bytes) that all hosts together send in an operation; see costs.hpp.");
     module.def(
         "layout_hash",
         [](const std::vector<std::vector<std::int64_t>>& shapes) {

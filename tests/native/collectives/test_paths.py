@@ -1,19 +1,13 @@
-"""Which path an operation takes, as a table, and the gates of each path as its cost says."""
+"""Which path an operation takes, as a table; `test_costs.py` counts what each costs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from math import ceil, log2
 from typing import Any
 
-import numpy as np
 import pytest
 
-from native.calls import Guard
-from native.ranks import Seat, as_threads
-from native.values import Tensor
 from ring_notebook.core.buffers import Device, DType
-from ring_notebook.core.communicator import Communicator, ReduceOp
+from ring_notebook.core.communicator import ReduceOp
 from ring_notebook.core.native import core
 
 # What a rank posts: where its tensors are, or that it has joined.
@@ -100,64 +94,3 @@ def test_a_path_for_nobody() -> None:
     for hosts in (1, 2):
         with pytest.raises(ValueError, match="a path is chosen for at least one rank, got no headers"):
             core.choose([], hosts=hosts)
-
-
-SEGMENT = 64 << 10
-BYTES = 4 * SEGMENT
-COUNT = BYTES // 4
-
-
-def gates_of(ring: Communicator, call: Callable[[], object]) -> int:
-    """How many gates this rank passes in a call."""
-    before = {entry["rank"]: entry for entry in ring._native.activity()}
-    call()
-    after = {entry["rank"]: entry for entry in ring._native.activity()}
-    rank = ring.ranks[ring.rank]
-    return int(after[rank]["arrivals"] - before[rank]["arrivals"])
-
-
-def calls(ring: Communicator) -> dict[tuple[str, str], Callable[[], object]]:
-    """A call for each path, by operation and path: staged and push and what they are between hosts."""
-    values = np.ones(COUNT)
-    plain = Tensor.of(ring, values, DType.FLOAT32).buffer
-    placed = Tensor.of(ring, values, DType.FLOAT32, ring=True).buffer
-    little = Tensor.of(ring, np.ones(ring.size), DType.FLOAT32).buffer
-    spare = Tensor.of(ring, values, DType.FLOAT32).buffer
-    splits = [COUNT // ring.size] * ring.size
-    several = ring._native.host_of != []
-    return {
-        ("barrier", "eager" if several else "gate"): ring.barrier,
-        ("commit", "eager" if several else "gate"): lambda: ring.commit(Guard()),
-        ("allreduce", "eager" if several else "one-shot"): lambda: ring.allreduce([little], [little]),
-        ("allreduce", "ring" if several else "push"): lambda: ring.allreduce([placed], [placed]),
-        ("allreduce", "ring" if several else "staged"): lambda: ring.allreduce([plain], [plain]),
-        ("allreduce", "gathered" if several else "adasum"): lambda: ring.allreduce(
-            [placed], [placed], op=ReduceOp.ADASUM
-        ),
-        ("reducescatter", "eager" if several else "one-shot"): lambda: ring.reducescatter(little, spare),
-        ("reducescatter", "pairwise" if several else "pull"): lambda: ring.reducescatter(placed, spare),
-        ("reducescatter", "pairwise" if several else "staged"): lambda: ring.reducescatter(plain, spare),
-        ("broadcast", "eager" if several else "one-shot"): lambda: ring.broadcast(little, little, 0),
-        ("broadcast", "chain" if several else "pull"): lambda: ring.broadcast(placed, placed, 0),
-        ("broadcast", "chain" if several else "staged"): lambda: ring.broadcast(plain, plain, 0),
-        ("allgather", "eager" if several else "one-shot"): lambda: ring.allgather(little),
-        ("allgather", "landing" if several else "pull"): lambda: ring.allgather(placed),
-        ("allgather", "landing" if several else "staged"): lambda: ring.allgather(plain),
-        ("alltoall", "eager" if several else "one-shot"): lambda: ring.alltoall([little], [1] * ring.size),
-        ("alltoall", "pairwise" if several else "pull"): lambda: ring.alltoall([placed], splits),
-        ("alltoall", "pairwise" if several else "staged"): lambda: ring.alltoall([plain], splits),
-    }
-
-
-@pytest.mark.parametrize(("size", "hosts"), [(2, ()), (4, ()), (2, (0, 1)), (4, (0, 0, 1, 1))])
-def test_a_path_passes_the_gates_of_its_cost(size: int, hosts: tuple[int, ...]) -> None:
-    costs = {(path.operation, path.name): path.gates for path in core.paths() if path.between_hosts == bool(hosts)}
-    names = {"p": size, "S": BYTES, "seg": SEGMENT, "ceil": ceil, "log2": log2}
-
-    def body(seat: Seat) -> None:
-        ring = seat.open(inline_bytes=4096, segment_bytes=SEGMENT)
-        for path, call in calls(ring).items():
-            expected = eval(costs[path], {"__builtins__": {}}, dict(names))
-            assert gates_of(ring, call) == expected, path
-
-    as_threads(size, body, hosts=hosts)
