@@ -17,7 +17,7 @@ from ring_notebook.core.communicator import ReduceOp
 from ring_notebook.torch.collectives.allreduce import start
 from ring_notebook.torch.compression import Compressor
 from ring_notebook.torch.optimizer.wrapper import Wrapper, once
-from ring_notebook.torch.steps.optimizer_notes import count_step
+from ring_notebook.torch.steps.optimizer_knobs import count_step
 from ring_notebook.torch.steps.repair import Shared
 from ring_notebook.torch.steps.step_commit import Undo, all_or_none
 

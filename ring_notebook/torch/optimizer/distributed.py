@@ -24,7 +24,7 @@ from ring_notebook.torch.optimizer.logical_optimizer import LogicalOptimizer
 from ring_notebook.torch.optimizer.logical_reducer import LogicalReducer
 from ring_notebook.torch.optimizer.reducing_optimizer import ReducingOptimizer
 from ring_notebook.torch.optimizer.wrapper import W, Wrapper, claim, original_of, parameters_of, wrap
-from ring_notebook.torch.steps.optimizer_notes import OUTER
+from ring_notebook.torch.steps.optimizer_notes import notes_of
 
 
 def _names_of(
@@ -175,7 +175,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         alone.set_backward_passes_per_step(backward_passes_per_step)
         alone._prepare(local, compression, process_set)
         return _made(alone, made_with)
-    original_of(optimizer).__dict__.pop(OUTER, None)
+    notes_of(original_of(optimizer)).outer = None
     if op == ReduceOp.ADASUM:
         if isinstance(compression, GradientCompression):
             raise ValueError(
@@ -208,7 +208,7 @@ def again(
     process_set: ProcessSet = made_with["process_set"]
     if not world.is_initialized() or not process_set.registered():
         return original
-    original.__dict__.update(kept["notes"])
+    notes_of(original).outer = kept["outer"]
     named = list(zip(names, parameters_of(original), strict=True)) if all(names) else None
     made: Wrapper = DistributedOptimizer(original, named, **made_with)
     if kept["accumulate"] != 1:

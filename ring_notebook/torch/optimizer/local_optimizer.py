@@ -44,8 +44,8 @@ from ring_notebook.torch.optimizer.averages import (
     in_floats,
 )
 from ring_notebook.torch.optimizer.wrapper import Wrapper, once, owners_of, parameters_of
-from ring_notebook.torch.steps.optimizer_knobs import add_knobs, has_knobs
-from ring_notebook.torch.steps.optimizer_notes import OUTER, count_step, set_steps, steps_of
+from ring_notebook.torch.steps.optimizer_knobs import count_step, renew_knobs
+from ring_notebook.torch.steps.optimizer_notes import notes_of
 from ring_notebook.torch.steps.repair import Shared, give_rest, mend
 from ring_notebook.torch.steps.step_commit import committed
 from ring_notebook.torch.tensors import dtype_of, multiply_each
@@ -120,7 +120,6 @@ class LocalOptimizer(Wrapper):
     def _prepare(self, settings: LocalSteps, compression: Compressor, process_set: ProcessSet) -> None:
         self._settings, self._compression, self._process_set = settings, compression, process_set
         self._squares = {}
-        self.__dict__.pop(OUTER, None)  # that of the wrapped optimizer counts
         _all.add(self)
         world.at_close(_tell_unsynced)
 
@@ -158,8 +157,7 @@ class LocalOptimizer(Wrapper):
                 outer.every_step += 0 if self._is_alone() else self._gradient_bytes
                 self._mark_stepped()
         self._seen = 0
-        if has_knobs(self._wrapped):
-            add_knobs(self._wrapped)
+        renew_knobs(self._wrapped)
         self._sync_what_is_due(outer)
         return result
 
@@ -219,7 +217,13 @@ class LocalOptimizer(Wrapper):
 
     @property
     def _outer(self) -> Outer | None:
-        return self._wrapped.__dict__.get(OUTER)
+        outer: Outer | None = notes_of(self._wrapped).outer
+        return outer
+
+    def _noted_outer(self) -> Outer:
+        notes = notes_of(self._wrapped)
+        notes.outer = outer = notes.outer or Outer()
+        return outer
 
     def _trained(self) -> list[Tensor]:
         return [one for one in parameters_of(self) if one.requires_grad]
@@ -231,7 +235,7 @@ class LocalOptimizer(Wrapper):
     # --- rounds ---
     def _begin(self) -> Outer:
         """The outer state, with all trained parameters; in a new generation the ranks agree on it first."""
-        outer: Outer = self._wrapped.__dict__.setdefault(OUTER, Outer())
+        outer = self._noted_outer()
         trained = self._trained()
         if outer.position == 0 or not self._fragments:
             outer.add(trained, self._settings.momentum > 0)
@@ -263,7 +267,7 @@ class LocalOptimizer(Wrapper):
 
     def _level(self, outer: Outer) -> None:
         """Have all ranks go on from the same common weights, and from the same step of the round."""
-        here = steps_of(self._wrapped), outer.position, self._settings, repr(self._compression)
+        here = notes_of(self._wrapped).steps, outer.position, self._settings, repr(self._compression)
         gathered = gather_objects(here, "local steps", self._process_set)
         for rank, (_, _, *how) in zip(self._process_set.ranks or [], gathered, strict=True):
             if tuple(how) != gathered[0][2:]:
@@ -296,7 +300,7 @@ class LocalOptimizer(Wrapper):
     def take_outer(self, root: int) -> None:
         """Take the outer state of a global rank; all ranks call this, where all have the weights of that rank."""
         self._averaging = None
-        outer: Outer = self._wrapped.__dict__.setdefault(OUTER, Outer())
+        outer = self._noted_outer()
         outer.add(self._trained(), self._settings.momentum > 0)
         for name, one in self._shared(outer).equal or ():
             broadcast_(one, root, name, self._process_set)
@@ -400,7 +404,7 @@ class LocalOptimizer(Wrapper):
                 "momentum": {i: outer.momentum[p] for i, p in enumerate(parameters) if p in outer.momentum},
                 "feedback": {number: (one.sent, one.averaged) for number, one in outer.feedback.items()},
                 **{name: getattr(outer, name) for name in _NUMBERS},
-                "syncs": steps_of(self._wrapped),
+                "syncs": notes_of(self._wrapped).steps,
             }
         return whole
 
@@ -411,7 +415,7 @@ class LocalOptimizer(Wrapper):
         self._generation = None  # all ranks compare what they have loaded
         given = state_dict.get("outer")
         if given is None:
-            self._wrapped.__dict__.pop(OUTER, None)
+            notes_of(self._wrapped).outer = None
             return
         parameters = list(parameters_of(self))
         outer = Outer(**{name: given[name] for name in _NUMBERS})
@@ -421,8 +425,8 @@ class LocalOptimizer(Wrapper):
             target = parameters[i]
             outer.momentum[target] = one.detach().to(target.device, _exact(target), copy=True)
         outer.feedback = {n: Feedback(sent.clone(), own.clone()) for n, (sent, own) in given["feedback"].items()}
-        self._wrapped.__dict__[OUTER] = outer
-        set_steps(self._wrapped, given["syncs"])
+        notes = notes_of(self._wrapped)
+        notes.outer, notes.steps = outer, given["syncs"]
 
 
 def _exact(parameter: Tensor) -> torch.dtype:
@@ -461,7 +465,7 @@ def end_rounds(optimizers: Sequence[torch.optim.Optimizer], root: int) -> tuple[
     by going back to the common weights. Returns the rank whose weights count, and which optimizers have an outer state
     that ranks lack. All ranks call this.
     """
-    here = [OUTER in one.__dict__ for one in optimizers]
+    here = [notes_of(one).outer is not None for one in optimizers]
     rows = [here]
     if world.disruptions():
         rows = gather_objects(here, "optimizers with local steps", global_process_set)
@@ -478,6 +482,6 @@ def end_rounds(optimizers: Sequence[torch.optim.Optimizer], root: int) -> tuple[
         root = having.index(True) if not having[root] else root
         if here[number]:
             with torch.no_grad():
-                for parameter, common in optimizer.__dict__[OUTER].common.items():
+                for parameter, common in notes_of(optimizer).outer.common.items():
                     parameter.copy_(common)
     return root, lacking

@@ -24,7 +24,7 @@ from ring_notebook.torch.optimizer.wrapper import (
     parameters_of,
     with_closure,
 )
-from ring_notebook.torch.steps.optimizer_notes import count_step
+from ring_notebook.torch.steps.optimizer_knobs import count_step
 from ring_notebook.torch.steps.repair import Shared
 from ring_notebook.torch.steps.step_commit import all_or_none
 from ring_notebook.torch_private import uncompiled

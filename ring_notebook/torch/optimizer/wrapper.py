@@ -17,7 +17,7 @@ from ring_notebook.api.basics import joins
 from ring_notebook.api.process_sets import ProcessSet
 from ring_notebook.core.communicator import Communicator, ReduceOp
 from ring_notebook.torch.collectives.allreduce import allreduce
-from ring_notebook.torch.steps.optimizer_notes import OUTER
+from ring_notebook.torch.steps.optimizer_notes import notes_of
 from ring_notebook.torch.steps.plain_optimizers import guard_steps, note_wrapped
 from ring_notebook.torch.steps.repair import Shared, begin, may_have_parted, mend, trust
 from ring_notebook.torch.steps.same_step import SameStep
@@ -105,8 +105,8 @@ class Wrapper(torch.optim.Optimizer):
 
     def _kept(self) -> dict[str, Any]:
         """What a copy has besides the arguments that it was made with."""
-        kept = {"accumulate": self._micro_batches, "compares": self.same_step.compares}
-        return kept | {"notes": {key: one for key in (OUTER,) if (one := self._wrapped.__dict__.get(key)) is not None}}
+        outer = notes_of(self._wrapped).outer
+        return {"accumulate": self._micro_batches, "compares": self.same_step.compares, "outer": outer}
 
     @property
     def backward_passes_per_step(self) -> int:
@@ -278,9 +278,10 @@ def wrap(mixin: type[W], optimizer: torch.optim.Optimizer, names: dict[Tensor, s
     wrapped._parameter_names = names
     wrapped.same_step = SameStep()
     note_wrapped(original)
-    # A `step` in the instance was patched by an LR scheduler for the original.
+    # A `step` in the instance was patched by an LR scheduler for the original. What is noted stays with that.
+    left = {"step", *_SHARED}
     wrapped.__dict__.update(
-        {key: value for key, value in original.__dict__.items() if key != "step" and key not in _SHARED}
+        {key: value for key, value in original.__dict__.items() if key not in left and not key.startswith("_ring_")}
     )
     return wrapped
 

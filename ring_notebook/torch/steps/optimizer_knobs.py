@@ -14,15 +14,16 @@ from typing import Any
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
+from ring_notebook.core import freed_memory
 from ring_notebook.core.steering import Knob, steering
 from ring_notebook.protocol.knobs import Range
+from ring_notebook.torch.steps.optimizer_notes import notes_of
 
 RATES = frozenset({"lr", "initial_lr", "max_lr", "min_lr", "swa_lr"})
 """Keys of a parameter group; OneCycleLR keeps its bounds there, SWALR its goal."""
 _OF_SCHEDULES = ("max_lrs", "min_lrs", "default_min_lr", "eta_min", "_last_lr")
 """Attributes in which schedules keep rates beside `base_lrs`: of CyclicLR, ReduceLROnPlateau and those of a cosine."""
 _LIMITS = {"lr": None, "weight_decay": None, "momentum": 1.0, "betas": 0.999999}  # Adam refuses 1
-_KNOWN = "_ring_knobs"  # attribute: the run that has the knobs
 
 
 def scale_schedules(optimizer: torch.optim.Optimizer, schedules: Iterable[Any], factor: float) -> None:
@@ -42,10 +43,11 @@ def scale_schedules(optimizer: torch.optim.Optimizer, schedules: Iterable[Any], 
 
 
 def add_knobs(optimizer: torch.optim.Optimizer) -> None:
-    """Add the knobs of ``optimizer``, which wraps no other one, to the run; at its steps in later runs to those."""
-    if optimizer.__dict__.get(_KNOWN) == steering.run:
+    """Add the knobs of ``optimizer``, which wraps no other one, to the run; `renew_knobs` adds them to later ones."""
+    notes = notes_of(optimizer)
+    if notes.knobs_of == steering.run:
         return
-    optimizer.__dict__[_KNOWN] = steering.run
+    notes.knobs_of = steering.run
     options = [one for key in _LIMITS if (one := _Option(optimizer, key)).is_there]
     number = 1
     while any(one.name(number) in steering.knobs for one in options):
@@ -54,14 +56,17 @@ def add_knobs(optimizer: torch.optim.Optimizer) -> None:
         steering.add(Knob(one.name(number), Range(one.value, 0.0, _LIMITS[one.key]), one.value, one.read, one.apply))
 
 
-def expect_knobs(optimizer: torch.optim.Optimizer) -> None:
-    """Have its next step add the knobs: it is one that had them in another process."""
-    optimizer.__dict__[_KNOWN] = ""
+def renew_knobs(optimizer: torch.optim.Optimizer) -> None:
+    """At a step of ``optimizer``: add the knobs that it had in an earlier run, perhaps of another process."""
+    if notes_of(optimizer).knobs_of is not None:
+        add_knobs(optimizer)
 
 
-def has_knobs(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether `add_knobs` has been called for it, in any run."""
-    return _KNOWN in optimizer.__dict__
+def count_step(optimizer: torch.optim.Optimizer) -> None:
+    """Note that ``optimizer``, which wraps no other one, has made a step."""
+    notes_of(optimizer).steps += 1
+    freed_memory.give_back_if_little_is_left()
+    renew_knobs(optimizer)
 
 
 class _Option:

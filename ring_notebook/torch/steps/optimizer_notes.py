@@ -6,22 +6,18 @@ import gc
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
-from ring_notebook.core import freed_memory
-from ring_notebook.torch.steps.optimizer_knobs import add_knobs, has_knobs
 from ring_notebook.torch.steps.state_digest import is_shared, shared_buffers
 from ring_notebook.torch.tensors import parts_of
 
-_STEPS = "_ring_steps"
-OUTER = "_ring_outer"
-"""The attribute of an optimizer of local steps that has the state of the outer one."""
-_MODELS = "_ring_models"
-_SCHEDULERS = "_ring_schedulers"
+_NOTES = "_ring_notes"
 _tensors: dict[str, Callable[[], Tensor | None]] = {}
 
 
@@ -44,43 +40,41 @@ def _exact(loaded: Any, given: Any) -> Any:
     return loaded
 
 
-def count_step(optimizer: torch.optim.Optimizer) -> None:
-    """Note that ``optimizer``, which wraps no other one, has made a step."""
-    optimizer.__dict__[_STEPS] = optimizer.__dict__.get(_STEPS, 0) + 1
-    freed_memory.give_back_if_little_is_left()
-    if has_knobs(optimizer):
-        add_knobs(optimizer)
+@dataclass(eq=False)
+class Notes:
+    """What is noted of an optimizer that wraps no other one."""
+
+    steps: int = 0
+    """How many it has made in this process; with local steps its syncs."""
+    outer: Any = None
+    """Of an optimizer of local steps: the state of the outer one."""
+    knobs_of: str | None = None
+    """The run that has its knobs; None where none has had any."""
+    compared: tuple[int, int] | None = None
+    """The disruptions until which ranks are compared, and the shares compared since; None before it is prepared."""
+    frozen: Mapping[int, None] | None = None
+    """The ids of the parameters that needed no gradients when it was prepared."""
+    was_wrapped: bool = False
+    """Whether another optimizer has averaged its gradients."""
+    training: Any = None
+    """See `plain_optimizers`."""
+    models: Iterable[nn.Module] = ()
+    """The models whose buffers ranks share while it trains them, as far as they still exist."""
+    schedulers: Iterable[Any] = ()
+    """Its learning rate schedulers that still exist."""
+
+    def refer(self, models: Iterable[nn.Module], schedulers: Iterable[Any]) -> None:
+        """Note them, without keeping them alive."""
+        self.models = WeakKeyDictionary(dict.fromkeys(models))
+        self.schedulers = WeakKeyDictionary(dict.fromkeys(schedulers))
 
 
-def steps_of(optimizer: torch.optim.Optimizer) -> int:
-    """The number of steps that it has made in this process."""
-    steps: int = optimizer.__dict__.get(_STEPS, 0)
-    return steps
-
-
-def set_steps(optimizer: torch.optim.Optimizer, steps: int) -> None:
-    """Continue to count from another rank's number of steps."""
-    optimizer.__dict__[_STEPS] = steps
-
-
-def note_models(optimizer: torch.optim.Optimizer, models: Iterable[nn.Module]) -> None:
-    """Note the models whose buffers ranks share while ``optimizer`` trains them."""
-    optimizer.__dict__[_MODELS] = [weakref.ref(model) for model in models]
-
-
-def models_of(optimizer: torch.optim.Optimizer) -> list[nn.Module]:
-    """The noted models that still exist."""
-    return _alive(optimizer.__dict__.get(_MODELS, ()))
-
-
-def note_schedulers(optimizer: torch.optim.Optimizer, schedulers: Sequence[Any]) -> None:
-    """Note the learning rate schedulers of ``optimizer``."""
-    optimizer.__dict__[_SCHEDULERS] = [weakref.ref(scheduler) for scheduler in schedulers]
-
-
-def schedulers_of(optimizer: torch.optim.Optimizer) -> list[Any]:
-    """The noted schedulers that still exist."""
-    return _alive(optimizer.__dict__.get(_SCHEDULERS, ()))
+def notes_of(optimizer: torch.optim.Optimizer) -> Notes:
+    """The notes of ``optimizer``, in an attribute that its state_dict, copies and files leave out."""
+    notes: Notes | None = optimizer.__dict__.get(_NOTES)
+    if notes is None:
+        notes = optimizer.__dict__[_NOTES] = Notes()
+    return notes
 
 
 def note_tensors(named: Iterable[tuple[str, Any]]) -> None:
@@ -130,7 +124,7 @@ def _attribute(module: weakref.ref[nn.Module], name: str) -> Tensor | None:
 def tensors_beside(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Tensor]]:
     """Buffers of its models, and the tensors of `note_tensors`, each once."""
     seen = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    for number, model in enumerate(models_of(optimizer)):
+    for number, model in enumerate(notes_of(optimizer).models):
         for name, buffer in shared_buffers(model):
             seen.add(id(buffer))
             yield from parts_of(f"{name} of model {number}" if number else name, buffer)
@@ -138,7 +132,3 @@ def tensors_beside(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Tens
         tensor = find()
         if tensor is not None and id(tensor) not in seen:
             yield from parts_of(name, tensor)
-
-
-def _alive(references: Iterable[weakref.ref[Any]]) -> list[Any]:
-    return [one for reference in references if (one := reference()) is not None]

@@ -24,14 +24,12 @@ from ring_notebook.api.process_sets import ProcessSet, global_process_set
 from ring_notebook.core import world
 from ring_notebook.core.communicator import Communicator
 from ring_notebook.core.step_guard import COMMIT, step_guard
-from ring_notebook.torch.steps.optimizer_knobs import has_knobs
-from ring_notebook.torch.steps.optimizer_notes import count_step, note_models
+from ring_notebook.torch.steps.optimizer_knobs import count_step
+from ring_notebook.torch.steps.optimizer_notes import notes_of
 from ring_notebook.torch.steps.repair import Shared, begin, may_have_parted, mend
 from ring_notebook.torch.steps.step_commit import Undo
 from ring_notebook.torch_private import uncompiled
 
-_TRAINING = "_ring_training"
-_WAS_WRAPPED = "_ring_was_wrapped"
 _is_on = False
 T = TypeVar("T")
 
@@ -90,8 +88,8 @@ def guard_steps(owners_of: Callable[[Iterable[Tensor]], Sequence[Any]] | None = 
 
 def note_wrapped(optimizer: torch.optim.Optimizer) -> None:
     """Note that another optimizer averages the gradients of ``optimizer`` from now on."""
-    optimizer.__dict__.pop(_TRAINING, None)
-    optimizer.__dict__[_WAS_WRAPPED] = True
+    notes = notes_of(optimizer)
+    notes.training, notes.was_wrapped = None, True
 
 
 @uncompiled
@@ -130,7 +128,7 @@ def _before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
 def _behind(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
     training = _training_of(optimizer)
     if training is None:
-        if has_knobs(optimizer) and not hasattr(optimizer, "is_stepping") and world.is_alone():
+        if notes_of(optimizer).knobs_of is not None and not hasattr(optimizer, "is_stepping") and world.is_alone():
             count_step(optimizer)
             step_guard.alone()
         return
@@ -178,7 +176,8 @@ def _mend(optimizer: torch.optim.Optimizer, training: _Training) -> None:
         return
     replicated = bool(training.models)
     models = [one() for one in training.models]
-    note_models(optimizer, [model for model in models if model is not None])
+    notes = notes_of(optimizer)
+    notes.refer([model for model in models if model is not None], notes.schedulers)
     state = replicated and type(optimizer).__name__ != "ZeroRedundancyOptimizer"  # whose ranks have shares of the state
     shared = Shared(optimizer, training.names, global_process_set, state=state, weights=replicated)
     if mend(shared, whole=not replicated):  # at one step, where no tensors are compared
@@ -195,9 +194,10 @@ def _training_of(optimizer: torch.optim.Optimizer) -> _Training | None:
     if not world.is_initialized():
         return None
     generation = world.current().communicator
-    known: _Training | None = optimizer.__dict__.get(_TRAINING)
+    notes = notes_of(optimizer)
+    known: _Training | None = notes.training
     if known is None or known.generation() is not generation:
-        known = optimizer.__dict__[_TRAINING] = _find(optimizer, weakref.ref(generation))
+        known = notes.training = _find(optimizer, weakref.ref(generation))
     if known.owner is not None and known.owner.is_stepping:
         return None
     if known.group is None or known.group.size() == 1:
@@ -230,7 +230,7 @@ def _find(optimizer: torch.optim.Optimizer, generation: weakref.ref[Communicator
                 found.names = names
                 # The same on all ranks, also where only some have garbage-collected an old model.
                 found.group = _whole(one.process_group.size()) or _ring(one.process_group)
-    if not (owners or found.models) and hasattr(optimizer, _WAS_WRAPPED) and world.current().size > 1:
+    if not (owners or found.models) and notes_of(optimizer).was_wrapped and world.current().size > 1:
         raise RuntimeError(
             f"rank {world.current().rank}: nothing averages the gradients of this {type(optimizer).__name__}, because "
             "the optimizer that took its place is gone: keep what prepare() returns (model, optimizer = "

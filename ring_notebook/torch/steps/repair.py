@@ -24,12 +24,10 @@ from ring_notebook.core import world
 from ring_notebook.core.communicator import ReduceOp
 from ring_notebook.errors import DriftError
 from ring_notebook.torch.collectives.broadcast import broadcast_
-from ring_notebook.torch.steps.optimizer_notes import load_state, schedulers_of, set_steps, steps_of, tensors_beside
+from ring_notebook.torch.steps.optimizer_notes import load_state, notes_of, tensors_beside
 from ring_notebook.torch.steps.state_digest import SHARES, digest, has_shares, marks, options_of, state_of
 from ring_notebook.torch.tensors import parts_of
 
-_SETTLED = "_ring_settled"  # the disruptions until which an optimizer is compared, and the shares compared since
-_FROZEN = "_ring_frozen"  # the ids of the parameters that needed no gradients when the optimizer was prepared
 _MOST_NAMES = 4  # in a message
 
 
@@ -55,11 +53,11 @@ class Shared:
         if self.equal is not None:
             return dict(self.equal)
         found: dict[str, Any] = dict(options_of(self.optimizer))
-        for scheduler in schedulers_of(self.optimizer):
+        for scheduler in notes_of(self.optimizer).schedulers:
             plain = {k: v for k, v in scheduler.state_dict().items() if isinstance(v, (int, float, list, tuple))}
             found[f"schedule {type(scheduler).__name__}"] = sorted(plain.items())
         if not self.weights:
-            found["steps made"] = steps_of(self.optimizer)
+            found["steps made"] = notes_of(self.optimizer).steps
         else:
             found |= {f"parameter {name}": parameter for name, parameter in self.parameters()}
             found |= tensors_beside(self.optimizer)
@@ -69,7 +67,7 @@ class Shared:
 
     def parameters(self) -> list[tuple[str, Tensor]]:
         """Name and value of each parameter, in parts; not of one that has always been frozen, which no step changes."""
-        frozen: Mapping[int, None] = self.optimizer.__dict__.get(_FROZEN, {})
+        frozen = notes_of(self.optimizer).frozen or {}
         return [
             part
             for g, group in enumerate(self.optimizer.param_groups)
@@ -81,9 +79,11 @@ class Shared:
 
 def trust(optimizer: torch.optim.Optimizer) -> None:
     """Note that ``optimizer`` is new: earlier aborts matter only if another rank has had it longer."""
-    optimizer.__dict__.setdefault(_SETTLED, (world.disruptions(), SHARES))
+    notes = notes_of(optimizer)
+    notes.compared = notes.compared or (world.disruptions(), SHARES)
     parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
-    optimizer.__dict__.setdefault(_FROZEN, {id(one): None for one in parameters if not one.requires_grad})
+    if notes.frozen is None:
+        notes.frozen = {id(one): None for one in parameters if not one.requires_grad}
 
 
 def begin(optimizer: torch.optim.Optimizer, process_set: ProcessSet) -> None:
@@ -91,18 +91,19 @@ def begin(optimizer: torch.optim.Optimizer, process_set: ProcessSet) -> None:
     disruptions = world.disruptions()
     if disruptions == 0:
         return
-    until, compared = optimizer.__dict__.get(_SETTLED, (0, 0))
+    until, compared = notes_of(optimizer).compared or (0, 0)
     own = compared if until == disruptions else 0
     ranks = allreduce_numbers(
         [int(own == share) for share in range(SHARES)], ReduceOp.SUM, "ranks that may have parted", process_set
     )
     least = next((share for share, count in enumerate(ranks) if count), SHARES)
-    optimizer.__dict__[_SETTLED] = disruptions, least
+    notes_of(optimizer).compared = disruptions, least
 
 
 def may_have_parted(optimizer: torch.optim.Optimizer) -> bool:
     """Whether a share of ``optimizer`` must be compared at this step; the same on all ranks since `begin`."""
-    return bool(optimizer.__dict__.get(_SETTLED, (0, SHARES))[1] < SHARES)
+    compared = notes_of(optimizer).compared
+    return compared is not None and compared[1] < SHARES
 
 
 def furthest(optimizers: Sequence[torch.optim.Optimizer]) -> int:
@@ -110,10 +111,10 @@ def furthest(optimizers: Sequence[torch.optim.Optimizer]) -> int:
 
     All ranks call this and then take that rank's values; they also take over its number of steps.
     """
-    root, made = preparation.furthest([steps_of(optimizer) for optimizer in optimizers])
+    root, made = preparation.furthest([notes_of(optimizer).steps for optimizer in optimizers])
     if world.disruptions() > 0:
         for optimizer, steps in zip(optimizers, made, strict=False):
-            set_steps(optimizer, steps)
+            notes_of(optimizer).steps = steps
     return root
 
 
@@ -124,18 +125,19 @@ def mend(shared: Shared, whole: bool = False) -> bool:
 
     Raises DriftError on all of them where RING_REPAIR forbids it, or where each rank has a share that no other has.
     """
-    disruptions, share = shared.optimizer.__dict__[_SETTLED]
+    notes = notes_of(shared.optimizer)
+    disruptions, share = notes.compared or (0, 0)
     values = shared.values()
     own = marks(values, None if whole else share)
     alike = _are_alike(own, shared.process_set)
     goes_on = alike and not whole and has_shares(values)
-    shared.optimizer.__dict__[_SETTLED] = disruptions, share + 1 if goes_on else SHARES
+    notes.compared = disruptions, share + 1 if goes_on else SHARES
     if alike:
         return False
     rows: list[dict[str, Any]] = gather_objects(own, "digests of ranks that may have parted", shared.process_set)
     if len({frozenset(name for name in row if name.startswith("parameter ")) for row in rows}) > 1:
         return False  # each rank has parameters of its own
-    steps: list[int] = gather_objects(steps_of(shared.optimizer), "steps made", shared.process_set)
+    steps: list[int] = gather_objects(notes.steps, "steps made", shared.process_set)
     differing = sorted({name for row in rows for name in row if len({other.get(name) for other in rows}) > 1})
     at = _root(rows, steps)
     ranks = shared.process_set.ranks or []
@@ -155,7 +157,7 @@ def mend(shared: Shared, whole: bool = False) -> bool:
     if shared.give_state is not None:
         shared.give_state(root)
     give_rest(shared, root)
-    set_steps(shared.optimizer, steps[at])
+    notes.steps = steps[at]
     return True
 
 
@@ -212,7 +214,7 @@ def _check_allowed(shared: Shared, text: str, root: int) -> None:
 def give_rest(shared: Shared, root: int) -> None:
     """Broadcast the options, schedules and, where ranks share it, the state of the optimizer."""
     optimizer = shared.optimizer
-    schedulers = schedulers_of(optimizer)
+    schedulers = list(notes_of(optimizer).schedulers)
     whole: dict[str, Any] = optimizer.state_dict() if shared.state else {}
     options = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
     plans = [scheduler.state_dict() for scheduler in schedulers]

@@ -11,16 +11,7 @@ from torch import Tensor, nn
 from ring_notebook.core.kept_state import Keeper, Memory
 from ring_notebook.torch.optimizer.gradient_reducer import GradientReducer
 from ring_notebook.torch.optimizer.wrapper import Wrapper, claim, original_of, wrap
-from ring_notebook.torch.steps.optimizer_knobs import expect_knobs, has_knobs
-from ring_notebook.torch.steps.optimizer_notes import (
-    OUTER,
-    models_of,
-    note_models,
-    note_schedulers,
-    schedulers_of,
-    set_steps,
-    steps_of,
-)
+from ring_notebook.torch.steps.optimizer_notes import notes_of
 from ring_notebook.torch.tensors import is_sharded
 from ring_notebook.torch.training.data import DistributedSampler
 from ring_notebook.torch.training.turn_state import for_snapshot, from_snapshot
@@ -154,26 +145,17 @@ def _itself(value: Any) -> Any:
 
 
 def _reduced_optimizer(optimizer: torch.optim.Optimizer) -> Any:
-    kept = {
-        "state": optimizer.__getstate__(),
-        "steps": steps_of(optimizer),
-        "models": models_of(optimizer),
-        "schedulers": schedulers_of(optimizer),
-        "knobs": has_knobs(optimizer),
-        "outer": optimizer.__dict__.get(OUTER),
-    }
+    notes = notes_of(optimizer)
+    noted = {"steps": notes.steps, "outer": notes.outer, "knobs_of": notes.knobs_of}
+    kept = optimizer.__getstate__(), noted, list(notes.models), list(notes.schedulers)
     return object.__new__, (type(optimizer),), kept, None, None, _set_optimizer
 
 
-def _set_optimizer(optimizer: torch.optim.Optimizer, kept: dict[str, Any]) -> None:
-    optimizer.__setstate__(kept["state"])
-    set_steps(optimizer, kept["steps"])
-    note_models(optimizer, kept["models"])
-    note_schedulers(optimizer, kept["schedulers"])
-    if kept["knobs"]:
-        expect_knobs(optimizer)
-    if kept["outer"] is not None:
-        optimizer.__dict__[OUTER] = kept["outer"]
+def _set_optimizer(optimizer: torch.optim.Optimizer, kept: Any) -> None:
+    state, noted, models, schedulers = kept
+    optimizer.__setstate__(state)
+    vars(notes_of(optimizer)).update(noted)
+    notes_of(optimizer).refer(models, schedulers)
 
 
 # Also ``step``, which a schedule has patched to see that it is called.

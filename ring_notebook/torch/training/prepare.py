@@ -31,7 +31,7 @@ from ring_notebook.torch.optimizer.unoptimized_gradients import average_rest
 from ring_notebook.torch.optimizer.wrapper import original_of, parameters_of
 from ring_notebook.torch.process_group.default_group import process_group
 from ring_notebook.torch.steps.optimizer_knobs import RATES, add_knobs, scale_schedules
-from ring_notebook.torch.steps.optimizer_notes import note_models, note_schedulers
+from ring_notebook.torch.steps.optimizer_notes import notes_of
 from ring_notebook.torch.steps.repair import furthest
 from ring_notebook.torch.tensors import is_sharded
 from ring_notebook.torch.training.broadcast_state import broadcast_optimizer_state, broadcast_tensors
@@ -230,8 +230,7 @@ def _prepare(
             follow_buffers(in_turns, own)
     for optimizer, lacks_outer in zip(optimizers, lacking, strict=True):
         own_schedulers = [one for one in schedulers if original_of(one.optimizer) is original_of(optimizer)]
-        note_models(original_of(optimizer), inner)
-        note_schedulers(original_of(optimizer), own_schedulers)
+        notes_of(original_of(optimizer)).refer(inner, own_schedulers)
         if not any(is_sharded(parameter) for parameter in parameters_of(optimizer)):
             broadcast_optimizer_state(optimizer, root_rank=root)
         if scale_lr:
