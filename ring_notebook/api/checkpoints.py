@@ -18,8 +18,8 @@ from ring_notebook.api.basics import rank, size
 from ring_notebook.api.objects import allreduce_numbers, broadcast_object
 from ring_notebook.api.rank_0_files import read_on_rank_0, write_on_rank_0
 from ring_notebook.core import logical_ranks, metrics
-from ring_notebook.core.checkpoint_place import of_run
 from ring_notebook.core.communicator import ReduceOp
+from ring_notebook.core.run_options import of_run
 from ring_notebook.errors import RingError
 from ring_notebook.files.checkpoint_names import CHECKPOINTS, Found, LocalFolder, name_of, note_elsewhere
 from ring_notebook.files.remote_folder import RemoteFolder
@@ -96,10 +96,10 @@ class Checkpoint:
             self.folder: Path | str = str(folder)
             self._place = RemoteFolder(self.folder)
         else:
-            self.folder = Path(folder) if folder is not None else of_run.folder or Path(CHECKPOINTS)
+            self.folder = Path(folder) if folder is not None else of_run.checkpoints or Path(CHECKPOINTS)
             self._place = LocalFolder(self.folder)
         self._is_of_run = folder is None
-        self._noted_in = None if self._is_of_run else of_run.folder
+        self._noted_in = None if self._is_of_run else of_run.checkpoints
         self._objects = objects
         self._rhythm = _Rhythm(every)
         self._is_due = self._is_best_due = False
@@ -171,7 +171,8 @@ class Checkpoint:
         ``value`` is the newest of the metric ``best``.
         """
         if rank() == 0:
-            self._is_due |= self._rhythm.is_due(self.steps, self.epoch, new) | of_run.take_due()
+            self._is_due |= self._rhythm.is_due(self.steps, self.epoch, new) | of_run.is_checkpoint_due
+            of_run.is_checkpoint_due = False
             self._is_best_due |= self._is_best(value)
             if self._is_best_due:
                 self.end_writing()  # what is kept has to be what was measured; other ranks wait in `_agreed`

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ring_notebook.api.arguments import check_integer, check_scale
-from ring_notebook.core.sync_every_of_run import of_run
+from ring_notebook.core.run_options import of_run
 
 
 @dataclass(frozen=True)
@@ -85,10 +85,7 @@ def settings_of(sync_every: int | LocalSteps | None) -> LocalSteps | None:
     Raises TypeError or ValueError for another value.
     """
     if sync_every is None:
-        if of_run.every == 1:
-            return None
-        of_run.is_used = True
-        sync_every = of_run.every
+        sync_every = of_run.take("sync_every")
     if isinstance(sync_every, LocalSteps):
         return sync_every
     return None if check_integer(sync_every, "sync_every") == 1 else LocalSteps(sync_every)

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from ring_notebook.config import config
 from ring_notebook.core import metrics, step_points, world
 from ring_notebook.core.gradient_log import gradient_log
+from ring_notebook.core.run_options import of_run
 from ring_notebook.errors import RingError
 
 T = TypeVar("T")
@@ -193,19 +194,6 @@ class _Share:
 
 _current: LogicalRanks | None = None
 _share: _Share | None = None
-_of_run = 0
-_is_used = False
-
-
-def begin_run(number: int) -> None:
-    """A run begins that was started with ``--logical number``, or without it: 0."""
-    global _of_run, _is_used
-    _of_run, _is_used = number, False
-
-
-def is_lost() -> bool:
-    """Whether the run was started with a number that nothing has taken."""
-    return _of_run > 0 and not _is_used
 
 
 def number_of(logical: int | None) -> int:
@@ -213,10 +201,9 @@ def number_of(logical: int | None) -> int:
 
     Raises TypeError or ValueError for anything but a positive integer.
     """
-    global _is_used
-    _is_used = True
+    of_the_run = of_run.take("logical")
     if logical is None:
-        return _of_run or config().logical
+        return of_the_run or config().logical
     if not isinstance(logical, int) or isinstance(logical, bool):
         raise TypeError(f"logical must be an integer, the number of logical ranks, got {logical!r}")
     if logical < 1:

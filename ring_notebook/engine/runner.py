@@ -18,10 +18,10 @@ from typing import Any, Literal
 from ipyparallel.engine.datapub import publish_data
 from IPython.core.interactiveshell import InteractiveShell
 
-from ring_notebook.core import checkpoint_place, logical_ranks, metrics, other_waits, step_points, trace, world
+from ring_notebook.core import metrics, other_waits, step_points, trace, world
 from ring_notebook.core.gradient_log import gradient_log
+from ring_notebook.core.run_options import of_run
 from ring_notebook.core.steering import present, steering
-from ring_notebook.core.sync_every_of_run import of_run as local_steps
 from ring_notebook.core.time_spent import TimeSpent
 from ring_notebook.engine import (
     debuggers,
@@ -63,9 +63,7 @@ def execute(request: CellRequest) -> None:
     Returns when the cell has ended and all records were sent; never raises the cell's exception.
     """
     mpi_access.withdraw_from_survivors(request.lost)
-    checkpoint_place.begin(request.checkpoints, request.resume)
-    local_steps.begin(request.options.sync_every)
-    logical_ranks.begin_run(request.options.logical)
+    of_run.begin(request.checkpoints, request.resume, request.options.sync_every, request.options.logical)
     own = not request.only or setup.rank() in request.only
     _Execution(request).execute(request.source if own else "")
 
@@ -174,18 +172,19 @@ class _Execution:
             self._say(f"The run ended before its next step: not taken are {', '.join([*sets, *others])}")
 
     def _tell_lost_options(self) -> None:
-        if local_steps.is_lost and self.error is None and self.rank == 0:
+        if self.error is not None or self.rank != 0:
+            return
+        if of_run.is_lost("sync_every"):
             self._say(
-                f"--sync-every {local_steps.every} had no effect: no optimizer of the cell was made by "
+                f"--sync-every {of_run.sync_every} had no effect: no optimizer of the cell was made by "
                 "ring.prepare or DistributedOptimizer of PyTorch, which alone know local steps"
             )
-
-        if logical_ranks.is_lost() and self.error is None and self.rank == 0:
+        if of_run.is_lost("logical"):
             self._say(
-                f"--logical {self.request.options.logical} had no effect: the cell has not called ring.prepare of "
+                f"--logical {of_run.logical} had no effect: the cell has not called ring.prepare of "
                 "PyTorch, which alone knows logical ranks"
             )
-        if gradient_log.has_not_stopped and self.error is None and self.rank == 0:
+        if gradient_log.has_not_stopped:
             self._say(f"Not stopped: logical ranks have made {plural(gradient_log.steps, 'step')} in this cell")
 
     def _put_back(self) -> None:

@@ -11,7 +11,8 @@ import pytest
 
 import ring_notebook.keras as hvd
 from harness.kept_again import kept_again
-from ring_notebook.core import checkpoint_place, metrics
+from ring_notebook.core import metrics
+from ring_notebook.core.run_options import ask_for_checkpoint, of_run
 from ring_notebook.errors import RingError
 from ring_notebook.keras.chosen_keras import IS_LEGACY, backend, face, keras
 
@@ -500,9 +501,9 @@ def case_checkpoints_of_steps_and_of_the_best_epoch() -> None:
         f"step-000000{12 if together == 2 else 15}.pickle",
         "step-00000016.pickle",
     ]
-    checkpoint_place.ask()  # as some minutes before the time limit of a batch job
+    ask_for_checkpoint()  # as some minutes before the time limit of a batch job
     fit(trained, data, epochs=1, callbacks=[hvd.checkpoint(trained, every="5 h", folder=folder / "asked")])
-    checkpoint_place.of_run.take_due()
+    of_run.is_checkpoint_due = False
     assert kept_in(folder / "asked") == [f"step-0000000{together}.pickle", "step-00000004.pickle"]
     saved = hvd.checkpoint(trained, every="5 h", best="val_loss", folder=folder, resume=True)
     values = iter([2.0])

@@ -530,7 +530,7 @@ class Cluster:
 
     def write_checkpoint(self) -> None:
         """Have the run in progress write a checkpoint at its next step, where it makes any (`ring.checkpoint`)."""
-        self._connected().call_beside("ring_notebook.core.checkpoint_place:ask")
+        self._connected().call_beside("ring_notebook.core.run_options:ask_for_checkpoint")
 
     def snapshot(self, name: str, setup: Sequence[RunRecord] = ()) -> Snapshot:
         """Keep the variables of all ranks under ``name``, in place of an older snapshot of this name.

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from ring_notebook.core import checkpoint_place
+from ring_notebook.core.run_options import RunOptions, ask_for_checkpoint, of_run
 from ring_notebook.errors import RingError
 
 
@@ -78,10 +78,10 @@ def test_where_a_run_of_a_notebook_resumes(hvd: ModuleType, folder: Path) -> Non
     saved.step()
     hvd.barrier()
     try:
-        checkpoint_place.begin(str(folder / "now"), str(folder / "earlier" / "step-00000001.pt"))
+        of_run.begin(str(folder / "now"), str(folder / "earlier" / "step-00000001.pt"), 1, 0)
         saved = hvd.checkpoint(nn.Linear(2, 2))
     finally:
-        checkpoint_place.of_run.folder = checkpoint_place.of_run.resume = None
+        vars(of_run).update(vars(RunOptions()))
     assert (saved.steps, saved.folder) == (1, folder / "now")
 
 
@@ -106,8 +106,8 @@ def test_a_checkpoint_that_a_notebook_asks_for_is_written_at_the_next_step(hvd: 
     """As some minutes before the time limit of a batch job."""
     saved = hvd.checkpoint(nn.Linear(2, 2), every="5 h", folder=folder)
     saved.step()
-    checkpoint_place.ask()
+    ask_for_checkpoint()
     saved.step()
     saved.step()
     assert names(hvd, folder) == ["step-00000002.pt"]
-    checkpoint_place.of_run.take_due()
+    of_run.is_checkpoint_due = False

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from ring_notebook.api.local_steps import LocalSteps, plan_fragments, settings_of
-from ring_notebook.core.sync_every_of_run import of_run
+from ring_notebook.core.run_options import of_run
 
 
 @pytest.mark.parametrize(
@@ -78,15 +78,15 @@ def test_fragments_have_every_parameter_once() -> None:
 def test_a_run_says_how_often() -> None:
     try:
         assert settings_of(None) is None
-        of_run.begin(50)
-        assert of_run.is_lost
+        of_run.begin("", "", 50, 0)
+        assert of_run.is_lost("sync_every")
         assert settings_of(1) is None
-        assert of_run.is_lost
+        assert of_run.is_lost("sync_every")
         assert settings_of(None) == LocalSteps(50)
-        assert not of_run.is_lost
+        assert not of_run.is_lost("sync_every")
         assert settings_of(LocalSteps(5)) == LocalSteps(5)
     finally:
-        of_run.begin(1)
+        of_run.begin("", "", 1, 0)
 
 
 def test_when_ranks_end_a_round_with_equal_weights() -> None:
