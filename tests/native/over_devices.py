@@ -1,4 +1,4 @@
-"""Tests that run twice: with tensors in host memory, and the same again with tensors on devices of the fakes.
+"""Tests that run twice: with tensors in host memory, and the same again with tensors on late devices of the fakes.
 
 On devices they try three ranks, one type of each kernel and two calls; the others are slow.
 """
@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from native.collectives.matrix import KERNELS
-from native.fakes.device import CUDA, NCCL, FakeDevice, devices
+from native.fakes.device import CUDA, NCCL, FakeDevice, devices, knobs
 from native.ranks import Seat
 from native.values import Array, Tensor
 from ring_notebook.core.buffers import DType
@@ -41,7 +41,10 @@ def is_slow(params: dict[str, Any]) -> bool:
 
 @contextmanager
 def tensors_on_devices() -> Iterator[None]:
-    """Within, `Tensor.of` makes tensors on the device of its rank, and `Seat.open` generations that move them."""
+    """Within, `Tensor.of` makes tensors on the device of its rank, and `Seat.open` generations that move them.
+
+    What a stream does is late, so that who does not wait for it sees something else.
+    """
     NCCL(), CUDA()  # compiled before ranks are forked
     known: dict[tuple[int, int], FakeDevice] = {}
 
@@ -55,6 +58,7 @@ def tensors_on_devices() -> Iterator[None]:
 
     Tensor.on_device, Seat.make_devices = staticmethod(make), staticmethod(devices)  # type: ignore[assignment]
     try:
-        yield
+        with knobs(cuda_delay_us=300):
+            yield
     finally:
         Tensor.on_device = Seat.make_devices = None

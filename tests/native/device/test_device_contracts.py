@@ -85,17 +85,6 @@ def test_a_rank_that_leaves(launch: Any, connected: bool) -> None:
     launch(2, body)
 
 
-@on_ranks(2)
-def test_an_interrupt_while_others_have_yet_to_come(seat: Seat) -> None:
-    ring, device = opened(seat)
-    tensor = ones(device)
-    if seat.rank == 1:
-        time.sleep(0.3)  # so that rank 0 waits, as a rule
-        ring.abort("rank 1 was interrupted")
-    with pytest.raises(CollectiveAborted, match="rank 1 was interrupted"):
-        ring.allreduce([tensor.buffer], [tensor.buffer])
-
-
 def stuck(seat: Seat, **settings: Any) -> tuple[Communicator, FakeDevice, Any, Tensor]:
     """An operation that this rank's kernel waits in: that of rank 0 comes when the generation has ended."""
     ring, device = opened(seat, **settings)

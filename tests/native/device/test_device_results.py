@@ -1,4 +1,4 @@
-"""Every collective of tensors on devices gives what it gives in host memory, in the order of the caller's stream."""
+"""Collectives on devices in the order of the caller's stream; `over_devices.py` has the tests of their results."""
 
 from __future__ import annotations
 
@@ -12,14 +12,11 @@ import pytest
 from harness.waiting import until
 from native.fakes.device import FakeDevice, connections, devices, knobs
 from native.ranks import LAUNCHERS, Seat, as_processes, on_ranks
-from native.values import Tensor, decode, expected, reduced_samples, sample
+from native.values import expected, sample
 from ring_notebook.core.buffers import DType
 from ring_notebook.core.communicator import Communicator, ReduceOp
 from ring_notebook.core.partition import row_split
 from ring_notebook.errors import CollectiveAborted
-
-COUNT = 700
-REDUCTIONS = (ReduceOp.SUM, ReduceOp.AVERAGE, ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT)
 
 
 @pytest.fixture(autouse=True)
@@ -31,66 +28,6 @@ def _late() -> Iterator[None]:
 
 def opened(seat: Seat, **settings: Any) -> tuple[Communicator, FakeDevice]:
     return seat.open(devices=devices(**settings)), FakeDevice(seat.rank)
-
-
-def close_to(got: Any, wanted: Any, dtype: DType) -> bool:
-    tolerance = {DType.FLOAT16: 2e-3, DType.BFLOAT16: 2e-2, DType.FLOAT32: 1e-6, DType.FLOAT64: 1e-14}.get(dtype, 0.0)
-    return bool(np.allclose(got.astype(float), wanted.astype(float), rtol=tolerance, atol=0))
-
-
-def reductions(seat: Seat) -> None:
-    ring, device = opened(seat)
-    for dtype in DType:
-        for op in REDUCTIONS:
-            for pre, post in ((1.0, 1.0), (2.0, 0.5), (0.5, 0.3)):
-                tensor = device.tensor(sample(dtype, seat.rank, COUNT, op), dtype)
-                ring.allreduce([tensor.buffer], [tensor.buffer], op=op, prescale=pre, postscale=post)
-                wanted = reduced_samples(dtype, seat.size, COUNT, op, pre, post)
-                assert close_to(device.read(tensor), wanted, dtype), (dtype, op, pre, post)
-    assert ring.device_transport() == (("nccl", "") if seat.size > 1 else ("", ""))
-
-
-@pytest.mark.parametrize("launcher", LAUNCHERS)
-@pytest.mark.parametrize("size", [pytest.param(1), pytest.param(2, marks=pytest.mark.slow), pytest.param(3)])
-def test_reductions(launcher: str, size: int) -> None:
-    LAUNCHERS[launcher](size, reductions)
-
-
-def movement(seat: Seat) -> None:
-    ring, device = opened(seat)
-    for dtype in DType:
-        for root in range(seat.size):
-            into = device.tensor(np.zeros(COUNT), dtype)
-            ring.broadcast(device.tensor(sample(dtype, seat.rank, COUNT), dtype).buffer, into.buffer, root)
-            assert np.array_equal(device.read(into), sample(dtype, root, COUNT))
-        for step in (0, 3):  # even and not
-            counts = [COUNT + step * rank for rank in range(seat.size)]
-            own = device.tensor(sample(dtype, seat.rank, counts[seat.rank]), dtype)
-            work = ring.allgather(own.buffer)
-            wanted = np.concatenate([sample(dtype, rank, count) for rank, count in enumerate(counts)])
-            assert np.array_equal(output(work, device, own), wanted)
-            assert work.counts() == counts
-        splits = [[3 * source + to for to in range(seat.size)] for source in range(seat.size)]
-        own = device.tensor(sample(dtype, seat.rank, sum(splits[seat.rank])), dtype)
-        work = ring.alltoall([own.buffer], splits[seat.rank])
-        parts = []
-        for source, row in enumerate(splits):
-            begin = sum(row[: seat.rank])
-            parts.append(sample(dtype, source, sum(row))[begin : begin + row[seat.rank]])
-        assert np.array_equal(output(work, device, own), np.concatenate(parts))
-        assert work.counts() == [row[seat.rank] for row in splits]
-
-
-def output(work: Any, device: FakeDevice, like: Tensor) -> Any:
-    result = work.device_output()
-    raw = device.bytes_at(result.address, result.nbytes)
-    return decode(np.frombuffer(raw, like.array.dtype), like.buffer.dtype)
-
-
-@pytest.mark.parametrize("launcher", LAUNCHERS)
-@pytest.mark.parametrize("size", [1, pytest.param(2, marks=pytest.mark.slow), 3])
-def test_movement(launcher: str, size: int) -> None:
-    LAUNCHERS[launcher](size, movement)
 
 
 def scattered(seat: Seat) -> None:
@@ -151,21 +88,6 @@ def test_a_joined_rank_adds_nothing(seat: Seat) -> int:
     return ring.join().last_rank()
 
 
-@on_ranks(3, gives=[[11.0, 101.0, 111.0], [11.0, 110.0, 111.0], [110.0, 101.0, 111.0]])
-def test_process_sets(seat: Seat) -> list[float]:
-    ring, device = opened(seat)
-    sums = []
-    for members in ([0, 1], [1, 2], [0, 2], [0, 1, 2]):
-        group = ring.group(members)
-        if group is None:
-            continue
-        tensor = device.tensor(np.full(9, 10.0**seat.rank), DType.FLOAT32)
-        group.allreduce([tensor.buffer], [tensor.buffer])
-        sums.append(float(device.read(tensor)[0]))
-        assert group.device_transport() == ("nccl", "")
-    return sums
-
-
 @on_ranks(2)
 def test_the_callers_stream_waits_and_the_caller_does_not(seat: Seat) -> None:
     ring, device = opened(seat)
@@ -192,7 +114,7 @@ def test_memory_of_results_is_freed(seat: Seat) -> None:
     own = device.tensor(np.ones(100), DType.FLOAT32)
     for _ in range(3):
         work = ring.allgather(own.buffer)
-        output(work, device, own)
+        assert work.device_output().nbytes == own.buffer.nbytes * seat.size
     work.wait_done()
     del work
     ring.barrier()

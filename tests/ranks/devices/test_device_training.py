@@ -193,24 +193,6 @@ def test_a_gradient_that_no_rank_has_stays_none(hvd: ModuleType, rank: int, size
     assert third.grad is None
 
 
-def test_accumulation(hvd: ModuleType, rank: int, device: torch.device, size: int) -> None:
-    w = nn.Parameter(torch.zeros(3, device=device))
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([w], lr=1.0), backward_passes_per_step=2)
-    for _ in range(2):
-        optimizer.zero_grad()
-        for number in (1, 2):
-            (w * (rank + 1) * number).sum().backward()
-        optimizer.step()
-    assert w.tolist() == [-2 * 3 * (size + 1) / 2] * 3
-
-
-def test_compression_and_a_predivided_average(hvd: ModuleType, rank: int, size: int, device: torch.device) -> None:
-    for options in ({"compression": hvd.Compression.fp16}, {"gradient_predivide_factor": 2.0}):
-        model, optimizer = distributed(hvd, device, **options)
-        for got, want in zip(train(model, optimizer, batches(rank)), expected(size), strict=True):
-            torch.testing.assert_close(got, want, atol=1e-2, rtol=1e-2)
-
-
 @pytest.mark.sizes(2)
 def test_an_overflow_on_one_rank_skips_the_step_on_all(hvd: ModuleType, rank: int, device: torch.device) -> None:
     w = nn.Parameter(torch.ones(3, device=device))
@@ -240,17 +222,6 @@ def test_batch_norm_over_all_ranks(
         assert gpu.waits == []
     torch.testing.assert_close(normal.cpu(), reference(everything)[4 * rank : 4 * rank + 4])
     torch.testing.assert_close(norm.running_var.cpu(), reference.running_var)
-
-
-def test_what_goes_through_the_host_gives_what_it_gives_there(
-    hvd: ModuleType, rank: int, size: int, device: torch.device
-) -> None:
-    if size & (size - 1):
-        pytest.skip("three ranks are no power of two")
-    devices = (torch.device("cpu"), device)
-    here, there = (train(*distributed(hvd, where, op=hvd.Adasum), batches(rank)) for where in devices)
-    for one, other in zip(here, there, strict=True):
-        torch.testing.assert_close(one, other)
 
 
 def test_a_packer_keeps_its_memory_and_follows_new_shapes(device: torch.device) -> None:

@@ -19,7 +19,6 @@ from torch.utils.data import (
     RandomSampler,
     SequentialSampler,
     TensorDataset,
-    WeightedRandomSampler,
 )
 
 from ranks.joint_training import make_model, momentum
@@ -69,32 +68,6 @@ def test_sampler_makes_up_or_drops_the_rest(hvd: ModuleType) -> None:
     assert {len(part) for part in cut} == {3 if size > 1 else len(data)}
 
 
-@pytest.mark.parametrize("kind", ["sequential", "shuffled", "weighted", "batches", "iterable", "unbatched"])
-def test_shard_of_every_kind_of_loader(hvd: ModuleType, kind: str) -> None:
-    size = hvd.size()
-    data: Any = list(range(8 * size))
-    loaders = {
-        "sequential": lambda: DataLoader(data, 4),
-        "shuffled": lambda: DataLoader(data, 4, shuffle=True),
-        "weighted": lambda: DataLoader(data, 4, sampler=WeightedRandomSampler([1.0] * len(data), 8 * size)),
-        "batches": lambda: DataLoader(data, batch_sampler=Reversed(SequentialSampler(data), 4, False)),
-        "iterable": lambda: DataLoader(Numbers(8 * size), 4),
-        "unbatched": lambda: DataLoader(data, batch_size=None),
-    }
-    torch.manual_seed(hvd.rank())  # ranks that are seeded differently still draw alike
-    loader = shard(loaders[kind]())
-    parts = everyone(hvd, loader)
-    assert {len(part) for part in parts} == {8 if kind == "unbatched" else 2}
-    if kind != "iterable":
-        assert len(loader) == len(parts[0])
-    seen = [number for part in parts for batch in part for number in (batch if isinstance(batch, list) else [batch])]
-    if kind != "weighted":
-        assert sorted(seen) == data
-    if kind in ("shuffled", "weighted"):
-        assert everyone(hvd, loader) != parts
-    assert shard(loader) is loader
-
-
 def test_one_rank_may_look_at_a_batch(hvd: ModuleType) -> None:
     data = list(range(8 * hvd.size()))
     loader = shard(DataLoader(data, 2, shuffle=True))  # type: ignore[arg-type]
@@ -121,13 +94,6 @@ def test_one_rank_may_look_at_a_batch(hvd: ModuleType) -> None:
     assert sorted(number for part in order for batch in part for number in batch) == data
     everything = [repr(part[hvd.rank()][:2]) for part in (*orders, order)] + [repr([s[:2], s[2:]]) for s in starts]
     assert len(set(everything)) > 5, "7 passes, of which two may begin alike by chance"
-
-
-class Reversed(BatchSampler):
-    """A batch sampler that is not torch's own."""
-
-    def __iter__(self) -> Iterator[list[int]]:
-        return iter(list(super().__iter__())[::-1])
 
 
 @pytest.mark.parametrize("kind", ["sampler", "iterable"])
@@ -245,18 +211,6 @@ def test_prepare_returns_what_it_takes_in_its_order(hvd: ModuleType) -> None:
     schedule.step()
     assert d_opt.param_groups[0]["lr"] == pytest.approx(0.005)
     assert hvd.prepare(generator) is generator  # one alone comes back alone
-
-
-def test_prepare_scales_the_rates_of_a_schedule_too(hvd: ModuleType) -> None:
-    model = make_model()
-    optimizer = momentum(model)
-    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.1)
-    model, prepared, schedule = hvd.prepare(model, optimizer, schedule, scale_lr=True)
-    assert schedule.base_lrs == [pytest.approx(0.05 * hvd.size())]
-    model(torch.ones(1, 7)).sum().backward()
-    prepared.step()
-    schedule.step()
-    assert prepared.param_groups[0]["lr"] == pytest.approx(0.005 * hvd.size())
 
 
 def test_prepare_scales_the_learning_rate_once(hvd: ModuleType) -> None:
