@@ -21,17 +21,6 @@ def filled(ring: Communicator, count: int, value: float, in_ring: bool = False) 
     return Tensor.of(ring, np.arange(count) % 1000 + value, DType.FLOAT32, ring=in_ring)
 
 
-def check_next_message(ring: Communicator, count: int) -> None:
-    """Both ranks can go on after an error."""
-    ring.barrier()
-    if ring.rank == 0:
-        send(ring, filled(ring, count, 5).buffer, 1, tag=9)
-    else:
-        got = filled(ring, count, 0)
-        receive(ring, got.buffer, 0, tag=9)
-        assert got.values[0] == 5
-
-
 @pytest.mark.parametrize("in_ring", [False, True], ids=["private", "ring memory"])
 @pytest.mark.parametrize("launcher", ["threads", "processes"])
 @on_ranks(3)
@@ -124,10 +113,18 @@ def test_large_ones_beside_collectives(seat: Seat) -> None:
     assert tensor.values[0] == 0
 
 
+def send_until_it_fails(ring: Communicator) -> None:
+    """The refusal of an earlier message is on its way."""
+    for _ in range(1000):
+        send(ring, filled(ring, 3, 0).buffer, 1, tag=8)
+        time.sleep(0.005)
+
+
+@pytest.mark.parametrize("hosts", [(), (0, 1)], ids=["one host", "two hosts"])
 @pytest.mark.parametrize("count", [3, 100_000])
 @on_ranks(2)
-def test_other_sizes_and_types(seat: Seat, count: int) -> None:
-    """Both sides raise, with both sizes, and the group lives on."""
+def test_other_sizes_and_types(seat: Seat, count: int, hosts: tuple[int, ...]) -> None:
+    """Both sides raise, with both sizes, a small one's sender at a later call, and the group lives on."""
     ring = seat.open()
     other = Tensor.of(ring, np.zeros(count), DType.FLOAT64)
     for theirs in (filled(ring, count + 1, 0), other):
@@ -135,37 +132,48 @@ def test_other_sizes_and_types(seat: Seat, count: int) -> None:
             with pytest.raises(CollectiveMismatch, match=rf"rank 1: receive from rank 0 .*got {count} elements"):
                 receive(ring, theirs.buffer, 0)
         elif count > 3:
-            with pytest.raises(CollectiveMismatch, match=r"rank 0: send to rank 1 .*: rank 1 expected"):
+            expected = len(theirs.values)
+            with pytest.raises(CollectiveMismatch, match=rf"rank 0: send to rank 1 .*: rank 1 expected {expected} "):
                 send(ring, filled(ring, count, 0).buffer, 1)
         else:
             send(ring, filled(ring, count, 0).buffer, 1)
         ring.barrier()
         if ring.rank == 0 and count == 3:
             with pytest.raises(CollectiveMismatch, match="was refused by rank 1"):
-                send(ring, filled(ring, count, 0).buffer, 1)
-    check_next_message(ring, count)
+                send_until_it_fails(ring)
+    ring.barrier()
+    if ring.rank == 0:
+        send(ring, filled(ring, count, 5).buffer, 1, tag=9)
+    else:
+        got = filled(ring, count, 0)
+        receive(ring, got.buffer, 0, tag=9)
+        assert got.values[0] == 5
 
 
 @pytest.mark.parametrize("blocking", [True, False], ids=["send or receive", "wait"])
 @pytest.mark.parametrize("sends", [True, False])
-@pytest.mark.parametrize("how", ["abort", "leave"])
-def test_the_other_rank_fails_or_leaves(how: str, sends: bool, blocking: bool) -> None:
+@pytest.mark.parametrize("how", ["abort", "leave", "has left"])
+@pytest.mark.parametrize("hosts", [(0, 0, 0), (0, 1, 1)], ids=["one host", "two hosts"])
+def test_the_other_rank_fails_or_leaves(hosts: tuple[int, ...], how: str, sends: bool, blocking: bool) -> None:
+    """Also where others of its host stay: rank 2 waits for a rank that waits for rank 1."""
+
     def body(seat: Seat) -> None:
         ring = seat.open()
+        seat.meet()
         tensor = filled(ring, 500_000, 0)
         if ring.rank == 1:
-            while not (how == "leave" or calls.is_set()):
-                time.sleep(0.001)
+            assert how == "has left" or calls.wait(30)
             if how == "abort":
                 ring.abort("rank 1 raised ValueError: boom")
             return
         calls.set()
         words = "boom" if how == "abort" else "left"
+        to = 1 if ring.rank == 0 else 0
         with pytest.raises(CollectiveAborted, match=words):
-            (send if sends else receive)(ring, tensor.buffer, 1, blocking=blocking).wait()
+            (send if sends else receive)(ring, tensor.buffer, to, blocking=blocking).wait()
 
     calls = threading.Event()
-    as_threads(2, body)
+    as_threads(3, body, hosts=hosts)
 
 
 @on_ranks(2)
@@ -261,54 +269,3 @@ def test_between_hosts(seat: Seat, in_ring: bool) -> None:
         assert sources == {1, 2}
     else:
         send(ring, filled(ring, 5, ring.rank).buffer, 0, tag=3)
-
-
-def send_until_it_fails(ring: Communicator) -> None:
-    """The refusal of an earlier message is on its way."""
-    for _ in range(1000):
-        send(ring, filled(ring, 3, 0).buffer, 1, tag=8)
-        time.sleep(0.005)
-
-
-@pytest.mark.parametrize("count", [3, 100_000])
-@on_ranks(2, hosts=(0, 1))
-def test_other_sizes_between_hosts(seat: Seat, count: int) -> None:
-    """Both sides raise, a small one's sender at a later call, and the group lives on."""
-    ring = seat.open()
-    if ring.rank == 1:
-        with pytest.raises(CollectiveMismatch, match=rf"rank 1: receive from rank 0 .*got {count} elements"):
-            receive(ring, filled(ring, count + 1, 0).buffer, 0)
-    elif count > 3:
-        with pytest.raises(CollectiveMismatch, match=r"rank 0: send to rank 1 .*: rank 1 expected 100001"):
-            send(ring, filled(ring, count, 0).buffer, 1)
-    else:
-        send(ring, filled(ring, count, 0).buffer, 1)
-    ring.barrier()
-    if ring.rank == 0 and count == 3:
-        with pytest.raises(CollectiveMismatch, match="was refused by rank 1"):
-            send_until_it_fails(ring)
-    check_next_message(ring, count)
-
-
-@pytest.mark.parametrize("sends", [True, False])
-@pytest.mark.parametrize("how", ["abort", "leave", "wait"])
-def test_a_rank_of_another_host_fails_or_leaves(how: str, sends: bool) -> None:
-    """Also where others of its host stay: rank 2 waits for a rank that waits for rank 1."""
-
-    def body(seat: Seat) -> None:
-        ring = seat.open()
-        seat.meet()
-        tensor = filled(ring, 500_000, 0)
-        if ring.rank == 1:
-            assert calls.wait(30)
-            if how == "abort":
-                ring.abort("rank 1 raised ValueError: boom")
-            return
-        calls.set()
-        words = "boom" if how == "abort" else "left"
-        to = 1 if ring.rank == 0 else 0
-        with pytest.raises(CollectiveAborted, match=words):
-            (send if sends else receive)(ring, tensor.buffer, to, blocking=how == "abort").wait()
-
-    calls = threading.Event()
-    as_threads(3, body, hosts=(0, 1, 1))
