@@ -63,15 +63,15 @@ def calls(ring: Communicator, much: int, *, several: bool) -> list[tuple[str, st
 
     def exchange(tensor: Tensor) -> Call:
         def call() -> None:
-            part = tensor.buffer.count // size
-            work = ring.alltoall([tensor.buffer], [part] * size)
-            assert work.counts() == [part] * size
+            count = tensor.buffer.count
+            splits = [*[count // size] * (size - 1), count - count // size * (size - 1)]
+            work = ring.alltoall([tensor.buffer], splits)
+            assert work.counts() == [splits[ring.rank]] * size
             assert np.frombuffer(work.output(), np.float32)[-1] in (1, size - 1)
 
         return call
 
     few, many, total = little.buffer.nbytes, ones.buffer.nbytes, float(sum(range(size)))
-    few_parts, many_parts = (nbytes // (4 * size) * (4 * size) for nbytes in (few, many))
     header = core.Header("allreduce", dtype=DType.FLOAT32, count=much)
     hosts = len(set(ring._native.host_of)) or 1
     by_size = core.choose([header] * size, hosts=hosts).name
@@ -86,8 +86,8 @@ def calls(ring: Communicator, much: int, *, several: bool) -> list[tuple[str, st
         ("broadcast", "staged", "chain", many, broadcast(ones)),
         ("allgather", "one-shot", "eager", few, gather(little)),
         ("allgather", "staged", "landing", many, gather(ones)),
-        ("alltoall", "one-shot", "eager", few_parts, exchange(little)),
-        ("alltoall", "staged", "pairwise", many_parts, exchange(ones)),
+        ("alltoall", "one-shot", "eager", few, exchange(little)),
+        ("alltoall", "staged", "pairwise", many, exchange(ones)),
     ]
     if size & (size - 1) == 0:
         every.append(("allreduce", "adasum", "gathered", many, reduce(ones, spare, 1, ReduceOp.ADASUM)))
@@ -99,7 +99,7 @@ def calls(ring: Communicator, much: int, *, several: bool) -> list[tuple[str, st
             ("broadcast", "one-shot", "", few, broadcast(small)),
             ("broadcast", "pull", "", many, broadcast(placed)),
             ("allgather", "pull", "", many, gather(placed)),
-            ("alltoall", "pull", "", many_parts, exchange(placed)),
+            ("alltoall", "pull", "", many, exchange(placed)),
         ]
     return [
         (operation, between if several else on_one, nbytes, call) for operation, on_one, between, nbytes, call in every
