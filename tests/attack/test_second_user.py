@@ -140,7 +140,7 @@ def test_what_listens(cluster: Cluster) -> None:
 def test_the_controller_lets_nobody_in(intruder: Stranger, shared_records: Path, cluster: Cluster) -> None:
     """What ranks print and log passes through its ports, which the port scanner of the tests above also finds."""
     run = cluster.run(f"import time\nwhile True: print({SECRET!r}); time.sleep(0.02)")
-    controller = Exposed(shared_records, only=[cluster._processes.controller])
+    controller = Exposed(shared_records, only=[cluster._processes.pids["controller"]])
     assert len(controller.listeners) > 10
     for _ in range(3):
         assert intruder.attack(controller) == {}

@@ -203,7 +203,7 @@ class Cluster:
             cluster.directory = directory
             atexit.register(cluster._leave_or_stop)
             try:
-                cluster._processes = Processes.attach(directory)
+                cluster._processes = Processes.attach(directory, about["controller"], about["launcher"])
                 client = cluster._processes.connect(_ATTACH_TIMEOUT)
                 cluster._engines = cluster._engines_of(client, cluster._processes, cluster._processes.trouble)
                 cluster._engines.all = [Engine(**engine) for engine in about["engines"]]
@@ -620,7 +620,8 @@ class Cluster:
                 "keep": self._keep,
                 "met": self._met,
                 "formation": self._formation,
-                "controller": processes.controller,
+                "controller": processes.pids["controller"],
+                "launcher": processes.pids["engines"],
                 "engines": [asdict(engine) for engine in engines.all],
             },
         )

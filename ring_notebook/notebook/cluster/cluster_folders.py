@@ -117,6 +117,7 @@ def read(directory: Path) -> dict[str, Any]:
         "met": bool,
         "formation": int,
         "controller": int,
+        "launcher": int,
         "kernel": int,
         "began": int,
         "notebook": str,

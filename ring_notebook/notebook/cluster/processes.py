@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import resource
 import select
 import signal
-from collections.abc import Mapping, Sequence
+import subprocess
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from threading import Event, Thread
 from time import monotonic, sleep
 from typing import Any
 
 import ipyparallel
-from ipyparallel.cluster.launcher import LocalControllerLauncher, MPIEngineSetLauncher
-from traitlets import Bool, Dict, List, Unicode, default
-from traitlets.config import Config
 
 from ring_notebook.config import config
 from ring_notebook.errors import ClusterError
 from ring_notebook.files.private_files import open_private
 from ring_notebook.launch.launchers.find_launcher import find_launcher
 from ring_notebook.launch.launchers.hosts import Host, check_interface, master_of, only_here
+from ring_notebook.launch.launchers.launcher import Launcher
 from ring_notebook.launch.launchers.own_launchers import processes_allowed
 from ring_notebook.launch.supervisor.engine_supervisor import Request, make_requests, request
 from ring_notebook.launch.supervisor.local_ranks import SHARED_IMPORTS
@@ -32,6 +30,7 @@ from ring_notebook.launch.supervisor.parent_death import wrap
 from ring_notebook.launch.supervisor.stderr_reports import split_reports
 from ring_notebook.machine.os_calls import Wake, exit_descriptor, resource_limits, set_resource_limits
 from ring_notebook.machine.own_python import module_command
+from ring_notebook.machine.process_life import is_alive
 from ring_notebook.notebook.cluster.death import Death, by_batch_system, explain, explain_failure, not_started, tail
 from ring_notebook.notebook.cluster.death_watch import LostRanks
 from ring_notebook.notebook.cluster.engine_forks import EngineForks, shared_imports
@@ -52,72 +51,10 @@ _CONTROLLER_ARGS = [
 ]
 _ENGINE_ARGS = ["--log-level=ERROR", "--IPEngine.timeout=60", "--IPEngine.wait_for_url_file=60"]
 _REQUESTS = "requests"
-_SECONDS_TO_TERMINATE = 2
-_SECONDS_TO_FORGET = 1  # the period at which ipyparallel's threads poll their processes
+_SECONDS_TO_LISTEN = 60.0  # for the controller, before engines of other hosts are started
+_SECONDS_TO_END = ((signal.SIGTERM, 2.0), (signal.SIGKILL, 60.0))
 _POLL = 0.02
-
-
-class _PrivateLog:
-    """Makes the file that a launcher's processes write to, which ipyparallel leaves to the umask."""
-
-    output_file: str
-
-    def start(self, *arguments: Any) -> Any:
-        open_private(Path(self.output_file), "ab").close()
-        return super().start(*arguments)  # type: ignore[misc]
-
-
-class ControllerLauncher(_PrivateLog, LocalControllerLauncher):  # type: ignore[misc]
-    """Starts the controller so that it ends with the kernel."""
-
-    keep = Bool(False, config=True, help="outlive the kernel")
-
-    @default("controller_cmd")
-    def _controller_cmd(self) -> list[str]:
-        return module_command("ring_notebook.notebook.cluster.controller")
-
-    def find_args(self) -> list[str]:
-        command: list[str] = super().find_args()
-        return command if self.keep else wrap(command)
-
-    def get_output(self, remove: bool = False) -> str:
-        return _kept_output(self)
-
-
-class EngineLauncher(_PrivateLog, MPIEngineSetLauncher):  # type: ignore[misc]
-    """Starts the engines with `find_launcher`, so that they end with the kernel."""
-
-    keep = Bool(False, config=True, help="outlive the kernel")
-    hosts: Any = List([], config=True, help="(name, slots) of the hosts, empty for this one")
-    requests = Unicode("", config=True, help="the pipe through which our supervisor starts engines again")
-    lent: Any = Dict({}, config=True, help="variables with which a supervisor reaches places that were lent")
-    forks = Unicode("", config=True, help="the address of the process that forks them; empty for one of the supervisor")
-
-    @property
-    def program(self) -> list[str]:
-        return module_command("ring_notebook.engine.engine_program")
-
-    def find_args(self) -> list[str]:
-        hosts = [Host(*host) for host in self.hosts]
-        launcher = find_launcher(requests=self.requests)
-        program = launcher.supervised([*self.program, *self.program_args])
-        # A kernel that a launcher has started as a rank: its engines are ranks of another job.
-        inherited = sorted(os.environ.keys() - without_outer_job(os.environ).keys())
-        command = ["env", *(f"--unset={name}" for name in inherited), *launcher.command(program, self.n, hosts)]
-        return command if self.keep else wrap(command)
-
-    def get_env(self) -> dict[str, str]:
-        hosts = [Host(*host) for host in self.hosts]
-        shared = {SHARED_IMPORTS: " ".join(filter(None, (self.forks, *shared_imports())))}
-        return {**super().get_env(), MASTER: master_of(hosts), **find_launcher().environment(), **shared, **self.lent}
-
-    def get_output(self, remove: bool = False) -> str:
-        return _kept_output(self)
-
-
-def _kept_output(launcher: Any) -> str:
-    """A launcher's log. ipyparallel removes it when the process ends, which is when it is needed."""
-    return read_text(Path(launcher.output_file))
+_left: list[subprocess.Popen[bytes]] = []  # of clusters that live on: forgotten while it runs, each would warn
 
 
 class Processes:
@@ -125,17 +62,21 @@ class Processes:
 
     One thread starts, watches and ends them: the Linux kernel ends our children with the thread that started
     them, so this thread lives as long as they do. When one of them ends by itself, the thread ends the other one
-    and sets ``death`` to the reason.
+    and sets ``death`` to the reason. ``begin`` is called there, to start both or to take those that run.
     """
 
-    def __init__(self, cluster: ipyparallel.Cluster, n: int, requests: Path, forks: EngineForks | None = None) -> None:
+    def __init__(self, directory: Path, begin: Callable[[Processes], None], forks: EngineForks | None = None) -> None:
         self.death: Death | None = None
-        self._forks = forks
-        self._requests = requests
+        self.pids: dict[str, int] = {}
+        """The process ids of ``controller`` and ``engines``, which is their launcher; both run on this host."""
         self.lost: LostRanks | None = None
         """The engines that have died, where the others live on and `request` can start them again; else None."""
-        self._cluster = cluster
-        self._n = n  # engines to start, 0 when they run already
+        self._directory = directory
+        self._begin = begin
+        self._forks = forks
+        self._requests = directory / _REQUESTS
+        self._exits: dict[str, int] = {}  # descriptors
+        self._children: list[subprocess.Popen[bytes]] = []
         self._started = Event()
         self._error: BaseException | None = None
         self._output = ""  # what the engines have written, when they have ended
@@ -152,8 +93,8 @@ class Processes:
             self._thread.join()  # it ends what has started
             self._wake.close()
             raise self._error
-        if requests.exists():
-            self.lost = LostRanks(Path(self._cluster.engine_set.output_file), requests.parent / "log")
+        if self._requests.exists():
+            self.lost = LostRanks(self._log_of("engines"), directory / "log")
 
     @classmethod
     def launch(
@@ -170,7 +111,7 @@ class Processes:
         ``forks`` forks them, in place of a process of the supervisor, and is closed when they die. Raises
         MPIMissingError, and ClusterError for more than this host can start, before it starts anything.
         """
-        requests = directory / _REQUESTS
+        requests, remote = directory / _REQUESTS, not only_here(hosts)
         # Where each rank acts as a host of its own, the others do not notice its death.
         pipe = str(requests) if config().algorithm != "ring" else ""
         try:
@@ -184,39 +125,72 @@ class Processes:
                 make_requests(requests)
             except OSError:  # a file system without named pipes: no engine is started again, and all end with one
                 launcher = find_launcher()
-        pipe = pipe if launcher.starts_again else ""
-        address = forks.address if forks is not None else ""
-        return cls(_cluster(directory, hosts, keep, pipe, lent, address), n, requests, forks)
+        imports = " ".join([*([forks.address] if forks else []), *shared_imports()])
+
+        def begin(made: Processes) -> None:
+            controller = module_command("ring_notebook.notebook.cluster.controller", *_CONTROLLER_ARGS)
+            made._start("controller", [*controller, *["--ip=*"] * remote], os.environ, keep)
+            # Both start at the same time: engines wait for the controller's connection file, except on other
+            # hosts, which may not see it and get its content instead.
+            found = read_text(made._connection_file("engine", _SECONDS_TO_LISTEN)) if remote else ""
+            own = {SHARED_IMPORTS: imports, **lent, **({"IPP_CONNECTION_INFO": found} if found else {})}
+            made._start("engines", *engines(launcher, n, hosts, own), keep)
+
+        return cls(directory, begin, forks)
 
     @classmethod
-    def attach(cls, directory: Path) -> Processes:
-        """Those that another kernel has started in ``directory``. Raises ClusterError when they have ended."""
-        file = directory / "security" / f"cluster-{directory.name}.json"
-        about = read_json(file)
-        if not about:
-            raise ClusterError(f"no cluster runs in {directory}")
-        for kind in ("controller", "engines"):
-            # ipyparallel writes "module:Class" for a launcher that is not its own, and reads "module.Class".
-            about[kind]["class"] = about[kind]["class"].replace(":", ".")
-        cluster = ipyparallel.Cluster.from_dict(
-            about, cluster_file=str(file), load_profile=False, config=_config(), log=_silent()
-        )
-        if not cluster.controller or not cluster.engines:
-            raise ClusterError(f"the cluster in {directory} has ended")
-        return cls(cluster, 0, directory / _REQUESTS)
+    def attach(cls, directory: Path, controller: int, launcher: int) -> Processes:
+        """Those with these process ids, which another kernel has started. Raises ClusterError when they have ended."""
+
+        def begin(made: Processes) -> None:
+            try:
+                made._take("controller", controller)
+                made._take("engines", launcher)
+            except ProcessLookupError:
+                raise ClusterError(f"the cluster in {directory} has ended") from None
+
+        return cls(directory, begin)
+
+    def _start(self, name: str, command: Sequence[str], environment: Mapping[str, str], keep: bool) -> None:
+        """Start one of both, so that it ends with the kernel unless that is to ``keep`` it."""
+        own = {"IPP_CLUSTER_ID": self._directory.name, "IPP_PROFILE_DIR": str(self._directory)}
+        with open_private(self._log_of(name), "ab") as log:
+            child = subprocess.Popen(
+                command if keep else wrap([*command]),
+                env={**environment, **own},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self._children.append(child)
+        self._take(name, child.pid)
+
+    def _take(self, name: str, pid: int) -> None:
+        self._exits[name] = exit_descriptor(pid)
+        self.pids[name] = pid
 
     def connect(self, timeout: float) -> Any:
         """An ipyparallel client. Raises ClusterError when the controller does not answer in time."""
-        connection = Path(self._cluster.controller.connection_files["client"])
         deadline = monotonic() + timeout
-        while not self.trouble() and monotonic() < deadline:
-            try:
-                return ipyparallel.Client(str(connection), timeout=max(1.0, deadline - monotonic()))
-            except TimeoutError:
-                break
-            except (OSError, ValueError):  # not there yet, or half written
-                sleep(_POLL)
-        raise ClusterError(f"the controller does not answer: {tail(self.log('controller')) or 'its log is empty'}")
+        try:
+            file = self._connection_file("client", timeout)
+            return ipyparallel.Client(str(file), timeout=max(1.0, deadline - monotonic()))
+        except TimeoutError:
+            raise ClusterError(
+                f"the controller does not answer: {tail(self.log('controller')) or 'its log is empty'}"
+            ) from None
+
+    def _connection_file(self, kind: str, timeout: float) -> Path:
+        """The file by which a ``kind``, client or engine, finds the controller. Raises TimeoutError without one."""
+        file = self._directory / "security" / f"ipcontroller-{self._directory.name}-{kind}.json"
+        deadline = monotonic() + timeout
+        while not self.trouble() and is_alive(self.pids["controller"]) and monotonic() < deadline:
+            with contextlib.suppress(OSError, ValueError):  # half written
+                if read_json(file):
+                    return file
+            sleep(_POLL)
+        raise TimeoutError
 
     def trouble(self) -> str:
         """Why these processes answer no more; empty while both run."""
@@ -243,11 +217,6 @@ class Processes:
             why = self.trouble() or f"the supervisor of the engines does not answer: {error}"
             raise ClusterError(why) from None
 
-    @property
-    def controller(self) -> int:
-        """The controller's process id; it runs on this host."""
-        return int(self._cluster.controller.pid)
-
     def not_started(self, reason: str) -> str:
         """The message for a start that failed for this ``reason``, or because one of both processes has ended."""
         return not_started(self.death.reason if self.death else reason, self._output or self.log("engines"))
@@ -272,14 +241,14 @@ class Processes:
 
     def log(self, which: str) -> str:
         """What ``controller`` or ``engines`` have written to their standard output and error so far."""
-        launcher = self._cluster.controller if which == "controller" else self._cluster.engine_set
-        return _kept_output(launcher) if launcher else ""
+        return read_text(self._log_of(which))
+
+    def _log_of(self, which: str) -> Path:
+        return self._directory / "log" / f"{which}.log"
 
     def _live(self) -> None:
         try:
-            if self._n:
-                self._cluster.start_controller_sync()
-                self._cluster.start_engines_sync(self._n)
+            self._begin(self)
         except BaseException as error:
             self._error = error
         finally:
@@ -289,89 +258,55 @@ class Processes:
         if ended == "controller":
             # Its heart monitor is a child that only the controller itself would have ended.
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._cluster.controller.pid, signal.SIGKILL)
-        if self._asked != "leave":
+                os.killpg(self.pids["controller"], signal.SIGKILL)
+        if self._asked == "leave":
+            _left.extend(self._children)
+        elif self._children or not self._error:  # else others may have these numbers
             self._end()
-        elif not self._n:
-            # Each launcher has a thread that waits for its process as long as this seems to run.
-            for launcher in (self._cluster.controller, self._cluster.engine_set):
-                launcher.state = "after"
+        for descriptor in self._exits.values():
+            os.close(descriptor)
         if ended:
             if self._forks is not None:
                 self._forks.close()
-            lost, logs = self.lost, Path(self._cluster.profile_dir) / "log"
+            lost = self.lost
             last = lost.last() if lost and ended == "engines" else None
-            self.death = by_batch_system(last or explain(ended, output, logs))
+            self.death = by_batch_system(last or explain(ended, output, self._directory / "log"))
 
     def _wait(self) -> str:
         """Return when one of both has ended (its name), or `stop` or `leave` was called (nothing)."""
-        watched = {self._wake.fileno(): ""}
-        poll = select.poll()
-        poll.register(self._wake, select.POLLIN)
-        try:
-            for name, launcher in (("controller", self._cluster.controller), ("engines", self._cluster.engine_set)):
-                try:
-                    descriptor = exit_descriptor(launcher.pid)
-                except ProcessLookupError:
-                    return name
-                watched[descriptor] = name
-                poll.register(descriptor, select.POLLIN)
-            return watched[poll.poll()[0][0]]
-        finally:
-            for descriptor in watched.keys() - {self._wake.fileno()}:
-                os.close(descriptor)
+        watched = {self._wake.fileno(): "", **{descriptor: name for name, descriptor in self._exits.items()}}
+        return watched[_ready(watched)[0]]
 
     def _end(self) -> None:
-        if self._cluster.engines:
-            self._cluster.stop_engines_sync()
-        self._cluster.stop_controller_sync()
+        """End the engines, then the controller, as far as they have been started."""
+        for name, descriptor in reversed(self._exits.items()):
+            for signum, seconds in _SECONDS_TO_END:
+                if not _ready([descriptor], 0.0):
+                    os.kill(self.pids[name], signum)
+                if _ready([descriptor], seconds):
+                    break
+        for child in [*self._children, *_left]:
+            child.poll()
 
 
-def _config() -> Config:
-    """Settings for clusters of this kernel and of others."""
-    settings = Config()
-    settings.LocalProcessLauncher.stop_seconds_until_kill = _SECONDS_TO_TERMINATE
-    settings.LocalProcessLauncher.poll_seconds = _SECONDS_TO_FORGET
-    return settings
+def _ready(descriptors: Iterable[int], seconds: float | None = None) -> list[int]:
+    """Those that are readable within so many seconds, by default when one is."""
+    poll = select.poll()
+    for descriptor in descriptors:
+        poll.register(descriptor, select.POLLIN)
+    return [descriptor for descriptor, _ in poll.poll(None if seconds is None else 1000 * seconds)]
 
 
-def _cluster(
-    directory: Path, hosts: Sequence[Host], keep: bool, requests: str, lent: Mapping[str, str], forks: str
-) -> ipyparallel.Cluster:
-    remote = not only_here(hosts)
-    settings = _config()
-    settings.ControllerLauncher.keep = settings.EngineLauncher.keep = keep
-    settings.EngineLauncher.hosts = [(host.name, host.slots) for host in hosts]
-    settings.EngineLauncher.requests = requests
-    settings.EngineLauncher.lent = dict(lent)
-    settings.EngineLauncher.forks = forks
+def engines(
+    launcher: Launcher, n: int, hosts: Sequence[Host], variables: Mapping[str, str]
+) -> tuple[list[str], dict[str, str]]:
+    """The command that starts ``n`` engines, and its environment, with these ``variables``."""
     # A nanny relays interrupts to an engine of another host, a process for each. Our supervisor does that too.
-    settings.EngineLauncher.engine_args = [*_ENGINE_ARGS, f"--IPEngine.enable_nanny={remote and not requests}"]
-    cluster = ipyparallel.Cluster(
-        controller=ControllerLauncher,
-        engines=EngineLauncher,
-        cluster_id=directory.name,
-        profile_dir=str(directory),
-        load_profile=False,
-        shutdown_atexit=False,
-        delay=0,
-        controller_args=[*_CONTROLLER_ARGS, *(["--ip=*"] if remote else [])],
-        # Both start at the same time: engines wait for the controller's connection file, except on other
-        # hosts, which may not see it and get its content instead.
-        send_engines_connection_env=remote,
-        config=settings,
-        log=_silent(),
-    )
-    open_private(Path(cluster.cluster_file), "a").close()  # ipyparallel leaves its mode to the umask
-    return cluster
-
-
-def _silent() -> logging.Logger:
-    """A logger without output: ipyparallel logs every start and stop to the notebook; we report what matters."""
-    log = logging.getLogger("ring_notebook.cluster")
-    log.addHandler(logging.NullHandler())
-    log.propagate = False
-    return log
+    nanny = not only_here(hosts) and not launcher.starts_again
+    program = module_command("ring_notebook.engine.engine_program", *_ENGINE_ARGS, f"--IPEngine.enable_nanny={nanny}")
+    # A kernel that a launcher has started as a rank: its engines are ranks of another job.
+    environment = {**without_outer_job(os.environ), MASTER: master_of(hosts), **launcher.environment(), **variables}
+    return launcher.command(launcher.supervised(program), n, hosts), environment
 
 
 _TASKS, _TASKS_PER_ENGINE = 24, 14  # processes and threads: of kernel, controller and supervisor, and of an engine

@@ -212,6 +212,7 @@ class Notebooks:
                 "met": True,
                 "formation": 0,
                 "controller": self._open.pid,
+                "launcher": self._open.pid,
                 "engines": [],
             },
         )

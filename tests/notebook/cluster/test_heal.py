@@ -330,7 +330,7 @@ def test_the_new_engine_dies_before_its_heart_beats(cluster: Cluster, monkeypatc
     """It has asked the controller for its number, which the one after it gets all the same."""
     processes = cluster._processes
     assert processes is not None
-    monitor = psutil.Process(processes.controller).children()[0]
+    monitor = psutil.Process(processes.pids["controller"]).children()[0]
 
     def accepted() -> int:
         return processes.log("controller").count("::accepting registration 2:")
@@ -488,12 +488,12 @@ def test_an_interrupt_leaves_what_a_heal_can_mend(cluster: Cluster) -> None:
 
 @pytest.mark.slow
 def test_the_controller_dies_while_an_engine_is_started_again(cluster: Cluster) -> None:
-    kill(cluster, 1)
     assert cluster._processes is not None
-    controller = psutil.Process(cluster._processes.controller)
+    controller = psutil.Process(cluster._processes.pids["controller"])
     place = str(cluster.directory)
     family = [one for one in psutil.Process().children(recursive=True) if place in " ".join(one.cmdline())]
     family += [controller, *controller.children(recursive=True)]
+    kill(cluster, 1)
     with when_it_starts(cluster, lambda _: controller.kill()), pytest.raises(ClusterError, match="the controller"):
         cluster.heal()
     until(lambda: not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in family))

@@ -113,7 +113,7 @@ def test_another_kernel_finds_a_cluster_when_the_folder_of_records_was_removed(
     program = [sys.executable, "-c", ATTACHES, cluster.directory.name.split("-")[1]]  # this process is still there
     done = ran(program)
     if "stopped" not in done.stdout:
-        os.kill(processes.controller, signal.SIGKILL)
+        os.kill(processes.pids["controller"], signal.SIGKILL)
     assert done.stdout.splitlines() == ["attached [0, 1]", "stopped"], done.stderr
     assert not cluster.directory.exists()
 

@@ -23,8 +23,8 @@ from ring_notebook.launch.launchers import find_launcher as finding
 from ring_notebook.launch.launchers import own_launchers
 from ring_notebook.launch.launchers.find_launcher import find_launcher
 from ring_notebook.launch.supervisor.outer_job import ADDED, without_outer_job
+from ring_notebook.notebook.cluster import processes
 from ring_notebook.notebook.cluster.cluster import Cluster
-from ring_notebook.notebook.cluster.processes import EngineLauncher
 
 RINGRUN = [sys.executable, "-m", "ring_notebook.launch.cli", "--no-prefix"]
 
@@ -136,12 +136,12 @@ def test_a_cluster_whose_engines_do_not_start_has_ended_when_that_is_said(
 ) -> None:
     """With its controller, which had started."""
 
-    def fail(_: object) -> list[str]:
+    def fail(*_: object) -> None:
         raise OSError("no engines today")
 
     monkeypatch.setenv("RING_RUNS_DIR", str(tmp_path / "runs"))
     config.cache_clear()
-    monkeypatch.setattr(EngineLauncher, "find_args", fail)
+    monkeypatch.setattr(processes, "engines", fail)
     before = {*threading.enumerate()}, {*psutil.Process().children(recursive=True)}
     with pytest.raises(OSError, match="no engines today"):
         Cluster(2).start()
