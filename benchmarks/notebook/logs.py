@@ -24,7 +24,7 @@ import psutil
 
 from ring_notebook.machine.hardware import cores
 from ring_notebook.notebook.cluster.cluster import Cluster
-from ring_notebook.notebook.panel import machine_load, rank_table
+from ring_notebook.notebook.panel import rank_table
 from ring_notebook.notebook.run.run import Run
 
 FLOOD = """
@@ -86,10 +86,10 @@ def flood(cluster: Cluster, seconds: float, rate: int) -> None:
     cluster.run(FLOOD.format(seconds=2, rate=rate)).wait()  # what a first run makes the kernel import
     before = kernel.memory_info().rss
     run = cluster.run(FLOOD.format(seconds=seconds, rate=rate), name="flood")
-    memory, draws, loads = [], [], machine_load.Cells()
+    memory, draws = [], []
     while not run.done:
         started = time.perf_counter()
-        rank_table.html(rank_table.table(run.log.view(), loads=loads))
+        rank_table.html(rank_table.table(run.log.view()))
         draws.append(time.perf_counter() - started)
         memory.append(kernel.memory_info().rss)
         time.sleep(0.2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from itertools import pairwise
 
 import numpy as np
@@ -39,60 +40,32 @@ def _parts(values: Sequence[float]) -> list[float]:
     return [sum(values[first:last]) / (last - first) for first, last in pairwise(edges)]  # plain Python: few numbers
 
 
-class Cells:
-    """The cells of each rank, one for each known column of COLUMNS: a sparkline and the newest value.
-
-    A load is summed up again only when there is a new reading of it.
-    """
-
-    def __init__(self) -> None:
-        self._loads: Mapping[str, Mapping[int, Points]] = {}
-        self._made: dict[int, list[str]] = {}
-        self._read: dict[tuple[str, int], _Reading] = {}
-
-    def of(self, view: RunView) -> Mapping[int, Sequence[str]]:
-        """The cells of every rank of the view."""
-        if not self._made or view.loads is not self._loads:
-            self._loads, self._made = view.loads, self._make(view)
-        return self._made
-
-    def _make(self, view: RunView) -> dict[int, list[str]]:
-        made: dict[int, list[str]] = {rank.rank: [] for rank in view.ranks}
-        for name in COLUMNS:
-            by_rank = view.loads.get(name)
-            if not by_rank:
-                continue
-            read = {rank: self._reading(name, rank, points) for rank, points in by_rank.items()}
-            highest = max(one.highest for one in read.values())
-            top = max(100.0, highest) if name in ("cpu", "gpu") else 1.4 * highest
-            expected = view.loads.get(f"{name}_expected", {})
-            for rank, cells in made.items():
-                most = f" of ~{_gib(float(expected[rank].y[-1]))}" if rank in expected else ""
-                cells.append(read[rank].cell(top) + most if rank in read else "")
-        return made
-
-    def _reading(self, name: str, rank: int, points: Points) -> _Reading:
-        known = self._read.get((name, rank))
-        if known is None or known.points is not points:
-            known = self._read[name, rank] = _Reading(name, points)
-        return known
+def cells(view: RunView) -> dict[int, list[str]]:
+    """The cells of every rank, one for each known column of COLUMNS: a sparkline and the newest value."""
+    made: dict[int, list[str]] = {rank.rank: [] for rank in view.ranks}
+    for name in COLUMNS:
+        by_rank = view.loads.get(name)
+        if not by_rank:
+            continue
+        highest = max(map(_highest, by_rank.values()))
+        top = max(100.0, highest) if name in ("cpu", "gpu") else 1.4 * highest
+        expected = view.loads.get(f"{name}_expected", {})
+        for rank, of_rank in made.items():
+            most = f" of ~{_gib(float(expected[rank].y[-1]))}" if rank in expected else ""
+            of_rank.append(_cell(name, by_rank[rank], top) + most if rank in by_rank else "")
+    return made
 
 
-class _Reading:
-    """One load of one rank, summed up once."""
+# A load is summed up again only when there is a new reading of it: a table is drawn five times a second.
+@lru_cache(maxsize=1024)
+def _highest(points: Points) -> float:
+    return max(points.y)
 
-    def __init__(self, name: str, points: Points) -> None:
-        self.points = points
-        self.highest = max(points.y)
-        self._means = _parts(points.y)
-        self._newest = _value_text(name, points.y[-1])
-        self._drawn = (0.0, f" {self._newest}")
 
-    def cell(self, top: float) -> str:
-        """A sparkline up to ``top`` and the newest value."""
-        if self._drawn[0] != top:
-            self._drawn = (top, f"{blocks(self._means, 0.0, top) if top > 0 else ''} {self._newest}")
-        return self._drawn[1]
+@lru_cache(maxsize=1024)
+def _cell(name: str, points: Points, top: float) -> str:
+    """A sparkline up to ``top`` and the newest value."""
+    return f"{blocks(_parts(points.y), 0.0, top) if top > 0 else ''} {_value_text(name, points.y[-1])}"
 
 
 def _value_text(name: str, value: float) -> str:

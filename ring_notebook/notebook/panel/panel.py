@@ -16,7 +16,6 @@ from ring_notebook.notebook.panel import (
     headline,
     hints,
     labelled_lines,
-    machines,
     rank_table,
     report,
     waits,
@@ -71,7 +70,6 @@ class Panel:
         self._lint = report.lint(log)
         self._charts = ChartArea(plot, log.look, log.keep_look, plot or self._lint.metrics)
         self._knobs = KnobArea(steer)
-        self._loads = machines.Cells()
         self._table_due = 0.0
         self._ended = Event()
         self._place: Any = None
@@ -180,7 +178,7 @@ class Panel:
         content = headline.headline(self._log, view, stuck)
         self._head.value, self._alarms.value = headline.first_row(content), headline.alarms(content, live=True)
         if view.names and monotonic() >= self._table_due:
-            self._table.value = rank_table.html(rank_table.table(view, loads=self._loads))
+            self._table.value = rank_table.html(rank_table.table(view))
             self._table_due = monotonic() + len(self._table.value) / TEXT_BYTES
         trouble = report.alert(self._log.trouble) + report.question(self._asks())
         waiting = waits.stall_html(stuck, self._log.source, self._log.first_line)

@@ -41,8 +41,8 @@ class Table:
     aside: frozenset[str] = frozenset()
 
 
-def table(view: RunView, still: bool = False, loads: machines.Cells | None = None) -> Table:
-    """The rows of a run. ``still`` leaves out the columns of a run in progress; ``loads`` remembers its own cells."""
+def table(view: RunView, still: bool = False) -> Table:
+    """The rows of a run. ``still`` leaves out the columns of a run in progress."""
     parts = shares([rank.spent for rank in view.ranks])
     compute = parts.pop("compute", None)  # the rest of the others
     metrics = view.charted[:MOST_METRICS]
@@ -60,7 +60,7 @@ def table(view: RunView, still: bool = False, loads: machines.Cells | None = Non
     died = view.died
     whole_bar = {"compute": compute, **parts} if compute else parts
     several = len(view.logical) > view.size
-    of_machines = (loads or machines.Cells()).of(view)
+    of_machines = machines.cells(view)
     for rank in shown_ranks:
         cells = [str(rank.rank), status_of(rank, still, died), _step(rank)]
         if view.throughput:
