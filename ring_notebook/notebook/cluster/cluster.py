@@ -36,6 +36,7 @@ from ring_notebook.notebook.record.run_record import RunRecord
 from ring_notebook.notebook.run.run import Run
 from ring_notebook.notebook.run.send_cell import send
 from ring_notebook.notebook.run.takeover import logs_in_progress
+from ring_notebook.protocol.ringtrain_options import CellOptions
 from ring_notebook.protocol.sent_functions import dumps
 from ring_notebook.rank.named_interrupt import DEBUGGER
 
@@ -424,7 +425,12 @@ class Cluster:
         a collective raises, because the others do nothing. Raises ClusterError when there are fewer than ``n`` engines
         or no such ranks, one of them or the cluster has died, or one of them executes another run.
         """
-        ranks = self.chosen(n, ranks)
+        own = {"n": n, "ranks": ranks, "timeout": timeout, "first_line": first_line}
+        return self.send(source, CellOptions.of({**(options or {}), **own}), name, only)
+
+    def send(self, source: str, options: CellOptions, name: str, only: Sequence[int] = ()) -> Run:
+        """`run`, of a cell with these options."""
+        ranks = self.chosen(options.n, options.ranks)
         engines = self._idle(ranks if self._met else None)
         require_living(engines, ranks)
         if not self._met and self._processes is not None:  # since a heal that failed
@@ -432,19 +438,8 @@ class Cluster:
             meet(engines, self.living, self._formation, self.n)
             self._met = True
         engines.hear(ranks)
-        sent = send(
-            engines,
-            self.directory.name,
-            source,
-            ranks,
-            name=name,
-            timeout=timeout,
-            first_line=first_line,
-            options=options or {},
-            only=only,
-            batch={"job": job_name(), "end": walltime().end} if walltime().end else {},
-        )
-        return self.runs.add(sent)
+        batch = {"job": job_name(), "end": walltime().end} if walltime().end else {}
+        return self.runs.add(send(engines, self.directory.name, source, ranks, name, options, only, batch))
 
     def chosen(self, n: int | None = None, ranks: Sequence[int] | None = None) -> Sequence[int]:
         """The ranks that a cell for ``n`` ranks, or for ``ranks``, runs on. Raises ClusterError as `run` for others."""

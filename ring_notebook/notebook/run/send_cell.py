@@ -30,13 +30,10 @@ def send(
     cluster: str,
     source: str,
     ranks: Sequence[int],
-    *,
     name: str,
-    timeout: float,
-    first_line: int,
-    options: Mapping[str, Any],
-    only: Sequence[int] = (),
-    batch: Mapping[str, Any] | None = None,
+    options: CellOptions,
+    only: Sequence[int],
+    batch: Mapping[str, Any],
 ) -> Run:
     """Send ``source`` to engines of the cluster of this name; ``ranks[i]`` is rank i of the run. Returns at once.
 
@@ -45,9 +42,8 @@ def send(
     Raises RingError where it is to resume or to replay another run, and cannot.
     """
     run, folder = new_run_id(), runs_directory()
-    resume = resumes_from(options.get("name", ""), options.get("cell_id", "")) if options.get("resume") else ""
-    changes = [*changes_of(str(options.get("replay", ""))), *pauses_at(options.get("pause_at", ()))]
-    changes += begins_with(options.get("knobs", {}), options.get("who", ""))
+    resume = resumes_from(options.name, options.cell_id) if options.resume else ""
+    changes = [*changes_of(options.replay), *pauses_at(options.pause_at), *begins_with(options.knobs, options.who)]
     chosen = engines.part(ranks)
     log = RunLog(
         folder / run,
@@ -55,7 +51,7 @@ def send(
         name or spoken_name(folder),
         len(ranks),
         source,
-        {**with_inherited(options), "first_line": first_line},
+        with_inherited(options.kept()) | ({"only": [*only]} if only else {}),
         {
             "cluster": cluster,
             "engines": len(engines.all),
@@ -79,13 +75,13 @@ def send(
         lost=sorted(engines.deaths()),
         checkpoints=str(folder / run / CHECKPOINTS),
         resume=resume,
-        gradients=encode(list(find(repeats).gradients())) if (repeats := options.get("repeats")) else b"",
+        gradients=encode(list(find(options.repeats).gradients())) if options.repeats else b"",
         changes=changes,
     )
     questions = Answering(chosen)
     with DeferredInterrupt() as interrupt:  # else ranks would execute a cell that no run of this kernel knows
         futures = chosen.submit(_RANK_SIDE, [request], range(len(ranks)), log.put, questions.put)
-        sent = Run(chosen, log, futures, timeout=timeout, questions=questions)
+        sent = Run(chosen, log, futures, timeout=options.timeout, questions=questions)
     if interrupt.came:
         sent.interrupt()
     return sent

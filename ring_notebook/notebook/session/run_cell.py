@@ -133,16 +133,7 @@ def send_cell(session: Session, cell: str, options: CellOptions, queued: QueuedC
     # While other ranks execute a run, theirs would change under it.
     if session.syncs and not cluster.runs.in_progress and (synced := cluster.sync()).changed:
         session.tell(str(synced))
-    run = session.run = cluster.run(
-        cell,
-        n=options.n,
-        ranks=options.ranks,
-        name=queued.name,
-        timeout=options.timeout,
-        first_line=options.first_line,
-        options=options.kept() | ({"only": [*only]} if only else {}),
-        only=only,
-    )
+    run = session.run = cluster.send(cell, options, queued.name, only)
     session.sent.append(run.log.run)
     if options.setup:
         session.setup = [*set_up_cells(session.setup), run.log]
