@@ -1,22 +1,42 @@
-"""What servers in the kernel of a notebook share: a few callers at once, each answered in a thread."""
+"""What servers in the kernel of a notebook share: they serve beside its cells, a few callers at once."""
 
 from __future__ import annotations
 
+import atexit
 import socketserver
-from threading import BoundedSemaphore
+from threading import BoundedSemaphore, Thread
 from typing import Any
+
+_PERIOD = 0.2  # seconds between two looks whether it is closed
 
 
 class BoundedServer(socketserver.ThreadingMixIn):
-    """Before a class of servers: answers at most ``most`` callers at once, and turns others away."""
+    """Before a class of servers: serves in a thread of this name, from `begin` to `close`.
+
+    It answers at most ``most`` callers at once, each in a thread, and turns others away.
+    """
 
     most: int
+    name: str
     daemon_threads = True
     block_on_close = False  # a caller that sends nothing, or waits, must not hold the notebook
 
     def __init__(self, *arguments: Any) -> None:
         self._places = BoundedSemaphore(self.most)
         super().__init__(*arguments)
+
+    def begin(self) -> None:
+        """Serve until `close`, at the latest until the kernel exits."""
+        self._thread = Thread(target=self.serve_forever, args=(_PERIOD,), name=self.name, daemon=True)  # type: ignore[attr-defined]
+        self._thread.start()
+        atexit.register(self.close)
+
+    def close(self) -> None:
+        """Take no more callers; those that are here get their answers."""
+        atexit.unregister(self.close)
+        self.shutdown()  # type: ignore[attr-defined]
+        self.server_close()
+        self._thread.join()
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Answer in a thread of its own, if there is a place."""

@@ -6,7 +6,6 @@ A caller sends a line of JSON, ``{"who": ..., "tool": ..., "arguments": {...}}``
 
 from __future__ import annotations
 
-import atexit
 import json
 import os
 import select
@@ -15,7 +14,6 @@ import socketserver
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 from ring_notebook.errors import ClusterError, RingError
@@ -28,13 +26,12 @@ from ring_notebook.notebook.lab.tools import MOST_BYTES, ToolCalls
 
 _SUFFIX = ".agents"
 _SECONDS_TO_ASK = 10.0  # of a caller that sends nothing
-_PERIOD = 0.2
 
 
 class ToolServer(BoundedServer, socketserver.UnixStreamServer):
     """Opens a notebook to agents of this user, whose calls ``tools`` answers, until `close`."""
 
-    most = 8
+    most, name = 8, "ring-agents"
 
     def __init__(self, tools: ToolCalls) -> None:
         self.tools = tools
@@ -42,9 +39,7 @@ class ToolServer(BoundedServer, socketserver.UnixStreamServer):
         self.path.unlink(missing_ok=True)
         super().__init__(str(self.path), _Request)
         self.path.chmod(0o600)
-        self._thread = Thread(target=self.serve_forever, args=(_PERIOD,), name="ring-agents", daemon=True)
-        self._thread.start()
-        atexit.register(self.close)
+        self.begin()
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
         """Whether the caller is this user, by what the kernel says of the other end."""
@@ -52,11 +47,8 @@ class ToolServer(BoundedServer, socketserver.UnixStreamServer):
 
     def close(self) -> None:
         """Take no more calls; those in progress get their answers. Runs go on."""
-        atexit.unregister(self.close)
         self.path.unlink(missing_ok=True)
-        self.shutdown()
-        self.server_close()
-        self._thread.join()
+        super().close()
 
 
 class _Request(socketserver.StreamRequestHandler):

@@ -270,41 +270,27 @@ draw();
 </script>"""
 
 
-class _Link:
+class _Link(BoundedServer, HTTPServer):
     """A server on the loopback interface, whose paths begin with a secret."""
 
+    most, name = 16, "ring-share"
+
     def __init__(self, shown: _Shown) -> None:
-        token = secrets.token_urlsafe(24)
-        self._server = _Server(shown, token)
-        port = self._server.server_address[1]
-        path = f"{port}/{token}/"
+        self.shown = shown
+        self.token = secrets.token_urlsafe(24)
+        super().__init__(("127.0.0.1", 0), _Visit)
+        path = f"{self.server_address[1]}/{self.token}/"
         hub = os.environ.get("JUPYTERHUB_SERVICE_PREFIX", "/")
         self.text = (
             f"Sharing the newest run at http://127.0.0.1:{path}\nRead-only; everyone with the link sees what the run "
             f"prints. From another machine: the address of your Jupyter server with {hub}proxy/{path} behind it, if it "
             "has jupyter-server-proxy; or a tunnel (ssh -L). `%ring share off` ends it."
         )
-        self._thread = Thread(target=self._server.serve_forever, args=(PERIOD,), name="ring-share", daemon=True)
-        self._thread.start()
-
-    def close(self) -> None:
-        """End the server."""
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
-
-
-class _Server(BoundedServer, HTTPServer):
-    most = 16
-
-    def __init__(self, shown: _Shown, token: str) -> None:
-        self.shown = shown
-        self.token = token
-        super().__init__(("127.0.0.1", 0), _Visit)
+        self.begin()
 
 
 class _Visit(BaseHTTPRequestHandler):
-    server: _Server
+    server: _Link
     protocol_version = "HTTP/1.1"
     timeout = _SECONDS_OF_A_VISIT
 
