@@ -18,8 +18,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil, inf
 from statistics import NormalDist, fmean, median
+from typing import Annotated
 
-from ring_notebook.analysis.scaling import PARTS, Kind, Measured, Scaling, batches, cause, kind_of, measure
+from ring_notebook.analysis.scaling import PARTS, Kind, Measured, Scaling, batches, cause, kind_of, measure, rank_counts
+from ring_notebook.text.line_options import Option, count
 from ring_notebook.text.words import rate_text
 
 BACKWARD = 2 / 3
@@ -81,6 +83,27 @@ def link_rate(text: str) -> float:
     if not found or not float(found[1]):
         raise ValueError(f"expected the rate of a host's network such as 25Gbit or 3GB/s, got {text!r}")
     return float(found[1]) * _UNITS[found[2].lower()] / (1 if found[3] else 8)
+
+
+@dataclass(frozen=True, slots=True)
+class ScalingOptions:
+    """What a user may ask of a measurement; ``link`` is in bytes per second."""
+
+    repeat: Annotated[int, Option("--repeat N", "run each size N times; show the median", count)] = 1
+    warmup: Annotated[int, Option("--warmup N", "steps at the beginning not to count", count)] = 1
+    kind: Annotated[
+        Kind,
+        Option("--strong", "the global batch is to stay the same", const="strong", exclusive=True),
+        Option("--weak", "it is to grow with the ranks", const="weak", exclusive=True),
+    ] = ""
+    csv: Annotated[str, Option("--csv FILE", "write the numbers to this file")] = ""
+    predict: Annotated[Sequence[int], Option("--predict 8,64", "sizes to predict from the others", rank_counts)] = ()
+    link: Annotated[
+        float | None, Option("--link 25Gbit", "rate of each host's network, to predict with", link_rate)
+    ] = None
+    gpus_per_host: Annotated[int | None, Option("--gpus-per-host N", "ranks of each host, to predict with", count)] = (
+        None
+    )
 
 
 def fit(runs: Sequence[Measured], link: float | None = None) -> StepModel:
@@ -204,20 +227,14 @@ def _other_models(runs: Sequence[Measured], link: float | None, model: StepModel
     return models
 
 
-def compare(
-    runs: Sequence[Measured],
-    kind: Kind = "",
-    sizes: Sequence[int] = (),
-    link: float | None = None,
-    per_host: int | None = None,
-) -> tuple[list[Scaling], list[str]]:
-    """The scaling of ``runs`` with the predicted ``sizes``, and what there is to say of it, in lines."""
+def compare(runs: Sequence[Measured], asked: ScalingOptions) -> tuple[list[Scaling], list[str]]:
+    """The scaling of ``runs`` with the predicted sizes, and what there is to say of it, in lines."""
     points = measure(runs)
     last = max(runs, key=lambda run: run.ranks)
-    notes = [cause(points, last.cores * last.hosts), kind_of(points, kind)]
-    if sizes:
+    notes = [cause(points, last.cores * last.hosts), kind_of(points, asked.kind)]
+    if asked.predict:
         try:
-            predicted, note = predict(runs, sizes, link, per_host, kind)
+            predicted, note = predict(runs, asked.predict, asked.link, asked.gpus_per_host, asked.kind)
         except ValueError as error:  # what was measured, perhaps for hours, is shown all the same
             predicted, note = [], f"Not predicted: {error}"
         points = sorted([*points, *predicted], key=lambda one: one.ranks)

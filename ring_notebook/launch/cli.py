@@ -11,10 +11,10 @@ import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
-from ring_notebook.analysis.prediction import compare
+from ring_notebook.analysis.prediction import ScalingOptions, compare
 from ring_notebook.analysis.scaling import Measured, measured, table, write_csv
 from ring_notebook.analysis.slow_ranks import SlowLink, SlowRanks, find
 from ring_notebook.analysis.time_breakdown import RankTimes, spent
@@ -150,7 +150,9 @@ def _scale(options: argparse.Namespace, hosts: Sequence[Host], env: Mapping[str,
                 )
                 return 2
             runs.append(measured([times[rank] for rank in sorted(times)]))
-    points, notes = compare(runs, options.kind, options.predict or (), options.link, options.gpus_per_host)
+    points, notes = compare(
+        runs, ScalingOptions(**{one.name: getattr(options, one.name) for one in fields(ScalingOptions)})
+    )
     if options.csv:
         write_csv(points, options.csv)
     columns, rows = table(points)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ring_notebook import __version__
-from ring_notebook.analysis.prediction import link_rate
+from ring_notebook.analysis.prediction import ScalingOptions
 from ring_notebook.analysis.scaling import rank_counts
 from ring_notebook.config import config
 from ring_notebook.horovod.as_horovod import variables
@@ -20,7 +20,7 @@ from ring_notebook.launch.launchers.hosts import Host, discovered_hosts, named_h
 from ring_notebook.launch.remote.remote_shell import ssh_command
 from ring_notebook.launch.supervisor.growth import Elastic
 from ring_notebook.rank.rank_threads import OMP
-from ring_notebook.text.line_options import read_by
+from ring_notebook.text.line_options import options_of, read_by
 
 _CYCLES, _FIRST_IN_HOSTS = "there are no cycles", "ranks of a host always reduce in memory that they share, first"
 _TUNING, _LOGS = "buckets are planned from the model, and nothing is tuned", "the core writes no log"
@@ -110,7 +110,7 @@ _OF_DOCTOR = (
 """Options that go with --doctor, by their first names."""
 
 
-_OF_SCALE = ("--repeat", "--warmup", "--strong", "--weak", "--csv", "--predict", "--link", "--gpus-per-host")
+_OF_SCALE = [one.flags[0] for one in options_of(ScalingOptions)]
 _NOT_SCALED = (
     "-np",
     "--elastic",
@@ -135,7 +135,6 @@ def check_values(options: argparse.Namespace) -> None:
     """Raise ValueError for a value that an option cannot have, and for options of which one would not count."""
     least = {
         **dict.fromkeys(("np", "ppn", "cpus_per_rank", "logical", "slots_per_host", "ssh_port"), 1),
-        **dict.fromkeys(("repeat", "warmup", "gpus_per_host"), 1),
         **dict.fromkeys(("start_timeout", "stall_warning", "stall_shutdown", "fusion_threshold_mb", "reset_limit"), 0),
         "elastic_timeout": 0,
     }
@@ -347,23 +346,12 @@ def _parser() -> argparse.ArgumentParser:
     add(_STALL[1], type=float, dest="stall_shutdown", metavar="S", help="seconds until a wait raises")
 
     group = parser.add_argument_group("scaling")
-    add, kind = group.add_argument, group.add_mutually_exclusive_group().add_argument
-    add("--scale", type=read_by(rank_counts), metavar="1,2,4", help="run the program on so many ranks, and compare")
-    add("--repeat", type=int, default=1, metavar="N", help="run each size N times; show the median")
-    add("--warmup", type=int, default=1, metavar="N", help="steps at the beginning not to count")
-    kind(
-        "--strong",
-        dest="kind",
-        action="store_const",
-        const="strong",
-        default="",
-        help="the global batch is to stay the same",
+    kind = group.add_mutually_exclusive_group()
+    group.add_argument(
+        "--scale", type=read_by(rank_counts), metavar="1,2,4", help="run the program on so many ranks, and compare"
     )
-    kind("--weak", dest="kind", action="store_const", const="weak", default="", help="it is to grow with the ranks")
-    add("--csv", metavar="FILE", help="write the numbers to this file")
-    add("--predict", type=read_by(rank_counts), metavar="8,64", help="sizes to predict from the others")
-    add("--link", type=read_by(link_rate), metavar="25Gbit", help="rate of each host's network, to predict with")
-    add("--gpus-per-host", type=int, metavar="N", help="ranks of each host, to predict with")
+    for one in options_of(ScalingOptions):
+        one.add_to(kind if one.exclusive else group)
 
     add = parser.add_argument_group("launchers of a site").add_argument
     add("--mpi-args", default="", metavar="ARGS", help="more options for mpiexec, quoted as for a shell")

@@ -11,6 +11,7 @@ import pytest
 
 from ring_notebook.analysis.prediction import (
     BACKWARD,
+    ScalingOptions,
     StepModel,
     compare,
     expected_maximum,
@@ -142,7 +143,7 @@ def test_the_interval_spans_runs_that_differ() -> None:
 
 def test_a_size_that_was_measured_too_is_held_out_and_compared() -> None:
     runs = [run_of(PLAIN, n, n) for n in (1, 2, 3)] + [run_of(PLAIN, 4, 4, slower=1.1)]
-    points, notes = compare(runs, sizes=[4])
+    points, notes = compare(runs, ScalingOptions(predict=[4]))
     assert [(point.ranks, point.interval is None) for point in points[-2:]] == [(4, True), (4, False)]
     assert notes[-1].endswith("off by 10%.")
     assert "Predicted from 1, 2, 3 ranks: 10 ms of compute a sample" in notes[-1]
@@ -169,7 +170,7 @@ def test_what_cannot_be_predicted(runs: list[Measured], sizes: list[int], per_ho
 
 
 def test_what_cannot_be_predicted_hides_nothing_that_was_measured() -> None:
-    points, notes = compare([run_of(PLAIN, 1, 1), run_of(PLAIN, 2, 1)], sizes=[8], per_host=4)
+    points, notes = compare([run_of(PLAIN, 1, 1), run_of(PLAIN, 2, 1)], ScalingOptions(predict=[8], gpus_per_host=4))
     assert [point.ranks for point in points] == [1, 2]
     assert all(isinstance(point, Scaling) for point in points)
     assert notes[-1].startswith("Not predicted: 8 ranks are more than the 4 of one host")

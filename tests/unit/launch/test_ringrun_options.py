@@ -173,7 +173,7 @@ def test_slots_follow_the_cores_of_each_rank() -> None:
         ("--scale 1,2 --elastic python x.py", "each is to stay; it takes no --elastic"),
         ("--scale 1,3 -H a:1,b:1 python x.py", "3 ranks need 3 slots, the hosts have 2 slots;"),
         ("--scale 1,2 --link fast python x.py", "expected the rate of a host's network such as 25Gbit"),
-        ("--scale 1,2 --repeat 0 python x.py", "--repeat must be at least 1, got 0"),
+        ("--scale 1,2 --repeat 0 python x.py", "--repeat: expected an integer of at least 1, got '0'"),
         ("--min-np 0 -np 2 x.py", "--min-np must be between 1 and the 2 ranks of the job, got 0"),
         ("--min-np 3 -np 2 x.py", "--min-np must be between 1 and the 2 ranks of the job, got 3"),
         ("--elastic --reset-limit -1 -np 2 x.py", "--reset-limit must be at least 0, got -1"),
