@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from threading import Lock, Thread
+from threading import Thread
 from typing import Any
 
 from IPython.core.getipython import get_ipython
@@ -59,8 +59,7 @@ class _Settings:
 
 
 _settings = _Settings()
-_telling: set[Thread] = set()
-_lock = Lock()
+_telling: list[Thread] = []
 
 
 def notify(tell: Callable[[Notice], Any] | None = None, *, after: float = AFTER, lab: bool = True) -> None:
@@ -120,8 +119,7 @@ class Notices:
         for tell in filter(None, (_show_in_lab if _settings.lab else None, _settings.tell)):
             thread = Thread(target=_tell, args=(tell, notice), name=f"ring-notice-{log.run}", daemon=True)
             thread.start()
-            with _lock:
-                _telling.add(thread)
+            _telling.append(thread)
 
 
 def _in_lab() -> bool:
@@ -181,15 +179,9 @@ def _name(tell: Callable[[Notice], Any]) -> str:
         return type(tell).__name__
 
 
-def _under_way() -> Iterator[Thread]:
-    with _lock:
-        _telling.intersection_update([thread for thread in _telling if thread.is_alive()])
-        yield from tuple(_telling)
-
-
 @atexit.register
 def _wait_for_callables() -> None:
     """Wait for the notice of the last cell when the kernel exits right after it, as in nbconvert."""
     deadline = time.monotonic() + _SECONDS_TO_TELL
-    for thread in _under_way():
+    for thread in _telling:
         thread.join(max(0.0, deadline - time.monotonic()))

@@ -88,7 +88,7 @@ def test_a_callable_that_raises_is_one_line_and_none_is_waited_for(
     Notices(log).end("")  # returns although the callable has not
     assert began.wait(30)
     go_on.set()
-    until(lambda: not list(notices._under_way()))
+    until(lambda: not any(one.is_alive() for one in notices._telling))
     assert capsys.readouterr().err == "notice of run r: hangs raised ConnectionError: no route\n"
 
 
