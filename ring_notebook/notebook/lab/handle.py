@@ -227,7 +227,7 @@ class Handle:
         """
         run, log = self.run, self._begun()
         try:
-            found = run.timeline() if run is not None else Timeline(log.directory)
+            found = run.timeline() if run is not None else Timeline.of_run(log.directory)
         except FileNotFoundError as error:
             raise RingError(f"{error}; only runs that fail or are interrupted leave their last operations") from None
         return said(f"{log.title}: {found.why}", repr(found.table).splitlines())

@@ -347,9 +347,9 @@ class Run:
         and where ranks part. Raises FileNotFoundError when nothing is known.
         """
         if self.done:
-            return Timeline(self.log.directory)
+            return Timeline.of_run(self.log.directory)
         told = self._engines.call_beside("ring_notebook.core.trace:tell_operations", self.log.run)
-        return Timeline.of([event for events in told if events for event in events])
+        return Timeline([event for events in told if events for event in events])
 
     def show(
         self,

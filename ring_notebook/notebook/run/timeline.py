@@ -65,21 +65,8 @@ class Timeline:
     say of the whole run: how their GPU tensors went.
     """
 
-    def __init__(self, directory: Path) -> None:
-        self.path: Path | None = directory / TIMELINE
-        if not self.path.exists():
-            raise FileNotFoundError(f"{directory.name} has no timeline; record one with `%%ringtrain --timeline`")
-        self._read(json.loads(self.path.read_text(encoding="utf-8"))["traceEvents"])
-
-    @classmethod
-    def of(cls, events: Sequence[dict[str, Any]]) -> Timeline:
-        """The timeline of ``events`` that are in no file yet."""
-        made = cls.__new__(cls)
-        made.path = None
-        made._read(events)
-        return made
-
-    def _read(self, events: Sequence[dict[str, Any]]) -> None:
+    def __init__(self, events: Sequence[dict[str, Any]], path: Path | None = None) -> None:
+        self.path = path
         self._is_of_last_operations = any(one.get("cat") == OPERATION for one in events)
         events = complete(events)
         self.spans = read_spans(events)
@@ -89,6 +76,14 @@ class Timeline:
             self.spans = within(self.spans, self.begin, self.begin + self.seconds)
         self._counted = read_counted(events)
         self.labels = sorted({one["args"]["labels"] for one in events if one["name"] == "process_labels"})
+
+    @classmethod
+    def of_run(cls, directory: Path) -> Timeline:
+        """That of the run in ``directory``. Raises FileNotFoundError where none was recorded."""
+        path = directory / TIMELINE
+        if not path.exists():
+            raise FileNotFoundError(f"{directory.name} has no timeline; record one with `%%ringtrain --timeline`")
+        return cls(json.loads(path.read_text(encoding="utf-8"))["traceEvents"], path)
 
     def between(self, begin: float, end: float) -> Timeline:
         """The same, from ``begin`` to ``end`` seconds only: drawn in more detail, and summed up for itself."""

@@ -21,6 +21,6 @@ def trace(
     try:
         if session.run is not None and not name:
             return session.run.timeline()
-        return Timeline(session.record(name).directory)
+        return Timeline.of_run(session.record(name).directory)
     except FileNotFoundError as error:
         raise RingError(f"{error}. Only runs that fail or are interrupted leave their last operations") from None

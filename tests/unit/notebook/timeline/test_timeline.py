@@ -47,7 +47,7 @@ def timeline(directory: Path, *events: dict[str, Any]) -> Timeline:
         own = [one for one in events if one["pid"] == rank]
         files.add_trace(json.dumps(own).encode())
     files.close()
-    return Timeline(directory)
+    return Timeline.of_run(directory)
 
 
 def steps(size: int, waits: dict[int, float], last: int, moving: float = 0.01) -> list[dict[str, Any]]:
@@ -154,7 +154,7 @@ def test_nothing_to_blame(tmp_path: Path) -> None:
     assert fine.why == (
         "The ranks keep step: 50% of the time is compute, and 49% sleep or waiting outside of collectives."
     )
-    assert Timeline.of([]).why.startswith("No collective was called")
+    assert Timeline([]).why.startswith("No collective was called")
 
 
 def test_threads_that_wait_at_the_same_time_count_once() -> None:
@@ -190,7 +190,7 @@ def test_a_part_of_it(tmp_path: Path) -> None:
 
 def test_a_run_that_was_not_recorded(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="--timeline"):
-        Timeline(tmp_path)
+        Timeline.of_run(tmp_path)
 
 
 def test_the_chart_holds_every_span_and_stays_small_when_there_are_many() -> None:
