@@ -5,19 +5,16 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
 import uuid
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from threading import Timer
 
-from ring_notebook.analysis.job_failure import WALLTIME_WARNING
 from ring_notebook.config import config
 from ring_notebook.errors import ClusterError, RingError
 from ring_notebook.files.private_files import make_private_folder, open_private
 from ring_notebook.files.run_folders import runs_directory
-from ring_notebook.launch.batch_job import end_of_job
+from ring_notebook.launch.batch_job import walltime
 from ring_notebook.launch.batch_systems import BatchError
 from ring_notebook.launch.job_script import BatchRequest
 from ring_notebook.launch.supervisor.outer_job import without_outer_job
@@ -69,7 +66,7 @@ def main() -> None:
     config.cache_clear()
     try:
         with Cluster(about["n"]) as cluster:
-            _write_checkpoint_in_time(cluster)
+            walltime().warn = lambda _: cluster.write_checkpoint()  # of the run in progress
             for cell in about["cells"]:
                 options = dict(cell["options"], name=cell["name"])
                 if int(os.environ.get("SLURM_RESTART_COUNT", "0")):  # the job was put back into the queue
@@ -82,14 +79,6 @@ def main() -> None:
         sys.exit(f"{type(error).__name__}: {error}")
     finally:  # unless the job is put back into the queue
         (Path(sys.argv[1]) / _CELLS).unlink(missing_ok=True)
-
-
-def _write_checkpoint_in_time(cluster: Cluster) -> None:
-    """Have the run in progress write a checkpoint some minutes before the time limit."""
-    if end := end_of_job():
-        timer = Timer(max(0.0, end - time.time() - WALLTIME_WARNING), cluster.write_checkpoint)
-        timer.daemon = True
-        timer.start()
 
 
 if __name__ == "__main__":
