@@ -136,12 +136,6 @@ def find(name: str) -> Snapshot:
     return snapshot_files.find(snapshot_files.root(), name)
 
 
-def names() -> list[str]:
-    """The snapshots of this folder that are whole, newest first, each once; for completion."""
-    whole, _ = snapshot_files.found(snapshot_files.root())
-    return list(dict.fromkeys(one.name for one in reversed(whole)))
-
-
 def listing() -> Listing:
     """All snapshots of this folder, newest first; a note names those that cannot be read."""
     folder = snapshot_files.root()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -116,8 +116,3 @@ def sections(names: Collection[str], search: str, opened: Collection[str], most:
 
 def _has(name: str, word: str) -> bool:
     return fnmatchcase(name, word) if "*" in word else word in name
-
-
-def shown(found: Sequence[Section]) -> tuple[str, ...]:
-    """The charts of all sections."""
-    return tuple(name for one in found for name in one.shown)
