@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 from secrets import token_hex
 from typing import Any
@@ -10,8 +11,9 @@ from typing import Any
 from ring_notebook.machine.own_python import prepare_for_jupyter
 
 prepare_for_jupyter()
-from ipyparallel.controller import app, hub  # noqa: E402
+from ipyparallel.controller import app, heartmonitor, hub  # noqa: E402
 
+from ring_notebook.launch.supervisor.parent_death import bind_to_parent  # noqa: E402
 from ring_notebook.protocol.registration import FORMATION, REPLACED  # noqa: E402
 
 
@@ -92,8 +94,14 @@ class Controller(app.IPController):  # type: ignore[misc]
         super().initialize(argv)
 
     def init_hub(self) -> None:
-        """Make the hub, where engines register."""
-        app.Hub = Hub
+        """Make the hub, where engines register, and the heart monitor, which `start` starts."""
+        controller = os.getpid()
+
+        def monitor_hearts(**options: Any) -> None:
+            bind_to_parent(controller, signal.SIGKILL)  # one that is killed would leave it behind
+            heartmonitor.start_heartmonitor(**options)
+
+        app.Hub, app.start_heartmonitor = Hub, monitor_hearts
         super().init_hub()
 
     def next_port(self, pool_name: str = "common") -> int:

@@ -255,10 +255,6 @@ class Processes:
             self._started.set()
         ended = self._wait() if self._error is None else ""
         output = self._output = self.log("engines")
-        if ended == "controller":
-            # Its heart monitor is a child that only the controller itself would have ended.
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.pids["controller"], signal.SIGKILL)
         if self._asked == "leave":
             _left.extend(self._children)
         elif self._children or not self._error:  # else others may have these numbers

@@ -85,15 +85,21 @@ def test_nothing_outlives_a_killed_kernel(kernel: tuple[subprocess.Popen[str], l
 
 
 @pytest.mark.slow  # `make test` runs test_nothing_outlives_a_killed_kernel
-@pytest.mark.parametrize("kernel", ["idle", "busy"], indirect=True)
-def test_nothing_outlives_a_killed_controller(kernel: tuple[subprocess.Popen[str], list[int]]) -> None:
+@pytest.mark.parametrize(("kernel", "lives"), [("idle", True), ("busy", True), ("busy", False)], indirect=["kernel"])
+def test_nothing_outlives_a_killed_controller(kernel: tuple[subprocess.Popen[str], list[int]], lives: bool) -> None:
+    """Nor one that is killed with the kernel, as where memory runs out."""
     process, pids = kernel
     controller = next(
         pid for pid in pids if "ring_notebook.notebook.cluster.controller" in " ".join(psutil.Process(pid).cmdline())
     )
+    if not lives:
+        process.send_signal(signal.SIGSTOP)  # it does not see the controller die
     os.kill(controller, signal.SIGKILL)
+    if not lives:
+        process.kill()
+        process.wait()
     assert_gone(pids)
-    assert process.poll() is None
+    assert (process.poll() is None) == lives
 
 
 @pytest.fixture
