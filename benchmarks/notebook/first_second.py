@@ -4,7 +4,8 @@
 
 Medians of the rounds, each in a new kernel: seconds by the clock, and of processor time in all processes of the
 notebook until the cell has ended. With --pause somebody reads for so long after `%load_ext`. Several interpreters take
-turns, so that a busy machine is the same for all.
+turns, so that a busy machine is the same for all. Modules are read as bytecode, as pip leaves them, whatever
+PYTHONDONTWRITEBYTECODE says here; in a fresh checkout a round that is not counted compiles them.
 """
 
 from __future__ import annotations
@@ -43,9 +44,10 @@ def main() -> None:
     given = parser.parse_args()
     found: dict[str, dict[str, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
     ends: dict[str, str] = {}
-    for _ in range(given.rounds):
+    for number in range(given.rounds + 1):
         for python in given.python or [sys.executable]:
-            ends[python] = one_kernel(python, given.ranks, given.pause, found[python])
+            rows = found[python] if number else defaultdict(list)
+            ends[python] = one_kernel(python, given.ranks, given.pause if number else 0.0, rows)
     for python, rows in found.items():
         given_time = f"{given.ranks} ranks, medians of {given.rounds}, {given.pause:g} s after %load_ext"
         print(f"{python}: {given_time}; {ends[python]}")
@@ -59,6 +61,7 @@ def one_kernel(python: str, ranks: int, pause: float, rows: dict[str, list[tuple
     manager = KernelManager()
     with tempfile.TemporaryDirectory() as folder:
         environment = {**os.environ, "RING_RUNS_DIR": f"{folder}/runs", "PYTHONSAFEPATH": "1"}
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)
         command = [python, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
         manager.kernel_spec.argv[:] = command
         manager.start_kernel(env=environment, cwd=folder)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import socket
+import time
 from secrets import token_hex
+from types import SimpleNamespace
 from typing import Any
 
 from ring_notebook.machine.own_python import prepare_for_jupyter
 
+gc.disable()  # until it serves; a tenth of an import's time
 prepare_for_jupyter()
 from ipyparallel.controller import app, heartmonitor, hub  # noqa: E402
 
@@ -72,6 +76,16 @@ class Hub(hub.Hub):  # type: ignore[misc]
         super().finish_registration(heart)
 
 
+class HeartMonitor(heartmonitor.HeartMonitor):  # type: ignore[misc]
+    """Tells the hub of a new engine at its first heartbeat. ipyparallel does so with the next ping, a period later."""
+
+    def handle_pong(self, msg: list[bytes]) -> None:
+        """Take note of the heartbeat ``msg`` of an engine."""
+        super().handle_pong(msg)
+        if new := self.responses.difference(self.hearts):
+            self.handle_new_hearts(new)
+
+
 class Controller(app.IPController):  # type: ignore[misc]
     """Encrypts and signs every message, keeps its files private, and forks before it has threads.
 
@@ -102,6 +116,9 @@ class Controller(app.IPController):  # type: ignore[misc]
             heartmonitor.start_heartmonitor(**options)
 
         app.Hub, app.start_heartmonitor = Hub, monitor_hearts
+        heartmonitor.HeartMonitor = HeartMonitor
+        # ipyparallel sleeps for 0.25 s before it says where the hub is, though nothing that it waits for has started.
+        app.time = SimpleNamespace(**{**vars(time), "sleep": lambda _: None})
         super().init_hub()
 
     def next_port(self, pool_name: str = "common") -> int:
@@ -117,6 +134,8 @@ class Controller(app.IPController):  # type: ignore[misc]
 
     def start(self) -> None:
         """Start everything, and serve until the process is ended."""
+        gc.freeze()  # the monitor, which is a fork, shares these pages
+        gc.enable()
         monitor = self.heartmonitor_process
         monitor.start()
         monitor.start = lambda: None  # for `super().start`, which would start it a second time
