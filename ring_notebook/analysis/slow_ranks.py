@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import fmean, median, median_low
 from typing import ClassVar
 
@@ -216,7 +216,8 @@ def cause(slow: Spent, usual: Spent) -> str:
     asleep = _slept_longer(slow, usual)
     held = _held_by_threads(slow, usual, asleep + queued, each)
     explained: dict[str, float] = defaultdict(float)
-    explained["data"] = slow.data - usual.data - _queued_for_data(slow, usual, each)
+    behind = own.queued_for_data - other.queued_for_data - each * max(0.0, own.on_cpu - other.on_cpu)
+    explained["data"] = slow.fetching - usual.fetching - max(0.0, behind)
     explained["garbage"] = own.collecting - other.collecting
     explained["throttled"] = throttled
     kind = _kind_of_sleep(slow, usual)
@@ -243,13 +244,6 @@ def _slept_longer(slow: Spent, usual: Spent) -> float:
     in_waits = min(usual.blocked, usually_held)
     part = in_waits / usually_held if usually_held else 0.0
     return max(0.0, slow.blocked - part * held - (usual.blocked - in_waits))
-
-
-def _queued_for_data(slow: Spent, usual: Spent, each: float) -> float:
-    """Seconds longer for data in which ``slow`` waited for a core, at least: it neither slept nor worked in them."""
-    slept = _slept_longer(replace(slow, data=0.0), replace(usual, data=0.0))  # waiting for data too
-    worked = max(0.0, slow.own.on_cpu - usual.own.on_cpu) * (1 + each)
-    return min(max(0.0, slow.data - usual.data - slept - worked), slow.own.queued)
 
 
 def _worked_longer(slow: Spent, usual: Spent) -> float:

@@ -30,13 +30,15 @@ class OwnTime:
     """What Linux has counted of a rank's process over the seconds of its `Spent`; 0 for what it does not count.
 
     Seconds of its main thread: ``on_cpu`` on a core, ``queued`` for a core that others used, of these ``throttled`` by
-    the limit of its control group, and ``collecting`` garbage. ``beside``: seconds of a core that its other threads
-    used. ``faults``: pages read from a disk. ``disk``: bytes read and written. ``samples``: as logged.
+    the limit of its control group and ``queued_for_data`` before `track` had a batch, and ``collecting`` garbage.
+    ``beside``: seconds of a core that its other threads used. ``faults``: pages read from a disk. ``disk``: bytes read
+    and written. ``samples``: as logged.
     """
 
     on_cpu: float = 0.0
     queued: float = 0.0
     throttled: float = 0.0
+    queued_for_data: float = 0.0
     collecting: float = 0.0
     beside: float = 0.0
     faults: float = 0.0
@@ -60,8 +62,8 @@ class Spent:
     """Seconds of one rank. ``seconds`` is all of them: since its first step, or since the beginning of its cell.
 
     ``moving``: in collectives and messages, while data was packed, moved and reduced. ``waiting``: until other ranks
-    called the operation. ``bubble``: until a message came, as between the stages of a pipeline. ``data``: until `track`
-    had a batch. An operation in the background counts only while the rank waited for it. ``links``: what
+    called the operation. ``bubble``: until a message came, as between the stages of a pipeline. ``fetching``: until
+    `track` had a batch. An operation in the background counts only while the rank waited for it. ``links``: what
     went to ranks of other hosts over TCP.
     """
 
@@ -69,9 +71,14 @@ class Spent:
     moving: float
     waiting: float
     bubble: float
-    data: float
+    fetching: float
     own: OwnTime = NOTHING_COUNTED
     links: tuple[Sent, ...] = ()
+
+    @property
+    def data(self) -> float:
+        """Seconds until `track` had a batch, without those in which the rank could have gone on but had no core."""
+        return max(0.0, self.fetching - self.own.queued_for_data)
 
     @property
     def idle(self) -> float:
@@ -121,10 +128,11 @@ class Spent:
     def over(self, seconds: float) -> Spent:
         """The same shares and rates over so many seconds; of nothing, nothing."""
         times = seconds / self.seconds if self.seconds > 0 else 1.0
-        moving, waiting, bubble, data = (times * part for part in (self.moving, self.waiting, self.bubble, self.data))
+        parts = self.moving, self.waiting, self.bubble, self.fetching
+        moving, waiting, bubble, fetching = (times * part for part in parts)
         own = OwnTime(*(times * getattr(self.own, one.name) for one in fields(OwnTime)))
         links = tuple(Sent(to, times * busy, times * sent) for to, busy, sent in self.links)
-        return Spent(times * self.seconds, moving, waiting, bubble, data, own, links)
+        return Spent(times * self.seconds, moving, waiting, bubble, fetching, own, links)
 
     def share(self, seconds: float) -> float:
         """A part of the seconds, 0 to 1."""

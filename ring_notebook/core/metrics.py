@@ -18,6 +18,7 @@ from ring_notebook.config import config
 from ring_notebook.core import other_waits
 from ring_notebook.core.step_points import between_steps, in_pass
 from ring_notebook.machine.gpus import gpus
+from ring_notebook.machine.hardware import WaitsForCore
 from ring_notebook.protocol.records import LOGGED, MEDIA, Display, MetricBatch
 from ring_notebook.rank.exit_watch import at_exit
 
@@ -59,6 +60,7 @@ class _Recorder:
         self.samples = 0.0  # in the batches yielded since the last row
         self.all_samples = 0.0  # in the rows
         self.waited = 0.0
+        self.queued = 0.0  # of these seconds, for a core
         self.flushed = 0.0
         self.progress = (0, 0)
         self.loops: Callable[[str, bool], Callable[[int], None]] | None = None
@@ -401,19 +403,20 @@ class track(Generic[T]):  # noqa: N801 - read as a verb: for batch in track(load
         place = f"{caller.f_code.co_filename}:{caller.f_lineno}"
         loop = recorder.loops(place, bool(self._total)) if recorder.loops else None
         del caller  # the frame refers to the batches
-        with in_pass(), _Pass(recorder) as this:
+        with in_pass(), _Pass(recorder) as this, WaitsForCore() as queued:
             while True:
                 recorder.progress = (done, total)
                 if loop is not None:
                     loop(done)
                 between_steps()
-                started = monotonic_ns()
+                started, before = monotonic_ns(), queued.seconds()
                 try:
                     batch = next(batches)
                 except StopIteration:
                     break
                 ended = monotonic_ns()
                 recorder.waited += (ended - started) * 1e-9
+                recorder.queued += queued.seconds() - before
                 other_waits.data(started, ended)
                 samples = _samples(batch)
                 recorder.samples += self._share * samples
@@ -522,14 +525,9 @@ def pass_point(points: int) -> None:
     _recorder.points = points
 
 
-def data_wait() -> float:
-    """Seconds that `track` has waited for data since the run began."""
-    return _recorder.waited
-
-
 def totals() -> dict[str, float]:
-    """For the account of this rank's time: seconds that `track` has waited for data, and samples in all rows."""
-    return {"data_wait": data_wait(), "samples": _recorder.all_samples}
+    """For the account of this rank's time: seconds that `track` has waited for data, and for a core then; samples."""
+    return {"data_wait": _recorder.waited, "queued_for_data": _recorder.queued, "samples": _recorder.all_samples}
 
 
 def drain(run: str, rank: int, limit: float = 0.0) -> list[MetricBatch]:

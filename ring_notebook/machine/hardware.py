@@ -1,8 +1,9 @@
-"""Cores that ranks can use on this machine, and how often its memory ran out."""
+"""Cores that ranks can use on this machine, waits for them, and how often its memory ran out."""
 
 from __future__ import annotations
 
 import math
+import os
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -66,6 +67,27 @@ def oom_kills() -> int:
 def throttled() -> float:
     """Seconds for which the CPU limits of this process's control groups have held threads up, of each core; else 0."""
     return sum(map(_throttled_in, _groups("cpu")))
+
+
+class WaitsForCore:
+    """A context in which `seconds` says for how long its thread has waited for a core so far, while others used all.
+
+    0 where Linux does not count that.
+    """
+
+    def __enter__(self) -> WaitsForCore:
+        self._file = -1
+        with suppress(OSError):
+            self._file = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+
+    def seconds(self) -> float:
+        """Since the thread began. It takes some microseconds."""
+        return int(os.pread(self._file, 64, 0).split()[1]) * 1e-9 if self._file >= 0 else 0.0
 
 
 def processes_of_container() -> int:

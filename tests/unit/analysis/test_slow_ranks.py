@@ -15,7 +15,7 @@ USUAL = Spent(10.0, 1.0, 5.0, 0.0, 0.0, OwnTime(on_cpu=5.0, samples=100))
 
 
 def slow(data: float = 0.0, **own: float) -> Spent:
-    return replace(SLOW, data=data, own=replace(SLOW.own, **own))
+    return replace(SLOW, fetching=data, own=replace(SLOW.own, **own))
 
 
 @pytest.mark.parametrize(
@@ -72,9 +72,17 @@ def test_more_computing_waits_more_often_for_a_core() -> None:
 
 
 def measured(
-    seconds: float, moving: float, waiting: float, on_cpu: float, queued: float, beside: float, data: float = 0.0
+    seconds: float,
+    moving: float,
+    waiting: float,
+    on_cpu: float,
+    queued: float,
+    beside: float,
+    data: float = 0.0,
+    queued_for_data: float = 0.0,
 ) -> Spent:
-    return Spent(seconds, moving, waiting, 0.0, data, OwnTime(on_cpu=on_cpu, queued=queued, beside=beside))
+    own = OwnTime(on_cpu=on_cpu, queued=queued, queued_for_data=queued_for_data, beside=beside)
+    return Spent(seconds, moving, waiting, 0.0, data, own)
 
 
 @pytest.mark.parametrize(
@@ -113,13 +121,21 @@ def test_a_busy_machine_changes_no_cause(usual: tuple[float, ...], rank: tuple[f
 
 def test_a_wait_for_a_core_in_a_loader_is_no_slow_data() -> None:
     """Data in memory, which the main thread collates while other processes use all cores."""
-    usual, own = measured(6.03, 0.61, 1.92, 0.587, 3.9, 0.0, 1.17), measured(6.03, 0.61, 0.62, 0.59, 5.1, 0.0, 2.37)
+    usual = measured(6.03, 0.61, 1.92, 0.587, 3.9, 0.0, 1.17, 1.02)
+    assert cause(measured(6.03, 0.61, 0.62, 0.59, 5.1, 0.0, 2.37, 2.2), usual) == "queued"
+    usual = measured(10.0, 1.0, 2.0, 1.0, 6.5, 0.0, 2.0, 1.7)
+    own = measured(10.0, 1.0, 0.0, 1.0, 8.0, 0.0, 3.0, 2.7)
     assert cause(own, usual) == "queued"
-    usual, own = measured(10.0, 1.0, 2.0, 1.0, 6.5, 0.0, 2.0), measured(10.0, 1.0, 0.0, 1.0, 8.0, 0.0, 3.0)
-    assert cause(own, usual) == "queued"
+    said = explain({0: usual, 1: replace(own, waiting=2.0)}, {0: 1.0, 1: 1.0})
+    assert said == "The ranks take turns in being late: each waits 20% of the time, for no rank in particular."
+    said = explain(dict.fromkeys((0, 1), measured(10.0, 1.0, 0.0, 1.0, 8.0, 0.0, 8.0, 7.5)), {0: 0.0, 1: 0.0})
+    assert (
+        said == "Moving and reducing data takes 10% of the time: a larger batch per rank, fewer synchronisations or "
+        "compression would help."
+    )
     # Of a loader that sleeps for a disk or its workers, or works for longer, it is the data.
-    assert cause(measured(10.0, 1.0, 0.0, 1.0, 6.5, 0.0, 4.5), usual) == "data"
-    assert cause(measured(10.0, 1.0, 0.0, 1.3, 8.4, 0.0, 4.0), usual) == "data"
+    assert cause(measured(10.0, 1.0, 0.0, 1.0, 6.5, 0.0, 4.5, 1.7), usual) == "data"
+    assert cause(measured(10.0, 1.0, 0.0, 1.3, 8.4, 0.0, 4.0, 3.4), usual) == "data"
     quiet = measured(10.0, 1.0, 5.0, 4.0, 0.2, 0.0, 0.5)
     assert cause(measured(10.0, 1.0, 0.0, 9.0, 0.5, 0.0, 4.5), quiet) == "data"
     assert cause(measured(10.0, 1.0, 0.0, 4.0, 0.2, 0.0, 5.5), quiet) == "data"

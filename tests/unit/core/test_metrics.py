@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import os
+import subprocess
 import sys
 import threading
 import time
@@ -17,6 +19,7 @@ import torch
 from PIL import Image
 
 from harness.programs import ran
+from ring_notebook.analysis import time_breakdown
 from ring_notebook.core import metrics
 from ring_notebook.protocol.records import MetricBatch
 
@@ -211,8 +214,35 @@ def test_time_spent_waiting_for_data() -> None:
 
     for _ in metrics.track(slow()):
         time.sleep(0.2)  # must not count
-    assert 0.06 <= metrics.data_wait() < 0.6
+    assert 0.06 <= metrics.totals()["data_wait"] < 0.6
     assert metrics.progress() == (3, 0)
+
+
+def test_a_wait_for_a_core_is_no_wait_for_data() -> None:
+    """Batches that the main thread makes, while another process uses its only core."""
+    allowed = os.sched_getaffinity(0)
+
+    def busy() -> Iterator[int]:
+        while metrics.totals()["queued_for_data"] < 0.05:
+            ends = time.thread_time() + 0.01
+            while time.thread_time() < ends:
+                pass
+            yield 1
+
+    os.sched_setaffinity(0, {min(allowed)})
+    began = time.thread_time()
+    try:
+        with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as other:
+            try:
+                for _ in metrics.track(busy()):
+                    pass
+            finally:
+                other.kill()
+    finally:
+        os.sched_setaffinity(0, allowed)
+    spent = time_breakdown.spent(metrics.totals(), 1.0)
+    assert spent.fetching - spent.data == pytest.approx(metrics.totals()["queued_for_data"])
+    assert spent.data < time.thread_time() - began + 0.05, "only the work of the loader, and what it slept"
 
 
 def test_nothing_is_lost_while_another_thread_drains() -> None:
