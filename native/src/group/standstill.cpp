@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <sstream>
 
 #include "ring/group/block.hpp"
 
@@ -17,6 +18,14 @@ void set_text(char (&to)[size], std::string_view text) {
 template <std::size_t size>
 std::string text_of(const char (&from)[size]) {
     return {from, strnlen(from, size)};
+}
+
+// The ranks of "0, 2, ...".
+std::vector<int> numbers_of(const std::string& text) {
+    std::vector<int> numbers;
+    std::istringstream left(text);
+    for (int number = 0; left >> number; left.ignore()) numbers.push_back(number);
+    return numbers;
 }
 
 }  // namespace
@@ -45,9 +54,17 @@ void StandingRanks::add(const Line& line) {
         return;
     }
     same->awaited.callers += line.awaited.callers;
-    const std::string ranks = text_of(same->ranks), more = ranks + ", " + text_of(line.ranks);
-    const bool is_full = ranks.back() == '.';
-    if (!is_full) set_text(same->ranks, more.size() < sizeof same->ranks - 5 ? more : ranks + ", ...");
+    std::vector<int> ranks = numbers_of(text_of(same->ranks)), more = numbers_of(text_of(line.ranks));
+    ranks.insert(ranks.end(), more.begin(), more.end());
+    std::sort(ranks.begin(), ranks.end());
+    std::string text;
+    for (const int rank : ranks) {
+        const std::string longer = text + (text.empty() ? "" : ", ") + std::to_string(rank);
+        if (longer.size() >= sizeof same->ranks - 5) break;
+        text = longer;
+    }
+    const bool is_all = std::count(text.begin(), text.end(), ',') + 1u == same->awaited.callers;
+    set_text(same->ranks, is_all ? text : text + ", ...");
 }
 
 std::string StandingRanks::encode() const {
@@ -66,7 +83,11 @@ void StandingRanks::add_encoded(std::string_view bytes) {
 std::string StandingRanks::mismatch() const {
     bool by_name = false, by_order = false;
     std::string table;
-    for (const Line& line : lines_) {
+    std::vector<Line> sorted = lines_;  // hosts tell of theirs in any order
+    std::stable_sort(sorted.begin(), sorted.end(), [](const Line& a, const Line& b) {
+        return numbers_of(text_of(a.ranks)) < numbers_of(text_of(b.ranks));
+    });
+    for (const Line& line : sorted) {
         std::uint64_t callers = 0;
         for (const Line& other : lines_)
             if (other.awaited.key == line.awaited.key) callers += other.awaited.callers;

@@ -169,6 +169,26 @@ def test_deadline(call: str, blocking: bool, monkeypatch: pytest.MonkeyPatch) ->
         config.cache_clear()
 
 
+def test_a_deadline_names_missing_ranks_by_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever their order in the group."""
+    monkeypatch.setenv("RING_TIMEOUT", "0.4")
+    config.cache_clear()
+
+    def body(seat: Seat) -> None:
+        group = seat.open(1).group([2, 1, 0])
+        assert group is not None
+        if seat.rank == 0:
+            ends(group.barrier, CollectiveTimeout, "timed out: ranks 1, 2 have not called it")
+        while not group.aborted:
+            time.sleep(0.01)
+
+    try:
+        as_threads(3, body)
+    finally:
+        monkeypatch.undo()
+        config.cache_clear()
+
+
 @on_ranks(2)
 def test_deadline_of_a_wait(seat: Seat) -> None:
     """``Work.wait(timeout)`` ends the operation, for all."""

@@ -127,7 +127,7 @@ def test_ranks_that_left_are_not_waited_for(seat: Seat) -> None:
         total(group, blocking=seat.rank == 0)
 
 
-X, Y = (1, 2, "x, by name"), (2, 2, "x, by order")
+X, Y, Z = (1, 2, "x, by name"), (2, 2, "x, by order"), (3, 99, "z")
 TABLES = [
     ([[(0, [X]), (1, [Y])]], "rank 0: x, by name\n  rank 1: x, by order"),
     ([[(0, [X])], [(1, [Y])]], "rank 0: x, by name\n  rank 1: x, by order"),
@@ -135,6 +135,11 @@ TABLES = [
     ([[(0, [X])], [(1, [X, Y])]], ""),
     ([[(0, [(0, 1, "receive")]), (1, [(0, 1, "receive")])]], "ranks 0, 1: receive"),
     ([[(rank, [(1, 99, "z")]) for rank in range(40)]], "ranks 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, ...: z"),
+    ([[(2, [Y]), (4, [Z])], [(0, [Z]), (3, [Z])]], "ranks 0, 3, 4: z\n  rank 2: x, by order"),  # by rank, not host
+    (
+        [[(rank, [Z]) for rank in range(20, 40)], [(rank, [Z]) for rank in range(20)]],
+        "ranks 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, ...: z",
+    ),
     ([[(rank, [(1, 30, "z")]) for rank in range(20)], [(20 + rank, [(1, 30, "z")]) for rank in range(10)]], ""),
     ([], ""),
 ]

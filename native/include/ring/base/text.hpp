@@ -1,6 +1,7 @@
 // Helpers for messages; FixedText takes no memory from the heap, for messages about a lack of memory.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdarg>
 #include <cstdint>
@@ -27,8 +28,9 @@ class FixedText {
     char text_[512];
 };
 
-// "rank 1 has", "ranks 1, 3 have"
-inline std::string rank_list(const std::vector<int>& ranks) {
+// "rank 1 has", "ranks 1, 3 have"; a group may have its ranks in any order
+inline std::string rank_list(std::vector<int> ranks) {
+    std::sort(ranks.begin(), ranks.end());
     std::string text = ranks.size() == 1 ? "rank " : "ranks ";
     for (std::size_t i = 0; i < ranks.size(); ++i) text += (i == 0 ? "" : ", ") + std::to_string(ranks[i]);
     return text + (ranks.size() == 1 ? " has" : " have");
