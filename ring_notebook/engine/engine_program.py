@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from json import JSONDecodeError
+from types import SimpleNamespace
 from typing import Any
 
 from ring_notebook.machine.own_python import prepare_for_jupyter
 
 prepare_for_jupyter()
 from ipyparallel.engine.app import IPEngine  # noqa: E402
+from jupyter_client import session  # noqa: E402
 from zmq.eventloop.zmqstream import ZMQStream  # noqa: E402
 
+from ring_notebook.protocol import question, records  # noqa: E402
 from ring_notebook.protocol.registration import FORMATION, REPLACED  # noqa: E402
 from ring_notebook.rank.rank_variables import STARTED_AGAIN  # noqa: E402
 
 _SECONDS_TO_WRITE = 10.0  # for the controller, on a busy machine
+
+# A cell may put other functions in the place of those of `json`, also what returns bytes, as orjson does.
+for _module in (session, records, question):
+    vars(_module)["json"] = SimpleNamespace(**vars(json))
 
 
 class Engine(IPEngine):  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""Restores what a failed cell may leave changed, ends its processes, and reserves descriptors and memory.
+"""Restores what a failed cell may leave changed, ends its processes, and holds back what the engine needs itself.
 
 An interrupt may come between the line that changes a state and the line that restores it, in a library or a cell. The
 user's own objects are not changed.
@@ -6,6 +6,7 @@ user's own objects are not changed.
 
 from __future__ import annotations
 
+import asyncio
 import mmap
 import multiprocessing
 import os
@@ -122,23 +123,34 @@ _BYTES = 32 << 20  # of address space, which may be limited: a thread takes 8 Mi
 
 
 class HeldBack:
-    """A context that reserves descriptors and address space, which a cell then cannot use up.
+    """A context that reserves descriptors and address space, which a cell then cannot use up, and the engine's loop.
 
-    After the block they are free, so that the engine can record how the cell ended.
+    After the block they are free, so that the engine can record how the cell ended. A cell that would stop the loop on
+    which the engine runs, and with it the engine, gets an error.
     """
 
     # Not a generator: contextlib sets an attribute of the exception that leaves the block, which may refuse that.
     def __enter__(self) -> None:
         self._descriptors: list[int] = []
         self._memory: list[mmap.mmap] = []
+        self._of_loop: dict[str, Any] = getattr(asyncio._get_running_loop(), "__dict__", {})
+        self._of_loop["stop"] = _refuse_to_stop
         with suppress(OSError, MemoryError):  # earlier cells may have used up the rest
             self._memory.append(mmap.mmap(-1, _BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=mmap.PROT_READ))
             while len(self._descriptors) < _DESCRIPTORS:
                 self._descriptors.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
 
     def __exit__(self, *_: object) -> None:
+        self._of_loop.pop("stop", None)
         for one in self._memory:
             one.close()
         for descriptor in self._descriptors:
             with suppress(OSError):  # the cell has closed a descriptor that is not its own
                 os.close(descriptor)
+
+
+def _refuse_to_stop() -> None:
+    raise RuntimeError(
+        "stop: this is the event loop on which this engine runs, which would end with it; stop one that the cell has "
+        "made with asyncio.new_event_loop(), or use `await`"
+    )

@@ -26,7 +26,7 @@ def require_living(engines: Engines, wanted: Sequence[int]) -> None:
     deaths = engines.deaths()
     if dead := [rank for rank in wanted if rank in deaths]:
         others = rank_list(engines.living()).replace(" ", "")
-        raise ClusterError(f"{died(dead)}, `%%ringtrain -t {others}` runs on the others")
+        raise ClusterError(died(dead) + (f", `%%ringtrain -t {others}` runs on the others" if others else ""))
 
 
 class UnfinishedRuns:

@@ -209,3 +209,23 @@ def test_an_exit_ends_the_cell_alone(cluster: Cluster, source: str) -> None:
     for _ in range(3):  # an engine whose loop is told to end still takes a cell or two
         assert cluster.run("__import__('time').sleep(0.3)").wait().status == "ok"
     assert cluster.pull("kept") == 5
+
+
+@pytest.mark.parametrize("what", ["dumps = None", "dumps = lambda *_, **__: b''", "loads = None"])
+def test_an_engine_answers_whatever_a_cell_makes_of_json(cluster: Cluster, what: str) -> None:
+    """Its messages are JSON. A cell that speeds `json` up with orjson, say, has functions that return bytes."""
+    runs = [cluster.run(f"import json\nkept = json.dumps, json.loads\njson.{what}")]
+    until(lambda: runs[0].done)
+    runs.append(cluster.run("json.dumps, json.loads = kept"))
+    until(lambda: runs[1].done)
+    assert [run.status for run in runs] == ["ok", "ok"]
+
+
+@pytest.mark.parametrize("loop", ["asyncio.get_event_loop()", "tornado.ioloop.IOLoop.current()"])
+def test_a_cell_cannot_stop_the_loop_of_its_engine(cluster: Cluster, loop: str) -> None:
+    """It would end the engine, as it ends a Jupyter kernel."""
+    with pytest.raises(RuntimeError, match="the event loop on which this engine runs"):
+        cluster.run(f"import asyncio, tornado\nkept = 7\n{loop}.stop()").wait()
+    for _ in range(3):
+        assert cluster.run("__import__('time').sleep(0.3)").wait().status == "ok"
+    assert cluster.pull("kept") == 7

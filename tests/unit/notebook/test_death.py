@@ -6,9 +6,14 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
+import pytest
+
 from ring_notebook.analysis.job_failure import RankFailure
+from ring_notebook.errors import ClusterError
 from ring_notebook.files.rank_logs import cell_begins
 from ring_notebook.notebook.cluster.death import explain, explain_failure, tail
+from ring_notebook.notebook.cluster.readiness import require_living
+from ring_notebook.notebook.engines import Engine, Engines
 
 
 def test_a_rank_that_others_have_aborted_is_not_named(tmp_path: Path) -> None:
@@ -61,3 +66,11 @@ def test_the_log_of_a_dead_rank_is_that_of_its_last_cell(tmp_path: Path) -> None
     assert explain("engines", output, tmp_path).log == "no memory left"
     (tmp_path / "rank-0.out").write_text("after > /dev/stdout\n")
     assert explain("engines", output, tmp_path).log == "after > /dev/stdout\nno memory left"
+
+
+@pytest.mark.parametrize(("dead", "advice"), [((0,), r", `%%ringtrain -t 1` runs on the others"), ((0, 1), "")])
+def test_what_still_runs_where_ranks_have_died(dead: tuple[int, ...], advice: str) -> None:
+    engines = Engines(None, str, lambda: dict.fromkeys(dead))
+    engines.all = [Engine(rank, "here", 1) for rank in range(2)]
+    with pytest.raises(ClusterError, match=rf"died; `%ring heal` starts (it|them) again{advice}$"):
+        require_living(engines, [0, 1])
