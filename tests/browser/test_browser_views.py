@@ -230,6 +230,7 @@ def test_a_page_that_was_closed_in_the_middle_shows_all_of_it(
     panel.get_by_role("button", name="Stop").click()
     # The page does not know the place of the report, so the panel has turned into it.
     expect(again.output(1).locator(".ring-report")).to_contain_text("interrupted")
+    expect(again.output(1).locator(".ring-report")).to_contain_text("stopped at line")
     again.complete(2)
     report = again.output(2).locator(".ring-report")
     expect(report).to_contain_text("interrupted")

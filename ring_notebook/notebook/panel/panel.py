@@ -142,8 +142,7 @@ class Panel:
         self._redraw.join()
         ended = still and self._log.status != "running"  # else this kernel has left the run
         left = report.under_way(self._log) if still else _NOTHING
-        told = not self._apart
-        bundle = report.mime_bundle(self._log, self._plot, displays=True, error=told) if ended else left
+        bundle = report.mime_bundle(self._log, self._plot, displays=True) if ended else left
         if self._place is not None:
             shown = report.mime_bundle(self._log, self._plot, error=False) if ended and self._apart else bundle
             self._picture.update(shown, raw=True)

@@ -76,6 +76,16 @@ def test_what_a_rank_does_is_shown_until_the_first_step(tmp_path: Path) -> None:
     log.finish("ok")
 
 
+def test_a_page_that_was_opened_later_says_why_the_run_has_ended(tmp_path: Path) -> None:
+    """The cell shows that itself, but to the page that has started it, and no other."""
+    log = RunLog(tmp_path / "run", "run", "", 2, "train()", {}, {})
+    panel = Panel(log, apart=True)
+    panel._redraw.start()
+    log.finish("failed", "ValueError: x", "ValueError: x")
+    panel.close()
+    assert "ValueError: x" in panel._box.children[0].value
+
+
 def test_a_click_is_kept_with_the_run(tmp_path: Path) -> None:
     log = RunLog(tmp_path / "run", "run", "", 2, "train()", {}, {})
     panel = Panel(log)
