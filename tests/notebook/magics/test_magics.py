@@ -101,6 +101,11 @@ def test_status_lists_the_engines(notebook: Notebook) -> None:
     text = notebook.text("%ring status")
     assert "rank" in text
     assert text.count("idle") >= 2
+    notebook.run("%%ringtrain --background --name told\nimport time\nwhile True: time.sleep(0.1)")
+    text = notebook.text("%ring status")
+    assert text.count("in run told") == 2
+    assert "`%ring attach` shows the panel" in text
+    notebook.run("%ring stop --runs")
 
 
 @pytest.mark.parametrize(

@@ -27,20 +27,25 @@ def status(
     if session.to_come is not None:
         return Listing(_COLUMNS, [], session.to_come.line)
     cluster = session.require()
+    titles = {run.log.run: run.log.title for run in session.in_progress}
     rows = [
         [
             str(one.rank),
             one.host,
             str(one.pid),
             one.device,
-            f"in run {one.run}" if one.run else one.state,
+            f"in run {titles.get(one.run, one.run)}" if one.run else one.state,
             "" if one.memory is None else f"{one.memory / (1 << 20):,.0f} MiB",
         ]
         for one in cluster.status()
     ]
     left = walltime().left
-    until = "" if left is None else f"\n{job_name()} reaches its time limit in {duration(left)}"
-    return Listing(_COLUMNS, rows, f"{described(cluster)}{until}")
+    below = [described(cluster)]
+    if left is not None:
+        below.append(f"{job_name()} reaches its time limit in {duration(left)}")
+    if titles:
+        below.append("`%ring attach` shows the panel of the run in progress here, too")
+    return Listing(_COLUMNS, rows, "\n".join(below))
 
 
 def _as_json(session: Session) -> str:
