@@ -46,6 +46,7 @@ from ring_notebook.files.snapshot_files import kept_text
 from ring_notebook.horovod.as_horovod import as_horovod
 from ring_notebook.horovod.names import NAME
 from ring_notebook.machine.energy import LACKS
+from ring_notebook.protocol.knobs import HAS_STEPS
 from ring_notebook.protocol.question import QUESTIONS, Question
 from ring_notebook.protocol.records import RECORDS, SET, Ended, Failure, Load, Params, Record, Status, Trace, messages
 from ring_notebook.protocol.ringtrain_options import CellRequest
@@ -169,7 +170,8 @@ class _Execution:
         if (left := steering.end()) and self.rank == 0:
             sets = [f"{name}={value}" for one in left if one["action"] == SET for name, value in one["values"].items()]
             others = dict.fromkeys(one["action"] for one in left if one["action"] != SET)
-            self._say(f"The run ended before its next step: not taken are {', '.join([*sets, *others])}")
+            before = "before its next step" if steering.points else f"without a step of all ranks ({HAS_STEPS})"
+            self._say(f"The run ended {before}: not taken are {', '.join([*sets, *others])}")
 
     def _tell_lost_options(self) -> None:
         if self.error is not None or self.rank != 0:

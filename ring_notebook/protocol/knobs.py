@@ -11,6 +11,9 @@ from typing import Any, TypeAlias
 Value: TypeAlias = float | int | bool | str
 """The value of a knob."""
 
+HAS_STEPS = "an optimizer of `ring.prepare` makes them, or `ring.step()`"
+"""What to say where ranks had no point at which all take a change."""
+
 _WIDE = 50.0  # the least ratio of the ends of a range that a slider divides evenly in its logarithm
 _YES, _NO = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 

@@ -33,6 +33,7 @@ from ring_notebook.notebook.run.plain_state import plain_state
 from ring_notebook.notebook.run.takeover import FollowedLog
 from ring_notebook.notebook.run.timeline import Timeline
 from ring_notebook.notebook.run.watch import Watch
+from ring_notebook.protocol.knobs import HAS_STEPS
 from ring_notebook.protocol.records import Change, Status
 from ring_notebook.text.words import ranks
 
@@ -206,7 +207,9 @@ class Run:
             if made:
                 return note.tell(snapshot_files.kept_text(made[-1]))
             if ended:
-                return note.tell(f"No snapshot {name}: run {self.log.title} has ended before its next step.")
+                points = max((one.extra.get("points", 0) for one in self.log.statuses().values()), default=0)
+                ends = "before its next step" if points else f"without a step of all ranks ({HAS_STEPS})"
+                return note.tell(f"No snapshot {name}: run {self.log.title} has ended {ends}.")
             ended = self._watch.ended.wait(_SECONDS_TO_SEE)
 
     def steer(self, action: str, values: Mapping[str, Any], who: str) -> dict[str, Any]:

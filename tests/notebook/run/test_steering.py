@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.waiting import until
+from harness.waiting import LIMIT, until
 from notebook.kernel import Notebook
 from ring_notebook.errors import ClusterError, KnobError
 from ring_notebook.notebook.cluster.cluster import Cluster
@@ -272,3 +272,13 @@ while not late.value:
     assert run.set(late=1) == {"late": 1.0}
     run.wait()
     assert run.status == "ok"
+
+
+def test_a_change_of_a_run_without_steps_says_what_makes_them(cluster: Cluster) -> None:
+    """Its loop logs, and has neither an optimizer that is prepared nor calls of `ring.step`."""
+    run = cluster.run("import time\nring.knob('a', 1.0)\nwhile True: time.sleep(0.1); ring.log(x=1)")
+    run.set(a=2.0)
+    run.stop(LIMIT)
+    said = "".join(one.text for one in run.view.output)
+    assert "The run ended without a step of all ranks (an optimizer of `ring.prepare` makes them" in said
+    assert "not taken are a=2.0" in said
