@@ -44,7 +44,7 @@ import torch
 import torch.distributed as dist
 
 import ring_notebook.torch as ring
-from ring_notebook.analysis.slow_ranks import CAUSES
+from ring_notebook.analysis.slow_ranks_and_links import CAUSES
 
 ROWS, WIDTH = 256, 1024
 _SAID = re.compile(r"rank (\d) is (?:over )?[\d.]+x slower (.+?); the others wait", re.IGNORECASE)

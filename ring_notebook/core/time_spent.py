@@ -25,7 +25,7 @@ _PAUSE = 0.01  # the same for all counters, while a script logs
 
 
 class _Linux:
-    """Reads the values of `spent.OwnTime` since the process began, but its samples; 0 for what is not counted."""
+    """Reads the values of `time_breakdown.OwnTime` since the process began, but its samples; 0 if not counted."""
 
     def __init__(self) -> None:
         self._collecting = 0.0
@@ -93,7 +93,7 @@ class TimeSpent:
         self._ended = self.now()
 
     def counted(self) -> dict[str, float]:
-        """The values of `spent.OwnTime` until now since some moment before the run, and what went to other hosts."""
+        """The values of `time_breakdown.OwnTime` until now since some moment, and what went to other hosts."""
         values = {**_linux.read(), **self._totals()}
         return {**{one.name: values.get(one.name, 0.0) for one in fields(OwnTime)}, **_links()}
 
@@ -101,8 +101,8 @@ class TimeSpent:
         """Seconds in collectives and messages, the part of them spent waiting for other ranks, and waiting for data.
 
         ``bubble`` is the wait for messages in that part, ``posted`` the bytes of the tensors in collectives. The values
-        of `spent.OwnTime` are among them, and the joules of `energy`.
-        `spent.SENDING` and `spent.SENT` count what went to ranks of other hosts.
+        of `time_breakdown.OwnTime` are among them, and the joules of `energy`.
+        `time_breakdown.SENDING` and `time_breakdown.SENT` count what went to ranks of other hosts.
         ``training`` is the whole time; without a row it is left out, and the others count from the beginning of the
         cell.
         """

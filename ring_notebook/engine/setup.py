@@ -21,7 +21,7 @@ from IPython.core.page import as_hook, display_page
 
 from ring_notebook.config import config
 from ring_notebook.core import world
-from ring_notebook.engine import capture, debuggers, descriptors, dialogue, mpi_access, own_stack, progress_bars
+from ring_notebook.engine import capture, debuggers, descriptors, dialogue, mpi_access, own_stack, tqdm_bars
 from ring_notebook.engine.publisher import Spool
 from ring_notebook.frameworks import default
 from ring_notebook.machine.gpus import VISIBLE, gpus, gpus_of_engine
@@ -51,7 +51,7 @@ def prepare(directory: str, journals: str, replaceable: bool) -> dict[str, Any]:
     _keep_log(Path(directory) / "log", number)
     _pin_gpu(local_number)
     capture.prepare_figures()
-    progress_bars.install()
+    tqdm_bars.install()
     # Show the help of `name?` as output, because an engine has no pager.
     shell = InteractiveShell.instance()
     shell.set_hook("show_in_pager", as_hook(display_page), 0)

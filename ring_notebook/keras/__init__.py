@@ -10,7 +10,7 @@ from ring_notebook.keras.distributed_optimizer import (
     PartialDistributedOptimizer,
     extend_loss_scaling,
 )
-from ring_notebook.keras.fit_rows import extend_fits
+from ring_notebook.keras.fit_log import extend_fits
 from ring_notebook.keras.gradient_compression import Compression
 from ring_notebook.keras.kept_models import KerasKeeper
 from ring_notebook.keras.prepared_models import prepare

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ring_notebook.analysis.prediction import ScalingOptions, compare
 from ring_notebook.analysis.scaling import Measured, measured, table, write_csv
-from ring_notebook.analysis.slow_ranks import SlowLink, SlowRanks, find
+from ring_notebook.analysis.slow_ranks_and_links import SlowLink, SlowRanks, find
 from ring_notebook.analysis.time_breakdown import RankTimes, spent
 from ring_notebook.config import config
 from ring_notebook.errors import RingError
@@ -25,7 +25,7 @@ from ring_notebook.launch.batch_job import walltime, who_ended_it
 from ring_notebook.launch.batch_systems import login_node_of
 from ring_notebook.launch.job import Job, print_message
 from ring_notebook.launch.launchers.hosts import Host, check_slots, only_here
-from ring_notebook.launch.rank_output import RankFiles
+from ring_notebook.launch.printed_lines import RankFiles
 from ring_notebook.launch.ringrun_options import check_values, elastic_rules, environment, hosts_of, notes, parse
 from ring_notebook.launch.shell_run import ShellRun
 from ring_notebook.launch.supervisor.growth import NOT_ELASTIC, Elastic

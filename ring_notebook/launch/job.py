@@ -27,13 +27,13 @@ from ring_notebook.config import config
 from ring_notebook.launch.launchers.find_launcher import find_launcher
 from ring_notebook.launch.launchers.hosts import Host, check_interface, master_of
 from ring_notebook.launch.merge_traces import Traces
-from ring_notebook.launch.rank_output import RankFiles, RankOutput, Style, is_colourful
+from ring_notebook.launch.printed_lines import RankFiles, RankOutput, Style, is_colourful
 from ring_notebook.launch.supervisor.growth import NOT_ELASTIC, Elastic
 from ring_notebook.launch.supervisor.outer_job import without_outer_job
-from ring_notebook.launch.supervisor.output_lines import SOON, TAGGED, Carrier, pieces
 from ring_notebook.launch.supervisor.parent_death import wrap
 from ring_notebook.launch.supervisor.start_and_signal import end_session
 from ring_notebook.launch.supervisor.stderr_reports import RankMark, split_reports
+from ring_notebook.launch.supervisor.tagged_output import SOON, TAGGED, Carrier, pieces
 from ring_notebook.machine.os_calls import Wake, exit_descriptor
 from ring_notebook.rank.rank_variables import MASTER
 

@@ -20,7 +20,7 @@ from ring_notebook.files.claimed_folders import claimed_folder
 from ring_notebook.launch.allocation import find_allocation
 from ring_notebook.launch.job import Job
 from ring_notebook.launch.launchers.hosts import Host, check_slots, is_local, named_hosts, only_here
-from ring_notebook.launch.rank_output import RankFiles
+from ring_notebook.launch.printed_lines import RankFiles
 from ring_notebook.launch.remote.network import address_towards
 from ring_notebook.launch.supervisor.growth import NOT_ELASTIC, Elastic
 from ring_notebook.machine.gpus import gpus

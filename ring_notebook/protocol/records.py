@@ -24,7 +24,7 @@ PROGRAM = 1 << 17
 TRAINING = "training"
 """The kind of two events of that thread. A rank trains between them: from its first row to the end of its cell."""
 COUNTED = "counted"
-"""The kind of events that say what a rank has counted until then, by the names of `spent.OwnTime` and of links."""
+"""The kind of events with what a rank has counted until then, by the names of `time_breakdown.OwnTime` and of links."""
 
 
 MEDIA = ("image", "figure", "histogram", "text")

@@ -27,9 +27,9 @@ from ring_notebook.launch.remote.frames import Channels, Frame, FrameStream, Inl
 from ring_notebook.launch.remote.peer_certificate import forget
 from ring_notebook.launch.remote.remote_shell import agent_command, command_on, is_relay, shell_environment, way_to
 from ring_notebook.launch.supervisor.local_ranks import Assignment, HostRanks, nothing
-from ring_notebook.launch.supervisor.output_lines import put
 from ring_notebook.launch.supervisor.parent_death import bind_to_parent
 from ring_notebook.launch.supervisor.stderr_reports import parse_report
+from ring_notebook.launch.supervisor.tagged_output import put
 from ring_notebook.rank.rank_status import RankStatus
 
 _CAPACITY = 1 << 16

@@ -19,9 +19,9 @@ from ring_notebook.analysis.job_failure import RankFailure
 from ring_notebook.launch.supervisor.fork_server import start_server
 from ring_notebook.launch.supervisor.forked_rank import ADDRESS, answers
 from ring_notebook.launch.supervisor.outer_job import with_variables_of_job
-from ring_notebook.launch.supervisor.output_lines import Carrier, carry
 from ring_notebook.launch.supervisor.start_and_signal import end_children, end_if_late, send_signal, start_rank
 from ring_notebook.launch.supervisor.stderr_reports import MemoryKills, failure_of
+from ring_notebook.launch.supervisor.tagged_output import Carrier, carry
 from ring_notebook.machine.gpus import gpus, gpus_of_script
 from ring_notebook.machine.os_calls import exit_descriptor, resource_limits, set_resource_limits
 from ring_notebook.rank.named_interrupt import interrupt

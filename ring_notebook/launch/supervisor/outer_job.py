@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ring_notebook.launch.supervisor.output_lines import TAGGED
+from ring_notebook.launch.supervisor.tagged_output import TAGGED
 from ring_notebook.rank.rank_variables import MASTER
 from ring_notebook.rank.rendezvous import JOB
 

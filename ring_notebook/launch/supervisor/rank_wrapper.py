@@ -18,7 +18,6 @@ import time
 
 from ring_notebook.analysis.job_failure import ENDS_NOTHING, LINGER, judge_parting
 from ring_notebook.launch.supervisor.outer_job import with_variables_of_job
-from ring_notebook.launch.supervisor.output_lines import TAGGED, carry
 from ring_notebook.launch.supervisor.start_and_signal import (
     FORWARDED,
     end_children,
@@ -27,6 +26,7 @@ from ring_notebook.launch.supervisor.start_and_signal import (
     start_rank,
 )
 from ring_notebook.launch.supervisor.stderr_reports import MemoryKills, RankMark, failure_of, report, report_start_error
+from ring_notebook.launch.supervisor.tagged_output import TAGGED, carry
 from ring_notebook.machine.gpus import gpus, gpus_of_script
 from ring_notebook.machine.os_calls import exit_descriptor, set_resource_limits
 from ring_notebook.rank.rank_status import StatusFile, rank_of_process

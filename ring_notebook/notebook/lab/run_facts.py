@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ring_notebook.analysis.slow_ranks import SlowLink
+from ring_notebook.analysis.slow_ranks_and_links import SlowLink
 from ring_notebook.errors import RingError
 from ring_notebook.notebook.lab.answers import (
     MOST_CHARACTERS,

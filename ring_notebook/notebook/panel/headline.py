@@ -12,7 +12,7 @@ from ring_notebook.analysis.job_failure import WALLTIME_WARNING
 from ring_notebook.machine.energy import energy_text
 from ring_notebook.notebook.colors import RED, STATUS_COLORS
 from ring_notebook.notebook.panel import machines
-from ring_notebook.notebook.panel.progress import Progress, progress
+from ring_notebook.notebook.panel.time_left import Progress, progress
 from ring_notebook.notebook.panel.waits import left_out, left_out_in_loop, stall_sentence
 from ring_notebook.notebook.record.run_record import RunRecord
 from ring_notebook.notebook.record.run_view import EPOCH, RankView, RunView

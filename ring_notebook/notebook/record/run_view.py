@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-from ring_notebook.analysis.slow_ranks import SlowLink, SlowRanks, find
+from ring_notebook.analysis.slow_ranks_and_links import SlowLink, SlowRanks, find
 from ring_notebook.analysis.time_breakdown import NOTHING_SPENT, Spent, spent
 from ring_notebook.machine.energy import Used, used
 from ring_notebook.notebook.record.displays import Displayed, Displays, logged

@@ -7,7 +7,7 @@ from math import isfinite
 from typing import Any
 
 from ring_notebook.notebook.panel.labelled_lines import Lines
-from ring_notebook.notebook.panel.progress import progress
+from ring_notebook.notebook.panel.time_left import progress
 from ring_notebook.notebook.record.run_record import RunRecord
 from ring_notebook.notebook.record.run_view import RankView
 

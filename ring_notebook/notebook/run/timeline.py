@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from IPython.display import HTML, display
 
 from ring_notebook.analysis.operation_log import OPERATION, PARTING, complete
-from ring_notebook.analysis.slow_ranks import explain
+from ring_notebook.analysis.slow_ranks_and_links import explain
 from ring_notebook.analysis.time_breakdown import SHARES, Spent, links, own_time, shares
 from ring_notebook.notebook.colors import GREY, PHASE_COLORS
 from ring_notebook.notebook.record.run_files import TIMELINE

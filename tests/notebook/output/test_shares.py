@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness.shares import agreed_seconds
-from ring_notebook.analysis.slow_ranks import CAUSES
+from ring_notebook.analysis.slow_ranks_and_links import CAUSES
 from ring_notebook.notebook.cluster.cluster import Cluster
 from ring_notebook.notebook.run.timeline import vega_lite
 

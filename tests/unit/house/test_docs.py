@@ -12,7 +12,7 @@ from harness.doc_tables import table
 from harness.programs import ran
 from libraries.programs import PEERS, SCRIPTS
 from ring_notebook import __version__, errors
-from ring_notebook.analysis import slow_ranks
+from ring_notebook.analysis import slow_ranks_and_links
 from ring_notebook.config import Config
 from ring_notebook.launch import ringrun_options
 from ring_notebook.notebook.magics.commands import MAGICS, RING
@@ -182,7 +182,7 @@ def test_kept_outputs_name_no_folder_of_who_kept_them() -> None:
 
 def test_causes_in_pages_and_kept_outputs_are_those_of_the_code() -> None:
     """Pages name a slow rank by sentences of `slow_ranks` only; one has all. Line breaks and quotes do not matter."""
-    causes = {why for why, _ in slow_ranks.CAUSES.values()}
+    causes = {why for why, _ in slow_ranks_and_links.CAUSES.values()}
     assert {row[0] for row in table("tasks/slow.md", "| The sentence says that")} == causes
 
     def unknown(path: Path) -> set[str]:

@@ -18,7 +18,7 @@ import pytest
 
 from harness.programs import ran
 from harness.waiting import LIMIT, SLEEPS, until
-from ring_notebook.launch.supervisor.output_lines import HOLD, LINGER
+from ring_notebook.launch.supervisor.tagged_output import HOLD, LINGER
 
 both = pytest.mark.parametrize("elastic", [[], ["--elastic"]], ids=["mpi", "elastic"])
 

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from ring_notebook.launch.supervisor.output_lines import carry
 from ring_notebook.launch.supervisor.start_and_signal import send_signal, start_rank
+from ring_notebook.launch.supervisor.tagged_output import carry
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from ring_notebook.analysis.slow_ranks import CAUSES, SlowLink, SlowRanks, cause, explain, find
+from ring_notebook.analysis.slow_ranks_and_links import CAUSES, SlowLink, SlowRanks, cause, explain, find
 from ring_notebook.analysis.time_breakdown import OwnTime, Sent, Spent, shares, spent
 
 # Ten seconds of two ranks: the slow one works for nine, the other for four and waits for five.

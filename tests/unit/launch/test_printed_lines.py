@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from ring_notebook.launch.rank_output import RankFiles, RankOutput, Style, cause_of
-from ring_notebook.launch.supervisor.output_lines import SHARED, pieces, tagged, untagged
+from ring_notebook.launch.printed_lines import RankFiles, RankOutput, Style, cause_of
+from ring_notebook.launch.supervisor.tagged_output import SHARED, pieces, tagged, untagged
 
 TRACEBACK = b"""\
 Traceback (most recent call last):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ring_notebook.notebook.panel import headline
-from ring_notebook.notebook.panel.progress import passes
+from ring_notebook.notebook.panel.time_left import passes
 from ring_notebook.notebook.record.run_log import RunLog
 from ring_notebook.protocol.records import Status
 

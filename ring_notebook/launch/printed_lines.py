@@ -1,6 +1,6 @@
 """What the user reads of the ranks' output: whose line it is, each traceback in one piece, and a file for each rank.
 
-The processes that start ranks put the rank before each piece of a line (`output_lines.tagged`); here it is taken off.
+The processes that start ranks put the rank before each piece of a line (`tagged_output.tagged`); here it is taken off.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import BinaryIO, Literal, TextIO
 
-from ring_notebook.launch.supervisor.output_lines import SHARED as _SHARED
-from ring_notebook.launch.supervisor.output_lines import untagged
+from ring_notebook.launch.supervisor.tagged_output import SHARED as _SHARED
+from ring_notebook.launch.supervisor.tagged_output import untagged
 
 _COLOURS = (36, 33, 35, 32, 34, 31)  # of ANSI terminals, by rank
 _TRACEBACK = b"Traceback (most recent call last):"

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from ring_notebook.engine import measures
-from ring_notebook.engine.measures import SHORTEST, Machine
+from ring_notebook.engine import machine_load
+from ring_notebook.engine.machine_load import SHORTEST, Machine
 
 
 def test_a_reading_counts_what_happened_since_the_one_before() -> None:
@@ -42,9 +42,9 @@ def test_each_byte_of_the_network_counts_once(
     for number, (name, link) in enumerate(interfaces.items()):
         (tmp_path / name / link).mkdir(parents=True)
         counters[name] = SimpleNamespace(bytes_sent=number, bytes_recv=number)
-    monkeypatch.setattr(measures, "_INTERFACES", tmp_path)
-    monkeypatch.setattr(measures.psutil, "net_io_counters", lambda pernic: counters)
-    assert measures._network_bytes() == counted
+    monkeypatch.setattr(machine_load, "_INTERFACES", tmp_path)
+    monkeypatch.setattr(machine_load.psutil, "net_io_counters", lambda pernic: counters)
+    assert machine_load._network_bytes() == counted
 
 
 def test_a_gpu_that_is_not_there_is_left_out() -> None:
