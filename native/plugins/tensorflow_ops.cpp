@@ -36,6 +36,11 @@ using ComputeAsync = void (*)(void*, TF_OpKernelContext*, TF_AsyncOpKernelDoneCa
 using Delete = void (*)(void*);
 using InferShapes = void (*)(TF_ShapeInferenceContext*, TF_Status*);
 
+struct StringView {  // TF_StringView
+    const char* data;
+    std::size_t size;
+};
+
 #define RING_TF_FUNCTIONS(X)                                                                                 \
     X(TF_NewStatus, TF_Status*, ())                                                                          \
     X(TF_DeleteStatus, void, (TF_Status*))                                                                   \
@@ -59,6 +64,9 @@ using InferShapes = void (*)(TF_ShapeInferenceContext*, TF_Status*);
     X(TF_OpKernelConstruction_GetAttrString, void,                                                           \
       (TF_OpKernelConstruction*, const char*, char*, std::size_t, TF_Status*))                               \
     X(TF_OpKernelConstruction_Failure, void, (TF_OpKernelConstruction*, TF_Status*))                         \
+    X(TF_OpKernelConstruction_GetName, StringView, (TF_OpKernelConstruction*))                               \
+    X(TF_GetFrameId, std::uint64_t, (TF_OpKernelContext*))                                                   \
+    X(TF_GetIterId, std::int64_t, (TF_OpKernelContext*))                                                     \
     X(TF_NumInputs, int, (TF_OpKernelContext*))                                                              \
     X(TF_GetInput, void, (TF_OpKernelContext*, int, TF_Tensor**, TF_Status*))                                \
     X(TF_ForwardInputOrAllocateOutput, TF_Tensor*,                                                           \
@@ -132,6 +140,10 @@ void* create_kernel(TF_OpKernelConstruction* construction) {
                                                  status.get());
     }
     if (!is_ok(status)) tf.TF_OpKernelConstruction_Failure(construction, status.get());
+    if (!kernel->spec.empty() && kernel->spec.back() == '\n') {  // in a function, which may be called several times
+        const StringView name = tf.TF_OpKernelConstruction_GetName(construction);
+        (kernel->spec += "at ").append(name.data, name.size);
+    }
     return kernel.release();
 }
 
@@ -167,7 +179,7 @@ void set_error(void* context, const char* message) {
     tf.TF_SetStatus(static_cast<Execution*>(context)->status, code_of(message), message);
 }
 
-void execute(const Kernel& kernel, TF_OpKernelContext* context) {
+void execute(const std::string& spec, TF_OpKernelContext* context) {
     const Status status(tf.TF_NewStatus());
     const int count = tf.TF_NumInputs(context);
     std::vector<foreign::Tensor> inputs;
@@ -185,14 +197,24 @@ void execute(const Kernel& kernel, TF_OpKernelContext* context) {
     }
     if (is_ok(status)) {
         Execution execution{context, status.get(), count};
-        const foreign::Call call{"tf",  kernel.spec.data(), kernel.spec.size(), inputs.data(),
-                                 count, &execution,         output_memory,      set_error};
+        const foreign::Call call{"tf",  spec.data(), spec.size(),   inputs.data(),
+                                 count, &execution,  output_memory, set_error};
         carry_out(&call);
     }
     if (!is_ok(status)) tf.TF_OpKernelContext_Failure(context, status.get());
 }
 
-void compute(void* kernel, TF_OpKernelContext* context) { execute(*static_cast<Kernel*>(kernel), context); }
+void compute(void* kernel, TF_OpKernelContext* context) { execute(static_cast<Kernel*>(kernel)->spec, context); }
+
+// In a loop, several iterations of one op may wait at a time.
+void execute_by_name(const void* kernel, TF_OpKernelContext* context) {
+    std::string spec = static_cast<const Kernel*>(kernel)->spec;
+    if (const std::uint64_t loop = tf.TF_GetFrameId(context); loop != 0) {
+        spec += spec.find('\n') == spec.npos ? "\n" : ", ";
+        spec += "iteration " + std::to_string(tf.TF_GetIterId(context)) + " of loop " + std::to_string(loop);
+    }
+    execute(spec, context);
+}
 
 using Done = std::function<void()>;
 
@@ -213,7 +235,7 @@ void compute_by_name(void* kernel, TF_OpKernelContext* context, TF_AsyncOpKernel
         auto copy = std::make_unique<Done>(*reinterpret_cast<Done*>(done));
         try {
             std::thread([kernel, context, done = copy.get()] {
-                execute(*static_cast<Kernel*>(kernel), context);
+                execute_by_name(kernel, context);
                 const std::unique_ptr<Done> owner(done);
                 tf.TF_RunAsyncOpKernelDoneCallback(reinterpret_cast<TF_AsyncOpKernelDoneCallback*>(done));
             }).detach();
@@ -222,7 +244,7 @@ void compute_by_name(void* kernel, TF_OpKernelContext* context, TF_AsyncOpKernel
         } catch (const std::system_error&) {  // no more threads: this one waits
         }
     }
-    execute(*static_cast<Kernel*>(kernel), context);
+    execute_by_name(kernel, context);
     tf.TF_RunAsyncOpKernelDoneCallback(done);
 }
 

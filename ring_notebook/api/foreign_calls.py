@@ -100,7 +100,10 @@ def _spec_of(call: ForeignCall) -> str:
 
 @lru_cache(maxsize=4096)
 def parse(spec: str) -> ForeignCall:
-    return ForeignCall(**json.loads(spec))
+    """The call of a `ForeignCall.spec`, behind which a line may say where in a graph it is: that becomes its name's."""
+    text, _, place = spec.partition("\n")
+    call = ForeignCall(**json.loads(text))
+    return replace(call, name=f"{call.name} {place}") if place else call
 
 
 _dtypes: dict[str, dict[int, DType]] = {}

@@ -1,7 +1,8 @@
 """The op that calls the native core: eagerly, in a ``tf.function`` and in the graphs of TensorFlow 1.
 
 TensorFlow runs stateful ops of a function in the order of its source, so there they match those of other ranks by
-order. In a graph of TensorFlow 1 it runs them in any order, so there they match by name.
+order. In a graph of TensorFlow 1, and in the functions and loops of one, it runs them in any order, so there they match
+by name, by the place from which a function is called, and by the iteration.
 """
 
 from __future__ import annotations
@@ -39,8 +40,9 @@ def check_dtype(dtype: tf.DType, operation: str) -> None:
 
 
 def is_first_graph() -> bool:
-    """Whether ops now become part of a graph of TensorFlow 1, which a session runs."""
-    return not tf.executing_eagerly() and not tf.compat.v1.get_default_graph().building_function
+    """Whether ops now become part of a graph of TensorFlow 1, which a session runs, or of a function in one."""
+    with tf.init_scope():  # the innermost that is no function
+        return not tf.executing_eagerly()
 
 
 def executing_eagerly() -> bool:
@@ -85,12 +87,23 @@ def call(what: ForeignCall, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     """The results of ``what``, with gradients: those of ``tensors``, then with ``what.rows`` the rows for each."""
     name = what.name or what.kind
     if is_first_graph():
-        name = tf.compat.v1.get_default_graph().unique_name(f"ring_{''.join(c if c.isalnum() else '_' for c in name)}")
+        with tf.init_scope():  # two functions may have the same names
+            graph = tf.compat.v1.get_default_graph()
+        name = graph.unique_name(f"ring_{''.join(c if c.isalnum() else '_' for c in name)}")
         what = replace(what, name=name, by_name=True)
     results: list[tf.Tensor] = _run(what, list(tensors))
     for result, shape in zip(results, _known_shapes(what, tensors), strict=False):
         result.set_shape(shape)
     return results
+
+
+def _is_in_function(graph: Any) -> bool:
+    """Whether ``graph`` is that of a ``tf.function``, or of a branch or loop in one."""
+    while graph.building_function:
+        if not any(word in type(graph).__name__ for word in ("Cond", "While")):
+            return True
+        graph = graph.outer_graph
+    return False
 
 
 def number_op(kind: str, process_set_id: int = 0) -> tf.Tensor:
@@ -120,8 +133,12 @@ def _run(what: ForeignCall, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
     types, ops = _result_types(what, tensors), _ops()
     if ops is None:
         return _called_back(what, tensors, types)
-    op = ops.ring_call_by_name if what.by_name else ops.ring_call
-    return list(_raising_ours(op)(tensors=tensors, Tout=types, spec=what.spec(), name=what.kind))
+    op, spec = ops.ring_call, what.spec()
+    if what.by_name:
+        op = ops.ring_call_by_name
+        if _is_in_function(tf.compat.v1.get_default_graph()):
+            spec += "\n"  # behind which the op adds the place from which the function is called
+    return list(_raising_ours(op)(tensors=tensors, Tout=types, spec=spec, name=what.kind))
 
 
 def gradients_of(

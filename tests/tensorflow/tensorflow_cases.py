@@ -344,6 +344,37 @@ def case_forty_ops_of_a_graph_run_in_any_order() -> None:
                 assert result.tolist() == [i * hvd.size(), sum(range(hvd.size()))]
 
 
+def case_loops_and_functions_of_a_graph_run_in_any_order() -> None:
+    size = hvd.size()
+
+    def summed(x):
+        return hvd.allreduce(x, op=hvd.Sum)
+
+    def added(i, total):
+        number = tf.cast(i, tf.float32)
+        row = tf.while_loop(
+            lambda j, _: j < 3, lambda j, row: (j + 1, row + summed(number + tf.cast(j, tf.float32))), [0, 0.0]
+        )[1]
+        return i + 1, total + summed(number) * (number + 1) + row * number
+
+    expected = size * sum(i * (i + 1) + (3 * i + 3) * i for i in range(25))
+    function = tf.function(lambda x: summed(x) + 2 * summed(3 * x), autograph=False)
+    control_flow = (tf1.enable_control_flow_v2, tf1.disable_control_flow_v2)
+    for choose in control_flow[::-1]:
+        choose()
+        with tf.Graph().as_default(), tf1.Session() as session:
+            looped = tf.while_loop(lambda i, _: i < 25, added, [0, 0.0], parallel_iterations=25)[1]
+            mapped = tf.map_fn(summed, tf.range(20.0), parallel_iterations=20)
+            called = [function(tf.constant(float(i))) for i in range(10)]
+            chosen = tf1.cond(tf.constant(True), lambda: summed(1.0), lambda: tf.constant(0.0))
+            for _ in range(3):
+                results = session.run([looped, mapped, *called, chosen])
+                assert results[0] == expected
+                assert results[1].tolist() == [size * i for i in range(20)]
+                assert results[2:] == [*(7.0 * size * i for i in range(10)), size]
+    assert function(tf.constant(1.0)) == 7 * size
+
+
 def _session_train(x, y, distribute) -> list[np.ndarray]:
     with tf.Graph().as_default():
         tf1.set_random_seed(3 + (hvd.rank() if distribute else 0))
