@@ -10,7 +10,7 @@ from ring_notebook.api.checkpoints import Checkpoint
 from ring_notebook.errors import RingError
 from ring_notebook.keras.chosen_keras import OPTIMIZERS, arrays_of, assign, keras, new_batches
 from ring_notebook.keras.distributed_optimizer import ring_of
-from ring_notebook.keras.keras_state import is_built, rate_of, variables_of, variables_of_optimizer
+from ring_notebook.keras.keras_state import is_built, optimizers_of, rate_of, variables_of, variables_of_optimizer
 
 
 def checkpoint(
@@ -71,7 +71,7 @@ class KerasCheckpoint(Checkpoint, keras.callbacks.Callback):  # type: ignore[mis
     def _variables(self, one: Any) -> list[Any]:
         if isinstance(one, keras.Model):
             return variables_of(one, _optimizer_of(one))
-        if any(_optimizer_of(model) is one for model in self._models()):
+        if any(one is own for model in self._models() for own in optimizers_of(model)):
             return []  # they are kept with the model
         trained = [variable for model in self._models() for variable in model.trainable_variables]
         return variables_of_optimizer(one, trained)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ring_notebook.api.object_state import ObjectState
-from ring_notebook.keras.chosen_keras import arrays_of, assign, keras
+from ring_notebook.keras.chosen_keras import OPTIMIZERS, arrays_of, assign, keras
 
 
 class KerasState(ObjectState):
@@ -51,15 +51,23 @@ def is_built(model: Any) -> bool:
     return bool(model.built and model.weights)
 
 
+def optimizers_of(model: Any) -> list[Any]:
+    """That of `compile`, and those in attributes of the model, with which a ``train_step`` of its own steps."""
+    found = [getattr(model, "optimizer", None)]
+    for value in vars(model).values():
+        found += value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else [value]
+    return list({id(one): one for one in found if isinstance(one, OPTIMIZERS)}.values())
+
+
 def variables_of(model: Any, optimizer: Any) -> list[Any]:
-    """The variables that ranks share: those of the model without seeds, and those of the optimizer."""
+    """The variables that ranks share: those of the model without seeds, and those of its optimizers."""
     seeds = {id(seed) for layer in model._flatten_layers() for seed in _seeds(layer)}
-    variables = [variable for variable in model.variables if id(variable) not in seeds]
-    if optimizer is None:
-        return variables
-    known = {id(variable) for variable in variables}
-    own = variables_of_optimizer(optimizer, model.trainable_variables)
-    return variables + [variable for variable in own if id(variable) not in known]
+    found = [variable for variable in model.variables if id(variable) not in seeds]
+    for one in [] if optimizer is None else [optimizer, *optimizers_of(model)]:
+        # The averages of one that trains a part of the weights would be those of all.
+        if one is optimizer or not getattr(one, "use_ema", False):
+            found += variables_of_optimizer(one, model.trainable_variables)
+    return list({id(variable): variable for variable in found}.values())
 
 
 def variables_of_optimizer(optimizer: Any, trained: Any) -> list[Any]:

@@ -11,7 +11,7 @@ from ring_notebook.core.metrics import note_params
 from ring_notebook.keras.callbacks import BroadcastGlobalVariablesCallback, MetricAverageCallback
 from ring_notebook.keras.chosen_keras import OPTIMIZERS, broadcast_values, keras
 from ring_notebook.keras.distributed_optimizer import DistributedOptimizer, ring_of
-from ring_notebook.keras.keras_state import is_built, rate_of, variables_of
+from ring_notebook.keras.keras_state import is_built, optimizers_of, rate_of, variables_of
 from ring_notebook.keras.training_data import is_data, share
 
 _KINDS: dict[str, Callable[[Any], bool]] = {
@@ -27,8 +27,9 @@ def prepare(*objects: Any, scale_lr: bool = False, **options: Any) -> Any:
     Takes compiled models, optimizers and data, any number of each in any order, and returns their replacements in that
     order, as a tuple; for a single object, its replacement alone:
 
-    - the model itself. Its optimizer is a `DistributedOptimizer` now, and it has the variables of rank 0 (after a
-      failed run: of the rank that has made the most steps), or gets them in its first `fit` if it is not built yet.
+    - the model itself. Its optimizer is a `DistributedOptimizer` now, as are those in its attributes, of a GAN say, and
+      it has the variables of rank 0 (after a failed run: of the rank that has made the most steps), or gets them in its
+      first `fit` if it is not built yet.
       ``fit`` averages its metrics over the ranks at the end of an epoch, so that callbacks decide alike on all ranks;
     - the optimizer itself, distributed, for a training loop of one's own;
     - this rank's share of the data: of arrays, and tuples, lists and dicts of them, every p-th row of p ranks; of a
@@ -50,11 +51,13 @@ def prepare(*objects: Any, scale_lr: bool = False, **options: Any) -> Any:
     for one in data:
         prepared[id(one)] = share(one)
     for model in models:
-        if ring_of(model.optimizer) is None:
+        own = optimizers_of(model)
+        if not all(map(ring_of, own)):
             model.train_function = None  # of an earlier `fit`, for one process
-        model.optimizer, ring = _distributed(model.optimizer, scale_lr, options)
-        root, _ = furthest([_steps(model.optimizer)])
-        ring.prepared = root
+        root, _ = furthest([max(map(_steps, own))])
+        for optimizer in own:
+            _, ring = _distributed(optimizer, scale_lr, options)
+            ring.prepared = root
         if is_built(model):
             broadcast_values(variables_of(model, model.optimizer), root)
     for optimizer in optimizers:

@@ -15,6 +15,7 @@ from typing import Any
 from ring_notebook.core.step_guard import step_guard
 from ring_notebook.keras.chosen_keras import backend, keras
 from ring_notebook.keras.distributed_optimizer import ring_of
+from ring_notebook.keras.keras_state import optimizers_of
 
 _PARTS = ("trainable_variables", "non_trainable_variables", "optimizer_variables", "metrics_variables")
 
@@ -30,7 +31,7 @@ def extend_steps() -> None:
 
     @wraps(make)
     def make_train_function(model: Any, force: bool = False) -> Any:
-        ring = ring_of(getattr(model, "optimizer", None))
+        ring = next(filter(None, map(ring_of, optimizers_of(model))), None)
         if ring is None:
             return make(model, force)
         if backend() == "tensorflow":
