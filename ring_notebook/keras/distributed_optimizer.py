@@ -181,7 +181,14 @@ class _Keras(DistributedMixin):
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
         grads = list(grads)
-        self._ring.begin(grads, self._trainable_variables if trainable_variables is None else trainable_variables)
+        variables = self._trainable_variables if trainable_variables is None else list(trainable_variables)
+        # Scales of float8, whose new value Keras hands on as a gradient and takes out before it clips, are each rank's.
+        shared = [
+            (gradient, variable)
+            for gradient, variable in zip(grads, variables, strict=False)
+            if not getattr(variable, "overwrite_with_gradient", False)
+        ]
+        self._ring.begin([gradient for gradient, _ in shared], [variable for _, variable in shared])
         return self._ring_step(lambda: super(_Keras, self).apply(grads, trainable_variables))  # type: ignore[misc]
 
     def _clip_gradients(self, grads: Any) -> Any:
