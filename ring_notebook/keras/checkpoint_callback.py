@@ -27,9 +27,9 @@ def checkpoint(
         saved = ring.checkpoint(model, every="5 min", keep=3, best="val_loss")
         model.fit(x, y, epochs=10, validation_data=validation, callbacks=[saved])
 
-    Takes models, with the optimizers that they were compiled with, and optimizers of other loops, in the same order in
-    every run. Rank 0 writes one file, whole or not at all, with a checksum. It resumes on any number of ranks. Beyond
-    Horovod.
+    Takes models, with the optimizers that they were compiled with or have as attributes, and those of other loops, in
+    the same order in every run. Rank 0 writes one file, whole or not at all, with a checksum. It resumes on any number
+    of ranks. Beyond Horovod.
 
     The result is a callback, which is called after all others. The first `fit` after a resume begins at the epoch in
     which the checkpoint was written, from its first batch on. In a loop of one's own it is used as with PyTorch, see
