@@ -10,6 +10,9 @@ from ring_notebook.api.basics import rank, size
 from ring_notebook.api.objects import broadcast_object
 from ring_notebook.errors import RingError
 
+_started = [False]
+"""What JAX 0.5 does not tell."""
+
 
 def start_distributed(timeout: float = 300.0) -> None:
     """Start ``jax.distributed`` over all ranks: ``jax.devices()`` are then those of all of them.
@@ -24,7 +27,9 @@ def start_distributed(timeout: float = 300.0) -> None:
 
     Raises RingError where JAX has been used before, or with another number of ranks.
     """
-    if jax.distributed.is_initialized():
+    if (is_started := getattr(jax.distributed, "is_initialized", None)) is None:
+        jax.config.update("jax_cpu_collectives_implementation", "gloo")  # the default of later versions
+    if is_started() if is_started else _started[0]:
         if jax.process_count() == size():
             return
         raise RingError(
@@ -44,3 +49,4 @@ def start_distributed(timeout: float = 300.0) -> None:
         )
     except RuntimeError as error:
         raise RingError(f"rank {rank()}: jax.distributed has not started: {error}") from error
+    _started[0] = True
