@@ -18,13 +18,13 @@ EXTRAS = ("dask", "jax", "keras", "ray", "spark", "tensorflow", "torch")
 EXTRA_OF = {"notebook/lab/jupyter_tools.py": "mcp-jupyter"}
 # What a run is handed over to; a line says what to install where one is not there.
 HANDED_OVER = {"mlflow", "pandas", "pillow", "tensorboard", "wandb"}
-MODULES = packages_distributions()
+MODULES = {module: [one.replace("_", "-") for one in names] for module, names in packages_distributions().items()}
 
 
 def declared(extra: str = "") -> set[str]:
     """The distributions that plain pip brings, or those that an extra adds."""
     named = [re.fullmatch(r"([\w-]+).*?(?:extra == \"([\w-]+)\")?", one) for one in requires("ring-notebook") or ()]
-    return {match[1] for match in named if match and (match[2] or "") == extra}
+    return {match[1].replace("_", "-") for match in named if match and (match[2] or "") == extra}
 
 
 def imported(source: str, at_once: bool) -> Iterator[str]:
