@@ -13,6 +13,8 @@ from ring_notebook.torch.collectives.allreduce import allreduce
 
 _BatchNorm: Any = torch.nn.BatchNorm1d.__base__  # of all layers of this kind
 
+_PLAIN = (_BatchNorm.forward, torch.nn.SyncBatchNorm.forward)
+
 
 class SyncBatchNorm(_BatchNorm):  # type: ignore[misc]
     """Batch normalization whose mean and variance are those of the batches of all ranks together.
@@ -38,7 +40,8 @@ class SyncBatchNorm(_BatchNorm):  # type: ignore[misc]
 
         Parameters and buffers stay the same objects, so that an optimizer made before still has them. Returns
         ``module``, or its replacement where it is such a layer itself. Raises ValueError for a SyncBatchNorm with a
-        ``process_group``, which synchronizes within that. (torch: ``SyncBatchNorm.convert_sync_batchnorm``.)
+        ``process_group``, which synchronizes within that, and for a layer of a class that also does something else in
+        ``forward``, as timm's BatchNormAct2d. (torch: ``SyncBatchNorm.convert_sync_batchnorm``.)
         """
         return cls._convert(module, _BatchNorm)
 
@@ -63,6 +66,11 @@ class SyncBatchNorm(_BatchNorm):  # type: ignore[misc]
             raise ValueError(
                 "a torch.nn.SyncBatchNorm with a process_group synchronizes within that group, ours over all ranks; "
                 "make it without process_group"
+            )
+        if type(layer).forward not in _PLAIN:
+            raise ValueError(
+                f"a layer of class {type(layer).__name__} cannot be replaced by SyncBatchNorm: its own forward() may do"
+                " more than normalize, such as an activation, which would be lost; build the model with another layer"
             )
         made = cls(layer.num_features, layer.eps, layer.momentum, layer.affine, layer.track_running_stats)
         for name in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked"):

@@ -87,6 +87,15 @@ def test_convert_sync_batchnorm() -> None:
     assert converted.running_mean is layer.running_mean
     assert not converted.training
     assert hvd.SyncBatchNorm.convert_sync_batchnorm(converted) is converted
+
+    class Activates(nn.BatchNorm2d):  # as timm's BatchNormAct2d
+        def forward(self, input: torch.Tensor) -> torch.Tensor:
+            return super().forward(input).relu()
+
+    with pytest.raises(
+        ValueError, match=r"class Activates cannot be replaced by SyncBatchNorm: its own forward\(\) may"
+    ):
+        hvd.SyncBatchNorm.convert_sync_batchnorm(nn.Sequential(Activates(3)))
     own = nn.SyncBatchNorm(3)
     own.process_group = object()
     with pytest.raises(ValueError, match="process_group"):
