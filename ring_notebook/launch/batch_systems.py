@@ -89,7 +89,8 @@ class BatchSystem:
 
     def _queues(self) -> str:
         done = ask(self.queues)
-        names = sorted({line.split()[0] for line in done.stdout.splitlines() if line.strip()}) if done else []
+        table = re.split(r"^[- ]+$", done.stdout if done else "", flags=re.MULTILINE)[-1]  # below its header
+        names = sorted({line.split()[0] for line in table.splitlines() if line.strip()})
         return f". Its queues: {', '.join(names)}" if names else ""
 
     def state(self, job: str) -> JobState | None:

@@ -231,14 +231,26 @@ def test_a_job_is_submitted(
     assert SYSTEMS[name].submit_script(str(tmp_path / "job.sh")) == number
 
 
-def test_a_rejection_says_why_and_which_queues_there_are(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+QUEUES_OF_PBS = """
+Queue              Max   Tot Ena Str   Que   Run   Hld   Wat   Trn   Ext Type
+---------------- ----- ----- --- --- ----- ----- ----- ----- ----- ----- ----
+prod                 0     0 yes yes     0     0     0     0     0     0 Exec
+debug                0     0 yes yes     0     0     0     0     0     0 Exec
+"""
+
+
+@pytest.mark.parametrize("queues", ["debug\nprod\n", QUEUES_OF_PBS])
+def test_a_rejection_says_why_and_which_queues_there_are(
+    queues: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "queues").write_text(queues)
     stand_in(
         monkeypatch,
         tmp_path / "bin",
         qsub="echo 'qsub: Unknown queue' >&2; exit 1",
-        qstat="echo debug; echo prod",
+        qstat=f"while read line; do echo $line; done < {tmp_path}/queues",
     )
-    with pytest.raises(BatchError, match=r"PBS has rejected the job: qsub: Unknown queue. Its queues: debug, prod"):
+    with pytest.raises(BatchError, match=r"PBS has rejected the job: qsub: Unknown queue. Its queues: debug, prod$"):
         PBS.submit_script("job.sh")
     with pytest.raises(BatchError, match=r"sbatch, which submits jobs to Slurm, is not on the PATH"):
         SLURM.submit_script("job.sh")
