@@ -8,6 +8,7 @@ are changes too.
 
 from __future__ import annotations
 
+import math
 import operator
 import sys
 import threading
@@ -106,11 +107,21 @@ def _forward(function: Callable[..., Any], reflected: bool) -> Callable[..., Any
     return operation
 
 
-for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"):
-    setattr(Knob, f"__{_name}__", _forward(getattr(operator, _name), False))
-    setattr(Knob, f"__r{_name}__", _forward(getattr(operator, _name), True))
-for _name in ("neg", "pos", "abs", "lt", "le", "gt", "ge"):
-    setattr(Knob, f"__{_name}__", _forward(getattr(operator, _name), False))
+_BINARY = (
+    operator.add,
+    operator.sub,
+    operator.mul,
+    operator.truediv,
+    operator.floordiv,
+    operator.mod,
+    operator.pow,
+    divmod,
+)
+_UNARY = (operator.neg, operator.pos, operator.abs, round, math.trunc, math.floor, math.ceil)
+for _function in (*_BINARY, *_UNARY, operator.lt, operator.le, operator.gt, operator.ge):
+    setattr(Knob, f"__{_function.__name__}__", _forward(_function, False))
+for _function in _BINARY:
+    setattr(Knob, f"__r{_function.__name__}__", _forward(_function, True))
 
 
 class _Steering:
