@@ -76,8 +76,11 @@ def _launched_here(env: Mapping[str, str]) -> int:
     """The ranks of this job on this host, as MPICH, Open MPI, PALS or Slurm tell it; 0 where none does."""
     names = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "PMI_LOCAL_SIZE")
     count_here = next((count for name in names if (count := _number(env, name))), 0)
-    if count_here:
-        return count_here
+    return count_here or slurm_tasks(env)
+
+
+def slurm_tasks(env: Mapping[str, str]) -> int:
+    """How many tasks of its step a task of Slurm has on its host, itself among them; 0 for another process."""
     hosts = slurm_counts(env.get("SLURM_STEP_TASKS_PER_NODE", ""))
     number = int(env.get("SLURM_NODEID") or 0)
     return hosts[number] if number < len(hosts) else 0

@@ -6,6 +6,8 @@ import os
 import socket
 from collections.abc import Mapping
 
+from ring_notebook.rank.rank_threads import slurm_tasks
+
 MASTER = "RING_MASTER"
 """The variable in which a launcher tells ranks the host of rank 0 and a port of it, as ``host:port``."""
 STARTED_AGAIN = "RING_STARTED_AGAIN"
@@ -37,6 +39,8 @@ def master(env: Mapping[str, str] = os.environ) -> str:
 
 def variables_of_rank(env: Mapping[str, str] = os.environ) -> dict[str, str]:
     """`rank_variables` of a rank that an MPI launcher or Slurm has started; empty where these do not tell."""
+    if tasks := slurm_tasks(env):  # which Slurm tells also where they were not asked for
+        env = {"SLURM_NTASKS_PER_NODE": str(tasks), **env}
     for names in _LAUNCHERS:
         values = [env.get(name, "") for name in names]
         if all(value.isdigit() for value in values):

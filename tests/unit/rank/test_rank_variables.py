@@ -36,6 +36,10 @@ def test_ranks_of_other_launchers() -> None:
     pals = {"PMI_RANK": "3", "PMI_SIZE": "4", "PMI_LOCAL_RANK": "1", "PMI_LOCAL_SIZE": "2", MASTER: "a:1"}
     assert variables_of_rank(pals) == rank_variables(3, 4, 1, 2, "a:1")
     assert variables_of_rank({"PMI_RANK": "3"}) == {}
+    slurm = {"SLURM_PROCID": "3", "SLURM_NTASKS": "4", "SLURM_LOCALID": "1", "SLURM_NODEID": "1", MASTER: "a:1"}
+    assert variables_of_rank(slurm) == {}, "a batch script, whose step has no tasks yet"
+    of_step = {**slurm, "SLURM_STEP_TASKS_PER_NODE": "2(x2)"}  # of sbatch --ntasks=4 without --ntasks-per-node
+    assert variables_of_rank(of_step) == rank_variables(3, 4, 1, 2, "a:1")
 
 
 def test_whose_ranks_they_are() -> None:
