@@ -16,6 +16,8 @@ from typing import Literal, NamedTuple
 
 from ring_notebook.text.words import plural
 
+_OF_SHELL = 128  # what it adds to the number of a signal
+
 # All in seconds. Those of a job:
 LINGER = 1.0  # for ranks to end with errors of their own after one has failed; none after one was killed
 ABORTED = 3.0  # instead, after a rank that another one has aborted: that one has yet to exit, and is to be named
@@ -372,6 +374,8 @@ def signal_name(number: int) -> str:
 
 def describe_exit(code: int) -> str:
     """A subprocess return code in words."""
+    if _OF_SHELL < code <= _OF_SHELL + signal.SIGRTMAX and code != _OF_SHELL + signal.SIGINT:  # which others have too
+        return f"exit code {code}, that of a shell whose program was {describe_exit(_OF_SHELL - code)}"
     if code >= 0:
         return f"exit code {code}"
     name = signal_name(-code)

@@ -432,6 +432,9 @@ def test_who_ended_a_batch_job(state: str, reason: str, lost: list[str], words: 
     ("code", "words"),
     [
         (3, "exit code 3"),
+        (128 + signal.SIGSEGV, "exit code 139, that of a shell whose program was killed by SIGSEGV"),
+        (130, "exit code 130"),
+        (255, "exit code 255"),
         (-signal.SIGSEGV, "killed by SIGSEGV"),
         (-signal.SIGRTMIN, "killed by SIGRTMIN"),
         (-signal.SIGRTMIN - 1, "killed by SIGRTMIN+1"),
