@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
 from pathlib import Path
 
@@ -32,12 +33,12 @@ def of_last_cell(folder: Path, rank: int) -> str | None:
     written = []
     for suffix, begin in zip(SUFFIXES, begins, strict=True):
         with suppress(FileNotFoundError):
-            text = _read(log_path(folder, rank, suffix))
-            # Where a program of the cell has emptied the file, as `> /dev/stdout` of a shell does, all of it is new.
-            written.append(text[begin if begin <= len(text) else 0 :].decode(errors="replace"))
+            written.append(_read(log_path(folder, rank, suffix), begin).decode(errors="replace"))
     return "".join(written) if written else None
 
 
-def _read(path: Path) -> bytes:
+def _read(path: Path, begin: int = 0) -> bytes:
     with open_regular(path) as file:
+        # Where a program of the cell has emptied the file, as `> /dev/stdout` of a shell does, all of it is new.
+        file.seek(begin if begin <= os.fstat(file.fileno()).st_size else 0)
         return file.read()
