@@ -17,7 +17,7 @@ from ring_notebook.notebook.session.cells import check_syntax
 from ring_notebook.notebook.session.run_cell import run_cell
 from ring_notebook.notebook.session.session import Session
 from ring_notebook.protocol.ringtrain_options import CellOptions
-from ring_notebook.text.line_options import count
+from ring_notebook.text.line_options import count, duration
 from ring_notebook.text.words import plural
 
 
@@ -27,7 +27,7 @@ def scale(
     cell: str,
     sizes: Annotated[Sequence[int], Option("1,2,4", "numbers of ranks", rank_counts)],
     name: Annotated[str, Option("--name NAME", "name of the runs")] = "",
-    timeout: Annotated[float, Option("--timeout S", "stop each run after S seconds", float)] = 0.0,
+    timeout: Annotated[float, Option("--timeout 2h", "stop each run after this time", duration)] = 0.0,
     logical: Annotated[
         int, Option("--logical L", "train as L ranks would on each size, and compare all that they log", count)
     ] = 0,
