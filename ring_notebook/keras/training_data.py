@@ -97,8 +97,8 @@ class _Share(_Batches):  # type: ignore[misc]
     """Every p-th batch of another PyDataset."""
 
     def __init__(self, whole: Any) -> None:
-        options = {} if IS_LEGACY else {name: getattr(whole, name) for name in ("workers", "use_multiprocessing")}
-        super().__init__(**options)
+        names = () if IS_LEGACY else ("workers", "use_multiprocessing", "max_queue_size")
+        super().__init__(**{name: getattr(whole, name) for name in names})
         self.whole = whole
         self.ranks, self.rank = size(), rank()
         self._count = _each(len(whole), "batches")
@@ -109,7 +109,12 @@ class _Share(_Batches):  # type: ignore[misc]
     def __getitem__(self, index: int) -> Any:
         return self.whole[index * self.ranks + self.rank]
 
-    def on_epoch_end(self) -> None:
+    def on_epoch_begin(self) -> None:
         """Let the other one shuffle, say; all ranks must do so alike."""
+        if hasattr(self.whole, "on_epoch_begin"):
+            self.whole.on_epoch_begin()
+
+    def on_epoch_end(self) -> None:
+        """As `on_epoch_begin`."""
         if hasattr(self.whole, "on_epoch_end"):
             self.whole.on_epoch_end()

@@ -828,13 +828,22 @@ def case_prepare_shares_data_and_refuses_what_it_cannot() -> None:
     kind = keras.utils.Sequence if IS_LEGACY else keras.utils.PyDataset
 
     class Batches(kind):
+        begun = 0
+
         def __len__(self):
             return 2 * size + 1
 
         def __getitem__(self, index):
             return index
 
-    batches = hvd.prepare(Batches())
+        def on_epoch_begin(self):
+            self.begun += 1
+
+    whole = Batches() if IS_LEGACY else Batches(max_queue_size=64)
+    batches = hvd.prepare(whole)
+    batches.on_epoch_begin()
+    assert whole.begun == 1
+    assert getattr(batches, "max_queue_size", 64) == 64
     assert [batches[i] for i in range(len(batches))] == [rank, size + rank]
     assert hvd.prepare(batches) is batches
     if backend() == "tensorflow":
