@@ -63,6 +63,9 @@ def test_tensorboard(run: RunLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     (image,), (histogram,) = events.Images("image"), events.Histograms("histogram")
     assert (image.step, image.encoded_image_string[:4]) == (2, b"\x89PNG")
     assert (histogram.step, histogram.histogram_value.num, histogram.histogram_value.max) == (2, 9, 8)
+    (hyper_parameters,) = events.PluginTagToContent("hparams").values()
+    assert b"optimizer" in hyper_parameters
+    assert b"SGD" in hyper_parameters
     (text,) = events.Tensors("note")
     assert text.tensor_proto.string_val == [b"<b>"]
 

@@ -62,12 +62,13 @@ def _files(record: RunRecord) -> Iterator[tuple[str, bytes]]:
 def to_tensorboard(record: RunRecord, directory: str | Path = "runs") -> Path:
     """Write the run as event files below ``directory``: of several ranks a TensorBoard run for each.
 
-    Images, figures, histograms and texts of `ring.log` are those of the rank. Raises ModuleNotFoundError where
-    TensorBoard is not installed.
+    Images, figures, histograms and texts of `ring.log` are those of the rank; hyper-parameters are those of all. Raises
+    ModuleNotFoundError where TensorBoard is not installed.
     """
     try:
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import HistogramProto, Summary
+        from tensorboard.plugins.hparams.summary_v2 import hparams_pb
         from tensorboard.plugins.text.summary_v2 import text_pb
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
     except ModuleNotFoundError as error:
@@ -101,6 +102,9 @@ def to_tensorboard(record: RunRecord, directory: str | Path = "runs") -> Path:
     for one in record.media():
         if one.logged is not None:
             add(one.ranks[0], record.started, one.logged.step, shown(one, one.logged.name))
+    if params := {name: one if isinstance(one, int | float | str) else str(one) for name, one in record.params.items()}:
+        for rank in [*writers]:
+            add(rank, record.started, 0, hparams_pb(params, trial_id=record.run))
     for writer in writers.values():
         writer.close()
     return top
