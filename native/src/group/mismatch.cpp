@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <sstream>
+#include <utility>
 
 #include "ring/base/text.hpp"
 
@@ -185,8 +186,14 @@ std::string find_mismatch(const std::vector<Header>& headers, const std::vector<
     if (why.empty()) return "";
     std::ostringstream text;
     text << why << "\nThe calls at sequence " << first.sequence << ":";
-    for (std::size_t i = 0; i < headers.size(); ++i)
-        text << "\n  rank " << ranks[i] << ": " << describe_fully(headers[i]);
+    std::vector<std::pair<std::string, std::vector<int>>> calls;  // in order of their first ranks
+    for (std::size_t i = 0; i < headers.size(); ++i) {
+        std::string call = describe_fully(headers[i]);
+        auto same = std::find_if(calls.begin(), calls.end(), [&](const auto& one) { return one.first == call; });
+        if (same == calls.end()) same = calls.insert(same, {std::move(call), {}});
+        same->second.push_back(ranks[i]);
+    }
+    for (const auto& [call, callers] : calls) text << "\n  " << rank_ranges(callers) << ": " << call;
     return text.str();
 }
 

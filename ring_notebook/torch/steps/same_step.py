@@ -80,8 +80,9 @@ class SameStep:
         Called on all ranks of the set, where all of them have committed.
         """
         ranks = process_set.ranks or []
-        called = re.findall(rf"^  rank \d+: commit '{COMMIT} ", str(mismatch), re.MULTILINE)
-        if not self.compares or len(called) < len(ranks):
+        callers = " ".join(re.findall(rf"^  ranks? ([\d, -]+): commit '{COMMIT} ", str(mismatch), re.MULTILINE))
+        ranges = re.findall(r"(\d+)(?:-(\d+))?", callers)
+        if not self.compares or sum(int(last or first) - int(first) + 1 for first, last in ranges) < len(ranks):
             raise mismatch
         own = [(name, _numbers(tensor)) for name, tensor in self._chosen(named())]
         rows: list[tuple[int, Any]] = gather_objects((self._made, own), "weights before a step", process_set)

@@ -36,6 +36,18 @@ inline std::string rank_list(std::vector<int> ranks) {
     return text + (ranks.size() == 1 ? " has" : " have");
 }
 
+// "rank 1", "ranks 0-2, 5"
+inline std::string rank_ranges(std::vector<int> ranks) {
+    std::sort(ranks.begin(), ranks.end());
+    std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+    for (std::size_t i = 0, last = 0; i < ranks.size(); i = last + 1) {
+        for (last = i; last + 1 < ranks.size() && ranks[last + 1] == ranks[last] + 1;) ++last;
+        text += (i == 0 ? "" : ", ") + std::to_string(ranks[i]);
+        if (last != i) text += "-" + std::to_string(ranks[last]);
+    }
+    return text;
+}
+
 // The ranks of these members of a group.
 inline std::vector<int> ranks_of(const std::vector<int>& ranks, const std::vector<int>& members) {
     std::vector<int> own;
