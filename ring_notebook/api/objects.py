@@ -150,13 +150,13 @@ def gather_objects(obj: Any, name: str, process_set: ProcessSet) -> list[Any]:
     return [pickle.loads(gathered[end - size : end]) for end, size in zip(ends, sizes, strict=True)]
 
 
-def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
-    """The objects of all ranks, by rank (Horovod: ``allgather_object``).
+def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
+    """The objects of all ranks of ``process_set``, in group order (Horovod: ``allgather_object``, for all ranks).
 
     Everything is sent through cloudpickle, tensors too. When an object cannot be pickled, its rank raises the error of
     pickle, and the others RingError.
     """
-    return gather_objects(obj, name or "allgather_object", global_process_set)
+    return gather_objects(obj, name or "allgather_object", process_set)
 
 
 N = TypeVar("N", int, float)

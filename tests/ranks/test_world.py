@@ -237,6 +237,7 @@ def test_every_collective_in_a_process_set(hvd: ModuleType, size: int, rank: int
         assert hvd.grouped_allreduce([here], op=hvd.Sum, process_set=evens)[0].item() == sum(ranks)
         assert hvd.broadcast(here, ranks[-1], process_set=evens).item() == ranks[-1]
         assert hvd.broadcast_object(rank, ranks[-1], process_set=evens) == ranks[-1]
+        assert hvd.allgather_object(rank, process_set=evens) == ranks
         assert hvd.alltoall(here.repeat(len(ranks)), process_set=evens).tolist() == ranks
         assert hvd.reducescatter(here.repeat(len(ranks)), op=hvd.Sum, process_set=evens).tolist() == [sum(ranks)]
         sparse = here.to_sparse()

@@ -47,7 +47,7 @@ SIGNATURES = {
     "broadcast_parameters": "params, root_rank",
     "broadcast_optimizer_state": "optimizer, root_rank, model=None",
     "broadcast_object": f"obj, root_rank=0, name=None, {PS}",
-    "allgather_object": "obj, name=None",
+    "allgather_object": f"obj, name=None, {PS}",  # the process set is ours
     "DistributedOptimizer": (
         "optimizer, named_parameters=None, compression=Compression.none, backward_passes_per_step=1, op=Average, "
         # sync_every and logical are ours.
