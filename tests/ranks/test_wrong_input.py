@@ -137,9 +137,14 @@ WRONG: dict[str, tuple[Call, type[Exception], str]] = {
     ),
     "prepare two noises": (lambda hvd, t: hvd.prepare(sgd(), sgd(), noise_scale=1), TypeError, "one optimizer, got 2"),
     "prepare two strategies": (
-        lambda hvd, t: hvd.prepare(nn.Linear(1, 1), sgd(), sgd(), strategy="ddp"),
+        lambda hvd, t: hvd.prepare(nn.Linear(1, 1), nn.Linear(1, 1), sgd(), strategy="ddp"),
         TypeError,
-        "one model and one optimizer, got 1 and 2",
+        "one model and its optimizers, got 2 and 1",
+    ),
+    "prepare another's strategy": (
+        lambda hvd, t: hvd.prepare(nn.Linear(1, 1), sgd(), sgd(), strategy="ddp"),
+        ValueError,
+        "1 of 1 parameters of SGD are not in the model",
     ),
     "check no model": (lambda hvd, t: hvd.check(3), TypeError, "takes a torch.nn.Module, got int"),
     "schedule": (lambda hvd, t: hvd.LinearScalingLR(3, 1), TypeError, "takes a torch.optim.Optimizer"),
