@@ -40,8 +40,8 @@ const std::string& package() {
     return *folder;
 }
 
-// These call collectives for a loop that the user has written. Trainers are no such libraries: of a program that
-// calls one, its own line is the same for all collectives.
+// Libraries that call collectives for a loop in the user's code. Trainers are left out: their caller's line is the
+// same for every collective.
 constexpr std::string_view kForLoops[] = {"-packages/torch/", "-packages/accelerate/", "-packages/lightning/fabric/",
                                           "-packages/lightning_fabric/"};
 

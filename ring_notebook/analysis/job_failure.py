@@ -374,7 +374,8 @@ def signal_name(number: int) -> str:
 
 def describe_exit(code: int) -> str:
     """A subprocess return code in words."""
-    if _OF_SHELL < code <= _OF_SHELL + signal.SIGRTMAX and code != _OF_SHELL + signal.SIGINT:  # which others have too
+    # Programs give the code of SIGINT themselves.
+    if _OF_SHELL < code <= _OF_SHELL + signal.SIGRTMAX and code != _OF_SHELL + signal.SIGINT:
         return f"exit code {code}, that of a shell whose program was {describe_exit(_OF_SHELL - code)}"
     if code >= 0:
         return f"exit code {code}"

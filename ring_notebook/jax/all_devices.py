@@ -10,8 +10,7 @@ from ring_notebook.api.basics import rank, size
 from ring_notebook.api.objects import broadcast_object
 from ring_notebook.errors import RingError
 
-_started = [False]
-"""What JAX 0.5 does not tell."""
+_started = [False]  # JAX 0.5 does not say
 
 
 def start_distributed(timeout: float = 300.0) -> None:
@@ -27,9 +26,7 @@ def start_distributed(timeout: float = 300.0) -> None:
 
     Raises RingError where JAX has been used before, or with another number of ranks.
     """
-    if (is_started := getattr(jax.distributed, "is_initialized", None)) is None:
-        jax.config.update("jax_cpu_collectives_implementation", "gloo")  # the default of later versions
-    if is_started() if is_started else _started[0]:
+    if getattr(jax.distributed, "is_initialized", lambda: _started[0])():
         if jax.process_count() == size():
             return
         raise RingError(
@@ -42,6 +39,8 @@ def start_distributed(timeout: float = 300.0) -> None:
         free = found.getsockname()[1]
     address = f"[{host}]:{free}" if ":" in host else f"{host}:{free}"
     address = broadcast_object(address, 0, name="address of jax.distributed")
+    if not hasattr(jax.distributed, "is_initialized"):  # JAX 0.5, which has no collectives of CPUs by default
+        jax.config.update("jax_cpu_collectives_implementation", "gloo")
     try:
         # By default JAX listens on all interfaces.
         jax.distributed.initialize(

@@ -182,7 +182,7 @@ class _Keras(DistributedMixin):
     def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
         grads = list(grads)
         variables = self._trainable_variables if trainable_variables is None else list(trainable_variables)
-        # Scales of float8, whose new value Keras hands on as a gradient and takes out before it clips, are each rank's.
+        # Keras passes a new scale of float8 as the scale's gradient. Each rank keeps its own.
         shared = [
             (gradient, variable)
             for gradient, variable in zip(grads, variables, strict=False)

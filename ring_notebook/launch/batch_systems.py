@@ -89,7 +89,7 @@ class BatchSystem:
 
     def _queues(self) -> str:
         done = ask(self.queues)
-        table = re.split(r"^[- ]+$", done.stdout if done else "", flags=re.MULTILINE)[-1]  # below its header
+        table = re.split(r"^-[- ]*$", done.stdout if done else "", flags=re.MULTILINE)[-1]  # below its header
         names = sorted({line.split()[0] for line in table.splitlines() if line.strip()})
         return f". Its queues: {', '.join(names)}" if names else ""
 

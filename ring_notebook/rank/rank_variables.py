@@ -39,7 +39,7 @@ def master(env: Mapping[str, str] = os.environ) -> str:
 
 def variables_of_rank(env: Mapping[str, str] = os.environ) -> dict[str, str]:
     """`rank_variables` of a rank that an MPI launcher or Slurm has started; empty where these do not tell."""
-    if tasks := slurm_tasks(env):  # which Slurm tells also where they were not asked for
+    if tasks := slurm_tasks(env):  # Slurm sets SLURM_NTASKS_PER_NODE only for the option of that name
         env = {"SLURM_NTASKS_PER_NODE": str(tasks), **env}
     for names in _LAUNCHERS:
         values = [env.get(name, "") for name in names]

@@ -90,7 +90,7 @@ class EngineSupervisor(Supervisor):
         self._hosts.resize(size)
 
     def _start_engine(self, rank: int, formation: int) -> None:
-        # Its host may have none of this rank any more: others may have been ended, and more been asked for since then.
+        # A cluster that has shrunk and grown since the request has taken the rank from its host.
         self._assign(rank, self._hosts.names([rank]).get(rank) or self._hosts.free(self._running))
         self._start_again(rank, formation)
 

@@ -54,7 +54,7 @@ _REQUESTS = "requests"
 _SECONDS_TO_LISTEN = 60.0  # for the controller, before engines of other hosts are started
 _SECONDS_TO_END = ((signal.SIGTERM, 2.0), (signal.SIGKILL, 60.0))
 _POLL = 0.02
-_left: list[subprocess.Popen[bytes]] = []  # of clusters that live on: forgotten while it runs, each would warn
+_left: list[subprocess.Popen[bytes]] = []  # of clusters that live on: Popen warns if it is freed while its process runs
 
 
 class Processes:
@@ -257,7 +257,7 @@ class Processes:
         output = self._output = self.log("engines")
         if self._asked == "leave":
             _left.extend(self._children)
-        elif self._children or not self._error:  # else others may have these numbers
+        elif self._children or not self._error:  # after a failed attach these numbers may be of other processes
             self._end()
         for descriptor in self._exits.values():
             os.close(descriptor)

@@ -119,7 +119,7 @@ class Notices:
         for tell in filter(None, (_show_in_lab if _settings.lab else None, _settings.tell)):
             thread = Thread(target=_tell, args=(tell, notice), name=f"ring-notice-{log.run}", daemon=True)
             thread.start()
-            _telling.append(thread)
+            _telling[:] = [*filter(Thread.is_alive, _telling), thread]
 
 
 def _in_lab() -> bool:

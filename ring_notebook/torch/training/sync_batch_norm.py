@@ -70,7 +70,7 @@ class SyncBatchNorm(_BatchNorm):  # type: ignore[misc]
         if type(layer).forward not in _PLAIN:
             raise ValueError(
                 f"a layer of class {type(layer).__name__} cannot be replaced by SyncBatchNorm: its own forward() may do"
-                " more than normalize, such as an activation, which would be lost; build the model with another layer"
+                " more than normalize, such as an activation, which would be lost; build the model with torch's layers"
             )
         made = cls(layer.num_features, layer.eps, layer.momentum, layer.affine, layer.track_running_stats)
         for name in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked"):

@@ -131,5 +131,6 @@ def test_no_cause_is_called_another(fault: str, tmp_path: Path, monkeypatch: pyt
         run = own.run(f"{source}slow_ranks.train({fault!r}, 0, 6, None)", options=RECORDED).wait()
         panel, timeline = run.log.view().slow, run.timeline().why
     said = [timeline] if panel is None else [timeline, panel.sentence]  # it says nothing of few steps
-    # On a busy machine a rank may wait longer for a processor than for what it was given, or the ranks for one another.
-    assert {cause_in(one) for one in said} <= {{"backward": "asleep"}.get(fault, fault), "queued", "none"}, said
+    # On a busy machine a rank may wait longer for a processor than for what it was given, or both ranks as long.
+    of_busy = {"queued", "none"} if fault in ("queued", "throttled") else {"queued"}
+    assert {cause_in(one) for one in said} <= {{"backward": "asleep"}.get(fault, fault)} | of_busy, said
