@@ -71,7 +71,7 @@ def without_a_kernel(saved: nbformat.NotebookNode, path: Path, open_notebook: Op
     # With a language alone JupyterLab starts a kernel of it, and says "No Kernel" until then.
     del saved.metadata["kernelspec"], saved.metadata["language_info"]
     nbformat.write(saved, path)
-    assert path.stat().st_size < 200_000
+    assert path.stat().st_size < 300_000  # half of it on an idle machine, where a step takes no second
     notebook = open_notebook(path.name)
     notebook.page.get_by_role("dialog").get_by_role("button", name="No Kernel").click()
     output = notebook.output(TRAIN)
