@@ -166,7 +166,7 @@ class Handle:
         if log is None:
             return f"{self.name} waits for {self._queued.behind if self._queued else 'its ranks'}", None
         view = log.view()
-        last = view.ranks[0].last
+        last = view.last
         values = ", ".join(f"{name} {last[name]:.4g}" for name in view.charted[:2] if name in last)
         return clean(f"{log.title}: step {min(rank.step for rank in view.ranks):,} {values}", 200), view.progress
 

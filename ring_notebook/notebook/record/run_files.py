@@ -97,7 +97,7 @@ class RunFiles:
     def write_summary(self, summary: dict[str, Any]) -> None:
         """Write how the run ended into the room that was reserved for it; what does not fit is left out."""
         shorter = {
-            **summary,
+            **_without_values(summary),
             "error": summary["error"][:4096],
             "shown": printable(summary["shown"], 4096),
             "ranks": [_without_values(one) for one in summary["ranks"]],
@@ -136,8 +136,9 @@ def _reserve(path: Path, nbytes: int) -> None:
             # The file system reserves nothing.
 
 
-def _without_values(rank: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in rank.items() if name != "last"}
+def _without_values(summary: dict[str, Any]) -> dict[str, Any]:
+    """A summary of a run, or of one of its ranks, without the last values of metrics."""
+    return {name: value for name, value in summary.items() if name != "last"}
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:

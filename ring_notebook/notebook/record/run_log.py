@@ -94,6 +94,7 @@ class RunLog(RunRecord):
             **({"rest": str(rest)} if rest else {}),
             "params": self.params,
             "curve": _main_curve(view, self.options.get("plot", ())),
+            "last": dict(view.last),
             "ranks": [
                 {
                     "rank": rank.rank,

@@ -285,7 +285,7 @@ def read_summary(directory: Path) -> dict[str, Any]:
         and isinstance(summary.get("seconds"), int | float)
         and isinstance(summary.get("samples_per_s", 0.0), int | float)
         and isinstance(ranks := summary.get("ranks", []), list)
-        and all(isinstance(rank, dict) and _are_numbers(rank.get("last", {})) for rank in ranks)
+        and all(isinstance(one, dict) and _are_numbers(one.get("last", {})) for one in (summary, *ranks))
         and isinstance(curve := summary.get("curve", {}), dict)
         and isinstance(values := curve.get("values", []), list)
         and all(isinstance(value, int | float) for value in values)

@@ -98,18 +98,17 @@ class RunView:
 
     ``curves``: points over steps, by metric and rank; of a metric that logical ranks have logged in their turns by
     logical rank. ``newest`` are the last values of these, ``extremes`` the least and the greatest mean over them at a
-    step. ``logical`` holds the rank that carries each logical rank,
-    ``in_turns`` the metrics that they have logged. ``throughput``: samples/s over seconds since the start, by rank.
-    ``output``: the newest lines that ranks printed, without ``dropped_lines`` older ones. ``displays``: the newest
-    displays, without ``dropped`` older ones. ``media``: the newest image, figure, histogram or text logged under each
-    name. ``cleared`` counts calls of clear_output.
-    ``epochs`` are the steps at which the logged epoch changed, with its new value. ``broken`` holds the first value
-    that is not finite of each metric and rank: its step, and "NaN" or "inf". ``loads`` holds what `records.Load` names
-    over seconds since the start, by rank. ``axes`` holds, by rank as in ``ranks``, "time" (seconds since the start)
-    and "samples" (of this rank until then, also in the run that this one continues) over steps. ``units`` are those
-    that ranks have given to metrics. ``knobs`` are those of the run by name, ``changes`` the newest that ranks have
-    taken, each as the first rank told it. ``parted`` has pairs of changes of one number that two ranks have taken at
-    different points, which must not be.
+    step, ``last`` the mean at the newest step that all of them have told. ``logical`` holds the rank that carries each
+    logical rank, ``in_turns`` the metrics that they have logged. ``throughput``: samples/s over seconds since the
+    start, by rank. ``output``: the newest lines that ranks printed, without ``dropped_lines`` older ones. ``displays``:
+    the newest displays, without ``dropped`` older ones. ``media``: the newest image, figure, histogram or text logged
+    under each name. ``cleared`` counts calls of clear_output. ``epochs`` are the steps at which the logged epoch
+    changed, with its new value. ``broken`` holds the first value that is not finite of each metric and rank: its step,
+    and "NaN" or "inf". ``loads`` holds what `records.Load` names over seconds since the start, by rank. ``axes`` holds,
+    by rank as in ``ranks``, "time" (seconds since the start) and "samples" (of this rank until then, also in the run
+    that this one continues) over steps. ``units`` are those that ranks have given to metrics. ``knobs`` are those of
+    the run by name, ``changes`` the newest that ranks have taken, each as the first rank told it. ``parted`` has pairs
+    of changes of one number that two ranks have taken at different points, which must not be.
     """
 
     size: int
@@ -122,6 +121,7 @@ class RunView:
     failures: tuple[Failure, ...]
     newest: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
     extremes: Mapping[str, tuple[Extreme, Extreme]] = field(default_factory=dict)
+    last: Mapping[str, float] = field(default_factory=dict)
     logical: Mapping[int, int] = field(default_factory=dict)
     in_turns: frozenset[str] = frozenset()
     displays: tuple[Displayed, ...] = ()
@@ -307,6 +307,7 @@ class RunState:
         # What views hold of curves and loads until a record changes them: they are seen more often than they change.
         self._seen_curves: Mapping[str, Mapping[int, Points]] | None = None
         self._seen_extremes: Mapping[str, tuple[Extreme, Extreme]] = {}
+        self._seen_last: Mapping[str, float] = {}
         self._seen_loads: Mapping[str, Mapping[int, Points]] | None = None
         self._broken: dict[str, dict[int, tuple[float, str]]] = {}
         self._newest: dict[str, dict[int, float]] = {}
@@ -497,8 +498,9 @@ class RunState:
         displays, dropped = self._displays.visible()
         if self._seen_curves is None:
             self._seen_curves = _points(self._curves)
-            found = ((name, one.found()) for name, one in self._extremes.items())
-            self._seen_extremes = {name: one for name, one in found if one is not None}
+            found = {name: one.found() for name, one in self._extremes.items()}
+            self._seen_extremes = {name: one for name, (one, _) in found.items() if one is not None}
+            self._seen_last = {name: one.value for name, (_, one) in found.items() if one is not None}
         if self._seen_loads is None:
             self._seen_loads = _points(self._loads)
         return RunView(
@@ -526,6 +528,7 @@ class RunState:
             ),
             newest={name: dict(sorted(by_rank.items())) for name, by_rank in self._newest.items()},
             extremes=self._seen_extremes,
+            last=self._seen_last,
             logical=dict(sorted(self._logical.items())),
             in_turns=frozenset(self._in_turns),
             output=tuple(self._output),

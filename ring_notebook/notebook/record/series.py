@@ -1,6 +1,6 @@
 """Curves in bounded memory: a metric or a throughput is averaged into fewer points as its values arrive.
 
-The best value of a metric is that of a step: `Extremes`.
+The best value of a metric, and its newest, is that of a step: `Extremes`.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class Extreme(NamedTuple):
 
 
 class Extremes:
-    """The least and the greatest mean over ranks that a metric had at one step, however long the run is.
+    """The least, the greatest and the newest mean over ranks that a metric had at one step, however long the run is.
 
     A step counts once all ranks that log the metric have told of it, which none does `_HELD` rows before another one.
     """
@@ -124,20 +124,24 @@ class Extremes:
         if len(own.x) > (_SETTLED if len(self.rows) > 1 else _HELD):
             self._settle()
 
-    def found(self) -> tuple[Extreme, Extreme] | None:
-        """Both, the first of equal ones; None where no step has a number of all ranks."""
-        steps, means, _ = self._common()
-        return _wider(self._settled, steps, means)
+    def found(self) -> tuple[tuple[Extreme, Extreme] | None, Extreme | None]:
+        """The least and the greatest, the first of equal ones, and the newest, which may be NaN.
+
+        None where no step has a number, and where all ranks have told of none.
+        """
+        steps, rows, _ = self._common()
+        newest = Extreme(float(steps[-1]), float(rows[:, -1].mean())) if len(steps) else None
+        return _wider(self._settled, steps, mean(rows)), newest
 
     def _settle(self) -> None:
-        steps, means, last = self._common()
-        self._settled = _wider(self._settled, steps[:-1], means[:-1])
+        steps, rows, last = self._common()
+        self._settled = _wider(self._settled, steps[:-1], mean(rows[:, :-1]))
         for own, at in zip(self.rows.values(), last, strict=True):
             done = max(int(_begins(own.x)[at]), len(own.x) - _HELD)
             del own.x[:done], own.y[:done]
 
     def _common(self) -> tuple[Floats, Floats, list[int]]:
-        """The steps that all ranks have told, their means, and which of the steps of each rank is the last of them."""
+        """The steps that all ranks have told, a row of values of each rank, and which of its steps is the last one."""
         lines = [_one_per_step(*own) for own in self.rows.values()]
         steps = [np.asarray(line.x) for line in lines]
         count = min(map(len, steps))
@@ -149,8 +153,8 @@ class Extremes:
                 values, firsts = np.unique(one, return_index=True)
                 at[rank] = firsts[np.searchsorted(values, common)]
                 last[rank] = int(at[rank][-1]) if len(common) else 0
-        means = mean(np.stack([np.asarray(line.y)[one] for line, one in zip(lines, at, strict=True)]))
-        return np.array(steps[0][at[0]]), means, last  # a copy: an array that is looked at cannot grow
+        rows = np.stack([np.asarray(line.y)[one] for line, one in zip(lines, at, strict=True)])
+        return np.array(steps[0][at[0]]), rows, last  # a copy: an array that is looked at cannot grow
 
 
 def _wider(known: tuple[Extreme, Extreme] | None, steps: Floats, means: Floats) -> tuple[Extreme, Extreme] | None:

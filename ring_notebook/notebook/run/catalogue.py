@@ -268,7 +268,11 @@ class _Entry:
         self.directory = directory
         lasts = [rank.get("last", {}) for rank in self.summary.get("ranks", [])]
         names = dict.fromkeys(name for last in lasts for name in last if name != SAMPLES)  # the samples/s tell it
-        self.last = {name: fmean(last[name] for last in lasts if name in last) for name in names}
+        common = self.summary.get("last", {})  # of a step that all ranks have made
+        self.last = {
+            name: common[name] if name in common else fmean(last[name] for last in lasts if name in last)
+            for name in names
+        }
         params = self.summary.get("params")
         if not isinstance(params, dict):
             params = {**constants(self.about["source"]), **inherited(self.about["options"])}

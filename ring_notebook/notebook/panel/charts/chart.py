@@ -219,10 +219,10 @@ def _metric(view: RunView, name: str, look: Look, axis: str) -> Chart:
     curves = replace(curves, lines=(*curves.lines, *extra))
     best = _best(view, beside[0] if extra else name, direction(name), axis)
     values = unit(name, view.units)
-    newest = _newest(view, name)
+    newest = view.newest.get(name, {})
     return Chart(
         name,
-        _note(name, curves, judged, best, _no_numbers(view, name, newest), newest, values),
+        _note(name, curves, judged, best, _no_numbers(view, name, newest), _last(view, name), values),
         "seconds" if axis == TIME else axis,
         curves,
         log=look.log and _positive(curves),
@@ -235,12 +235,11 @@ def _metric(view: RunView, name: str, look: Look, axis: str) -> Chart:
 
 
 def results(view: RunView, name: str) -> tuple[float, tuple[float, float] | None]:
-    """The newest value of a metric that has a curve, and the step and value of its best one: means over the ranks.
+    """The newest value of a metric with a curve, and the step and value of its best one: each a mean over the ranks.
 
     The best is that of the chart; None where the name of the metric does not say which way is better.
     """
-    newest = _newest(view, name).values()
-    return math.fsum(newest) / len(newest) if newest else math.nan, _best(view, name, direction(name), STEP)
+    return _last(view, name), _best(view, name, direction(name), STEP)
 
 
 def _best(view: RunView, name: str, toward: int, axis: str) -> tuple[float, float] | None:
@@ -251,8 +250,10 @@ def _best(view: RunView, name: str, toward: int, axis: str) -> tuple[float, floa
     return _at(view, axis, next(iter(view.axes), 0), step), value
 
 
-def _newest(view: RunView, name: str) -> Mapping[int, float]:
-    return view.newest.get(name, {})
+def _last(view: RunView, name: str) -> float:
+    """The mean at the newest step that all ranks have told; of ranks that log at no common step, of their newest."""
+    newest = view.newest.get(name, {}).values()
+    return view.last[name] if name in view.last else math.fsum(newest) / len(newest) if newest else math.nan
 
 
 def _validation_colors(count: int) -> list[str]:
@@ -389,15 +390,15 @@ def _note(
     judged: Line | None,
     best: tuple[float, float] | None,
     no_numbers: str,
-    newest: Mapping[int, float],
+    newest: float,
     values: str,
 ) -> str:
     if judged is None or not len(judged.y):
         return ""
     main = _judged(Curves(tuple(line for line in curves.lines if not line.sparse), curves.band)) or judged
     # No trend beside ranks without numbers: it would praise what was before.
-    # The mean of what the table of ranks shows. The last point of a long curve is the mean of many steps.
-    said = [no_numbers or _with_unit(math.fsum(newest.values()) / len(newest), values)]
+    # The mean of a step. The last point of a long curve is the mean of many.
+    said = [no_numbers or _with_unit(newest, values)]
     said += [trend(main)] if direction(name) and not no_numbers else []
     if best is not None:
         which = judged.label.replace(name, "").strip("_/. -") if judged.sparse else ""

@@ -102,7 +102,7 @@ class LiveChart:
                 "pageIconSize": 9,
                 "pageIconColor": GREY,
                 "pageIconInactiveColor": "#8791a050",
-                "pageButtonGap": 2,
+                "pageButtonGap": 6,
             },
             "toolbox": {
                 "right": 0,

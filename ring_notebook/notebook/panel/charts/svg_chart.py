@@ -27,7 +27,7 @@ from ring_notebook.notebook.style import number
 
 HEIGHT = 250  # pixels
 TOP, BOTTOM = 48, 32  # margins
-RIGHT = 2  # percent, so that a mark at the end of a narrow chart is not cut
+SIDE = 2  # percent, so that a mark at the beginning or the end of a narrow chart is not cut
 _BEGIN, _END = 0.02, 0.97  # of the x axis; a label outside begins or ends with the axis
 NEAR = 0.08  # of the width of a narrow chart: half of "epoch 1"
 RAW = 0.3  # the opacity of what a smooth line is an average of
@@ -53,7 +53,7 @@ def svg(chart: Chart) -> str:
         _title(chart),
         *(f"<text class='w' x='{at}%' y='15' font-weight='600'>{escape(chart.heading)}</text>" for at in _AGAIN),
         *legend,
-        f"<svg y='{top}' width='{100 - RIGHT}%' height='{height}' overflow='visible'>",
+        f"<svg x='{SIDE}%' y='{top}' width='{100 - 2 * SIDE}%' height='{height}' overflow='visible'>",
     ]
     for tick in y.ticks:
         at = f"{100 - 100 * y.place(tick):.2f}%"
@@ -261,7 +261,7 @@ CSS = f"""<style>
 .ring-frame {{ overflow: visible !important; }}
 .ring-zoom[open] ~ div .ring-frame {{ overflow: auto hidden !important; }}
 .ring-zoom[open] ~ div .ring-wide {{ width: {ZOOM}% !important; }}
-.ring-tips {{ position: absolute; left: 0; right: {RIGHT}%; top: {TOP}px; bottom: {BOTTOM}px; display: flex; }}
+.ring-tips {{ position: absolute; left: {SIDE}%; right: {SIDE}%; top: {TOP}px; bottom: {BOTTOM}px; display: flex; }}
 .ring-tips i {{ flex: 1; position: relative; font-style: normal; }}
 .ring-tips i:hover::before {{ content: ""; position: absolute; left: 50%; top: 0; bottom: 0;
   border-left: 1px solid #8791a0; }}

@@ -93,6 +93,18 @@ def test_the_newest_value_is_not_better_than_the_best() -> None:
     assert chart.note == "1001 · falling · best 1001"
 
 
+@pytest.mark.parametrize("steps", [30, 1000, 30_000])
+def test_the_newest_value_is_of_the_newest_step_that_all_ranks_have_made(steps: int) -> None:
+    """Ranks have told of different steps, in progress and at the end."""
+    parts = [(rank, range(at, min(at + 999, steps - 4 * rank))) for at in range(0, steps, 999) for rank in range(2)]
+    view = of_ranks(parts, lambda rank, step: 1.0 + rank if step == steps - 5 else 9.0).view(9e9)
+    assert results(view, "loss") == (1.5, (steps - 5, 1.5))
+    assert charts(view, ["loss"], Look())[0].note.startswith("1.5 · ")
+    assert math.isnan(results(of_ranks(parts, lambda rank, _: math.nan if rank else 1.0).view(9e9), "loss")[0])
+    apart = of_ranks([(0, range(0, 40, 2)), (1, range(1, 41, 2))], lambda rank, step: rank + step)
+    assert results(apart.view(9e9), "loss")[0] == (38 + 40) / 2
+
+
 @pytest.mark.parametrize("apart", [1, 37, 5000])
 @pytest.mark.parametrize("steps", [300, 400, 1000, 5000, 30_000])
 def test_the_best_is_of_one_step_however_long_a_run_is(steps: int, apart: int) -> None:
@@ -263,12 +275,12 @@ def test_a_validation_of_every_step_has_no_marks() -> None:
 
 
 def test_marks_have_room_in_a_narrow_chart() -> None:
-    """Labels of epochs beside each other, and a mark at the end."""
+    """Labels of epochs beside each other, and a mark at the beginning or the end."""
     marks = tuple(Mark(float(at), f"{at}") for at in range(20))
     chart = Chart("loss", "", "step", Curves(()), epochs=marks)
     assert len(chart.some_epochs) <= 6, "epoch 1 and 3 would read as 13"
-    (width,) = re.findall(r"<svg y='\d+' width='(\d+)%'", svg(chart))
-    assert 300 * (100 - int(width)) / 100 > 5.5
+    ((left, width),) = re.findall(r"<svg x='(\d+)%' y='\d+' width='(\d+)%'", svg(chart))
+    assert 300 * int(left) / 100 > 5.5 < 300 * (100 - int(left) - int(width)) / 100
 
 
 @pytest.mark.parametrize(("at", "anchor", "align"), [(2, "start", None), (50, "middle", None), (99, "end", "right")])
