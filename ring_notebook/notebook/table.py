@@ -9,19 +9,21 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import Any
 
-from ring_notebook.text.words import aligned, plural, shortened
+from ring_notebook.text.words import aligned, shortened
 
+_CHARACTER, _BESIDE, _ARROWS = 6.8, 13, 26  # pixels: of a character, between columns, of the arrows of a title
+_MOST = 24  # characters of a cell
 _HIDDEN = "position:absolute;opacity:0;width:0"
 # CSS can order items of a grid, but not rows of a table. Without this sheet there are no arrows.
 # GROUP is the class of one table, so that two tables in a notebook do not share their columns.
 _CSS = """<style>
-.GROUP { overflow-x: auto; }
+.GROUP { overflow-x: auto; container-type: inline-size; }
 .GROUP .c0 { position: sticky; left: 0; background: var(--jp-layout-color0, Canvas); }
 .GROUP table { font-size: 12px; display: grid; width: max-content; grid-template-columns: repeat(COLUMNS, auto); }
 .GROUP thead, .GROUP tbody { display: contents; }
 .GROUP tr { display: grid; grid-template-columns: subgrid; grid-column: 1 / -1; background: none !important; }
 .GROUP thead tr { order: -1; }
-.GROUP th, .GROUP td { text-align: left !important; padding: 2px 6px !important; white-space: nowrap; max-width: 24ch;
+.GROUP th, .GROUP td { text-align: left !important; padding: 2px 6px !important; white-space: nowrap; max-width: MOSTch;
   overflow: hidden; text-overflow: ellipsis; }
 .GROUP label { cursor: pointer; margin-left: 2px; font-weight: 600; }
 .GROUP th label::after { content: "\\25BE"; opacity: .35; }
@@ -29,7 +31,7 @@ _CSS = """<style>
 .GROUP th label + label::after { content: "\\25B4"; }
 .GROUP label:hover::after, .GROUP label:focus-within::after { opacity: 1; }
 .GROUP label:has(:checked)::after { opacity: 1; color: #3b82f6; }
-.GROUP details label { margin-right: 8px; font-weight: 400; white-space: nowrap; }
+.GROUP details label { margin-right: 8px; font-weight: 400; white-space: nowrap; display: none; }
 RULES
 </style>"""
 
@@ -39,8 +41,8 @@ class Listing:
     """Rows of text under ``columns``, all of the same length, and lines of text below.
 
     ``keys`` are what a page can sort by: a value for each row by column, None where there is none. ``pictures`` are
-    HTML in place of a column's texts. Columns of ``folded`` are hidden until a reader chooses them; a terminal leaves
-    them out.
+    HTML in place of a column's texts. Columns of ``folded`` are hidden until a reader chooses them, as are the last
+    ones on a page that is too narrow for them; a terminal leaves ``folded`` out.
     """
 
     columns: Sequence[str]
@@ -98,15 +100,22 @@ class Listing:
         return title
 
     def _picker(self) -> str:
-        """Boxes with which a reader shows the folded columns."""
-        if not self.folded:
-            return ""
+        """Boxes with which a reader shows the columns that are hidden at this width."""
         boxes = "".join(
-            f"<label><input type='checkbox' value='c{index}'> {escape(name)}</label>"
+            f"<label class='p{index}'><input type='checkbox' value='c{index}'> {escape(name)}</label>"
             for index, name in enumerate(self.columns)
-            if name in self.folded
+            if index
         )
-        return f"<details><summary>{plural(len(self.folded), 'more column')}</summary>{boxes}</details>"
+        return f"<details><summary>more columns</summary>{boxes}</details>"
+
+    def _widths(self) -> list[float]:
+        """Of a page that has room for each column and those before it, in pixels; folded ones need none."""
+        texts, widths = shortened(self.columns), [0.0]
+        for index, name in enumerate(self.columns):
+            longest = max([len(texts[name]), *(min(len(row[index]), _MOST) for row in self.rows)])
+            title = len(texts[name]) * _CHARACTER + _ARROWS * (name in self.keys)
+            widths.append(widths[-1] + (name not in self.folded) * (max(longest * _CHARACTER, title) + _BESIDE))
+        return widths[1:]
 
     def _orders(self) -> list[str]:
         """The place of each row in every order, as variables of CSS; rows without a number are always last."""
@@ -124,10 +133,15 @@ class Listing:
             for number in range(len(self.keys))
             for way in "da"
         ]
-        for index, name in enumerate(self.columns):
-            if name in self.folded:
-                rules.append(f".{group}:not(:has([value=c{index}]:checked)) .c{index} {{ display: none; }}")
-        sheet = _CSS.replace("GROUP", group).replace("COLUMNS", str(len(self.columns)))
+        widths = self._widths()
+        for index, name in enumerate(self.columns[1:], start=1):
+            hidden = f".{group}:not(:has([value=c{index}]:checked)) .c{index} {{ display: none; }}"
+            hidden += f" .{group} details .p{index} {{ display: inline; }}"
+            narrow = f"@container (width < {widths[index]:.0f}px)"
+            rules.append(hidden if name in self.folded else f"{narrow} {{ {hidden} }}")
+        if not self.folded:
+            rules.append(f"@container (width >= {widths[-1]:.0f}px) {{ .{group} details {{ display: none; }} }}")
+        sheet = _CSS.replace("GROUP", group).replace("COLUMNS", str(len(self.columns))).replace("MOST", str(_MOST))
         return sheet.replace("RULES", "\n".join(rules))
 
 

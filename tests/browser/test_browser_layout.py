@@ -204,6 +204,21 @@ def test_runs_are_sorted_by_a_click_without_a_kernel(lab: Lab, open_notebook: Op
     assert shown() == ["c", "b", "a"]
     layers = table.get_by_title("layers", exact=True)
     assert not layers.is_visible()
-    table.get_by_text("1 more column").click()
+    more = table.get_by_text("more columns")
+    more.click()
     table.get_by_label("layers").check()
     assert layers.is_visible()
+    table.get_by_label("layers").uncheck()
+
+    def boxes() -> list[str]:
+        return [one.strip() for one in table.locator("details label:visible").all_inner_texts()]
+
+    assert boxes() == ["layers"], "all others have room"
+    for width in (800, 500, 400, 300):
+        notebook.size(width)
+        assert table.evaluate("table => table.scrollWidth <= table.clientWidth"), "no column is cut"
+        there = [one for one in ("seconds", "loss") if table.get_by_title(one, exact=True).is_visible()]
+        assert boxes() == [one for one in ("seconds", "loss", "layers") if one not in there]
+    assert "loss" not in there
+    table.get_by_label("loss").check()
+    assert table.get_by_title("loss", exact=True).is_visible()
