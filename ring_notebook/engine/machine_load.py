@@ -1,8 +1,10 @@
-"""The load of a rank's process and machine while a cell runs."""
+"""The load of a rank's process, of those that it has started, such as the workers of a loader, and of its machine."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
+from glob import glob
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -14,11 +16,15 @@ from ring_notebook.core.native import core
 from ring_notebook.machine.gpus import gpus
 
 _INTERFACES = Path("/sys/class/net")
+_CHILDREN = "/proc/{}/task/*/children"
+_SHARE = 0.01  # of the time, at most, goes to measuring the memory of children
 SHORTEST = 0.5  # seconds over which a rate is measured
 
 
 class Machine:
-    """The load of this rank's process and machine since the last reading, from psutil and NVML.
+    """The load of this rank's processes and machine since the last reading, from psutil and NVML.
+
+    The memory of a child is what it shares with nobody: a worker that was forked shares most with the rank.
 
     ``gpu`` is the rank's own GPU, as named in CUDA_VISIBLE_DEVICES.
     """
@@ -28,8 +34,8 @@ class Machine:
         """Number of threads that the rank computes with; 0 if unknown."""
         self._process = psutil.Process()
         self._gpu = _device(gpu if gpu is not None else next(iter(gpus()), ""))
-        self._process.cpu_percent(None)  # the first reading only starts the clock
-        self._before = monotonic()
+        self._of_children, self._due = 0.0, 0.0
+        self._before, self._cpu = monotonic(), self._cpu_seconds(self._children())
         self._disk, self._network = self._disk_bytes(), _network_bytes()
 
     def read(self) -> dict[str, float]:
@@ -38,23 +44,63 @@ class Machine:
         The system counts processor time in hundredths of a second: a rank that computed for one of three milliseconds
         would have used 330 % of a core.
         """
+        children = self._children()
+        beside = self._memory_of(children)
         values = {
-            "memory": float(self._process.memory_info().rss),
+            "memory": self._process.memory_info().rss + beside,
             "memory_left": float(min(core.memory_left(), psutil.virtual_memory().available)),
         }
         if self.threads:
             values["threads"] = float(self.threads)
         if monotonic() - self._before >= SHORTEST:
-            values |= self._rates()
-        return {**values, **_gpu_values(self._gpu), **expected_loads()}
+            values |= self._rates(children)
+        expected = expected_loads()
+        if "memory_expected" in expected:
+            expected["memory_expected"] += beside
+        return {**values, **_gpu_values(self._gpu), **expected}
 
-    def _rates(self) -> dict[str, float]:
+    def _children(self) -> list[psutil.Process]:
+        """The processes below this one; none where the system does not list them."""
+        found, parents = [], [self._process.pid]
+        while parents:
+            lists = [_text(path) for path in glob(_CHILDREN.format(parents.pop()))]
+            parents += (pids := [int(pid) for text in lists for pid in text.split()])
+            for pid in pids:
+                with suppress(psutil.Error):
+                    found.append(psutil.Process(pid))
+        return found
+
+    def _memory_of(self, children: Sequence[psutil.Process]) -> float:
+        """The bytes that only these have, of not long ago: to count them takes a while."""
+        begun = monotonic()
+        if not children:
+            self._of_children = 0.0
+        elif begun >= self._due:
+            self._of_children = 0.0
+            for child in children:
+                with suppress(psutil.Error, OSError):
+                    self._of_children += child.memory_full_info().uss
+            self._due = monotonic() + (monotonic() - begun) / _SHARE
+        return self._of_children
+
+    def _cpu_seconds(self, children: Sequence[psutil.Process]) -> float:
+        """Processor time until now, also of children that have ended."""
+        seconds = 0.0
+        for process in (self._process, *children):
+            with suppress(psutil.Error):
+                times = process.cpu_times()
+                seconds += times.user + times.system + times.children_user + times.children_system
+        return seconds
+
+    def _rates(self, children: Sequence[psutil.Process]) -> dict[str, float]:
         """The values per second, since the last call."""
         now = monotonic()
         seconds, self._before = now - self._before, now
+        cpu, self._cpu = self._cpu, self._cpu_seconds(children)
         disk, self._disk = self._disk, self._disk_bytes()
         network, self._network = self._network, _network_bytes()
-        values = {"cpu": self._process.cpu_percent(None), "network": (self._network - network) / seconds}
+        used = max(0.0, self._cpu - cpu)  # that of a child that nobody has waited for is lost
+        values = {"cpu": 100 * used / seconds, "network": (self._network - network) / seconds}
         if self._disk >= 0:
             values["disk"] = (self._disk - disk) / seconds
         return values
@@ -65,6 +111,13 @@ class Machine:
             io = self._process.io_counters()
             return float(io.read_bytes + io.write_bytes)
         return -1.0
+
+
+def _text(path: str) -> str:
+    """What a file says; empty where it is gone."""
+    with suppress(OSError):
+        return Path(path).read_text()
+    return ""
 
 
 def _network_bytes() -> float:

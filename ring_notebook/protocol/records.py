@@ -157,7 +157,7 @@ class Ended(_OfRank):
 
 @dataclass(frozen=True, slots=True)
 class Load(_OfRank):
-    """What a rank's process and machine did in the last second or two.
+    """What a rank's process, those that it has started, and its machine did in the last second or two.
 
     ``values`` by name: ``cpu`` and ``gpu`` in percent (of one core, of the device), ``memory`` and ``gpu_memory`` in
     bytes in use, ``memory_left`` and ``gpu_memory_left`` in bytes, ``disk`` and ``network`` in bytes a second,

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import time
+from multiprocessing.synchronize import Event
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from harness.waiting import LIMIT
 from ring_notebook.engine import machine_load
 from ring_notebook.engine.machine_load import SHORTEST, Machine
 
@@ -25,6 +28,40 @@ def test_a_reading_counts_what_happened_since_the_one_before() -> None:
     assert busy["memory_left"] > 0
     assert busy["network"] >= 0
     assert "gpu" not in busy
+
+
+def test_what_a_rank_has_started_counts_and_what_they_share_counts_once() -> None:
+    shared = bytearray(256 << 20)
+    machine = Machine("")
+    alone = machine.read()["memory"]
+    context = multiprocessing.get_context("fork")
+    ready, go_on = context.Event(), context.Event()
+    worker = context.Process(target=_work, args=(ready, go_on))
+    worker.start()
+    try:
+        assert ready.wait(LIMIT)
+        with_worker = machine.read()
+        assert 64 << 20 <= with_worker["memory"] - alone < 192 << 20, "not what it has got from this process"
+        assert with_worker["cpu"] > 0
+    finally:
+        go_on.set()
+        worker.join()
+    before = time.process_time()
+    time.sleep(SHORTEST)
+    after = machine.read()
+    assert after["memory"] - alone < 32 << 20
+    assert after["cpu"] >= 0, time.process_time() - before
+    del shared
+
+
+def _work(ready: Event, go_on: Event) -> None:
+    """Use processor time and memory of its own."""
+    own = bytearray(64 << 20)
+    until = time.process_time() + 2 * SHORTEST
+    while time.process_time() < until:
+        own[:] = bytes(len(own))
+    ready.set()
+    go_on.wait()
 
 
 @pytest.mark.parametrize(
