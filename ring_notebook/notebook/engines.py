@@ -43,6 +43,8 @@ class Engine:
     """When it took the place of one that had died or was ended, in seconds since the epoch; 0 for the first one."""
     status_file: str = ""
     """Where it tells what it executes, on its host; empty where it does not."""
+    reports: int = 0
+    """How many reports of failures of its rank are of engines before it."""
 
     @property
     def local(self) -> bool:

@@ -60,7 +60,7 @@ class LostRanks:
             if not engine.local:
                 with self._lock:
                     self._elsewhere[engine.rank] = start
-                    self._reports.setdefault(engine.rank, 0)
+                    self._reports.setdefault(engine.rank, engine.reports)
                 self._wake.set()
                 continue
             try:
@@ -92,6 +92,10 @@ class LostRanks:
             self._reports[rank] = len(failures_of(self._output(), rank))
             self._elsewhere.pop(rank, None)
 
+    def reports(self, rank: int) -> int:
+        """How many reports of ``rank`` are of processes before the present one."""
+        return self._reports.get(rank, 0)
+
     def forget(self, rank: int) -> None:
         """``rank`` is no rank of the cluster any more, whatever becomes of its process."""
         self.expect(rank)
@@ -107,7 +111,7 @@ class LostRanks:
         """Why the present process of ``rank`` has ended; None while nothing says that it has."""
         output = self._output()
         reports = failures_of(output, rank)
-        if len(reports) <= self._reports.get(rank, 0):
+        if len(reports) <= self.reports(rank):
             return None
         with self._lock:
             alone = not self._watched and not self._elsewhere

@@ -52,8 +52,9 @@ def heal(
             request("start", rank, str(formation))
         ended = functools.partial(_failed, lost, ranks)  # they are watched only when it is known who they are
         engines.wait_for(ranks, _START_TIMEOUT, ended)
-        for engine in prepare_engines(engines, n, directory, keep, True, ranks, ended):
-            engines.all[engine.rank : engine.rank + 1] = [replace(engine, replaced=time())]
+        for started in prepare_engines(engines, n, directory, keep, True, ranks, ended):
+            engine = replace(started, replaced=time(), reports=lost.reports(started.rank))
+            engines.all[engine.rank : engine.rank + 1] = [engine]
             lost.watch([engine])
         meet(engines, engines.living(), formation, n)
     except BaseException:

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from harness.waiting import until
 from ring_notebook.analysis.job_failure import RankFailure
 from ring_notebook.errors import ClusterError
 from ring_notebook.files.rank_logs import cell_begins
 from ring_notebook.notebook.cluster.death import explain, explain_failure, tail
+from ring_notebook.notebook.cluster.death_watch import LostRanks
 from ring_notebook.notebook.cluster.readiness import require_living
 from ring_notebook.notebook.engines import Engine, Engines
 
@@ -74,3 +76,21 @@ def test_what_still_runs_where_ranks_have_died(dead: tuple[int, ...], advice: st
     engines.all = [Engine(rank, "here", 1) for rank in range(2)]
     with pytest.raises(ClusterError, match=rf"died; `%ring heal` starts (it|them) again{advice}$"):
         require_living(engines, [0, 1])
+
+
+def test_a_kernel_that_attaches_counts_no_rank_as_dead_that_was_started_again_on_another_host(tmp_path: Path) -> None:
+    """The log still has the report of the process before it. One that was not started again is dead."""
+    log = tmp_path / "engines.log"
+    report = [f"\x1e{json.dumps(asdict(RankFailure(rank, 'b', -9, 1.0)))}\x1e\n" for rank in range(2)]
+    log.write_text("".join(report))
+    lost = LostRanks(log, tmp_path)
+    try:
+        lost.watch([Engine(0, "b", 1, reports=1), Engine(1, "b", 1), Engine(2, "b", 1)])
+        until(lambda: 1 in lost.deaths)  # it was not started again
+        assert list(lost.deaths) == [1]
+        with log.open("a") as file:
+            file.write(report[0])
+        until(lambda: 0 in lost.deaths)  # a later report is of the present process
+        assert 2 not in lost.deaths
+    finally:
+        lost.close()
