@@ -125,8 +125,8 @@ _BYTES = 32 << 20  # of address space, which may be limited: a thread takes 8 Mi
 class HeldBack:
     """A context that reserves descriptors and address space, which a cell then cannot use up, and the engine's loop.
 
-    After the block they are free, so that the engine can record how the cell ended. A cell that would stop the loop on
-    which the engine runs, and with it the engine, gets an error.
+    After the block they are free, so that the engine can record how the cell ended, and uncaught exceptions are shown
+    again. A cell that would stop the loop on which the engine runs, and with it the engine, gets an error.
     """
 
     # Not a generator: contextlib sets an attribute of the exception that leaves the block, which may refuse that.
@@ -142,6 +142,8 @@ class HeldBack:
 
     def __exit__(self, *_: object) -> None:
         self._of_loop.pop("stop", None)
+        if sys.excepthook is None:  # no thread starts without one
+            sys.excepthook = sys.__excepthook__
         for one in self._memory:
             one.close()
         for descriptor in self._descriptors:

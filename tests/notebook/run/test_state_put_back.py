@@ -88,3 +88,9 @@ def test_what_a_good_cell_sets_stays(cluster: Cluster) -> None:
     checks = "assert warnings.filters[0][1].match('of a library')\nassert torch.get_default_dtype() == torch.float64"
     undo = "warnings.filters.pop(0)\ntorch.set_default_dtype(torch.float32)"
     assert ended(cluster.run(f"{checks}\n{undo}")).status == "ok"
+
+
+def test_threads_start_after_a_cell_that_has_taken_the_hook_of_exceptions_away(cluster: Cluster) -> None:
+    assert ended(cluster.run("import sys\nsys.excepthook = None")).status == "ok"
+    after = ended(cluster.run("import threading\nassert sys.excepthook\nthreading.Thread(target=int).start()"))
+    assert after.status == "ok", after.error
