@@ -5,9 +5,12 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import traceback
+import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from IPython.core.inputtransformer2 import TransformerManager
@@ -65,8 +68,13 @@ def check_syntax(source: str, first_line: int) -> None:
         message = f"{'%%' if kind == 'cell' else '%'}{name} within a cell that runs on the ranks; {advice}"
         raise brief(CellSyntaxError(message), f"CellSyntaxError: {message}")
     try:
-        parse(text, "<cell>")
+        tree = parse(text, "<cell>")
+        with warnings.catch_warnings(), suppress(RecursionError, MemoryError):
+            warnings.simplefilter("ignore")  # the ranks warn
+            compile(tree, "<cell>", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)  # return outside of one
     except SyntaxError as error:
+        if error.text is None and error.lineno:
+            error.text = text.splitlines()[error.lineno - 1]
         lines = "".join(traceback.format_exception_only(error)).rstrip()
         text = lines.replace('File "<cell>"', "Cell").strip()
         raise brief(CellSyntaxError(text), text) from None

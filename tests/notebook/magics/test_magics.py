@@ -39,6 +39,10 @@ def test_a_syntax_error_costs_no_cluster(notebook: Notebook) -> None:
     assert name == "CellSyntaxError"
     assert "Cell, line 3" in shown
     assert "ring_notebook" not in shown
+    name, shown = notebook.error("%%ringtrain\nfor x in range(3):\n    pass\nreturn x")
+    assert name == "CellSyntaxError"
+    assert "Cell, line 4\n    return x\n" in shown
+    assert "'return' outside function" in shown
 
 
 def test_the_first_cell_starts_a_cluster_and_says_why(notebook: Notebook) -> None:
