@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import os
 import pickle
 import re
 import time
@@ -103,8 +104,12 @@ def _replaced(groups: Iterable[tuple[Failure, list[int]]], when: Mapping[int, fl
 
 
 def _in_the_notebook(groups: Iterable[tuple[Failure, list[int]]], notebook: Container[str]) -> Iterator[str]:
-    """What to do where ranks miss a variable that the notebook has."""
+    """What to do where ranks miss a variable that the notebook has, of its own or of the environment."""
     for failure, _ in groups:
+        key = failure.message.strip("'") if (failure.module, failure.ename) == ("builtins", "KeyError") else ""
+        if key in os.environ and any("environ" in line for *_, line in failure.frames):
+            own = f"{key} is set in the environment of the notebook, and ranks have the one in which they were started"
+            yield f"{own}: `%ring restart` gives it to them"
         name = MISSING.match(failure.message) if (failure.module, failure.ename) == ("builtins", "NameError") else None
         if name is not None and name[1] in notebook:
             own = f"{name[1]} is a variable of the notebook, and ranks have their own"

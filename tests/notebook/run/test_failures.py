@@ -82,6 +82,18 @@ def test_a_variable_of_the_notebook_that_ranks_do_not_have() -> None:
     assert said not in describe(missing, replaced={0: 30.0, 1: 60.0}, notebook={"model": 1}), "they had it"
 
 
+def test_a_variable_of_the_environment_that_was_set_after_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    frames = (("<cell>", 2, "<module>", "os.environ['TOKEN']"), ("os.py", 679, "__getitem__", "raise KeyError(key)"))
+    missing = failure(0, "'TOKEN'", ename="KeyError", frames=frames)
+    assert "environment" not in describe([missing])
+    monkeypatch.setenv("TOKEN", "secret")
+    shown = describe([missing])
+    assert "TOKEN is set in the environment of the notebook" in shown
+    assert "`%ring restart` gives it to them" in shown
+    assert "secret" not in shown
+    assert "environment" not in describe([replace(missing, frames=(("<cell>", 2, "<module>", "d['TOKEN']"),))])
+
+
 def test_equal_failures_are_one_group() -> None:
     text = describe([failure(0), failure(2), failure(3)])
     assert text.count("Traceback") == 1
