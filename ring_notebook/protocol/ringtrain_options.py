@@ -64,8 +64,9 @@ class CellOptions:
     """Steps after which the account of the ranks' time begins."""
 
     def kept(self) -> dict[str, Any]:
-        """What is kept with the run. In the background or not is a matter of the moment."""
-        return {name: value for name, value in asdict(self).items() if name != "background"}
+        """What is kept with the run, as JSON has it. In the background or not is a matter of the moment."""
+        made = {name: value for name, value in asdict(self).items() if name != "background"}
+        return made | {"ranks": None if self.ranks is None else [*map(int, self.ranks)]}  # from a range or an array
 
     @classmethod
     def of(cls, kept: Mapping[str, Any]) -> CellOptions:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from pathlib import Path
 from typing import Annotated, Any
@@ -131,6 +132,8 @@ def test_options_of_a_cell_are_fields() -> None:
     made = CellOptions(**values)
     assert (made.ranks, made.plot, made.snapshot, made.sync_every) == ([0, 2, 3], ["loss"], 600.0, 50)
     assert CellOptions.of(made.kept()) == made
+    kept = json.dumps(CellOptions(ranks=range(1, 3)).kept())  # as of a sweep side by side
+    assert CellOptions.of(json.loads(kept)).ranks == [1, 2]
     assert {one.sets for one in command.options} - {"out", "sweep"} <= set(CellOptions.__dataclass_fields__)
 
 
