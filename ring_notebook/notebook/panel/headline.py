@@ -98,7 +98,7 @@ def _on_ranks(log: RunRecord, view: RunView) -> str:
     logical = log.params.get("logical_ranks")
     count = plural(view.size, "rank")
     if view.logical and isinstance(logical, int):
-        count = f"{plural(logical, 'logical rank')} on {view.size}"
+        count = f"{plural(logical, 'logical rank')} on {count}"
     if isinstance(chosen, list) and chosen and all(isinstance(rank, int) for rank in chosen):
         return f"{count} ({ranks(chosen)} of the cluster)"
     return count

@@ -87,7 +87,8 @@ class Lint:
         call = next((call for call in self._cell.calls if call.name == "print" and not call.guarded), None)
         if alike >= _SAME_LINES and call:
             ranks = rank_list(range(view.size))
-            yield Hint(call.line, f"ranks {ranks} print the same {alike} lines: `if ring.rank() == 0:` makes it one")
+            lines = "lines" if view.dropped_lines else f"{alike} lines"  # of all or of the last ones
+            yield Hint(call.line, f"ranks {ranks} print the same {lines}: `if ring.rank() == 0:` makes it one")
 
 
 def text(hint: Hint) -> str:

@@ -15,6 +15,7 @@ from ring_notebook.notebook.record.run_labels import Look
 from ring_notebook.notebook.record.run_log import RunLog
 from ring_notebook.notebook.run.equal_runs import compared
 from ring_notebook.protocol.records import Ended, MetricBatch, Params, Record, encode
+from ring_notebook.text.words import plural
 
 LOGICAL, STEPS = 8, 5
 
@@ -59,7 +60,7 @@ def test_each_has_its_curve_on_any_number_of_ranks(tmp_path: Path, size: int) ->
     assert chart.note.startswith("NaN on logical rank 5")
     assert [mark.label for mark in chart.broken] == ["NaN, logical rank 5"]
     content = headline.headline(log, view)
-    assert f"8 logical ranks on {size}" in content.facts
+    assert f"8 logical ranks on {plural(size, 'rank')}" in content.facts
     assert "loss is NaN on logical rank 5 since step 4" in content.alarms
     everything, _ = results(view, "tested")
     assert everything == sum(0.5 + rank for rank in range(size)) / size
