@@ -216,7 +216,15 @@ def pieces(data: bytes) -> Iterator[bytes]:
 
 
 def put(fd: int, data: bytes) -> None:
-    """Write all of ``data`` to ``fd`` so that lines which several threads write do not mix."""
+    """Write all of ``data`` to ``fd`` so that lines which several threads write do not mix.
+
+    Whoever shares ``fd`` may have set it not to block, as ssh and Node.js do.
+    """
     for piece in pieces(data):
         while piece:
-            piece = piece[os.write(fd, piece) :]
+            try:
+                piece = piece[os.write(fd, piece) :]
+            except BlockingIOError:
+                room = select.poll()
+                room.register(fd, select.POLLOUT)
+                room.poll()

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ring_notebook.launch.printed_lines import RankFiles, RankOutput, Style, cause_of
-from ring_notebook.launch.supervisor.tagged_output import SHARED, pieces, tagged, untagged
+from ring_notebook.launch.supervisor.tagged_output import SHARED, pieces, put, tagged, untagged
 
 TRACEBACK = b"""\
 Traceback (most recent call last):
@@ -52,6 +52,20 @@ def test_pieces_of_a_long_line_keep_their_tags() -> None:
     """A pipe takes so many bytes as one; another rank may write between two such pieces."""
     parts = list(pieces(tagged(3, b"x" * 10_000 + b"\n" + b"y\n")))
     assert all(len(part) <= select.PIPE_BUF and part.startswith(b"\x1d3:") for part in parts)
+
+
+def test_a_slow_reader_gets_all_from_a_pipe_that_does_not_block() -> None:
+    """Which another program has set so, for all that share it."""
+    source, sink = os.pipe()
+    os.set_blocking(sink, False)
+    code = "import sys; sys.stdin.buffer.read(1); print(1 + len(sys.stdin.buffer.read()))"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=source, stdout=subprocess.PIPE) as reader:
+        os.close(source)
+        try:
+            put(sink, b"a line\n" * 100_000)
+        finally:
+            os.close(sink)
+        assert reader.communicate()[0] == b"700000\n"
 
 
 def test_what_no_rank_has_printed_is_nobodys() -> None:
