@@ -135,6 +135,7 @@ class _Server:
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
         self._ranks: dict[int, _Rank] = {}
         self._program: Callable[[], None] | None = None
+        self._spare = os.open(os.devnull, os.O_RDONLY)
 
     def serve(self) -> Callable[[], None]:
         """Fork ranks for as long as this process lives. Returns in each of them."""
@@ -164,8 +165,10 @@ class _Server:
                 with contextlib.suppress(Exception):  # a rank that needs it raises that again
                     importlib.import_module(name)
 
-        self._importer = Thread(target=run, daemon=True)
-        self._importer.start()
+        importer = Thread(target=run, daemon=True)
+        with contextlib.suppress(RuntimeError):  # no thread can be started: ranks import it themselves
+            importer.start()
+            self._importer = importer
 
     def _end_imports(self, ranks: int) -> None:
         """Return when no thread imports, before a host with so many ``ranks`` gets one: only this thread may fork."""
@@ -184,21 +187,28 @@ class _Server:
             os._exit(0)
 
     def _accept(self) -> None:
-        connection, _ = self._listener.accept()
+        try:
+            connection, _ = self._listener.accept()
+        except OSError:  # no descriptor is left but the one that is kept for this
+            os.close(self._spare)
+            with contextlib.suppress(OSError):
+                self._listener.accept()[0].close()
+            self._spare = os.open(os.devnull, os.O_RDONLY)
+            return
         received: list[int] = []
         try:
             prove_same_user(connection)
             data, received, *_ = socket.recv_fds(connection, _LONGEST, 253)
             request: Request = pickle.loads(data)
-            if not self._can_be(request):
-                raise PermissionError("another environment")
-        except (OSError, EOFError, pickle.UnpicklingError):
+            if len(received) < len(request.targets) or not self._can_be(request):
+                raise PermissionError("too few descriptors here, or another environment")
+            self._end_imports(int(request.environment.get("LOCAL_WORLD_SIZE") or 1))
+            server, pid = os.getpid(), os.fork()
+        except Exception:  # whatever was sent, and where no process can be started: ranks that run live on
             connection.close()
             for fd in received:
                 os.close(fd)
             return
-        self._end_imports(int(request.environment.get("LOCAL_WORLD_SIZE") or 1))
-        server, pid = os.getpid(), os.fork()
         if pid == 0:
             self._become_rank(server, request, received, connection)
             return

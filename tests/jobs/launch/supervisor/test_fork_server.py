@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pickle
 import resource
 import signal
 import socket
@@ -217,6 +218,34 @@ def test_libraries_compute_with_the_threads_of_the_rank(fork_server: ForkServer)
     assert (kind, code, errors) == (ForkedRank, 0, "")
     assert len(output.split()) >= 3
     assert {*output.split()} == {"3"}
+
+
+@pytest.mark.parametrize("left", [0, 1, 3])
+def test_a_server_with_few_descriptors_keeps_its_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: int
+) -> None:
+    """And those for which there are not enough start as usual."""
+    with start_server(str(tmp_path / "socket"), [], os.environ) as server:
+        monkeypatch.setenv(ADDRESS, str(tmp_path / "socket"))
+        with start_rank([sys.executable, "-c", SLEEPS], os.environ, subprocess.DEVNULL, []) as rank:
+            assert isinstance(rank, ForkedRank)
+            limit = len(os.listdir(f"/proc/{server.pid}/fd")) + left
+            resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (limit, limit))
+            assert run("-c", "print('as usual')")[:3] == (subprocess.Popen, 0, "as usual\n")
+            os.kill(rank.pid, signal.SIGTERM)
+            assert rank.wait(LIMIT) == -signal.SIGTERM
+        server.kill()
+
+
+@pytest.mark.parametrize("sent", [b"", b"nonsense", b"cposix\nnothing\n.", pickle.dumps(3)])
+def test_what_is_no_request_is_refused(server: object, sent: bytes) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+        connection.connect(os.environ[ADDRESS])
+        if sent:
+            connection.sendall(sent)
+        connection.shutdown(socket.SHUT_WR)
+        assert connection.recv(1) == b""
+    assert run("-c", "pass")[:2] == (ForkedRank, 0)
 
 
 def test_without_a_server_ranks_start_as_usual(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
