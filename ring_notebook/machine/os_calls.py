@@ -20,7 +20,7 @@ import socket
 import struct
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from ring_notebook.machine.process_life import began, is_alive
@@ -37,6 +37,7 @@ _PERIOD = 0.02  # seconds after which the substitute of pidfd_open looks again
 _LEAST_ROOM = 16 << 20  # bytes that a folder has to have free for what takes the place of memory without a name
 _CREDENTIALS = struct.Struct("3i")
 _ESTABLISHED = "01"  # in /proc/net/tcp
+_LONGEST_SOCKET = 107  # bytes of the path of a socket file
 
 
 def exit_descriptor(pid: int) -> int:
@@ -192,6 +193,23 @@ def peer_of(channel: socket.socket) -> tuple[int, int, int]:
     data = channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, user, group = _CREDENTIALS.unpack(data)
     return pid, user, group
+
+
+@contextlib.contextmanager
+def short_path(path: str | Path) -> Iterator[str]:
+    """A name by which a socket file is bound or reached in the block, however long its ``path``; it must be absolute.
+
+    Raises OSError where its folder is missing.
+    """
+    folder, name = os.path.split(path)
+    if len(os.fsencode(path)) <= _LONGEST_SOCKET:
+        yield str(path)
+        return
+    descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{descriptor}/{name}"
+    finally:
+        os.close(descriptor)
 
 
 def user_at(client: tuple[str, int], server: tuple[str, int]) -> int | None:

@@ -43,7 +43,11 @@ class BoundedServer(socketserver.ThreadingMixIn):
         if not self._places.acquire(blocking=False):
             self.shutdown_request(request)  # type: ignore[attr-defined]
             return
-        super().process_request(request, client_address)
+        try:
+            super().process_request(request, client_address)
+        except BaseException:  # no thread can be started
+            self._places.release()
+            raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         """Answer, and free the place."""

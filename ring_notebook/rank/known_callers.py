@@ -13,18 +13,20 @@ import socket
 import ssl
 import struct
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
-from ring_notebook.machine.os_calls import Wake, peer_of
+from ring_notebook.machine.os_calls import Wake, peer_of, short_path
 from ring_notebook.rank.rank_variables import bracketed
 from ring_notebook.rank.secure_streams import tls_of_secret
 from ring_notebook.rank.serving import SECONDS_TO_PROVE
 
 _SECONDS_TO_END = 1.0
 _BACKLOG = 1024
+_PAUSE = 0.1  # seconds, where no caller can be taken
 _LENGTH = struct.Struct("!Q")
 
 
@@ -76,7 +78,8 @@ def call(address: str, secret: bytes) -> Caller:
         if colon:
             channel = tls_of_secret(secret, server=False).wrap_socket(channel)
         else:
-            channel.connect(address)
+            with short_path(address) as name:
+                channel.connect(name)
         return Caller(channel)
     except BaseException:
         channel.close()
@@ -99,11 +102,15 @@ class KnownCallers:
         self._tls = None if isinstance(address, str) else tls_of_secret(secret, server=True)
         self._serve = serve
         self._listener = socket.socket(_family(address))
-        self._listener.bind(address)
+        if isinstance(address, str):
+            with short_path(address) as name:
+                self._listener.bind(name)
+        else:
+            self._listener.bind(address)
         self._listener.listen(_BACKLOG)
         self._listener.setblocking(False)
-        at = self._listener.getsockname()
-        self.address = at if isinstance(at, str) else f"{bracketed(at[0])}:{at[1]}"
+        host, port = (address, 0) if isinstance(address, str) else self._listener.getsockname()[:2]
+        self.address = host if isinstance(address, str) else f"{bracketed(host)}:{port}"
         """The path of the socket file, or ``host:port``."""
         self._threads: list[tuple[threading.Thread, socket.socket]] = []
         self._known: set[socket.socket] = set()
@@ -130,14 +137,22 @@ class KnownCallers:
         for one in (self._listener, self._closing):
             poll.register(one, select.POLLIN)
         while self._listener.fileno() in dict(poll.poll()):  # what has connected before the end is taken first
-            with suppress(OSError):  # the caller has hung up already
-                channel, _ = self._listener.accept()
-                channel.setblocking(True)
-                if self._tls:
-                    channel = self._tls.wrap_socket(channel, server_side=True, do_handshake_on_connect=False)
-                thread = threading.Thread(target=self._answer, args=(channel,), name="ring-caller", daemon=True)
-                thread.start()
-                self._threads.append((thread, channel))
+            try:
+                self._take(self._listener.accept()[0])
+            except (OSError, RuntimeError):  # the caller has hung up; or this process may have no more files or threads
+                time.sleep(_PAUSE)
+
+    def _take(self, channel: socket.socket) -> None:
+        try:
+            channel.setblocking(True)
+            if self._tls:
+                channel = self._tls.wrap_socket(channel, server_side=True, do_handshake_on_connect=False)
+            thread = threading.Thread(target=self._answer, args=(channel,), name="ring-caller", daemon=True)
+            thread.start()
+        except BaseException:
+            channel.close()  # the caller learns of it, and does not wait
+            raise
+        self._threads.append((thread, channel))
 
     def _answer(self, channel: socket.socket) -> None:
         with Caller(channel) as caller, suppress(EOFError, OSError):  # as when the caller has died

@@ -116,3 +116,27 @@ def test_hostile_names_of_runs_and_metrics(shared_records: Path, cluster: Cluste
         assert name in run.log.view().names
     assert "<script>" not in listing()._repr_html_()
     assert {path.name for path in shared_records.iterdir()} <= {"runs"}
+
+
+def test_a_caller_for_whom_no_thread_starts_learns_of_it(tmp_path: Path) -> None:
+    """As a rank of run() under a limit on processes; it and those that come later do not wait for ever."""
+    code = """
+import resource, sys, threading
+from pathlib import Path
+from ring_notebook.rank.known_callers import KnownCallers, call
+callers = KnownCallers(sys.argv[1], b"", lambda caller: caller.send(1))
+unlimited = resource.getrlimit(resource.RLIMIT_AS)
+threading.stack_size(1 << 30)
+resource.setrlimit(resource.RLIMIT_AS, (4096 * int(Path("/proc/self/statm").read_text().split()[0]), unlimited[1]))
+with call(sys.argv[1], b"") as caller:
+    try:
+        print(caller.recv())
+    except EOFError:
+        print("refused")
+resource.setrlimit(resource.RLIMIT_AS, unlimited)
+with call(sys.argv[1], b"") as caller:
+    print(caller.recv())
+callers.close()
+"""
+    done = ran([sys.executable, "-c", code, str(tmp_path / "callers")], timeout=LIMIT)
+    assert (done.stdout, done.stderr) == ("refused\n1\n", "")

@@ -26,6 +26,7 @@ from typing import NamedTuple
 
 from ring_notebook.errors import RingError
 from ring_notebook.launch.launchers.hosts import Host, is_local
+from ring_notebook.machine.os_calls import short_path
 from ring_notebook.machine.own_python import module_command
 from ring_notebook.rank.rendezvous import this_host
 from ring_notebook.rank.secure_streams import know, own_identity, tls_context
@@ -58,13 +59,14 @@ class Relay(Serving):
 
     def __init__(self, address: str, folder: Path, trouble: Callable[[], str] = str) -> None:
         self._trouble = trouble
-        listener = socket.create_server((address, 0))
+        listener = socket.create_server((address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET)
         self.where = Where(address, listener.getsockname()[1], own_identity().certificate)
         """What `serve` takes."""
         self._tls = tls_context(own_identity(), [], server=True)
         self._socket = str(folder / "relay")
         self._shells = socket.socket(socket.AF_UNIX)
-        self._shells.bind(self._socket)
+        with short_path(self._socket) as name:
+            self._shells.bind(name)
         self._shells.listen()
         self._names: dict[str, str] = {}  # of hosts, by what their processes have in common
         self._free: dict[str, list[_Place]] = {}  # by the name of the host, in the order in which they have come
@@ -108,7 +110,8 @@ class Relay(Serving):
 
     async def _name_hosts(self) -> None:
         while True:
-            self._write_hosts()
+            with contextlib.suppress(OSError):  # the disk is full: the file is as it was
+                self._write_hosts()
             await asyncio.sleep(_SECONDS_TO_NAME)
 
     def _write_hosts(self) -> None:
@@ -316,7 +319,8 @@ def main() -> None:
 def _ask(channel: socket.socket, where: str, request: dict[str, str]) -> str:
     """What the relay says to a ``request``, or why it says nothing; empty where all is well."""
     try:
-        channel.connect(where)
+        with short_path(where) as name:
+            channel.connect(name)
         channel.sendall(f"{json.dumps(request)}\n".encode())
         with channel.makefile("rb", buffering=0) as replies:
             return str(json.loads(replies.readline() or '"it has ended"'))

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ring_notebook.errors import ClusterError, RingError
-from ring_notebook.machine.os_calls import peer_of
+from ring_notebook.machine.os_calls import peer_of, short_path
 from ring_notebook.machine.process_life import is_alive
 from ring_notebook.notebook.bounded_server import BoundedServer
 from ring_notebook.notebook.cluster.cluster_folders import own_folder
@@ -37,7 +37,8 @@ class ToolServer(BoundedServer, socketserver.UnixStreamServer):
         self.tools = tools
         self.path = own_folder() / f"{os.getpid()}{_SUFFIX}"
         self.path.unlink(missing_ok=True)
-        super().__init__(str(self.path), _Request)
+        with short_path(self.path) as name:
+            super().__init__(name, _Request)
         self.path.chmod(0o600)
         self.begin()
 
@@ -94,7 +95,8 @@ def ask(who: str, tool: str, given: Mapping[str, Any], progress: Progress = lamb
     for path in _sockets():
         with socket.socket(socket.AF_UNIX) as connection:
             try:
-                connection.connect(str(path))
+                with short_path(path) as name:
+                    connection.connect(name)
             except OSError:
                 continue
             connection.sendall(json.dumps({"who": who, "tool": tool, "arguments": given}).encode() + b"\n")

@@ -176,12 +176,13 @@ def test_a_job_grows_into_places_that_come_later(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def waiting(tmp_path: Path) -> Iterator[Relay]:
-    made = Relay("127.0.0.1", tmp_path)
+def waiting(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Relay]:
+    made = Relay(getattr(request, "param", "127.0.0.1"), tmp_path)
     yield made
     made.close()
 
 
+@pytest.mark.parametrize("waiting", ["127.0.0.1", "::1"], indirect=True)
 def test_who_knows_only_what_the_engine_has_carried_is_no_place(waiting: Relay) -> None:
     """All that crosses the network before a place connects: the certificates of the relay and of the places."""
     place = Identity.new()

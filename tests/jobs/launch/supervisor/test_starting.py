@@ -279,18 +279,22 @@ except KeyboardInterrupt:
 
 
 def test_a_caller_that_says_nothing_does_not_hold_up_the_ranks_of_run(tmp_path: Path) -> None:
-    """On several hosts anybody can connect to the port."""
+    """On several hosts anybody can connect to the port. Here it is a file, in a folder whose name is long."""
     code = """
 import socket
 from ring_notebook.launch import run_function
+from ring_notebook.machine.os_calls import short_path
 start = run_function.Job
 def with_a_silent_caller(program, n, hosts, env, *rest, **named):
     address = next(value for name, value in env.items() if name == run_function.ADDRESS)
-    callers.append(socket.socket(socket.AF_UNIX)); callers[0].connect(address)
+    callers.append(socket.socket(socket.AF_UNIX))
+    with short_path(address) as short: callers[0].connect(short)
     return start(program, n, hosts, env, *rest, **named)
 callers = []
 run_function.Job = with_a_silent_caller
 print(run_function.run(lambda: 7, n=2))
 """
-    done = ran([sys.executable, "-c", code], timeout=LIMIT)
+    folder = tmp_path / ("long" * 30)
+    folder.mkdir()
+    done = ran([sys.executable, "-c", code], timeout=LIMIT, env={**os.environ, "TMPDIR": str(folder)})
     assert done.stdout == "[7, 7]\n", done.stderr
