@@ -104,8 +104,8 @@ class Gathering:
         members = request.get("members") or list(range(self._size))
         if not (isinstance(formation, int) and isinstance(step, int) and isinstance(members, list)):
             raise ValueError(f"rank {rank}: expected formation, step and members, got {request!r:.100}")
-        ranks = range(self._size)
-        if rank not in members or len(members) != len([one for one in ranks if one in members]):
+        known = {one for one in members if type(one) is int and 0 <= one < self._size}
+        if rank not in known or len(known) < len(members):
             raise ValueError(f"rank {rank}: expected it among ranks below {self._size}, got {members!r:.100}")
         return formation, step, tuple(members), bool(request.get("last")), request.get("value")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import secrets
 import socket
@@ -14,11 +13,22 @@ from ring_notebook.launch.connections.pmi import PmiServer, lines
 from ring_notebook.rank.rank_status import RankStatus
 
 _CAPACITY = 1 << 16
+_MOST_UNSENT = 1 << 24  # bytes: a rank that asks without end and reads no answer gets no more of them
 
 
 def new_job_name() -> str:
     """A name that no other job has on any host, and that nobody can guess."""
     return f"ring-{os.getpid()}-{secrets.token_hex(8)}"
+
+
+def send_now(channel: socket.socket, data: bytes) -> bytes:
+    """Send as much of ``data`` as ``channel`` takes now. Returns the rest; nothing where the reader has gone."""
+    try:
+        return data[channel.send(data, socket.MSG_DONTWAIT) :]
+    except BlockingIOError:
+        return data
+    except OSError:
+        return b""
 
 
 class Connections:
@@ -35,6 +45,8 @@ class Connections:
         """The number of ranks; `resize` changes it."""
         self._elastic = elastic
         self._channels: dict[int, socket.socket] = {}
+        self.unsent: dict[int, bytes] = {}
+        """What ranks have not taken yet. When the socket of one can be written to, `receive` sends more."""
         self._pmi = PmiServer(job, places, elastic)
         self.gathering = self._pmi.gathering
         """What the ranks have told each other, and who of them has formed."""
@@ -53,6 +65,7 @@ class Connections:
         """A new socket to the process that is ``rank`` from now on: our end, and the one that it has to inherit."""
         ours, theirs = socket.socketpair()
         self._channels[rank] = ours
+        self.unsent.pop(rank, None)
         self._pmi.started(rank)
         return ours, theirs
 
@@ -72,6 +85,7 @@ class Connections:
 
     def receive(self, rank: int) -> bool:
         """Read what ``rank`` has sent and answer. Returns False when it will send no more."""
+        self._send(rank)
         try:
             data = self._channels[rank].recv(_CAPACITY, socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -86,8 +100,13 @@ class Connections:
 
     def _reply(self, replies: Mapping[int, bytes]) -> None:
         for to, reply in replies.items():
-            with contextlib.suppress(OSError):  # it has exited, or it asks without end and reads no answer
-                self._channels[to].sendall(reply, socket.MSG_DONTWAIT)
+            if len(self.unsent.get(to, b"")) < _MOST_UNSENT:
+                self.unsent[to] = self.unsent.get(to, b"") + reply
+            self._send(to)
+
+    def _send(self, rank: int) -> None:
+        if (data := self.unsent.pop(rank, b"")) and (rest := send_now(self._channels[rank], data)):
+            self.unsent[rank] = rest
 
     def exited(self, rank: int, how: str) -> None:
         while rank in self._channels and self._has_data(rank) and self.receive(rank):

@@ -151,7 +151,10 @@ def lines(replies: Replies) -> dict[int, bytes]:
 
 
 def _answers(replies: Replies) -> dict[int, str]:
-    return {to: f"cmd={GATHERED} value={json.dumps(reply)}" for to, reply in replies.items()}
+    # Of a gathering all ranks get one reply, with the values of all.
+    texts = {id(reply): reply for reply in replies.values()}
+    written = {number: f"cmd={GATHERED} value={json.dumps(reply)}" for number, reply in texts.items()}
+    return {to: written[id(reply)] for to, reply in replies.items()}
 
 
 def _abort_code(text: str) -> int:

@@ -24,6 +24,7 @@ from math import inf
 from typing import NamedTuple
 
 from ring_notebook.analysis.job_failure import judge_silence
+from ring_notebook.launch.connections.connections import send_now
 from ring_notebook.launch.remote.peer_certificate import UnprovenPeerError, Way, certificate_in, own_certificate
 from ring_notebook.machine.os_calls import Wake
 from ring_notebook.rank.secure_streams import Tls, own_identity, tls_context
@@ -34,6 +35,7 @@ LONGEST = 1 << 24
 _NOISE = 1 << 16  # bytes that a login shell may print before MAGIC
 _HEADER = struct.Struct("!BiI")
 _CAPACITY = 1 << 18
+_MOST_UNSENT = 1 << 24  # bytes for one rank
 WINDOW = 1 << 20
 """Bytes of a stream on their way, besides the piece that fills the window."""
 
@@ -369,6 +371,7 @@ class Channels:
     def __init__(self, stream: FrameStream) -> None:
         self._stream = stream
         self._sockets: dict[int, socket.socket] = {}
+        self._unsent: dict[int, bytes] = {}  # what they do not take yet
 
     def add(self, rank: int, channel: socket.socket, selector: selectors.BaseSelector) -> None:
         """Pass on what comes from ``channel``, which `selector` watches from now on."""
@@ -376,7 +379,23 @@ class Channels:
         channel.setblocking(False)
         self._sockets[rank] = channel
         self._selector = selector
-        selector.register(channel, selectors.EVENT_READ, lambda: self.pass_on(rank))
+        selector.register(channel, selectors.EVENT_READ, lambda: self._serve(rank))
+
+    def _serve(self, rank: int) -> None:
+        self._send(rank)
+        self.pass_on(rank)
+
+    def _send(self, rank: int) -> None:
+        if rank not in self._unsent:
+            return
+        channel = self._sockets[rank]
+        rest = send_now(channel, self._unsent.pop(rank))
+        if rest:
+            self._unsent[rank] = rest
+        key = self._selector.get_key(channel)
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if rest else 0)
+        if key.events != events:
+            self._selector.modify(channel, events, key.data)
 
     def pass_on(self, rank: int) -> bool:
         """Send a frame with what has come from the socket of ``rank``. Returns whether there was something."""
@@ -396,13 +415,15 @@ class Channels:
     def take(self, rank: int, data: bytes) -> None:
         """A frame has come; one without ``data`` is the end."""
         if rank in self._sockets and data:
-            with contextlib.suppress(OSError):  # the reader has gone, or it asks without end and reads no answer
-                self._sockets[rank].sendall(data)
+            if len(self._unsent.get(rank, b"")) < _MOST_UNSENT:  # else it asks without end and reads no answer
+                self._unsent[rank] = self._unsent.get(rank, b"") + data
+            self._send(rank)
         else:
             self.close(rank)
 
     def close(self, rank: int) -> None:
         """Pass nothing on for ``rank`` any more."""
+        self._unsent.pop(rank, None)
         if channel := self._sockets.pop(rank, None):
             self._selector.unregister(channel)
             channel.close()

@@ -96,6 +96,7 @@ class Supervisor:
         self._verdict = judge(rules, (), 0.0)
         self._selector = selectors.DefaultSelector()
         self._channels: dict[int, socket.socket] = {}
+        self._slow: set[int] = set()  # ranks that have not taken all that was sent to them
         self._running = set(range(rules.n))
         # A signal waits until it can be passed on to all ranks.
         signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
@@ -126,6 +127,7 @@ class Supervisor:
                 host.check()
             self._look()
             self._grow()
+            self._await_room()
         if self._verdict.is_ending:
             for host in self._hosts.by_name.values():
                 host.end_children()
@@ -207,7 +209,16 @@ class Supervisor:
         if code is not None:
             self._note("aborts", self._hosts.of(rank).failure(rank, code))
 
+    def _await_room(self) -> None:
+        """Have the selector say when ranks take more of the answers that were too long for their sockets."""
+        unsent = self._connections.unsent.keys() & self._channels.keys()
+        for rank in unsent ^ (self._slow & self._channels.keys()):
+            key = self._selector.get_key(self._channels[rank])
+            self._selector.modify(key.fileobj, key.events ^ selectors.EVENT_WRITE, key.data)
+        self._slow = unsent
+
     def _hang_up(self, rank: int) -> None:
+        self._slow.discard(rank)
         if channel := self._channels.pop(rank, None):
             self._selector.unregister(channel)
             channel.close()

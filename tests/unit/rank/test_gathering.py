@@ -23,6 +23,16 @@ def each(ranks: Iterable[int], value: Any) -> dict[int, Any]:
     return dict.fromkeys(ranks, value)
 
 
+@pytest.mark.parametrize("named", [True, False])
+def test_thousands_of_ranks_gather(named: bool) -> None:
+    """Each request costs as much as there are ranks, and not the square of that."""
+    size = 3000
+    gathering, members = Gathering(size), list(range(size)) if named else None
+    replies = [gathering.take(rank, asks(rank, members=members)) for rank in range(size)]
+    assert replies[:-1] == [{}] * (size - 1)
+    assert values(replies[-1]) == each(range(size), list(range(size)))
+
+
 @pytest.mark.parametrize("before", [True, False])
 def test_a_rank_that_has_exited_gives_nothing(before: bool) -> None:
     gathering = Gathering(3)

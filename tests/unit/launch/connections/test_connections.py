@@ -8,10 +8,11 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
-from harness.programs import ran
+from harness.programs import executable, ran
 from ring_notebook.launch.connections.connections import Connections
 
 RINGRUN = [sys.executable, "-m", "ring_notebook.launch.cli", "--no-prefix"]
@@ -76,3 +77,17 @@ def test_a_socket_that_a_program_in_between_has_closed_is_said(close: str, elast
     assert done.returncode == 1
     assert re.search(r"RingError: rank \d failed to initialize: the socket to its supervisor, descriptor ", done.stderr)
     assert "start this one with `exec`, or with close_fds=False" in done.stderr
+
+
+MUCH = """
+from ring_notebook.rank.rendezvous import Rendezvous
+found = Rendezvous.take().gather("x" * 60_000)
+print(len("".join(found)))
+"""
+
+
+def test_an_answer_that_no_socket_takes_at_once_arrives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As that of some thousand ranks, here and where an agent carries it."""
+    monkeypatch.setenv("RING_REMOTE_SHELL", str(executable(tmp_path / "ssh", '#!/bin/sh\nshift\nexec sh -c "$*"\n')))
+    done = ran([*RINGRUN, "-np", "6", "-H", "localhost:1,127.0.1.1:5", "python", "-c", MUCH])
+    assert (done.returncode, done.stdout.splitlines()) == (0, 6 * ["360000"]), done.stderr
