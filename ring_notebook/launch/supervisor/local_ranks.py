@@ -19,7 +19,13 @@ from ring_notebook.analysis.job_failure import RankFailure
 from ring_notebook.launch.supervisor.fork_server import start_server
 from ring_notebook.launch.supervisor.forked_rank import ADDRESS, answers
 from ring_notebook.launch.supervisor.outer_job import with_variables_of_job
-from ring_notebook.launch.supervisor.start_and_signal import end_children, end_if_late, send_signal, start_rank
+from ring_notebook.launch.supervisor.start_and_signal import (
+    end_children,
+    end_if_late,
+    has_members,
+    send_signal,
+    start_rank,
+)
 from ring_notebook.launch.supervisor.stderr_reports import MemoryKills, failure_of
 from ring_notebook.launch.supervisor.tagged_output import Carrier, carry
 from ring_notebook.machine.gpus import gpus, gpus_of_script
@@ -239,6 +245,9 @@ class LocalRanks(HostRanks):
         for rank, process in self._processes.items():
             if end_if_late(process, self.status(rank)):
                 self._late.add(rank)
+        # A number that no process has any more may become that of somebody else's group.
+        running = {process.pid for process in self._processes.values()}
+        self._groups = [group for group in self._groups if group in running or has_members(group)]
 
     def carry_output(self) -> None:
         # Threads only now: what Popen runs between fork and exec may need a lock that one of them holds.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import resource
 import signal
@@ -104,6 +105,15 @@ def end_children(group: int) -> None:
     """Send SIGTERM to what the program with process id ``group``, which has exited, leaves behind."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(group, signal.SIGTERM)
+
+
+def has_members(group: int) -> bool:
+    """Whether there is any process in the group of a program that has exited."""
+    try:
+        os.killpg(group, 0)
+    except OSError as error:
+        return error.errno != errno.ESRCH
+    return True
 
 
 def end_session(session: int) -> None:
