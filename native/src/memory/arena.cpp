@@ -52,14 +52,15 @@ std::uint64_t Arena::allocate(std::size_t bytes) {
     std::uint64_t begin = kNoPlace;
     {
         const std::lock_guard<std::mutex> one_at_a_time(allocating_);
-        Place place = take(size, alignment);
-        if (place.begin == kNoPlace) {  // a piece with pages and one without may only be large enough together
+        // A size that no arena has may be so large that sums with it begin again at zero.
+        Place place = bytes > bytes_ ? Place{kNoPlace, false} : take(size, alignment);
+        if (place.begin == kNoPlace && bytes <= bytes_) {  // a piece with pages and one without may be enough together
             give_back(0);
             place = take(size, alignment);
         }
         begin = place.begin;
         if (begin == kNoPlace)
-            throw OutOfMemory("ring memory: local rank " + std::to_string(rank_) + " needs " + gib_text(size) +
+            throw OutOfMemory("ring memory: local rank " + std::to_string(rank_) + " needs " + gib_text(bytes) +
                               " in one piece; its arena of " + gib_text(bytes_) +
                               " (RING_MEMORY) has no such piece left.");
         if (!place.has_pages) reserve_pages(begin, size);

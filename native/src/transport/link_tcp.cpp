@@ -316,7 +316,7 @@ void TcpLink::progress() {
 }
 
 void TcpLink::pull_ready() {
-    if (starved_) {
+    if (starved_ || poll_fd_ < 0) {
         starved_ = false;
         for (std::size_t rank = 0; rank < peers_.size(); ++rank)
             if (peers_[rank]) pull(static_cast<int>(rank));

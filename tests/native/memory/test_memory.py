@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ import pytest
 from harness.programs import ran
 from native.ranks import Seat, as_processes
 from ring_notebook.core.native import core
+from ring_notebook.errors import OutOfRingMemoryError
 
 if TYPE_CHECKING:
     from ring_notebook import _core
@@ -150,3 +152,16 @@ def test_a_forked_process_frees_nothing_of_its_parent() -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert pages_of(ring_memory) == before
     assert bytes(view[:3]) == b"abc"
+
+
+@pytest.mark.parametrize("size", [2**63, 2**64 - MIB, 2**64 - 4096, 2**64 - 1])
+def test_a_size_near_the_end_of_numbers_is_refused(size: int) -> None:
+    """And later blocks lie beside each other in the arena."""
+    ring_memory = core.RingMemory.create(0, 1, 64 * MIB)
+    first = ring_memory.allocate(4096)
+    with pytest.raises(OutOfRingMemoryError, match="in one piece"):
+        ring_memory.allocate(size)
+    blocks = [ring_memory.allocate(MIB) for _ in range(60)]
+    places = [first.address, *sorted(block.address for block in blocks), first.address + 64 * MIB]
+    assert places == sorted(places)
+    assert min(later - before for before, later in pairwise(places[1:])) >= MIB

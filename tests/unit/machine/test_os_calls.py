@@ -161,3 +161,30 @@ def test_the_user_of_a_connection_is_known_while_it_is_open(host: str) -> None:
         assert os_calls.user_at(here, there) is None
     with pytest.raises(OSError, match="illegal IP"):
         os_calls.user_at(("nowhere", 1), there)
+
+
+@pytest.mark.parametrize("length", [1, 107, 200])
+def test_a_socket_file_whose_path_is_too_long_for_an_address(tmp_path: Path, length: int) -> None:
+    path = tmp_path / ("f" * length) / "socket"
+    path.parent.mkdir()
+    with socket.socket(socket.AF_UNIX) as server, socket.socket(socket.AF_UNIX) as client:
+        with os_calls.short_path(path) as name:
+            server.bind(name)
+        server.listen()
+        with os_calls.short_path(path) as name:
+            client.connect(name)
+        assert path.is_socket()
+
+
+@pytest.mark.parametrize("names", ["", "epoll_create1"])
+def test_a_message_over_tcp_comes_that_nobody_has_asked_for(names: str) -> None:
+    code = """
+import socket
+from ring_notebook import _core
+links = _core.TcpLink(2), _core.TcpLink(2)
+for rank, end in enumerate(socket.socketpair()):
+    links[rank].connected(1 - rank, end.detach())
+links[0].post(1, _core.TcpLink.first_free_tag, b"news")
+print(links[1].take(_core.TcpLink.first_free_tag))
+"""
+    assert refused(names, code) == "(0, b'news')"
