@@ -22,9 +22,9 @@ namespace {
 
 constexpr int kMostRanks = 64;
 
-Header header_of(const SmallAllreduce& call, std::uint64_t sequence) {
+// But for its sequence.
+Header header_of(const SmallAllreduce& call) {
     Header header;
-    header.sequence = sequence;
     header.kind = OpKind::Allreduce;
     header.dtype = call.dtype;
     header.op = call.op;
@@ -65,10 +65,12 @@ void Communicator::end_turn(bool drops_front, bool front_has_arrived) {
 bool Communicator::post_small(const SmallAllreduce& call, Arrival& arrival) {
     if (fabric_ || size() > kMostRanks || call.count * item_size(call.dtype) > group_->inline_bytes() ||
         call.dims > kMaxDims || call.op == ReduceOp::Adasum || generation_.recorder->on() || !ring_memory()->owned() ||
-        group_->aborted() || generation_.group->left() || !queue_.try_turn())
+        group_->aborted() || generation_.group->left())
         return false;
+    arrival.header = header_of(call);  // before the turn, which an exception would never end
+    if (!queue_.try_turn()) return false;
     arrival.begin = monotonic_ns();
-    arrival.header = header_of(call, ++sequence_);
+    arrival.header.sequence = ++sequence_;
     std::byte* slot = group_->inline_slot(group_->index(), arrival.header.sequence);
     for (int i = 0; i < call.tensors; ++i) {
         const std::size_t bytes = call.pieces[i].count * item_size(call.dtype);

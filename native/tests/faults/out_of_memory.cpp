@@ -7,6 +7,7 @@
 #include "fakes/intercepted.hpp"
 #include "faults/faults.hpp"
 #include "ring/communicator/member_group.hpp"
+#include "ring/communicator/small_allreduce.hpp"
 #include "support.hpp"
 
 namespace ring::test {
@@ -113,6 +114,31 @@ void a_group_is_not_made() {
     });
 }
 
+// A small sum that fails before its header is posted leaves its communicator as it was.
+void a_small_sum_fails() {
+    as_ranks("a small sum fails without memory", 1, false, [](const Place& place) {
+        const auto ring = place.open(1);
+        float value = 1;
+        const Piece piece{reinterpret_cast<std::byte*>(&value), reinterpret_cast<std::byte*>(&value), 1};
+        SmallAllreduce call;
+        call.pieces = &piece;
+        call.count = 1;
+        call.dtype = DType::Float32;
+        call.name = kReason;
+        const auto sum = [&] { return ring->allreduce_small(call, kTimeout, nullptr, [] { return 0u; }); };
+        at_every_allocation([&](long after) {
+            try {
+                const NoMemory none(after);
+                sum();
+            } catch (const std::bad_alloc&) {
+            }
+            const bool failed = NoMemory::has_failed();
+            expect(sum(), "a small sum that has failed keeps others from beginning");
+            return failed;
+        });
+    });
+}
+
 // When a communicator is dropped with an operation under way, the waiting ranks learn of it: those of its host at once,
 // those of other hosts when there is memory for a message.
 void a_communicator_is_dropped(bool as_hosts) {
@@ -200,6 +226,7 @@ void check_out_of_memory() {
     }
     a_tensor_is_kept();
     a_group_is_not_made();
+    a_small_sum_fails();
     a_host_leaves();
     a_receive_is_cancelled();
     a_region_goes();
