@@ -77,8 +77,11 @@ class PmiServer:
             raise ValueError(f"rank {rank}: a PMI line of more than {_LONGEST_LINE} bytes")
         replies: dict[int, bytes] = {}
         for line in lines:
-            for to, reply in self._answer(rank, line.decode("utf-8", "surrogateescape")).items():
-                replies[to] = replies.get(to, b"") + reply.encode("utf-8", "surrogateescape") + b"\n"
+            answers = self._answer(rank, line.decode("utf-8", "surrogateescape"))
+            # Thousands of ranks may get one long answer: they share its bytes.
+            sent = {text: text.encode("utf-8", "surrogateescape") + b"\n" for text in set(answers.values())}
+            for to, text in answers.items():
+                replies[to] = replies[to] + sent[text] if to in replies else sent[text]
         return replies
 
     def _answer(self, rank: int, line: str) -> dict[int, str]:
