@@ -91,8 +91,8 @@ class EngineSupervisor(Supervisor):
 
     def _start_engine(self, rank: int, formation: int) -> None:
         # A cluster that has shrunk and grown since the request has taken the rank from its host.
-        self._assign(rank, self._hosts.names([rank]).get(rank) or self._hosts.free(self._running))
-        self._start_again(rank, formation)
+        name = self._hosts.names([rank]).get(rank) or self._hosts.free(self._running)
+        self._start_again(rank, name, formation)
 
     def _handle_exit(self, how: RankFailure) -> None:
         super()._handle_exit(how)

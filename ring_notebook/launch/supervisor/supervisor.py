@@ -52,17 +52,21 @@ class Hosts:
             host.assign([rank for rank in host.ranks if rank < size], size)
 
     def assign(self, rank: int, name: str, size: int) -> HostRanks | None:
-        """``rank`` of a job of ``size`` is on the host ``name`` from now on; returns that one if it is a new one."""
+        """``rank`` of a job of ``size`` is on the host ``name`` from now on; returns that one if it is a new one.
+
+        Raises OSError when nothing can be started there.
+        """
+        made = None if name in self.by_name else self._make(name, [rank], size, self.by_name)
         if self._name_of.get(rank, name) != name:
             host = self.of(rank)
             host.assign([one for one in host.ranks if one != rank], size)
         self._name_of[rank] = name
-        if name in self.by_name:
-            host = self.by_name[name]
-            host.assign(host.ranks if rank in host.ranks else [*host.ranks, rank], size)
-            return None
-        self.by_name[name] = self._make(name, [rank], size, self.by_name)
-        return self.by_name[name]
+        if made is not None:
+            self.by_name[name] = made
+            return made
+        host = self.by_name[name]
+        host.assign(host.ranks if rank in host.ranks else [*host.ranks, rank], size)
+        return None
 
     def free(self, ranks: Iterable[int]) -> str:
         """The first host that has a slot beside ``ranks``; where none has, the least full one."""
@@ -154,23 +158,23 @@ class Supervisor:
         for host in self._hosts.by_name.values():
             host.speak()
 
-    def _start_again(self, rank: int, formation: int = 1) -> None:
-        """Start a process as ``rank`` in place of one that has exited, or as one more rank."""
+    def _start_again(self, rank: int, name: str, formation: int = 1) -> None:
+        """Start a process on the host ``name`` as ``rank`` in place of one that has exited, or as one more rank."""
         self._hang_up(rank)
         self._note("started", rank)
         try:
+            size = max(self._connections.size, rank + 1)
+            if made := self._hosts.assign(rank, name, size):
+                made.watch(self._selector, self._handle_exit, self._speak)
+            self._connections.resize(size)
             self._start(rank, formation)
         except OSError as error:
             code = report_start_error(self._program, error)
-            self._note("exited", self._hosts.of(rank).failure(rank, code))
+            self._note("exited", RankFailure(rank, name, code, time.time()))
+            if self._growth is not None:
+                self._growth.fail(name, self._now())
             return
         self._running.add(rank)
-
-    def _assign(self, rank: int, name: str) -> None:
-        """``rank`` is on the host ``name`` from now on, and may be one more than there were."""
-        self._connections.resize(max(self._connections.size, rank + 1))
-        if made := self._hosts.assign(rank, name, self._connections.size):
-            made.watch(self._selector, self._handle_exit, self._speak)
 
     def _grow(self) -> None:
         """Start the ranks for which there are slots now, and end those for which there are none any more."""
@@ -193,9 +197,8 @@ class Supervisor:
         places = self._hosts.names(self._running)
         self._connections.dismiss(growth.surplus(places) - self._joining)
         for rank, name in growth.due(places, self._now()).items():
-            self._assign(rank, name)
             self._joining.add(rank)
-            self._start_again(rank)
+            self._start_again(rank, name)
 
     def _take_slots(self) -> None:
         self._discovery.changed.clear()

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from harness.programs import RINGRUN, ran, ringrun
+from harness.programs import RINGRUN, executable, ran, ringrun
 from harness.waiting import LIMIT, SLEEPS, until
 from ring_notebook import __version__
 from ring_notebook.analysis.job_failure import RankFailure
@@ -285,6 +285,35 @@ def test_a_program_that_cannot_be_started(
         assert said[-1].endswith(f"failed first: exit code {code}") or f"failed (exit code {code})" in said[-1]
     else:
         assert len(said) == 1
+
+
+GROWS = """
+import os, time
+from ring_notebook.api.basics import init
+init()
+open("formed", "w").close()
+while not os.path.exists("end"):
+    time.sleep(0.05)
+"""
+
+
+def test_an_elastic_job_lives_on_where_no_host_can_be_added(tmp_path: Path) -> None:
+    """What starts agents is gone, or no process can be started for it."""
+    executable(tmp_path / "hosts", "#!/bin/sh\necho localhost:1\ntest ! -e formed || echo 127.0.1.1:1\n")
+    options = ["-np", "1", "--min-np", "1", "--max-np", "2", "--host-discovery-script", "./hosts"]
+    environment = {**os.environ, "RING_REMOTE_SHELL": str(tmp_path / "none")}
+    with subprocess.Popen(
+        [*RINGRUN, *options, sys.executable, "-c", GROWS],
+        cwd=tmp_path,
+        env=environment,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as job:
+        assert job.stderr is not None
+        said = [next(line for line in job.stderr if "cannot start the ranks" in line)]
+        (tmp_path / "end").touch()
+        said += job.stderr
+        assert job.wait(LIMIT) == 0, said
 
 
 @pytest.mark.parametrize(
