@@ -61,6 +61,7 @@ WRONG: dict[str, tuple[Call, type[Exception], str]] = {
     "broadcast of nothing": (lambda hvd, t: hvd.broadcast(None, 0), TypeError, "takes torch tensors, got NoneType"),
     "process set as list": (lambda hvd, t: hvd.allreduce(t, process_set=[0]), TypeError, "must be a ProcessSet"),
     "barrier of a number": (lambda hvd, t: hvd.barrier(3), TypeError, "must be a ProcessSet"),
+    "counts of a number": (lambda hvd, t: hvd.counts(3), TypeError, "process_set must be a ProcessSet"),
     "broadcast in a list": (lambda hvd, t: hvd.broadcast(t, 0, process_set=[0]), TypeError, "must be a ProcessSet"),
     "gather in a list": (lambda hvd, t: hvd.allgather_async(t, process_set=[0]), TypeError, "must be a ProcessSet"),
     "alltoall in a list": (lambda hvd, t: hvd.alltoall(t, process_set=[0]), TypeError, "must be a ProcessSet"),

@@ -135,6 +135,7 @@ def test_each_kind_looks_for_its_own_leftovers(report: str) -> None:
     assert said[0].startswith("ERROR tests/notebook/test_b.py::test_leaves - AssertionError: process left behind")
 
 
+@pytest.mark.slow
 def test_a_lane_that_dies_is_a_failure(report: str) -> None:
     assert "FAILED tests/notebook/test_c.py::test_dies - this lane ended with code 0; 2 of its tests" in report
 

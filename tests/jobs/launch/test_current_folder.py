@@ -20,10 +20,10 @@ raise ImportError(__name__ + " of the current folder")
 """
 OWN = "import os\nprint('own module of', os.environ.get('RANK'))\nVALUE = 5\n"
 RUN = """
-import helper
+import helper, psutil
 from ring_notebook import run
 
-print(run(lambda: helper.VALUE, n=2), run(lambda: __import__("helper").VALUE, n=2, min_np=1))
+print(run(lambda: helper.VALUE, n=2), run(lambda: (__import__("helper").VALUE, psutil.VALUE), n=2, min_np=1))
 """
 CLUSTER = """
 from ring_notebook import Cluster
@@ -70,9 +70,10 @@ def test_ringrun(options: list[str], folder: Path) -> None:
 
 
 def test_a_function(folder: Path) -> None:
-    (folder.parent / "helper.py").write_text("VALUE = 7\n")
-    (folder.parent / "calls.py").write_text(RUN)
-    assert call(folder, sys.executable, "../calls.py") == "[7, 7] [7, 7]\n"
+    """It imports what its caller does: what stands before installed packages in its path does so in the ranks."""
+    for name, value in (("helper", 7), ("psutil", 9), ("calls", 0)):
+        (folder.parent / f"{name}.py").write_text(f"VALUE = {value}\n" if value else RUN)
+    assert call(folder, sys.executable, "../calls.py") == "[7, 7] [(7, 9), (7, 9)]\n"
 
 
 @pytest.mark.slow
@@ -88,10 +89,3 @@ def test_the_doctor(folder: Path) -> None:
     assert "compiled, kernels for" in said
     assert "two ranks connected" in said
     assert "\nfail" not in said
-
-
-def test_a_function_imports_what_its_caller_does(folder: Path) -> None:
-    """What stands before installed packages in the caller's path does so in the ranks."""
-    (folder.parent / "psutil.py").write_text("VALUE = 9\n")
-    (folder.parent / "calls.py").write_text(RUN.replace("helper", "psutil"))
-    assert call(folder, sys.executable, "../calls.py") == "[9, 9] [9, 9]\n"

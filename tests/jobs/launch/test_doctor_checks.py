@@ -92,18 +92,6 @@ def test_two_ranks_share_the_only_gpu(fake_gpus: pytest.MonkeyPatch, refuses: st
 
 
 @pytest.mark.parametrize(
-    ("knob", "words"),
-    [("FAKE_CUDA_same_uuid", "ranks 0 and 1 share device 0"), ("FAKE_NCCL_wrong", "wrong")],
-)
-def test_what_keeps_nccl_from_being_used_is_said(knob: str, words: str, fake_gpus: pytest.MonkeyPatch) -> None:
-    fake_gpus.setenv(knob, "1")
-    status, found, advice = check_gpus()
-    assert status == "warn"
-    assert words in found
-    assert "CPU memory" in advice
-
-
-@pytest.mark.parametrize(
     ("name", "value", "words", "to_do"),
     [
         ("RING_CUDA_LIBRARY", "/nowhere/libcuda.so.1", "libcuda.so.1 cannot be loaded", "install NVIDIA's driver"),
@@ -118,6 +106,7 @@ def test_what_keeps_nccl_from_being_used_is_said(knob: str, words: str, fake_gpu
         ("FAKE_NCCL_version", "22506", "NCCL 2.25.6 is too old; 2.26.0 or newer", "pip install -U torch"),
         ("FAKE_CUDA_same_uuid", "1", "share device 0", "start no more ranks than there are GPUs"),
         ("NCCL_COMM_BLOCKING", "1", "NCCL_COMM_BLOCKING=1", "unset NCCL_COMM_BLOCKING"),
+        ("FAKE_NCCL_wrong", "1", "wrong", "CPU memory"),
     ],
 )
 def test_what_to_do_about_it(name: str, value: str, words: str, to_do: str, fake_gpus: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from harness.doc_tables import table
 from harness.programs import ran
 from harness.waiting import LIMIT, until
 
+pytestmark = pytest.mark.usefixtures("forked_ranks")
 PROGRAM = Path(__file__).with_name("desynchronized.py")
 RINGRUN = [sys.executable, "-m", "ring_notebook.launch.cli", "-np", "2", sys.executable, str(PROGRAM)]
 CASES = {row[1]: row[2:] for row in table("distributed.md", "| Training | Rank 1 |")}

@@ -76,6 +76,25 @@ def assert_whole(cluster: Cluster, cell: str = "") -> None:
     assert [cluster.pull("total", rank) for rank in range(cluster.n)] == [cluster.n] * cluster.n
 
 
+def test_a_cell_that_misses_names_of_before_says_that_its_rank_was_replaced(cluster: Cluster) -> None:
+    if cluster._formation > 1:  # its other ranks must be none that a test before has replaced
+        cluster.restart()
+    ended(cluster.run("import json as kept_by_survivors"))
+    kill(cluster, 1)
+    assert cluster.heal() == [1]
+    run = ended(cluster.run("if ring.rank() > 0: kept_by_survivors.dumps(1)\nring.barrier()"))
+    shown = "\n".join(run.error._render_traceback_())  # type: ignore[union-attr]
+    assert "NameError: name 'kept_by_survivors' is not defined" in shown
+    assert "raised on rank 1" in shown
+    replaced = r"rank 1 was replaced at \d\d:\d\d:\d\d: run the cells with your imports there again"
+    assert len(re.findall(replaced, shown)) == 1
+    assert re.search(replaced, run.summary["shown"])
+    typo = ended(cluster.run("if ring.rank() == 1: kept_by_surviors"))
+    assert "NameError" in typo.summary["shown"]
+    assert "replaced" not in typo.summary["shown"], "no rank has it"
+    assert ended(cluster.run("import json as kept_by_survivors\nkept_by_survivors.dumps(1)")).status == "ok"
+
+
 @pytest.mark.slow
 def test_mpi_raises_once_a_rank_has_died(cluster: Cluster) -> None:
     cluster.run("has_mpi = 'mpi4py.MPI' in sys.modules").wait()
@@ -148,24 +167,6 @@ def test_a_rank_that_computes_is_stopped_when_another_dies(cluster: Cluster) -> 
         1: "died",
         2: "interrupted",
     }
-
-
-def test_a_cell_that_misses_names_of_before_says_that_its_rank_was_replaced(cluster: Cluster) -> None:
-    cluster.restart()  # its other ranks are none that a test before has replaced
-    ended(cluster.run("import json as kept_by_survivors"))
-    kill(cluster, 1)
-    assert cluster.heal() == [1]
-    run = ended(cluster.run("if ring.rank() > 0: kept_by_survivors.dumps(1)\nring.barrier()"))
-    shown = "\n".join(run.error._render_traceback_())  # type: ignore[union-attr]
-    assert "NameError: name 'kept_by_survivors' is not defined" in shown
-    assert "raised on rank 1" in shown
-    replaced = r"rank 1 was replaced at \d\d:\d\d:\d\d: run the cells with your imports there again"
-    assert len(re.findall(replaced, shown)) == 1
-    assert re.search(replaced, run.summary["shown"])
-    typo = ended(cluster.run("if ring.rank() == 1: kept_by_surviors"))
-    assert "NameError" in typo.summary["shown"]
-    assert "replaced" not in typo.summary["shown"], "no rank has it"
-    assert ended(cluster.run("import json as kept_by_survivors\nkept_by_survivors.dumps(1)")).status == "ok"
 
 
 def test_two_ranks_die_and_come_back_one_by_one(cluster: Cluster) -> None:

@@ -46,22 +46,6 @@ def test_a_rank_that_waits_in_a_collective_says_for_whom(cluster: Cluster) -> No
     end(run)
 
 
-def test_a_rank_that_is_stuck_elsewhere_says_in_which_line(cluster: Cluster) -> None:
-    run = cluster.run("import threading\ndef wait():\n    threading.Event().wait()\nwait()")
-    statuses = wait_for(run, lambda found: found[0].line == 3)
-    assert statuses[0].waiting is None
-    end(run)
-
-
-def test_progress_of_a_tracked_loop(cluster: Cluster) -> None:
-    run = cluster.run(
-        "import time\nfrom ring_notebook.core.metrics import track\nfor _ in track(range(1000)): time.sleep(0.01)"
-    )
-    statuses = wait_for(run, lambda found: found[0].progress[0] > 5)
-    assert statuses[0].progress[1] == 1000
-    end(run)
-
-
 def test_the_progress_of_a_loop_over_epochs_is_that_of_all(cluster: Cluster) -> None:
     run = cluster.run(
         "import time\nfor epoch in range(10):\n    for _ in ring.track(range(4)):\n"

@@ -89,22 +89,6 @@ def test_a_call_left_out_within_a_loop_is_told_while_the_ranks_go_on(cluster: Cl
     assert since <= 40 < step
 
 
-def test_a_run_stopped_before_it_begins_is_interrupted(cluster: Cluster) -> None:
-    run = cluster.run(WAITS["sleep"])
-    run.stop()
-    with pytest.raises(KeyboardInterrupt):
-        run.wait()
-    next_cell_works(cluster)
-
-
-def test_an_interrupt_of_the_kernel_stops_the_run_and_is_raised(cluster: Cluster) -> None:
-    run = cluster.run(WAITS["sleep"])
-    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
-    with pytest.raises(KeyboardInterrupt):
-        run.wait()
-    assert run.status == "interrupted"
-
-
 def test_a_second_and_third_interrupt_report_and_give_up(
     cluster: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from types import ModuleType
 
-import pytest
 import torch
 
 
@@ -19,8 +18,3 @@ def test_counts_of_a_process_set(hvd: ModuleType) -> None:
     assert did.operations == 4
     assert did.gates >= 4
     assert (did.messages, did.bytes) == (0, 0)
-
-
-def test_counts_of_what_is_no_process_set(hvd: ModuleType) -> None:
-    with pytest.raises(TypeError, match="process_set must be a ProcessSet"):
-        hvd.counts(3)

@@ -128,30 +128,6 @@ def test_shard_keeps_what_the_loader_was_made_with(hvd: ModuleType) -> None:
         shard([1, 2])  # type: ignore[arg-type]
 
 
-def test_prepare_is_the_whole_port(hvd: ModuleType) -> None:
-    """A single-process loop on batches of 4p, and the same loop prepared on batches of 4, give the same model."""
-    size = hvd.size()
-    generator = torch.Generator().manual_seed(5)
-    data = TensorDataset(randn(generator, 12 * size, 7), randn(generator, 12 * size, 3))
-
-    def train(model: nn.Module, optimizer: torch.optim.Optimizer, loader: DataLoader[Any]) -> None:
-        for _ in range(3):
-            for x, y in loader:
-                optimizer.zero_grad()
-                nn.functional.mse_loss(model(x), y).backward()
-                optimizer.step()
-
-    alone = make_model(seed=0)
-    train(alone, momentum(alone), DataLoader(data, 4 * size))
-    model = make_model(seed=hvd.rank())
-    prepared = hvd.prepare(model, momentum(model), DataLoader(data, 4))
-    assert prepared[0] is model
-    train(*prepared)
-    hvd.check(model, prepared[1])
-    for mine, theirs in zip(model.parameters(), alone.parameters(), strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
-
-
 @pytest.mark.parametrize("overlap", ["inline", "thread"])
 def test_prepare_of_two_models_that_train_each_other(
     hvd: ModuleType, settings: Callable[..., None], overlap: str

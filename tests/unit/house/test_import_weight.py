@@ -14,31 +14,20 @@ SHARDED = "torch.distributed.tensor"  # a third of the time in which torch and o
 HEAVY = ["torch", SHARDED, *KERNEL_SIDE, "mpi4py", "numpy", "IPython", "ring_notebook._core"]
 
 
-def loaded_after(code: str) -> set[str]:
-    """Which of HEAVY a fresh Python has loaded after ``code``."""
-    ask = f"{code}\nimport sys; print(*(name for name in {HEAVY} if name in sys.modules))"
-    done = ran([sys.executable, "-c", ask], check=True)
-    return set(done.stdout.split())
+def loaded_after(*parts: str) -> list[set[str]]:
+    """Which of HEAVY a fresh Python has loaded after each of these parts of a program."""
+    ask = f"import sys; print(*(name for name in {HEAVY} if name in sys.modules))"
+    done = ran([sys.executable, "-c", "\n".join(f"{part}\n{ask}" for part in parts)], check=True)
+    return [set(line.split()) for line in done.stdout.splitlines()]
 
 
-@pytest.mark.parametrize(
-    "module",
-    [
-        "ring_notebook",
-        "ring_notebook.config",
-        "ring_notebook.errors",
-        "ring_notebook.protocol.records",
-        "ring_notebook.launch.cli",
-        "ring_notebook.launch.supervisor.rank_wrapper",
-    ],
-)
-def test_loads_nothing_heavy(module: str) -> None:
-    assert loaded_after(f"import {module}") == set()
-
-
-def test_the_public_names_load_on_first_use() -> None:
-    assert loaded_after("import ring_notebook; ring_notebook.run") == set()
-    assert "ipyparallel" in loaded_after("import ring_notebook; ring_notebook.Cluster")
+def test_what_is_light_loads_nothing_heavy() -> None:
+    """The package, what each process of a job imports, and a public name that needs little."""
+    rooms = ("config", "errors", "protocol.records", "launch.supervisor.rank_wrapper", "launch.cli")
+    light = ["import ring_notebook", *(f"import ring_notebook.{room}" for room in rooms), "ring_notebook.run"]
+    *found, heavy = loaded_after(*light, "ring_notebook.Cluster")
+    assert {part: names for part, names in zip(light, found, strict=True) if names} == {}
+    assert "ipyparallel" in heavy
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
@@ -50,7 +39,8 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 
 
 def test_rank_side_loads_neither_the_kernel_side_nor_what_few_trainings_use() -> None:
-    assert not loaded_after("import ring_notebook.torch") & {*KERNEL_SIDE, SHARDED}
+    (loaded,) = loaded_after("import ring_notebook.torch")
+    assert not loaded & {*KERNEL_SIDE, SHARDED}
 
 
 @pytest.mark.parametrize("face", ["torch", "torch.mpi_ops", "torch.elastic", "tensorflow", "keras", "jax"])
@@ -96,18 +86,19 @@ from pathlib import Path
 from ring_notebook.notebook.panel.panel import PERIOD, Panel
 from ring_notebook.notebook.record.run_log import RunLog
 from ring_notebook.protocol.records import MetricBatch, encode
-log = RunLog(Path(tempfile.mkdtemp()), "r1", "", 1, "", {}, {})
-rows = array("d", [1, 1, 0.5, 2, 2, 0.25][: 3 * ROWS])
-log.put(encode([MetricBatch("r1", 0, ("loss",), rows)]))
-panel = Panel(log)
-with contextlib.redirect_stdout(io.StringIO()):
-    panel.show()
-    time.sleep(2 * PERIOD)
-    panel.close()
-log.finish("ok")
+def show(rows):
+    log = RunLog(Path(tempfile.mkdtemp()), "r1", "", 1, "", {}, {})
+    log.put(encode([MetricBatch("r1", 0, ("loss",), array("d", rows))]))
+    panel = Panel(log)
+    with contextlib.redirect_stdout(io.StringIO()):
+        panel.show()
+        time.sleep(2 * PERIOD)
+        panel.close()
+    log.finish("ok")
+show([])
 """
 
 
 def test_the_panel_of_a_run_without_metrics_does_not_load_what_draws_charts() -> None:
-    assert "ipecharts" not in loaded_after(PANEL.replace("ROWS", "0"))
-    assert "ipecharts" in loaded_after(PANEL.replace("ROWS", "2"))
+    without, with_rows = loaded_after(PANEL, "show([1, 1, 0.5, 2, 2, 0.25])")
+    assert ("ipecharts" in without, "ipecharts" in with_rows) == (False, True)

@@ -7,6 +7,7 @@ from array import array
 import pytest
 
 from ring_notebook.protocol.records import (
+    Change,
     Cleared,
     Display,
     Ended,
@@ -33,6 +34,7 @@ RECORDS: list[Record] = [
     Ended("r1", 0, "interrupted", 3.25, {"loss": 0.5}),
     Gradients("r1", 1, ("logical rank 2", "0.weight"), array("I", [0, 1, 2, 1, 3, 2**32 - 1])),
     Trace("r1", 1, b'[{"ph": "X"}]'),
+    Change("r1", 1, 2.0, 3, "set", {"lr": 0.1, "mode": "a"}, "me, panel", 5, 6),
 ]
 
 
@@ -41,16 +43,12 @@ def test_arrives_as_it_was(record: Record) -> None:
     assert decode(encode([record])) == [record]
 
 
-def test_several_keep_their_order() -> None:
-    assert decode(encode(RECORDS)) == RECORDS
-
-
 def test_no_records_are_an_empty_message() -> None:
     assert encode([]) == b""
     assert decode(b"") == []
 
 
-def test_a_memoryview_is_read_like_bytes() -> None:
+def test_several_keep_their_order_and_a_memoryview_is_read_like_bytes() -> None:
     assert decode(memoryview(encode(RECORDS))) == RECORDS
 
 

@@ -10,8 +10,10 @@ from ring_notebook.torch.steps.state_digest import SHARES, marks
 WORDS_OF_SHARES = SHARES * 512
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.uint8, torch.complex128])
-@pytest.mark.parametrize("extra", [0, 1, 3000])
+@pytest.mark.parametrize(
+    ("dtype", "extra"),
+    [(torch.float32, 0), (torch.float32, 3000), (torch.float16, 1), (torch.uint8, 1), (torch.complex128, 3000)],
+)
 def test_one_share_sees_an_element(dtype: torch.dtype, extra: int) -> None:
     n = 2 * WORDS_OF_SHARES * 8 // dtype.itemsize + extra
     before = torch.arange(n, dtype=torch.int64).to(dtype)

@@ -62,9 +62,10 @@ def test_the_newest_are_kept_up_to_a_number_of_bytes() -> None:
 
 
 def test_of_every_rank_the_newest_are_kept_in_any_order() -> None:
-    taken = taking(*(shows(rank, f"{index} of {rank}") for rank in range(4) for index in range(1000)))
-    assert seen(taken) == [((rank,), f"{index} of {rank}") for index in range(995, 1000) for rank in range(4)]
-    assert taken.visible()[1] == 4000 - MOST
+    count = 10 * MOST
+    taken = taking(*(shows(rank, f"{index} of {rank}") for rank in range(4) for index in range(count)))
+    assert seen(taken) == [((rank,), f"{index} of {rank}") for index in range(count - 5, count) for rank in range(4)]
+    assert taken.visible()[1] == 4 * count - MOST
     assert len(taken._items) <= 4 * MOST
 
 
