@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ from harness.forked_ranks import ForkServer
 from harness.leftovers import Leftovers, own_shared_memory
 from harness.numpy_framework import numpy_framework
 from harness.protocol import FOLDER
+from ring_notebook.config import config
 from ring_notebook.machine.gpus import gpus
 
 _IN_RANK = FOLDER in os.environ
@@ -30,6 +31,20 @@ def _no_leftovers() -> Iterator[None]:
     before = Leftovers()
     yield
     assert not (complaints := before.complaints()), "\n".join(complaints)
+
+
+@pytest.fixture
+def settings() -> Iterator[Callable[..., None]]:
+    """Sets RING_* variables for this test: ``settings(overlap="thread")``."""
+    with pytest.MonkeyPatch.context() as patch:
+
+        def change(**values: object) -> None:
+            for name, value in values.items():
+                patch.setenv(f"RING_{name.upper()}", str(value))
+            config.cache_clear()
+
+        yield change
+    config.cache_clear()
 
 
 @pytest.fixture(scope="session")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import ModuleType
 
 import pytest
 
-from ring_notebook.config import config
 from ring_notebook.rank.rank_status import rank_of_process
 
 USUAL = pytest.mark.sizes(1, 3, slow=(2, 4)).mark
@@ -46,16 +45,3 @@ def hvd() -> Iterator[ModuleType]:
     ring_notebook.torch.init()
     yield ring_notebook.torch
     ring_notebook.torch.shutdown()
-
-
-@pytest.fixture
-def settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
-    """Sets RING_* variables for this test: ``settings(overlap="thread")``."""
-
-    def change(**values: object) -> None:
-        for name, value in values.items():
-            monkeypatch.setenv(f"RING_{name.upper()}", str(value))
-        config.cache_clear()
-
-    yield change
-    config.cache_clear()

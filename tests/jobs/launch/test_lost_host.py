@@ -8,7 +8,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -16,7 +16,6 @@ import pytest
 
 from harness.programs import executable
 from ring_notebook.analysis.job_failure import RankFailure
-from ring_notebook.config import config
 from ring_notebook.launch.remote.remote_ranks import RemoteRanks, connect
 from ring_notebook.launch.supervisor.local_ranks import Assignment
 
@@ -25,14 +24,9 @@ PROGRAM = "import os, time; open(f'rank-{os.environ[\"RING_RANK\"]}-{os.getpid()
 
 
 @pytest.fixture
-def remote_shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def remote_shell(tmp_path: Path, settings: Callable[..., None]) -> None:
     """This host is reached by a shell, whatever an earlier test of this process has read of the settings."""
-    executable(tmp_path / "ssh", REMOTE_SHELL)
-    with monkeypatch.context() as patch:
-        patch.setenv("RING_REMOTE_SHELL", str(tmp_path / "ssh"))
-        config.cache_clear()
-        yield
-    config.cache_clear()
+    settings(remote_shell=executable(tmp_path / "ssh", REMOTE_SHELL))
 
 
 @pytest.mark.usefixtures("remote_shell")

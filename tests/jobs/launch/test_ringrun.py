@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -18,7 +19,6 @@ from harness.programs import RINGRUN, executable, ran, ringrun
 from harness.waiting import LIMIT, SLEEPS, until
 from ring_notebook import __version__
 from ring_notebook.analysis.job_failure import RankFailure
-from ring_notebook.config import config
 from ring_notebook.errors import RunFailed
 from ring_notebook.launch import job as jobs
 from ring_notebook.launch.cli import main
@@ -188,10 +188,9 @@ sys.exit(0 if goes_on else 3)
 """
 
 
-def test_a_training_is_one_of_the_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_training_is_one_of_the_runs(tmp_path: Path, settings: Callable[..., None]) -> None:
     """Of the folder's notebooks too. A program that logs nothing is none."""
-    monkeypatch.setenv("RING_RUNS_DIR", str(tmp_path / "runs"))
-    config.cache_clear()
+    settings(runs_dir=tmp_path / "runs")
     (tmp_path / "train.py").write_text(LOGS)
     assert ringrun("-np", "1", "python", "-c", "pass").returncode == 0
     assert not (tmp_path / "runs").exists()

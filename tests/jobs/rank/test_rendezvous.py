@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,6 @@ import pytest
 from harness.programs import RINGRUN, ran
 from harness.waiting import LIMIT, until
 from ring_notebook import RendezvousServer
-from ring_notebook.config import config
 from ring_notebook.errors import RingError
 from ring_notebook.launch.connections.pmi import PmiServer
 from ring_notebook.rank import serving
@@ -39,14 +38,11 @@ def train():
 
 
 @pytest.fixture(autouse=True)
-def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def alone(monkeypatch: pytest.MonkeyPatch, settings: Callable[..., None]) -> None:
     """No variables of another job, and a short limit."""
     for name in (*JOB, "RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("RING_START_TIMEOUT", "30")
-    config.cache_clear()
-    yield
-    config.cache_clear()
+    settings(start_timeout=30)
 
 
 def results_of(calls: list[Callable[[], Any]]) -> list[Any]:
@@ -242,11 +238,10 @@ def test_ranks_are_assigned_host_by_host(monkeypatch: pytest.MonkeyPatch) -> Non
     ids=["twice", "another size", "too great"],
 )
 def test_ranks_that_do_not_go_together(
-    ranks: tuple[int, ...], more: dict[str, str], why: str, monkeypatch: pytest.MonkeyPatch
+    ranks: tuple[int, ...], more: dict[str, str], why: str, settings: Callable[..., None]
 ) -> None:
     """All that have come by then learn of it; one that comes later waits for the next ones until its time is over."""
-    monkeypatch.setenv("RING_START_TIMEOUT", "5")
-    config.cache_clear()
+    settings(start_timeout=5)
     with RendezvousServer(2) as server:
         found = join(server, *ranks, **more)
         assert all(isinstance(error, RingError) for error in found), found
@@ -254,17 +249,14 @@ def test_ranks_that_do_not_go_together(
         assert [told for _, _, told, _ in join(server, 0, 1)] == [["of 0", "of 1"]] * 2, "the next ones form"
 
 
-def test_a_wrong_secret() -> None:
+def test_a_wrong_secret(settings: Callable[..., None]) -> None:
     """Who has it is told so at once; the others wait for a rank until their time is over, and say which."""
-    config.cache_clear()
-    with RendezvousServer(2) as server, pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RING_START_TIMEOUT", "200")
-        config.cache_clear()
+    with RendezvousServer(2) as server:
+        settings(start_timeout=200)
         began = time.monotonic()
         (wrong,) = join(server, 1, RING_RENDEZVOUS_SECRET="x" * 32)
         assert time.monotonic() - began < 200
-        patch.setenv("RING_START_TIMEOUT", "1.5")
-        config.cache_clear()
+        settings(start_timeout=1.5)
         assert "rank 1 failed to initialize: the server at 127.0.0.1" in str(wrong)
         assert "does not know the secret of this process" in str(wrong)
         (alone,) = join(server, 0)
@@ -275,9 +267,8 @@ def test_a_wrong_secret() -> None:
         ), alone
 
 
-def test_no_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RING_START_TIMEOUT", "0.3")
-    config.cache_clear()
+def test_no_server(settings: Callable[..., None]) -> None:
+    settings(start_timeout=0.3)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     with pytest.raises(RingError, match=rf"rank 1 .*expected a rendezvous at 127.0.0.1:{port} within 0.3 s, got none"):

@@ -8,6 +8,7 @@ import re
 import signal
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,6 @@ import pytest
 from harness.waiting import stderr_into, until
 from native.names import LATE, ends, start, total, waits_for
 from native.ranks import Dead, Seat, as_processes, as_threads, on_ranks
-from ring_notebook.config import config
 from ring_notebook.core.communicator import Communicator
 from ring_notebook.errors import CollectiveAborted, CollectiveTimeout
 
@@ -120,11 +120,9 @@ def test_a_rank_that_dies(seat: Seat, known: bool) -> str:
 
 
 @pytest.mark.parametrize("place", [(), (0, 1)])
-def test_deadline(place: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deadline(place: tuple[int, ...], settings: Callable[..., None]) -> None:
     """Past RING_TIMEOUT the error says which ranks have not started the name."""
-    monkeypatch.setenv("RING_TIMEOUT", "0.3")
-    config.cache_clear()
-
+    settings(timeout=0.3)
     timed_out = threading.Event()
 
     def body(seat: Seat) -> None:
@@ -139,11 +137,7 @@ def test_deadline(place: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> No
             assert timed_out.wait(LATE)
             ends(ring.barrier, CollectiveAborted, "allreduce 'x' timed out")
 
-    try:
-        as_threads(2, body, hosts=place)
-    finally:
-        monkeypatch.undo()
-        config.cache_clear()
+    as_threads(2, body, hosts=place)
 
 
 @on_ranks(2)

@@ -23,7 +23,6 @@ from native.names import LATE, ends, total
 from native.over_devices import also_on_devices
 from native.ranks import Seat, as_processes, as_threads, on_ranks
 from native.values import Tensor, produced
-from ring_notebook.config import config
 from ring_notebook.core.buffers import DType
 from ring_notebook.core.communicator import Communicator
 from ring_notebook.errors import CollectiveAborted, CollectiveTimeout
@@ -142,10 +141,9 @@ def test_dropped_while_under_way(seat: Seat) -> None:
 
 @also_on_devices
 @pytest.mark.parametrize(("call", "blocking"), WAITS)
-def test_deadline(call: str, blocking: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deadline(call: str, blocking: bool, settings: Callable[..., None]) -> None:
     """Past RING_TIMEOUT the error names the missing rank; that one learns of it when it calls."""
-    monkeypatch.setenv("RING_TIMEOUT", "0.4")
-    config.cache_clear()
+    settings(timeout=0.4)
 
     def body(seat: Seat) -> None:
         ring = seat.open(1)
@@ -162,17 +160,12 @@ def test_deadline(call: str, blocking: bool, monkeypatch: pytest.MonkeyPatch) ->
             )
         seat.open(2)  # whose first barrier has a longer deadline
 
-    try:
-        as_threads(2, body)
-    finally:
-        monkeypatch.undo()
-        config.cache_clear()
+    as_threads(2, body)
 
 
-def test_a_deadline_names_missing_ranks_by_number(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_deadline_names_missing_ranks_by_number(settings: Callable[..., None]) -> None:
     """Whatever their order in the group."""
-    monkeypatch.setenv("RING_TIMEOUT", "0.4")
-    config.cache_clear()
+    settings(timeout=0.4)
 
     def body(seat: Seat) -> None:
         group = seat.open(1).group([2, 1, 0])
@@ -182,11 +175,7 @@ def test_a_deadline_names_missing_ranks_by_number(monkeypatch: pytest.MonkeyPatc
         while not group.aborted:
             time.sleep(0.01)
 
-    try:
-        as_threads(3, body)
-    finally:
-        monkeypatch.undo()
-        config.cache_clear()
+    as_threads(3, body)
 
 
 @on_ranks(2)
@@ -205,10 +194,9 @@ def test_deadline_of_a_wait(seat: Seat) -> None:
 
 
 @pytest.mark.parametrize("seconds", [math.inf, 1e300, 1e10])
-def test_a_deadline_that_never_comes(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_deadline_that_never_comes(seconds: float, settings: Callable[..., None]) -> None:
     """More nanoseconds than a clock counts are not a time that has passed."""
-    monkeypatch.setenv("RING_TIMEOUT", str(seconds))
-    config.cache_clear()
+    settings(timeout=seconds)
 
     def body(seat: Seat) -> None:
         ring = seat.open(timeout=seconds)
@@ -221,11 +209,7 @@ def test_a_deadline_that_never_comes(seconds: float, monkeypatch: pytest.MonkeyP
         ring.allreduce([tensor.buffer], [tensor.buffer], blocking=False).wait(timeout=seconds)
         assert tensor.values.tolist() == [4.0] * 3
 
-    try:
-        as_threads(2, body)
-    finally:
-        monkeypatch.undo()
-        config.cache_clear()
+    as_threads(2, body)
 
 
 @on_ranks(2)

@@ -6,14 +6,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
 from harness.waiting import until
-from ring_notebook.config import config
 from ring_notebook.errors import ClusterError
 from ring_notebook.machine.process_life import began
 from ring_notebook.notebook.cluster import cluster_folders
@@ -227,14 +226,12 @@ class Notebooks:
 
 
 @pytest.fixture
-def notebooks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Notebooks]:
-    monkeypatch.setenv("RING_RUNS_DIR", str(tmp_path / "runs"))
+def notebooks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: Callable[..., None]) -> Iterator[Notebooks]:
     monkeypatch.setenv("JPY_SESSION_NAME", "/home/ada/mine.ipynb")
-    config.cache_clear()
+    settings(runs_dir=tmp_path / "runs")
     notebooks = Notebooks()
     yield notebooks
     notebooks.close()
-    config.cache_clear()
 
 
 def ids(which: str = "") -> list[str]:

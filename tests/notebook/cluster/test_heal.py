@@ -20,7 +20,6 @@ import pytest
 
 from harness.waiting import until
 from notebook.endurance.endure import TRAINS
-from ring_notebook.config import config
 from ring_notebook.errors import ClusterError, CollectiveAborted, MPIMissingError
 from ring_notebook.launch.supervisor.engine_supervisor import Request
 from ring_notebook.notebook.cluster.cluster import Cluster
@@ -235,10 +234,9 @@ time.sleep(600)
 
 
 @pytest.mark.slow  # `make test` runs test_a_rank_that_no_interrupt_stops_is_started_again
-def test_a_rank_that_does_not_stop_is_ended(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_does_not_stop_is_ended(cluster: Cluster, settings: Callable[..., None]) -> None:
     """After RING_STOP_LIMIT, and as soon as the user asks; no limit runs while nobody stops the run."""
-    monkeypatch.setenv("RING_STOP_LIMIT", "1")
-    config.cache_clear()
+    settings(stop_limit=1)
     run = cluster.run(STUBBORN)
     assert not run._watch.ended.wait(2.0)
     assert not run.stop(0.5)
@@ -248,8 +246,7 @@ def test_a_rank_that_does_not_stop_is_ended(cluster: Cluster, monkeypatch: pytes
     assert run.ended_ranks == [1]
     assert cluster.heal(run.ended_ranks) == [1]
     assert names(cluster) == ["int 0", None, "int 2"]
-    monkeypatch.setenv("RING_STOP_LIMIT", "0")
-    config.cache_clear()
+    settings(stop_limit=0)
     run = cluster.run(STUBBORN)
     until(lambda: 1 in (statuses := run.log.statuses()) and statuses[1].line > 3)
     assert not run.stop(1.5)
@@ -257,8 +254,6 @@ def test_a_rank_that_does_not_stop_is_ended(cluster: Cluster, monkeypatch: pytes
     assert "rank 1 was ended by `%ring restart --rank`" in str(run.error)
     assert cluster.heal() == [1]
     assert_whole(cluster)
-    monkeypatch.undo()
-    config.cache_clear()
 
 
 def test_some_ranks_execute_a_cell_that_is_for_all(cluster: Cluster) -> None:

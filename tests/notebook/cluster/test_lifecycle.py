@@ -17,7 +17,6 @@ import psutil
 import pytest
 
 from harness.waiting import until
-from ring_notebook.config import config
 from ring_notebook.errors import ClusterError, MPIMissingError
 from ring_notebook.launch.supervisor.forked_rank import ADDRESS
 from ring_notebook.notebook.cluster import engine_forks
@@ -185,12 +184,10 @@ def test_start_stop_and_start_again(new_processes: Callable[[], list[int]]) -> N
         assert cluster.run("pass").wait().status == "ok"
 
 
-def test_without_an_mpiexec(monkeypatch: pytest.MonkeyPatch, new_processes: Callable[[], list[int]]) -> None:
-    monkeypatch.setenv("RING_MPIEXEC", "/no/such/mpiexec")
-    config.cache_clear()
+def test_without_an_mpiexec(settings: Callable[..., None], new_processes: Callable[[], list[int]]) -> None:
+    settings(mpiexec="/no/such/mpiexec")
     with pytest.raises(MPIMissingError, match="/no/such/mpiexec"):
         Cluster(2).start()
-    config.cache_clear()
     assert alive(new_processes()) == []
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from notebook.kernel import Notebook
-from ring_notebook.config import config
 from ring_notebook.errors import RingError
 from ring_notebook.notebook.cluster.cluster import Cluster
 from ring_notebook.notebook.cluster.snapshots import listing
@@ -183,12 +183,11 @@ def test_a_snapshot_that_cannot_be_loaded_changes_no_rank(cluster: Cluster) -> N
     running.stop()
 
 
-def test_a_full_disk_leaves_the_last_one(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_leaves_the_last_one(cluster: Cluster, tmp_path: Path, settings: Callable[..., None]) -> None:
     if os.geteuid() != 0:
         pytest.skip("NOT TESTED with a full disk: only root can mount a small one")
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", tmp_path], check=True)
-    monkeypatch.setenv("RING_RUNS_DIR", str(tmp_path / ".ring" / "runs"))
-    config.cache_clear()
+    settings(runs_dir=tmp_path / ".ring" / "runs")
     try:
         cluster.run("%reset -f").wait()
         cluster.run("import torch\nvalue = torch.ones(1 << 18)").wait()
@@ -201,8 +200,6 @@ def test_a_full_disk_leaves_the_last_one(cluster: Cluster, tmp_path: Path, monke
         assert len(list((tmp_path / ".ring" / "snapshots").iterdir())) == 1
     finally:
         subprocess.run(["umount", "-l", tmp_path], check=True)
-        monkeypatch.undo()
-        config.cache_clear()
 
 
 def test_modules_that_have_changed_or_are_gone_and_sharded_models_are_named(cluster: Cluster, tmp_path: Path) -> None:

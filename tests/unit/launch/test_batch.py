@@ -8,13 +8,13 @@ import re
 import socket
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from harness.programs import executable
-from ring_notebook.config import config
 from ring_notebook.launch import cli, job_script
 from ring_notebook.launch.batch_systems import (
     LSF,
@@ -67,11 +67,14 @@ def test_a_line_without_a_value_is_left_out() -> None:
     ],
 )
 def test_a_job_has_as_many_ranks_however_it_is_asked_for(
-    options: dict[str, Any], tasks: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    options: dict[str, Any],
+    tasks: str,
+    monkeypatch: pytest.MonkeyPatch,
+    settings: Callable[..., None],
+    tmp_path: Path,
 ) -> None:
     stand_in(monkeypatch, tmp_path / "bin", sbatch="echo 17")
-    monkeypatch.setenv("RING_RUNS_DIR", str(tmp_path / "runs"))
-    config.cache_clear()
+    settings(runs_dir=tmp_path / "runs")
     session = Session()
     record = RunLog(tmp_path / "runs" / "a", "a", "a", 2, "x = 1", {}, {"cluster": "c"})
     record.finish("ok")
@@ -80,7 +83,6 @@ def test_a_job_has_as_many_ranks_however_it_is_asked_for(
     scripts.append((tmp_path / "train.sh").read_text())
     submit(session, "slurm", "a", **options)
     scripts += [path.read_text() for path in tmp_path.glob("jobs/*/job.sh")]
-    config.cache_clear()
     assert [re.findall("--ntasks=(.*)", text) for text in scripts] == [[tasks]] * 3
     assert f"-np {tasks} " in scripts[1]
 

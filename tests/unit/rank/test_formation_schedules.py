@@ -359,17 +359,15 @@ def meet(seed: int) -> int:
 
 
 @pytest.mark.parametrize("count", [20, pytest.param(500, marks=pytest.mark.slow)])
-def test_ranks_at_an_address(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_at_an_address(count: int, monkeypatch: pytest.MonkeyPatch, settings: Callable[..., None]) -> None:
     """Ranks that are late, missing, one too many or twice there, end or fail, and strangers among them."""
     for name in (*JOB, "RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     formed = 0
     for seed in range(count):
-        monkeypatch.setenv("RING_START_TIMEOUT", "20" if draw(random.Random(seed))[2] else "0.1")
-        config.cache_clear()
+        settings(start_timeout=20 if draw(random.Random(seed))[2] else 0.1)
         try:
             formed += meet(seed)
         except AssertionError as error:
             raise AssertionError(f"seed {seed}: {error}") from error
-    config.cache_clear()
     assert formed > count / 4

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -17,7 +18,6 @@ import pytest
 
 from harness.programs import executable, mpiexec_of, ran
 from harness.waiting import LIMIT
-from ring_notebook.config import config
 from ring_notebook.errors import ClusterError, MPIMissingError
 from ring_notebook.launch.launchers import find_launcher as finding
 from ring_notebook.launch.launchers import own_launchers
@@ -132,20 +132,18 @@ def is_controller(process: psutil.Process) -> bool:
 
 
 def test_a_cluster_whose_engines_do_not_start_has_ended_when_that_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: Callable[..., None]
 ) -> None:
     """With its controller, which had started."""
 
     def fail(*_: object) -> None:
         raise OSError("no engines today")
 
-    monkeypatch.setenv("RING_RUNS_DIR", str(tmp_path / "runs"))
-    config.cache_clear()
+    settings(runs_dir=tmp_path / "runs")
     monkeypatch.setattr(processes, "engines", fail)
     before = {*threading.enumerate()}, {*psutil.Process().children(recursive=True)}
     with pytest.raises(OSError, match="no engines today"):
         Cluster(2).start()
-    config.cache_clear()
     assert "ring-cluster" not in [thread.name for thread in {*threading.enumerate()} - before[0]]
     assert [child for child in {*psutil.Process().children(recursive=True)} - before[1] if is_controller(child)] == []
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import shlex
 import socket
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from harness.programs import executable
-from ring_notebook.config import config
 from ring_notebook.launch.launchers.hosts import parse_hosts
 from ring_notebook.launch.remote.network import interface_towards, network_variables
 from ring_notebook.launch.remote.remote_shell import agent_command, shell_environment
@@ -56,16 +56,13 @@ def test_what_starts_an_agent(
     expected: list[str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
+    settings: Callable[..., None],
 ) -> None:
     for name in programs:
         executable(tmp_path / name, "#!/bin/sh\n")
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setenv("RING_REMOTE_SHELL", shell)
-    config.cache_clear()
-    try:
-        assert agent_command("b", env) == expected
-    finally:
-        config.cache_clear()
+    settings(remote_shell=shell)
+    assert agent_command("b", env) == expected
 
 
 def test_slurm_starts_an_agent_in_a_step_that_leaves_all_cores_to_the_ranks(

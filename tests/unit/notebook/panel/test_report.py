@@ -7,6 +7,7 @@ import html
 import re
 import time
 from array import array
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
@@ -15,7 +16,6 @@ import numpy as np
 import pytest
 
 from harness.waiting import until
-from ring_notebook.config import config
 from ring_notebook.core import metrics
 from ring_notebook.notebook.colors import GREY, RED, STATUS_COLORS
 from ring_notebook.notebook.panel import headline, rank_table, report, waits
@@ -158,17 +158,15 @@ def test_the_last_fifty_lines_are_visible_and_a_click_opens_the_rest(tmp_path: P
 
 
 def test_lines_that_the_page_has_no_room_for_are_counted_and_written_to_a_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, settings: Callable[..., None]
 ) -> None:
     pieces = [Output("r1", 0, "stdout", "".join(f"{'x' * 90} {40 * n + k}\n" for k in range(40))) for n in range(100)]
     log = run(tmp_path / "r1", 1, *pieces, steps=0)
     page = report.mime_bundle(log)["text/html"]
     assert "<summary>3,951 earlier lines</summary>" in page  # one more is that of `run`
     assert "<code>%ring runs output r1</code> writes all to a file" in page
-    monkeypatch.setenv("RING_RUNS_DIR", str(tmp_path))
-    config.cache_clear()
+    settings(runs_dir=tmp_path)
     assert catalogue.write_output("r1") == f"Wrote 4,001 lines to {tmp_path / 'r1' / 'output.txt'}."
-    config.cache_clear()
     lines = (tmp_path / "r1" / "output.txt").read_text().splitlines()
     assert {f"[0] {'x' * 90} {number}" for number in (0, 3999)} < set(lines)
     assert len(lines) == 4001
@@ -572,7 +570,7 @@ def test_how_numbers_are_said() -> None:
     assert rank_list([7, 0, 2, 1]) == "0-2, 7"
 
 
-def test_energy_is_told_or_why_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_energy_is_told_or_why_not(tmp_path: Path, settings: Callable[..., None]) -> None:
     facts = {"joules_packages": 3840.0, "samples": 1920.0, "training": 3.0}
     status = Status("r1", 0, 1.0, progress=(30, 60), extra={"pass": 3})
     measured = run(
@@ -584,11 +582,9 @@ def test_energy_is_told_or_why_not(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     load = [Load("r2", 0, time.time() + at, {"cpu": 50.0}) for at in (0, 1)]
     page = report.mime_bundle(run(tmp_path / "r2", 1, *load, Ended("r2", 0, "ok", 3.0, lacks)))["text/html"]
     assert page.count("energy not measured: only root may read energy_uj") == 1
-    monkeypatch.setenv("RING_RUNS_DIR", str(tmp_path))
-    config.cache_clear()
+    settings(runs_dir=tmp_path)
     listed = catalogue.listing(every=True)
     assert [row[listed.columns.index("J/sample")] for row in listed.rows] == ["", "1"]
-    config.cache_clear()
 
 
 @pytest.mark.parametrize("page", ["#ffffff", "#111111"])

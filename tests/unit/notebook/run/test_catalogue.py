@@ -7,13 +7,12 @@ import os
 import re
 import time
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ring_notebook.config import config
 from ring_notebook.errors import RingError
 from ring_notebook.notebook.cluster import cluster_folders
 from ring_notebook.notebook.record.constants import constants, with_constants
@@ -39,11 +38,9 @@ SPOILED = {
 
 
 @pytest.fixture
-def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    monkeypatch.setenv("RING_RUNS_DIR", str(tmp_path / "ring" / "runs"))
-    config.cache_clear()
-    yield tmp_path / "ring" / "runs"
-    config.cache_clear()
+def runs(tmp_path: Path, settings: Callable[..., None]) -> Path:
+    settings(runs_dir=tmp_path / "ring" / "runs")
+    return tmp_path / "ring" / "runs"
 
 
 def good(runs: Path, name: str = "2-good") -> RunLog:
