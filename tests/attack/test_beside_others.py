@@ -49,7 +49,7 @@ from pathlib import Path
 import torch
 import ring_notebook.torch as ring
 ring.init()
-path, step = Path(sys.argv[1]), int(sys.argv[2])
+path = Path(sys.argv[1])
 state = ring.elastic.TorchState(epoch=3, w=torch.arange(4.0))
 state.keep_on_disk(path)
 state.commit()
@@ -57,7 +57,7 @@ whole = path.read_bytes()
 assert torch.load(path)["epoch"] == 3
 flips = random.Random(1)
 tried = refused = 0
-for at in range(0, len(whole), step):
+for at in range(len(whole)):
     flipped = bytearray(whole)
     flipped[at] ^= 1 << flips.randrange(8)
     torn = {whole[:at], whole[:at] + bytes(len(whole) - at), bytes(flipped)} - {whole}
@@ -163,10 +163,9 @@ def test_the_out_of_memory_killer_at_work_on_one_rank(group: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("step", [97, pytest.param(1, marks=pytest.mark.slow)])
-def test_a_commit_torn_at_any_byte_is_refused(step: int, tmp_path: Path) -> None:
+def test_a_commit_torn_at_any_byte_is_refused(tmp_path: Path) -> None:
     """Cut, with zeros behind, or with a bit changed; what `ring.load` still takes has the values that went in."""
-    done = job(TORN, str(tmp_path / "commit.pt"), str(step), ranks=1)
+    done = job(TORN, str(tmp_path / "commit.pt"), ranks=1)
     assert done.returncode == 0, done.stderr
 
 

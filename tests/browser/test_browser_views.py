@@ -199,9 +199,7 @@ def grows(notebook: NotebookPage, panel: Locator) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "cell", [pytest.param(LONG, id="background", marks=pytest.mark.slow), pytest.param(BLOCKING, id="blocking")]
-)
+@pytest.mark.parametrize("cell", [LONG, BLOCKING], ids=["background", "blocking"])
 def test_a_page_that_was_closed_in_the_middle_shows_all_of_it(
     lab: Lab, open_notebook: Open, picture: Picture, cell: str
 ) -> None:

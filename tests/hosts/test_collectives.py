@@ -77,7 +77,7 @@ def test_an_allreduce_sends_no_more_than_it_must(hosts: TwoHosts, wire: str, mib
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("compression", "delay", "mib"),
-    [("int8", 0, 4), ("int8", 1, 4), pytest.param("none", 1, 16, marks=pytest.mark.slow)],
+    [("int8", 0, 4), ("int8", 1, 4), ("none", 1, 16)],
 )
 def test_a_sync_sends_each_difference_once(hosts: TwoHosts, compression: str, delay: int, mib: int) -> None:
     """As bytes a quarter of 16 MiB leaves each host, also with two ranks on each."""
@@ -92,8 +92,8 @@ def test_a_sync_sends_each_difference_once(hosts: TwoHosts, compression: str, de
     ("settings", "ranks", "hosts_seen"),
     [
         ({"MPIR_CVAR_NUM_CLIQUES": "2", "MPIR_CVAR_CLIQUES_BY_BLOCK": "1"}, 3, 2),  # hosts with 2 and 1 ranks
-        pytest.param({"MPIR_CVAR_NUM_CLIQUES": "3"}, 3, 3, marks=pytest.mark.slow),
-        pytest.param({"RING_ALGORITHM": "ring"}, 3, 1, marks=pytest.mark.slow),
+        ({"MPIR_CVAR_NUM_CLIQUES": "3"}, 3, 3),
+        ({"RING_ALGORITHM": "ring"}, 3, 1),
         ({"RING_ALGORITHM": "ring"}, 2, 1),
     ],
 )

@@ -101,7 +101,7 @@ def test_plain_processes(hosts: TwoHosts, given: bool) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["", pytest.param("killed", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("how", ["", "killed"])
 def test_torchrun_on_both(hosts: TwoHosts, tmp_path: Path, how: str) -> None:
     """`torchrun` on each host as ever, and two variables: rank 0 serves. A rank that dies ends the job."""
     script = tmp_path / "train.py"

@@ -15,9 +15,7 @@ PROGRAM = Path(__file__).with_name("torch_distributed.py")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "per_host", [(1, 1), *[pytest.param(some, marks=pytest.mark.slow) for some in ((2, 1), (2, 2))]]
-)
+@pytest.mark.parametrize("per_host", [(1, 1), (2, 1), (2, 2)])
 def test_over_the_link(hosts: TwoHosts, per_host: tuple[int, int]) -> None:
     """Two ranks with two dtypes; three and four with every one."""
     every = [] if per_host == (1, 1) else ["every dtype"]

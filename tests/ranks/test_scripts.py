@@ -39,12 +39,7 @@ def run(monkeypatch: pytest.MonkeyPatch, name: str, *arguments: str) -> dict[str
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
-    [
-        (),
-        pytest.param(("--fp16-allreduce",), marks=pytest.mark.slow),
-        pytest.param(("--gradient-predivide-factor", "2.0"), marks=pytest.mark.slow),
-        ("--use-adasum", "--lr", "0.05"),
-    ],
+    [(), ("--fp16-allreduce",), ("--gradient-predivide-factor", "2.0"), ("--use-adasum", "--lr", "0.05")],
     ids=" ".join,
 )
 def test_mnist(monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], size: int) -> None:

@@ -129,7 +129,6 @@ def test_15_steering(workshop: Workshop) -> None:
     assert "there is no knob 'learning_rate'; there are lr, weight_decay" in said
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_18_fine_tuning(workshop: Workshop) -> None:
     if find_spec("trl") is None:

@@ -89,7 +89,7 @@ RINGRUN = [sys.executable, "-m", "ring_notebook.launch.cli", "--no-prefix", "-np
         ((), ""),  # it is loaded by us
         ((), "from mpi4py import MPI"),
         (("--elastic",), ""),  # which does without
-        pytest.param(("--mpi-args", "-genv UNUSED 1"), "", marks=pytest.mark.slow),  # of mpiexec
+        (("--mpi-args", "-genv UNUSED 1"), ""),  # of mpiexec
     ],
 )
 def test_a_job_goes_on_whatever_its_children_do(options: tuple[str, ...], mpi: str, tmp_path: Path) -> None:

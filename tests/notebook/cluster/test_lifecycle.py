@@ -305,10 +305,9 @@ def test_engines_that_were_not_announced_are_asked_for(cluster: Cluster) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("count", [300, pytest.param(3000, marks=pytest.mark.slow)])
-def test_no_answer_is_overlooked(cluster: Cluster, count: int) -> None:
+def test_no_answer_is_overlooked(cluster: Cluster) -> None:
     cluster.run("x = 1").wait()
-    for _ in range(count):  # one in some hundred was, when requests were sent past the stream that receives
+    for _ in range(3000):  # one in some hundred was, when requests were sent past the stream that receives
         assert cluster.variables("x") == [{"x": "int 1"}] * 2
 
 
