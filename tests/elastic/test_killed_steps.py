@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.programs import RINGRUN, ran
+from harness.programs import ringrun
 
 PROGRAM = """
 import os, random, sys, threading, warnings
@@ -31,11 +31,8 @@ while True:
 @pytest.mark.parametrize("place", ["ddp", "fsdp2", "pipeline"])
 @pytest.mark.parametrize("seed", range(4))
 def test_a_rank_is_killed(place: str, seed: int) -> None:
-    done = ran(
-        [*RINGRUN, "--no-prefix", "-np", "3", "python", "-c", PROGRAM, place, str(seed)],
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
-        timeout=270,
-    )
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    done = ringrun("-np", "3", "python", "-c", PROGRAM, place, str(seed), env=env, timeout=270)
     assert done.returncode != 0
     assert "rank 1" in done.stderr
     assert "SIGKILL" in done.stderr or "signal 9" in done.stderr, done.stderr

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from harness.programs import RINGRUN, ran
+from harness import programs
 from jobs.torch.test_sharded_checkpoints import reports, ringrun, samples
 
 pytestmark = pytest.mark.skipif(
@@ -50,12 +50,9 @@ def endpoint() -> Iterator[str]:
 @pytest.mark.parametrize("ranks", RANKS)
 def test_adapters_resume_from_a_bucket(endpoint: str, ranks: int) -> None:
     """Bit for bit, with dropout; without the frozen weights, and with the older ones removed."""
-    command = [*RINGRUN, "--no-prefix", "-np", str(ranks)]
-    done = ran(
-        [*command, sys.executable, "-W", "ignore", PROGRAM, f"s3://bucket-{ranks}/run"],
-        timeout=300,
-        env=os.environ | KEYS | {"FSSPEC_S3_ENDPOINT_URL": endpoint, "HF_HUB_OFFLINE": "1"},
-    )
+    env = os.environ | KEYS | {"FSSPEC_S3_ENDPOINT_URL": endpoint, "HF_HUB_OFFLINE": "1"}
+    program = [sys.executable, "-W", "ignore", PROGRAM, f"s3://bucket-{ranks}/run"]
+    done = programs.ringrun("-np", str(ranks), *program, timeout=300, env=env)
     assert done.returncode == 0, done.stderr[-5000:]
     assert [line for line in done.stdout.splitlines() if line.startswith("rank ")] == []
 

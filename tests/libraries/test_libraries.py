@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.programs import RINGRUN, ran
+from harness.programs import ran, ringrun
 from libraries.programs import ACCELERATE, HUGGING_FACE, LIBRARIES
 from ring_notebook.notebook.cluster.cluster import Cluster
 
@@ -66,9 +66,7 @@ def test_in_a_batch_script(name: str, tmp_path: Path) -> None:
     batch = {"SLURM_JOB_ID": "7", "SLURM_JOB_NAME": "train", "SLURM_NTASKS": "2", "SLURM_NTASKS_PER_NODE": "2"}
     task = {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0", "SLURM_NODELIST": "localhost"}
     hosts = {"SLURM_JOB_NODELIST": "localhost", "SLURM_TASKS_PER_NODE": "2"}
-    command = [*RINGRUN, "--no-prefix", sys.executable, str(script)]
-    env = os.environ | batch | task | hosts
-    done = ran(command, timeout=LIMIT, env=env)
+    done = ringrun(sys.executable, script, timeout=LIMIT, env=os.environ | batch | task | hosts)
     assert done.returncode == 0, done.stderr[-5000:]
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.programs import RINGRUN, ran
+from harness.programs import ringrun
 from libraries.left_out import LEFT_OUT
 
 pytest.importorskip("expecttest", reason="lives in an environment of its own: make test-libraries")
@@ -26,10 +26,9 @@ PROGRAM = Path(__file__).with_name("pytorch_suite.py")
 
 @pytest.mark.timeout(LIMIT)
 def test_on_our_backend(tmp_path: Path) -> None:
-    command = [*RINGRUN, "--no-prefix", "-np", str(RANKS), sys.executable, PROGRAM, tmp_path]
     # Ranks compute on one core each, and those that share it with other programs may be late.
     env = os.environ | {"RING_TIMEOUT": "120", "OMP_NUM_THREADS": "1"}
-    done = ran(command, timeout=LIMIT, env=env)
+    done = ringrun("-np", str(RANKS), sys.executable, PROGRAM, tmp_path, timeout=LIMIT, env=env)
     assert done.returncode == 0, done.stderr[-5000:]
     reports = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(RANKS)]
     failed = {

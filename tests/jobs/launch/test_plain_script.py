@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.programs import RINGRUN, ran
+from harness.programs import ringrun
 
 SCRIPT = """
 import os, sys
@@ -39,6 +39,6 @@ print("fine")
 def test_a_script_for_torchrun(tmp_path: Path) -> None:
     path = tmp_path / "script.py"
     path.write_text(SCRIPT)
-    done = ran([*RINGRUN, "--no-prefix", "-np", "2", "python", str(path)])
+    done = ringrun("-np", "2", "python", path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["fine", "fine"]

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from harness.programs import RINGRUN, ran
+from harness.programs import ran, ringrun
 from harness.waiting import LIMIT, until
 from ring_notebook import RendezvousServer
 from ring_notebook.errors import RingError
@@ -452,8 +452,7 @@ def test_a_process_that_multiprocessing_spawns_in_a_rank_is_told_so(tmp_path: Pa
         "    child = mp.get_context('spawn').Process(target=work)\n    child.start(); child.join()\n"
         "    print('ended', child.exitcode)\n"
     )
-    command = [*RINGRUN, "--no-prefix", "-np", "2", sys.executable, str(script)]
-    done = ran(command)
+    done = ringrun("-np", "2", sys.executable, script)
     assert done.stdout.splitlines() == ["ended 1"] * 2, done.stderr
     assert done.stderr.count("this process was started by multiprocessing in a rank") == 2
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from harness.programs import RINGRUN, ran
+from harness import programs
 
 pytestmark = pytest.mark.usefixtures("forked_ranks")
 CASES = [
@@ -28,9 +28,9 @@ COMPARED = ["exact-sgd", "exact-adam-clip", "exact-sgd-twice", "two"]
 
 def ringrun(ranks: int, program: str, *arguments: object) -> None:
     """Run a program of this folder."""
-    job = [*RINGRUN, "--no-prefix", "-np", str(ranks)]
     path = Path(__file__).with_name(program)
-    done = ran([*job, sys.executable, "-W", "ignore", str(path), *map(str, arguments)], timeout=600)
+    job = ["-np", str(ranks), sys.executable, "-W", "ignore", path, *map(str, arguments)]
+    done = programs.ringrun(*job, timeout=600)
     assert done.returncode == 0, done.stderr
 
 

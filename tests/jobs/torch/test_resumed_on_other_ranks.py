@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.programs import RINGRUN, ran
+from harness.programs import ringrun
 
 pytestmark = pytest.mark.usefixtures("forked_ranks")
 COUNT = 48
@@ -73,8 +73,8 @@ print(json.dumps(found))
 
 def run(ranks: int, folder: Path, steps: int) -> tuple[dict[str, list[int]], str]:
     """What all ranks used, by loader, and what was said."""
-    job = [*RINGRUN, "--no-prefix", "-np", str(ranks)]
-    done = ran([*job, sys.executable, "-W", "ignore", "-c", PROGRAM, str(COUNT), str(folder), str(steps)])
+    program = [sys.executable, "-W", "ignore", "-c", PROGRAM, str(COUNT), folder, str(steps)]
+    done = ringrun("-np", str(ranks), *program)
     assert done.returncode == 0, done.stderr
     rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     assert len(rows) == ranks, done.stdout

@@ -11,23 +11,17 @@ from typing import Any
 
 import pytest
 
-from harness.programs import RINGRUN
+from harness import programs
 
 pytestmark = pytest.mark.usefixtures("forked_ranks")
 PROGRAM = Path(__file__).with_name("sharded_program.py")
 
 
 def ringrun(ranks: int, kind: str, folder: Path | str, what: str, *options: str) -> subprocess.CompletedProcess[str]:
-    command = [*RINGRUN, "--no-prefix", "-np", str(ranks), *options]
     folders = filter(None, (str(PROGRAM.parents[2]), os.environ.get("PYTHONPATH")))  # the first one for `harness`
-    return subprocess.run(
-        [*command, sys.executable, "-W", "ignore", PROGRAM, kind, folder, what],
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(folders)},
-    )
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(folders)}
+    program = [sys.executable, "-W", "ignore", PROGRAM, kind, folder, what]
+    return programs.ringrun("-np", str(ranks), *options, *program, env=env)
 
 
 def reports(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from harness.programs import RINGRUN, ran
+from harness.programs import ringrun
 from native.device.test_device_contracts import ones, opened
 from native.fakes.device import FakeDevice, devices, environment, knobs
 from native.ranks import Seat, as_processes, on_ranks
@@ -146,10 +146,7 @@ print("the last line", flush=True)
 def test_a_script_whose_last_operation_fails(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
-    ended = ran(
-        [*RINGRUN, "--no-prefix", "-np", "2", sys.executable, str(script)],
-        env=os.environ | environment(),
-    )
+    ended = ringrun("-np", "2", sys.executable, script, env=os.environ | environment())
     assert ended.returncode == 1, ended.stderr
     assert "the last line" in ended.stdout
     assert "CollectiveAborted: " in ended.stderr
