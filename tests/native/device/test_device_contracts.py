@@ -6,7 +6,6 @@ import gc
 import os
 import signal
 import time
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -95,17 +94,6 @@ def stuck(seat: Seat, **settings: Any) -> tuple[Communicator, FakeDevice, Any, T
     work.wait()
     seat.meet()
     return ring, device, work, tensor
-
-
-@on_ranks(2, as_processes)
-def test_an_abort_ends_what_has_been_launched(seat: Seat) -> None:
-    ring, _, work, _ = stuck(seat)
-    if seat.rank == 1:
-        ring.abort("rank 1 was told to")
-    with pytest.raises(CollectiveAborted, match="rank 1 was told to"):
-        work.wait_done()
-    with pytest.raises(CollectiveAborted, match="rank 1 was told to"):
-        ring.barrier()
 
 
 @on_ranks(3, as_processes, gives=[Dead(9), "told", "told"])
@@ -255,22 +243,3 @@ def test_tensors_live_until_their_kernel_has_ended(seat: Seat) -> None:
     ring.allreduce([more.buffer], [more.buffer])  # lets go of what is done
     assert at_the_end == [True]
     assert np.all(keep == seat.size)
-
-
-@on_ranks(3)
-def test_the_next_generation_works_after_an_abort(seat: Seat) -> None:
-    own, device = devices(), FakeDevice(seat.rank)
-    for generation in (1, 2, 3):
-        ring = seat.open(generation, devices=own)
-        tensor = ones(device)
-        ring.allreduce([tensor.buffer], [tensor.buffer])
-        assert np.all(device.read(tensor) == seat.size)
-        with suppress(CollectiveAborted):  # it may arrive at any of these but the first of rank 0
-            ring.barrier()  # all have read their sums
-            ring.allreduce([tensor.buffer], [tensor.buffer], blocking=False)
-            if seat.rank == 0:
-                ring.abort("the test ends it")
-            ring.barrier()
-        with pytest.raises(CollectiveAborted, match="the test ends it"):
-            ring.barrier()
-        ring.close()

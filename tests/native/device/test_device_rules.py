@@ -106,6 +106,8 @@ def test_kernels_that_end_behind_their_abort(seat: Seat) -> None:
         with pytest.raises(CollectiveAborted, match="rank 1 was told to"):
             work.wait_done()
         assert ended_late() == 1
+        with pytest.raises(CollectiveAborted, match="rank 1 was told to"):
+            ring.barrier()
 
 
 @pytest.mark.filterwarnings("ignore:tensors on GPUs go through host memory")
