@@ -65,26 +65,23 @@ def test_so_many_hosts_that_they_pass_headers_on(count: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("wire", "mib"), [("", 16), ("bfloat16", 8)])
-def test_an_allreduce_sends_no_more_than_it_must(hosts: TwoHosts, wire: str, mib: int) -> None:
+@pytest.mark.parametrize(
+    ("program", "mib", "most"),
+    [
+        ((VOLUME, ""), 16, 1.1),
+        ((VOLUME, "bfloat16"), 8, 1.1),
+        ((LOCAL, "int8", "0"), 4, 1.15),
+        ((LOCAL, "int8", "1"), 4, 1.15),
+        ((LOCAL, "none", "1"), 16, 1.15),
+    ],
+    ids=["allreduce", "allreduce as bfloat16", "sync", "late sync", "late sync of all bytes"],
+)
+def test_no_more_is_sent_than_must_be(hosts: TwoHosts, program: tuple[str, ...], mib: int, most: float) -> None:
     """2(h-1)/h of 16 MiB leaves each host, however many ranks it has; headers take a few per cent."""
     before = hosts.bytes_sent(0)
-    hosts.run(["-c", VOLUME, wire], per_host=2)
+    hosts.run(["-c", *program], per_host=2)
     sent = hosts.bytes_sent(0) - before
-    assert mib << 20 <= sent < 1.1 * (mib << 20)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("compression", "delay", "mib"),
-    [("int8", 0, 4), ("int8", 1, 4), ("none", 1, 16)],
-)
-def test_a_sync_sends_each_difference_once(hosts: TwoHosts, compression: str, delay: int, mib: int) -> None:
-    """As bytes a quarter of 16 MiB leaves each host, also with two ranks on each."""
-    before = hosts.bytes_sent(0)
-    hosts.run(["-c", LOCAL, compression, str(delay)], per_host=2)
-    sent = hosts.bytes_sent(0) - before
-    assert mib << 20 <= sent < 1.15 * (mib << 20)
+    assert mib << 20 <= sent < most * (mib << 20)
 
 
 @pytest.mark.slow
