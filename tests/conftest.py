@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from harness.protocol import FOLDER
 from ring_notebook.config import config
 from ring_notebook.machine.gpus import gpus
 
+# Of jsonschema, with nbformat: grammars that no test needs, for which it would compile two seconds long.
+sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
 _IN_RANK = FOLDER in os.environ
 _AROUND_RANKS = ("few_cases", "tenths", "rank_tests", "lanes", "after_failure")
 pytest_plugins = ["harness.rank_side"] if _IN_RANK else [f"harness.{name}" for name in _AROUND_RANKS]

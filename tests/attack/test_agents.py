@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 
 from attack.second_user import Stranger
@@ -66,8 +67,6 @@ def clean_answer(tool: str, found: dict[str, Any]) -> dict[str, Any]:
     assert len(lines) <= MOST_LINES
     assert max(map(len, lines), default=0) < 2 * MOST_CHARACTERS or found["error"]
     if not found["error"]:
-        import jsonschema  # seconds, of grammars, that collecting tests would pay
-
         jsonschema.validate(found["data"], schema(TOOLS[tool].answer))
     return found
 

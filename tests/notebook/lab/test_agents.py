@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import jsonschema
 import pytest
 from mcp import Client, StdioServerParameters
 from mcp.types import Implementation
@@ -200,8 +201,6 @@ def test_an_agent_bisects_the_step_at_which_the_loss_becomes_nan() -> None:
 
 @pytest.mark.slow
 def test_tools_and_resources_are_described_and_clusters_managed() -> None:
-    import jsonschema  # seconds, of grammars, that collecting tests would pay
-
     async def look(agent: Agent) -> None:
         tools = (await agent.client.list_tools()).tools
         assert [tool.name for tool in tools] == [*TOOLS]

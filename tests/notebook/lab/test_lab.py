@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import jsonschema
 import pytest
 
 from harness.waiting import until
@@ -68,8 +69,6 @@ def lab(cluster: Cluster) -> Iterator[Lab]:
 
 def sound(answer: Answer) -> dict[str, object]:
     """The JSON form, which its schema describes; the text is short."""
-    import jsonschema  # seconds, of grammars, that collecting tests would pay
-
     found = answer.json()
     json.dumps(found, allow_nan=False)
     jsonschema.validate(found, schema(type(answer)))
