@@ -55,13 +55,13 @@ def test_a_failure_at_an_instruction_without_a_line(hvd: ModuleType) -> None:
     """As in what Python has compiled for itself, where an interrupt may come."""
 
     def fails() -> None:
-        raise ValueError("boom")
+        raise ValueError("boom\nin a line below")
 
     fails.__code__ = fails.__code__.replace(co_linetable=b"\xff" * len(fails.__code__.co_code))
     with pytest.raises(ValueError, match="boom") as raised:
         fails()
     world.fail(raised.value)
-    with pytest.raises(CollectiveAborted, match="raised ValueError: boom"):
+    with pytest.raises(CollectiveAborted, match="raised ValueError: boom in a line below"):
         hvd.barrier()
     hvd.shutdown()
     hvd.init()
