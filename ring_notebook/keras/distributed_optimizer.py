@@ -61,9 +61,10 @@ class _Options:
             return gradients  # a program, which is traced once, may run with more ranks later
         local = {id(variable) for variable in self.local}
         known = dict(zip(given, self.variables, strict=True)) if len(self.variables) == len(given) else {}
-        shared = [index for index in given if id(known.get(index)) not in local]
+        own = [index for index in given if id(known.get(index)) in local]
+        shared = [index for index in given if index not in own and not _is_replaced(known.get(index))]
         if self.scale_local:
-            for index in set(given) - set(shared):
+            for index in own:
                 gradients[index] = _divided(gradients[index], self.process_set.size())
         reduced = self._reduce_shared([gradients[index] for index in shared], [known.get(index) for index in shared])
         for index, gradient in zip(shared, reduced, strict=True):
@@ -102,6 +103,11 @@ def _divided(gradient: Any, count: int) -> Any:
     if hasattr(gradient, "dense_shape"):  # tf.IndexedSlices; a tensor of torch has methods `values` and `indices`
         return type(gradient)(gradient.values / count, gradient.indices, gradient.dense_shape)
     return gradient / count
+
+
+def _is_replaced(variable: Any) -> bool:
+    """Whether a "gradient" is the new value: Keras passes scales of float8 so, and each rank keeps its own."""
+    return bool(getattr(variable, "overwrite_with_gradient", False))
 
 
 class DistributedMixin:
@@ -182,12 +188,7 @@ class _Keras(DistributedMixin):
     def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
         grads = list(grads)
         variables = self._trainable_variables if trainable_variables is None else list(trainable_variables)
-        # Keras passes a new scale of float8 as the scale's gradient. Each rank keeps its own.
-        shared = [
-            (gradient, variable)
-            for gradient, variable in zip(grads, variables, strict=False)
-            if not getattr(variable, "overwrite_with_gradient", False)
-        ]
+        shared = [pair for pair in zip(grads, variables, strict=False) if not _is_replaced(pair[1])]
         self._ring.begin([gradient for gradient, _ in shared], [variable for _, variable in shared])
         return self._ring_step(lambda: super(_Keras, self).apply(grads, trainable_variables))  # type: ignore[misc]
 
@@ -196,8 +197,12 @@ class _Keras(DistributedMixin):
         return super()._clip_gradients(grads if known else self._ring.reduce(grads))  # type: ignore[misc]
 
 
-class _KerasLossScale(DistributedMixin):
-    """Of Keras 3's LossScaleOptimizer: all ranks see the same overflow, so gradients are reduced before the check."""
+class _KerasOwnApply(DistributedMixin):
+    """Of Keras 3's optimizers with an ``apply`` of their own, before which gradients are reduced.
+
+    So all ranks see the overflow for which a LossScaleOptimizer looks, and the parts of a MultiOptimizer, which clip
+    and step by themselves, get gradients of all ranks.
+    """
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
         variables = self._trainable_variables if trainable_variables is None else trainable_variables
@@ -214,6 +219,8 @@ class _KerasLossScale(DistributedMixin):
 
     def _ring_checked(self, grads: Any, variables: Sequence[Any], apply: Callable[[list[Any]], Any]) -> Any:
         grads = list(grads)
+        if self._ring.reduced is not None:  # by a LossScaleOptimizer around this one, or by `stateless_apply`
+            return apply(grads)
         self._ring.begin(grads, variables)
 
         def step() -> Any:
@@ -281,7 +288,7 @@ def extend_loss_scaling() -> None:
     def extended(self: Any, inner_optimizer: Any, *arguments: Any, **options: Any) -> None:
         make(self, inner_optimizer, *arguments, **options)
         if isinstance(inner_optimizer, DistributedMixin):
-            _distribute(self, _KerasLossScale, inner_optimizer._ring)
+            _distribute(self, _KerasOwnApply, inner_optimizer._ring)
 
     extended._ring_extended = True  # type: ignore[attr-defined]
     keras.optimizers.LossScaleOptimizer.__init__ = extended
@@ -307,7 +314,7 @@ def _mixin_of(optimizer: Any) -> type[DistributedMixin]:
             f"DistributedOptimizer takes an optimizer of Keras, got {type(optimizer).__module__}."
             f"{type(optimizer).__name__}; for one of tf_keras set TF_USE_LEGACY_KERAS=1 before TensorFlow is imported"
         )
-    return _KerasLossScale if isinstance(optimizer, keras.optimizers.LossScaleOptimizer) else _Keras
+    return _Keras if type(optimizer).apply is keras.optimizers.Optimizer.apply else _KerasOwnApply
 
 
 def DistributedOptimizer(  # noqa: N802 - Horovod's name
@@ -330,8 +337,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
 
     Its class becomes a subclass of the same name, so that saved models need nothing of ours. All gradients are one
     operation, also under ``gradient_accumulation_steps``, which are summed up locally first: on PyTorch and TensorFlow
-    once for each update, on JAX and with a LossScaleOptimizer once for each batch. Clipping comes after it. Every
-    rank makes a step, or none does.
+    once for each update, on JAX, and with a LossScaleOptimizer or another with an ``apply`` of its own, once for each
+    batch. Clipping comes after it. Every rank makes a step, or none does.
 
     compression: the form in which gradients are sent.
     sparse_as_dense, groups, num_groups: with TensorFlow only, as in `ring_notebook.tensorflow.DistributedGradientTape`.
@@ -407,12 +414,19 @@ def PartialDistributedOptimizer(optimizer: Any, *arguments: Any, local_layers: A
 def _accumulate(optimizer: Any, passes: int) -> None:
     if optimizer.built:
         raise ValueError("backward_passes_per_step needs an optimizer that has made no step; wrap it before")
-    if optimizer.gradient_accumulation_steps not in (None, passes):
+    parts = getattr(optimizer, "optimizers", [optimizer])  # of a MultiOptimizer, which accumulate by themselves
+    if not parts:
         raise ValueError(
-            f"backward_passes_per_step={passes} and the optimizer's gradient_accumulation_steps="
-            f"{optimizer.gradient_accumulation_steps} differ; give one of them"
+            "backward_passes_per_step: the optimizers of this MultiOptimizer are made later; give them "
+            f"gradient_accumulation_steps={passes}"
         )
-    optimizer.gradient_accumulation_steps = passes
+    for part in parts:
+        if part.gradient_accumulation_steps not in (None, passes):
+            raise ValueError(
+                f"backward_passes_per_step={passes} and the optimizer's gradient_accumulation_steps="
+                f"{part.gradient_accumulation_steps} differ; give one of them"
+            )
+        part.gradient_accumulation_steps = passes
 
 
 def _check_strategy() -> None:

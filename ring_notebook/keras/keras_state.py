@@ -90,11 +90,10 @@ def loss_scale_of(optimizer: Any) -> list[Any]:
 
 
 def rate_of(optimizer: Any) -> float | None:
-    """The learning rate; None where a schedule sets it."""
+    """The learning rate; None where a schedule sets it, or parts of a MultiOptimizer have their own."""
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)
-    if isinstance(getattr(optimizer, "_learning_rate", None), keras.optimizers.schedules.LearningRateSchedule):
-        return None
-    return float(arrays_of([optimizer.learning_rate])[0])
+    schedule = isinstance(getattr(optimizer, "_learning_rate", None), keras.optimizers.schedules.LearningRateSchedule)
+    return None if schedule or hasattr(optimizer, "optimizers") else float(arrays_of([optimizer.learning_rate])[0])
 
 
 def _seeds(layer: Any) -> list[Any]:

@@ -86,7 +86,8 @@ def _distributed(optimizer: Any, scale_lr: bool, options: dict[str, Any]) -> tup
         rate = rate_of(inner)
         if rate is None:
             raise ValueError(
-                "prepare(scale_lr=True): the learning rate is a schedule; multiply its rates by ring.size() instead"
+                "prepare(scale_lr=True): the learning rate is a schedule, or one of several; multiply the rates by "
+                "ring.size() instead"
             )
         inner.learning_rate = rate * size() / ring.scaled
         ring.scaled = size()

@@ -188,6 +188,39 @@ def case_options() -> None:
 
 
 def case_accumulated_gradients() -> None:
+def case_optimizers_with_an_apply_of_their_own() -> None:
+    """Whose parts, or what they do to gradients first, get those of all ranks."""
+    if IS_LEGACY:
+        return
+
+    class Normed(keras.optimizers.SGD):
+        def apply(self, grads, trainable_variables=None):
+            super().apply([gradient / (keras.ops.norm(gradient) + 0.1) for gradient in grads], trainable_variables)
+
+    def several():
+        parts = keras.optimizers.OptimizerMap(keras.optimizers.SGD(0.05), {".*bias": keras.optimizers.Adam(0.02)})
+        return keras.optimizers.MultiOptimizer(parts)
+
+    trained = model(10, hvd.DistributedOptimizer(Normed(0.05)))
+    fit(trained, epochs=1)
+    check_joined(trained, lambda: model(10, Normed(0.05)), epochs=1)
+    if not hasattr(keras.optimizers, "MultiOptimizer"):
+        return
+    trained = model(10 + hvd.rank(), several())
+    _, data = hvd.prepare(trained, (X, Y))
+    fit(trained, data, epochs=1, callbacks=[hvd.checkpoint(trained, folder=shared_folder())])
+    check_joined(trained, lambda: model(10, several()), epochs=1)
+    with pytest.raises(ValueError, match="one of several"):
+        hvd.prepare(trained, scale_lr=True)
+    passes = hvd.DistributedOptimizer(several(), backward_passes_per_step=2, average_aggregated_gradients=True)
+    trained = model(10, passes)
+    fit(trained, epochs=1, batch_size=BATCH // 2)
+    check_joined(trained, lambda: model(10, several()), epochs=1)
+    chosen_later = keras.optimizers.MultiOptimizer(lambda variable: keras.optimizers.SGD(0.1))
+    with pytest.raises(ValueError, match="made later"):
+        hvd.DistributedOptimizer(chosen_later, backward_passes_per_step=2)
+
+
     for module in (keras.optimizers, *([keras.optimizers.legacy] if IS_LEGACY else [])):
         for average in (True, False):
             rate = 0.05 if average else 0.025  # of sums
