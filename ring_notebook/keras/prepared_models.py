@@ -35,7 +35,7 @@ def prepare(*objects: Any, scale_lr: bool = False, **options: Any) -> Any:
     - this rank's share of the data: of arrays, and tuples, lists and dicts of them, every p-th row of p ranks; of a
       PyDataset, a ``tf.data.Dataset`` and a DataLoader of PyTorch every p-th batch. All shares are equally long.
 
-    May be called again on its results.
+    May be called again on its results, and must be after another ``compile``, without which `fit` raises RuntimeError.
 
     scale_lr: multiply the learning rate by ``size()`` (Goyal et al. 2017), once per optimizer. Not with a schedule.
     options: keyword arguments of `DistributedOptimizer`.
@@ -58,6 +58,7 @@ def prepare(*objects: Any, scale_lr: bool = False, **options: Any) -> Any:
         for optimizer in own:
             _, ring = _distributed(optimizer, scale_lr, options)
             ring.prepared = root
+        model._ring_prepared = True
         if is_built(model):
             broadcast_values(variables_of(model, model.optimizer), root)
     for optimizer in optimizers:

@@ -1,7 +1,8 @@
 """The compiled training steps of models with a distributed optimizer.
 
 On JAX they leave the model its weights when they fail, or are interrupted: Keras donates the memory of the weights to
-the step, which no longer has them when an operation in it fails. On TensorFlow XLA does not compile them.
+the step, which no longer has them when an operation in it fails. On TensorFlow XLA does not compile them. A model that
+was prepared, and compiled again since, has none.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from contextlib import contextmanager
 from functools import wraps
 from typing import Any
 
+from ring_notebook.api.basics import rank, size
 from ring_notebook.core.step_guard import step_guard
 from ring_notebook.keras.chosen_keras import backend, keras
 from ring_notebook.keras.distributed_optimizer import ring_of
@@ -23,28 +25,34 @@ _PARTS = ("trainable_variables", "non_trainable_variables", "optimizer_variables
 def extend_steps() -> None:
     """From now on, Keras makes such steps for models with a distributed optimizer.
 
-    On JAX one needs memory for the variables before and after it. Does nothing on PyTorch, and the second time.
+    On JAX one needs memory for the variables before and after it. Does nothing the second time.
     """
     make = keras.Model.make_train_function
-    if backend() == "torch" or hasattr(make, "_ring_extended"):
+    if hasattr(make, "_ring_extended"):
         return
 
     @wraps(make)
     def make_train_function(model: Any, force: bool = False) -> Any:
-        ring = next(filter(None, map(ring_of, optimizers_of(model))), None)
-        if ring is None:
+        rings = [ring_of(optimizer) for optimizer in optimizers_of(model)]
+        if None in rings and getattr(model, "_ring_prepared", False) and size() > 1:
+            raise RuntimeError(
+                f"rank {rank()}: model {model.name!r} was prepared, but has an optimizer that is not distributed, with "
+                "which the weights of the ranks would part; call prepare again after compile"
+            )
+        ring = next(filter(None, rings), None)
+        if ring is None or backend() == "torch":
             return make(model, force)
         if backend() == "tensorflow":
             if model.jit_compile:
                 model.jit_compile = False  # XLA compiles no collectives
             return make(model, force)
-        size = ring.process_set.size()
-        if not force and getattr(model.train_function, "ring_size", None) == size:
+        ranks = ring.process_set.size()
+        if not force and getattr(model.train_function, "ring_size", None) == ranks:
             return None
         with _without_donation(sys.modules[make.__module__]):
             make(model, True)  # also where it was made for another number of ranks, which the program knows
         model.train_function = _keeping(model, model.train_function)
-        model.train_function.ring_size = size
+        model.train_function.ring_size = ranks
         return None
 
     make_train_function._ring_extended = True  # type: ignore[attr-defined]

@@ -852,6 +852,13 @@ def case_prepare_a_model_that_is_not_built_and_has_been_trained_alone() -> None:
     check_equal(alone)
 
 
+    alone.compile(optimizer=keras.optimizers.SGD(0.05), loss="mse")
+    for train in (fit, lambda made: made.train_on_batch(own(X), own(Y))):
+        with pytest.raises(RuntimeError, match="call prepare again after compile"):
+            train(alone)
+    hvd.prepare(alone)
+    fit(alone, epochs=1)
+    check_equal(alone)
 def case_prepare_shares_data_and_refuses_what_it_cannot() -> None:
     size, rank = hvd.size(), hvd.rank()
     rows = np.arange(4 * size + 1)
