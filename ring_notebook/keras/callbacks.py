@@ -11,8 +11,8 @@ from ring_notebook.api.basics import size
 from ring_notebook.api.objects import allreduce_numbers
 from ring_notebook.api.process_sets import ProcessSet, global_process_set
 from ring_notebook.core.communicator import ReduceOp
-from ring_notebook.keras.chosen_keras import IS_LEGACY, arrays_of, broadcast_values, keras
-from ring_notebook.keras.keras_state import is_built, variables_of
+from ring_notebook.keras.chosen_keras import IS_LEGACY, arrays_of, keras
+from ring_notebook.keras.keras_state import broadcast_state, is_built
 
 __all__ = [
     "BestModelCheckpoint",
@@ -57,9 +57,7 @@ class BroadcastGlobalVariablesCallback(_Callback):  # type: ignore[misc]
             self._broadcast()
 
     def _broadcast(self) -> None:
-        local = {id(variable) for variable in self.local_variables}
-        variables = [one for one in variables_of(self.model, self.model.optimizer) if id(one) not in local]
-        broadcast_values(variables, self.root_rank, self.process_set)
+        broadcast_state(self.model, self.root_rank, self.process_set, self.local_variables)
         self._done = True
 
 

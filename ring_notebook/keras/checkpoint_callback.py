@@ -10,7 +10,15 @@ from ring_notebook.api.checkpoints import Checkpoint
 from ring_notebook.errors import RingError
 from ring_notebook.keras.chosen_keras import OPTIMIZERS, arrays_of, assign, keras, new_batches
 from ring_notebook.keras.distributed_optimizer import ring_of
-from ring_notebook.keras.keras_state import is_built, optimizers_of, rate_of, variables_of, variables_of_optimizer
+from ring_notebook.keras.keras_state import (
+    build_for,
+    built_for,
+    is_built,
+    optimizers_of,
+    rate_of,
+    variables_of,
+    variables_of_optimizer,
+)
 
 
 def checkpoint(
@@ -83,6 +91,7 @@ class KerasCheckpoint(Checkpoint, keras.callbacks.Callback):  # type: ignore[mis
         optimizer = _optimizer_of(one)
         return {
             "arrays": arrays_of(self._variables(one)),
+            "built": built_for(one, optimizer) if isinstance(one, keras.Model) else [],
             "rate": None if optimizer is None else rate_of(optimizer),
             "scaled": _scaled(optimizer),
         }
@@ -95,6 +104,8 @@ class KerasCheckpoint(Checkpoint, keras.callbacks.Callback):  # type: ignore[mis
                     f"rank {rank()}: a checkpoint cannot be restored into {model.name!r}, which has no weights yet; "
                     "call model.build(input_shape) before"
                 )
+        if isinstance(one, keras.Model):
+            build_for(one, _optimizer_of(one), state["built"])
         variables = self._variables(one)
         own, kept = ([tuple(array.shape) for array in arrays] for arrays in (variables, state["arrays"]))
         if own != kept:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from ring_notebook.api.object_state import ObjectState
-from ring_notebook.keras.chosen_keras import OPTIMIZERS, arrays_of, assign, keras
+from ring_notebook.api.objects import allgather_object
+from ring_notebook.api.process_sets import ProcessSet, global_process_set
+from ring_notebook.keras.chosen_keras import IS_LEGACY, OPTIMIZERS, arrays_of, assign, broadcast_values, keras
 
 
 class KerasState(ObjectState):
@@ -27,12 +30,12 @@ class KerasState(ObjectState):
 
     def save(self) -> None:
         """Keep the present values in memory, as those to go back to."""
-        self.weights = arrays_of(variables_of(self._model, self._optimizer))
+        self.weights = self._values()
         super().save()
 
     def sync(self) -> None:
         """Take rank 0's values on all ranks, and keep them."""
-        self.weights = arrays_of(variables_of(self._model, self._optimizer))
+        self.weights = self._values()
         super().sync()
 
     def reset(self) -> None:
@@ -43,7 +46,13 @@ class KerasState(ObjectState):
         """Also assigns the variables."""
         super().load_content(name, content)
         if name == "weights":
-            assign(variables_of(self._model, self._optimizer), content)
+            built, arrays = content
+            build_for(self._model, self._optimizer, built)
+            assign(variables_of(self._model, self._optimizer), arrays)
+
+    def _values(self) -> tuple[list[list[int]], list[Any]]:
+        arrays = arrays_of(variables_of(self._model, self._optimizer))
+        return built_for(self._model, self._optimizer), arrays
 
 
 def is_built(model: Any) -> bool:
@@ -59,23 +68,59 @@ def optimizers_of(model: Any) -> list[Any]:
     return list({id(one): one for one in found if isinstance(one, OPTIMIZERS)}.values())
 
 
+def others_of(model: Any, optimizer: Any) -> list[Any]:
+    """Those in attributes beside ``optimizer``, whose state is kept too; none without ``optimizer``."""
+    return [] if optimizer is None else [one for one in optimizers_of(model) if one is not optimizer]
+
+
 def variables_of(model: Any, optimizer: Any) -> list[Any]:
     """The variables that ranks share: those of the model without seeds, and those of its optimizers."""
     seeds = {id(seed) for layer in model._flatten_layers() for seed in _seeds(layer)}
     found = [variable for variable in model.variables if id(variable) not in seeds]
-    for one in [] if optimizer is None else [optimizer, *optimizers_of(model)]:
-        # The averages of one that trains a part of the weights would be those of all.
-        if one is optimizer or not getattr(one, "use_ema", False):
-            found += variables_of_optimizer(one, model.trainable_variables)
+    if optimizer is not None:
+        found += variables_of_optimizer(optimizer, model.trainable_variables)
+    for one in others_of(model, optimizer):
+        found += variables_of_other(one, model)
     return list({id(variable): variable for variable in found}.values())
 
 
-def variables_of_optimizer(optimizer: Any, trained: Any) -> list[Any]:
-    """The variables of an optimizer, which is built for those that it trains, if that has not been done."""
-    if hasattr(optimizer, "build"):
+def variables_of_other(optimizer: Any, model: Any) -> list[Any]:
+    """Of one of `others_of`: only its first step says which weights one of Keras 3 trains; tf_keras's may take all."""
+    return variables_of_optimizer(optimizer, model.trainable_variables if IS_LEGACY else None)
+
+
+def built_for(model: Any, optimizer: Any) -> list[list[int]]:
+    """Of each of `others_of`, the places of its weights among the model's, in its order; [] where it is not built."""
+    places = {id(weight): place for place, weight in enumerate(model.weights)}
+    trained = [getattr(one, "_trainable_variables", ()) if not IS_LEGACY else () for one in others_of(model, optimizer)]
+    return [[places.get(id(weight), -1) for weight in weights] for weights in trained]
+
+
+def build_for(model: Any, optimizer: Any, places: Sequence[list[int]]) -> None:
+    """Build `others_of` as `built_for` has told of them, on another rank or in another process."""
+    weights = model.weights
+    for one, own in zip(others_of(model, optimizer), places, strict=False):
+        if own and not one.built and 0 <= min(own) <= max(own) < len(weights):
+            one.build([weights[place] for place in own])
+
+
+def broadcast_state(model: Any, root_rank: int, process_set: ProcessSet = global_process_set, local: Any = ()) -> None:
+    """Give the model and its optimizers the values of ``root_rank``, but for the variables in ``local``."""
+    if others_of(model, model.optimizer):
+        told = allgather_object(built_for(model, model.optimizer), process_set=process_set)
+        told = [told[process_set.group_rank(root_rank)], *told]
+        build_for(model, model.optimizer, [next(filter(None, own), []) for own in zip(*told, strict=True)])
+    left_out = {id(variable) for variable in local}
+    variables = [one for one in variables_of(model, model.optimizer) if id(one) not in left_out]
+    broadcast_values(variables, root_rank, process_set)
+
+
+def variables_of_optimizer(optimizer: Any, trained: Any = None) -> list[Any]:
+    """The variables of an optimizer, which is built for those that it trains, if they are given and it is not."""
+    if trained is not None and hasattr(optimizer, "build"):
         if not getattr(optimizer, "built", False):  # tf_keras looks itself
             optimizer.build(trained)
-    elif hasattr(optimizer, "_create_all_weights"):  # of tf_keras.optimizers.legacy
+    elif trained is not None and hasattr(optimizer, "_create_all_weights"):  # of tf_keras.optimizers.legacy
         optimizer._create_all_weights(trained)
     return [
         *(optimizer.variables() if callable(optimizer.variables) else optimizer.variables),

@@ -9,9 +9,9 @@ from ring_notebook.api.basics import size
 from ring_notebook.api.preparation import by_kind, furthest, in_order
 from ring_notebook.core.metrics import note_params
 from ring_notebook.keras.callbacks import BroadcastGlobalVariablesCallback, MetricAverageCallback
-from ring_notebook.keras.chosen_keras import OPTIMIZERS, broadcast_values, keras
+from ring_notebook.keras.chosen_keras import OPTIMIZERS, keras
 from ring_notebook.keras.distributed_optimizer import DistributedOptimizer, ring_of
-from ring_notebook.keras.keras_state import is_built, optimizers_of, rate_of, variables_of
+from ring_notebook.keras.keras_state import broadcast_state, is_built, optimizers_of, rate_of
 from ring_notebook.keras.training_data import is_data, share
 
 _KINDS: dict[str, Callable[[Any], bool]] = {
@@ -60,7 +60,7 @@ def prepare(*objects: Any, scale_lr: bool = False, **options: Any) -> Any:
             ring.prepared = root
         model._ring_prepared = True
         if is_built(model):
-            broadcast_values(variables_of(model, model.optimizer), root)
+            broadcast_state(model, root)
     for optimizer in optimizers:
         prepared[id(optimizer)], _ = _distributed(optimizer, scale_lr, options)
     return in_order(objects, prepared)

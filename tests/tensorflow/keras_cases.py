@@ -15,6 +15,7 @@ from ring_notebook.core import metrics
 from ring_notebook.core.run_options import ask_for_checkpoint, of_run
 from ring_notebook.errors import RingError
 from ring_notebook.keras.chosen_keras import IS_LEGACY, backend, face, keras
+from ring_notebook.keras.keras_state import optimizers_of
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(48, 8)).astype(np.float32)
@@ -187,7 +188,6 @@ def case_options() -> None:
         check_equal(trained)
 
 
-def case_accumulated_gradients() -> None:
 def case_optimizers_with_an_apply_of_their_own() -> None:
     """Whose parts, or what they do to gradients first, get those of all ranks."""
     if IS_LEGACY:
@@ -221,6 +221,7 @@ def case_optimizers_with_an_apply_of_their_own() -> None:
         hvd.DistributedOptimizer(chosen_later, backward_passes_per_step=2)
 
 
+def case_accumulated_gradients() -> None:
     for module in (keras.optimizers, *([keras.optimizers.legacy] if IS_LEGACY else [])):
         for average in (True, False):
             rate = 0.05 if average else 0.025  # of sums
@@ -390,18 +391,22 @@ def case_steps_with_collectives_are_not_compiled_by_xla() -> None:
     check_equal(prepared)
 
 
+@keras.utils.register_keras_serializable("tests")
 class TwoParts(keras.Model):
     """Trains its two layers by optimizers of its own, as a GAN does."""
 
-    def __init__(self, seed: int) -> None:
-        super().__init__()
+    def __init__(self, seed: int = 0, optimizers=None, **options) -> None:
+        super().__init__(**options)
         keras.utils.set_random_seed(seed)
         self.parts = [keras.layers.Dense(4, activation="tanh"), keras.layers.Dense(1)]
         self(np.zeros((1, 8), np.float32))
+        options = {"use_ema": True, "ema_momentum": 0.5, "ema_overwrite_frequency": 2}
+        first, second = optimizers or [keras.optimizers.Adam(0.02, **options) for _ in self.parts]
+        self.first, self.more = first, {"second": second}
+        self.compile()
 
-    def compile(self, optimizers) -> None:
-        super().compile()
-        self.first, self.more = optimizers[0], {"second": optimizers[1]}
+    def get_config(self):
+        return {}
 
     def call(self, x, training=False):
         return self.parts[1](self.parts[0](x))
@@ -425,29 +430,26 @@ class TwoParts(keras.Model):
 
 
 def case_a_model_with_optimizers_of_its_own() -> None:
+    """All of their state is kept, also averages of weights, and given to ranks whose optimizers have made no step."""
     if backend() == "jax":  # whose steps carry the variables of one optimizer
         return
 
-    def adams():
-        return [keras.optimizers.Adam(0.02) for _ in range(2)]
-
-    def prepared(seed):
-        made = TwoParts(seed)
-        made.compile(adams())
-        return hvd.prepare(made)
-
     by_hand = TwoParts(10 + hvd.rank())
-    by_hand.compile([hvd.DistributedOptimizer(one) for one in adams()])
-    folder, trained = shared_folder(), prepared(10 + hvd.rank())
-    alone = TwoParts(10)
-    alone.compile(adams())
+    for optimizer in optimizers_of(by_hand):
+        hvd.DistributedOptimizer(optimizer)
+    folder, trained = shared_folder(), hvd.prepare(TwoParts(10 + hvd.rank()))
+    alone, again = TwoParts(10), hvd.prepare(TwoParts(20 + hvd.rank()))
     fit(by_hand, callbacks=[start()])
     fit(trained, epochs=1, callbacks=[hvd.checkpoint(trained, every="epoch", folder=folder)])
-    again = prepared(20 + hvd.rank())
+    state = hvd.elastic.KerasState(trained)
     hvd.checkpoint(again, folder=folder, resume=True)
-    fit(again, epochs=1)
+    elastic, kept = hvd.prepare(TwoParts(30)), kept_again({"model": trained})["model"]
+    hvd.elastic.KerasState(elastic).load_content("weights", state.weights)
+    healed = hvd.prepare(TwoParts(40) if hvd.rank() > 0 else kept_again({"model": trained})["model"])
     fit(alone, (X, Y), batch_size=BATCH * hvd.size())
-    for made in (by_hand, again):
+    for made in (trained, again, elastic, kept, healed):
+        fit(made, epochs=1)
+    for made in (by_hand, trained, again, elastic, kept, healed):
         for ours, theirs in zip(check_equal(made), weights(alone), strict=True):
             np.testing.assert_allclose(ours, theirs, rtol=5e-4, atol=5e-6)
 
@@ -850,8 +852,6 @@ def case_prepare_a_model_that_is_not_built_and_has_been_trained_alone() -> None:
     hvd.prepare(alone)
     fit(alone, epochs=1)
     check_equal(alone)
-
-
     alone.compile(optimizer=keras.optimizers.SGD(0.05), loss="mse")
     for train in (fit, lambda made: made.train_on_batch(own(X), own(Y))):
         with pytest.raises(RuntimeError, match="call prepare again after compile"):
@@ -859,6 +859,8 @@ def case_prepare_a_model_that_is_not_built_and_has_been_trained_alone() -> None:
     hvd.prepare(alone)
     fit(alone, epochs=1)
     check_equal(alone)
+
+
 def case_prepare_shares_data_and_refuses_what_it_cannot() -> None:
     size, rank = hvd.size(), hvd.rank()
     rows = np.arange(4 * size + 1)
