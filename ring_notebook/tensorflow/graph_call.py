@@ -97,13 +97,18 @@ def call(what: ForeignCall, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     return results
 
 
-def _is_in_function(graph: Any) -> bool:
-    """Whether ``graph`` is that of a ``tf.function``, or of a branch or loop in one."""
+def _place(graph: Any) -> str:
+    """Where in a graph of TensorFlow 1 a session may run an op several times: a "function", a "loop", or nowhere."""
+    # Of the first control flow, whose loops are no graphs.
+    context = getattr(graph, "_get_control_flow_context", lambda: None)()
+    found = "loop" if context is not None and context.GetWhileContext() is not None else ""
     while graph.building_function:
-        if not any(word in type(graph).__name__ for word in ("Cond", "While")):
-            return True
+        if "While" in type(graph).__name__:
+            found = "loop"
+        elif "Cond" not in type(graph).__name__:
+            return "function"
         graph = graph.outer_graph
-    return False
+    return found
 
 
 def number_op(kind: str, process_set_id: int = 0) -> tf.Tensor:
@@ -131,12 +136,19 @@ def _known_shapes(what: ForeignCall, tensors: Sequence[tf.Tensor]) -> list[tf.Te
 @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]  # it would warn that it cannot
 def _run(what: ForeignCall, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
     types, ops = _result_types(what, tensors), _ops()
+    place = _place(tf.compat.v1.get_default_graph()) if what.by_name else ""
     if ops is None:
+        if place:
+            raise NotImplementedError(
+                f"{what.kind} in a {place} of a session needs the ops of Ring Notebook, which TensorFlow cannot load: "
+                "by tf.numpy_function, calls of different ranks could not be told apart; call it outside, or in a "
+                "tf.function without a session"
+            )
         return _called_back(what, tensors, types)
     op, spec = ops.ring_call, what.spec()
     if what.by_name:
         op = ops.ring_call_by_name
-        if _is_in_function(tf.compat.v1.get_default_graph()):
+        if place == "function":
             spec += "\n"  # behind which the op adds the place from which the function is called
     return list(_raising_ours(op)(tensors=tensors, Tout=types, spec=spec, name=what.kind))
 

@@ -724,3 +724,15 @@ def case_without_the_ops_numpy_functions_do_it() -> None:
     finally:
         graph_call.find_spec = found
         ops.cache_clear()
+        threads = tf1.ConfigProto(inter_op_parallelism_threads=8)  # each waits in one
+        for choose in (tf1.disable_control_flow_v2, tf1.enable_control_flow_v2):
+            choose()
+            with tf.Graph().as_default(), tf1.Session(config=threads) as session:
+                sums = [hvd.allreduce(tf.constant(float(i)), op=hvd.Sum) for i in range(4)]
+                sums.append(tf1.cond(tf.constant(True), lambda: hvd.allreduce(4.0, op=hvd.Sum), lambda: 0.0))
+                order = random.Random(hvd.rank()).sample(range(5), 5)
+                assert session.run([sums[i] for i in order]) == [float(i * hvd.size()) for i in order]
+                with pytest.raises(NotImplementedError, match="allreduce in a loop of a session"):
+                    tf.while_loop(lambda i: i < 3.0, lambda i: i + hvd.allreduce(i), [0.0])
+                with pytest.raises(NotImplementedError, match="allreduce in a function of a session"):
+                    tf.function(hvd.allreduce, autograph=False)(tf.ones(2))
