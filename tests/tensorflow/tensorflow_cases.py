@@ -677,23 +677,48 @@ def case_a_mismatch_in_a_function() -> None:
     np.testing.assert_array_equal(hvd.allreduce(tf.ones(2)), np.ones(2))
 
 
-def case_by_name_against_by_order() -> None:
-    """A session on the first rank, eager calls on the others: each would wait for the other for ever."""
+def in_session(make) -> None:
+    with tf.Graph().as_default(), tf1.Session() as session:
+        session.run(make())
+
+
+def case_calls_that_wait_for_one_another_for_ever() -> None:
+    """In a session they match by name, elsewhere by order: both are named, whichever way they are called."""
     if hvd.size() == 1:
         return
 
-    def call() -> None:
-        if hvd.rank() > 0:
-            hvd.allreduce(tf.ones(3), op=hvd.Sum)
-            return
-        with tf.Graph().as_default(), tf1.Session() as session:
-            session.run(hvd.allreduce(tf.ones(3), op=hvd.Sum))
+    def total(name=None):
+        return hvd.allreduce(tf.ones(3), op=hvd.Sum, name=name)
 
-    with pytest.raises(tf.errors.FailedPreconditionError, match="no rank can continue") as caught:
-        call()
-    assert isinstance(original(caught.value), hvd.CollectiveMismatch)
-    for text in ("rank 0: allreduce sum 'ring_allreduce' float32 [3], by name", "allreduce sum float32 [3], by order"):
-        assert text in str(caught.value)
+    def again(i, x):
+        return i + 1, hvd.allreduce(x, op=hvd.Sum)
+
+    def looped():
+        return tf.while_loop(lambda *_: True, again, [0, tf.ones(3)])
+
+    function = tf.function(total, autograph=False)
+    from_python = tf.function(lambda: tf.py_function(total, [], tf.float32), autograph=False)
+    by_order, by_name = "allreduce sum float32 [3], by order", "allreduce sum '{}' float32 [3], by name"
+    session = (lambda: in_session(total), by_name.format("ring_allreduce"))
+    for pair in (
+        (session, (total, by_order)),
+        ((lambda: in_session(lambda: total("x")), by_name.format("ring_x")), session),
+        ((lambda: in_session(function), "allreduce sum 'ring_allreduce at "), (function, by_order)),
+        (
+            (from_python, by_order),
+            (lambda: in_session(looped), "allreduce sum 'while/ring_allreduce iteration 0 of loop "),
+        ),
+        (session, (hvd.barrier, "barrier, by order")),
+    ):
+        call = pair[min(hvd.rank(), 1)][0]
+        with pytest.raises(hvd.CollectiveMismatch, match="no rank can continue") as caught:
+            call()
+        if call not in (hvd.barrier, from_python):
+            assert isinstance(caught.value, tf.errors.FailedPreconditionError)
+        for text in (f"rank 0: {pair[0][1]}", pair[1][1]):
+            assert text in str(caught.value), text
+        hvd.shutdown()  # it has ended the generation
+        hvd.init()
 
 
 def case_a_strategy_is_refused() -> None:
@@ -712,18 +737,6 @@ def case_without_the_ops_numpy_functions_do_it() -> None:
             tape.watch(x)
             loss = tf.reduce_sum(hvd.allgather(x) * tf.range(4.0 * hvd.size()))
         np.testing.assert_allclose(tape.gradient(loss, x), np.arange(4.0) + 4 * hvd.rank())
-    finally:
-        graph_call._ops = ops
-    ops.cache_clear()
-    found, graph_call.find_spec = graph_call.find_spec, lambda name: None
-    try:
-        with warnings.catch_warnings(record=True) as said:
-            warnings.simplefilter("always")
-            assert ops() is None
-        assert any("tf.numpy_function" in str(one.message) for one in said)
-    finally:
-        graph_call.find_spec = found
-        ops.cache_clear()
         threads = tf1.ConfigProto(inter_op_parallelism_threads=8)  # each waits in one
         for choose in (tf1.disable_control_flow_v2, tf1.enable_control_flow_v2):
             choose()
@@ -736,3 +749,15 @@ def case_without_the_ops_numpy_functions_do_it() -> None:
                     tf.while_loop(lambda i: i < 3.0, lambda i: i + hvd.allreduce(i), [0.0])
                 with pytest.raises(NotImplementedError, match="allreduce in a function of a session"):
                     tf.function(hvd.allreduce, autograph=False)(tf.ones(2))
+    finally:
+        graph_call._ops = ops
+    ops.cache_clear()
+    found, graph_call.find_spec = graph_call.find_spec, lambda name: None
+    try:
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            assert ops() is None
+        assert any("tf.numpy_function" in str(one.message) for one in said)
+    finally:
+        graph_call.find_spec = found
+        ops.cache_clear()
