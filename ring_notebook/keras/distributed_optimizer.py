@@ -298,6 +298,12 @@ def _distribute(optimizer: Any, mixin: type[DistributedMixin], ring: _Options) -
     kind = type(optimizer)
     members = {"__module__": kind.__module__, "_ring_made_with": ring.made_with}
     optimizer.__class__ = type(kind.__name__, (mixin, kind), members)
+    package, _, own = keras.saving.get_registered_name(kind).partition(">")
+    if own:  # registered by the user: saved under that name, which still loads the user's class
+        name, known = f"{package}>{own}", keras.saving.get_custom_objects()
+        before = known.get(name, kind)
+        keras.saving.register_keras_serializable(package, own)(optimizer.__class__)
+        known[name] = before
     optimizer._ring = ring
     return optimizer
 

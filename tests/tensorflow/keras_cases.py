@@ -509,18 +509,26 @@ def case_learning_rates() -> None:
 
 
 def case_models_are_saved_and_loaded() -> None:
+    @keras.utils.register_keras_serializable("tests")
+    class Registered(keras.optimizers.Adam):
+        pass
+
     folder = Path(hvd.broadcast_object(tempfile.mkdtemp()))
-    trained = model(1, hvd.DistributedOptimizer(keras.optimizers.Adam(0.02)))
-    best = hvd.callbacks.BestModelCheckpoint(monitor="loss", filepath=str(folder / "best.keras"))
-    fit(trained, epochs=1, callbacks=[start(), hvd.callbacks.MetricAverageCallback(), best])
-    hvd.barrier()
-    assert not hasattr(keras.models.load_model(folder / "best.keras").optimizer, "_ring")  # needs nothing of ours
-    loaded = hvd.load_model(folder / "best.keras")
-    assert hasattr(loaded.optimizer, "_ring")
-    for ours, theirs in zip(weights(loaded), weights(trained), strict=True):
-        np.testing.assert_array_equal(ours, theirs)
-    fit(loaded, epochs=1)
-    check_equal(loaded)
+    for kind in (keras.optimizers.Adam, Registered):
+        file = folder / f"{kind.__name__}.keras"
+        trained = model(1, hvd.DistributedOptimizer(kind(0.02)))
+        best = hvd.callbacks.BestModelCheckpoint(monitor="loss", filepath=str(file))
+        fit(trained, epochs=1, callbacks=[start(), hvd.callbacks.MetricAverageCallback(), best])
+        hvd.barrier()
+        plain = keras.models.load_model(file).optimizer
+        assert isinstance(plain, kind)
+        assert not hasattr(plain, "_ring")  # needs nothing of ours
+        loaded = hvd.load_model(file)
+        assert hasattr(loaded.optimizer, "_ring")
+        for ours, theirs in zip(weights(loaded), weights(trained), strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+        fit(loaded, epochs=1)
+        check_equal(loaded)
 
 
 class Stop(keras.callbacks.Callback):
