@@ -27,7 +27,7 @@ from torch import nn
 from torch.distributed.checkpoint import async_save
 
 import ring_notebook.torch as ring
-from ring_notebook.core import checkpoint_place
+from ring_notebook.core.run_options import ask_for_checkpoint
 
 Way = tuple[Callable[[], None], Callable[[], bool]]
 """What a step does at its end to save, and whether this rank has nothing left to write."""
@@ -104,7 +104,7 @@ def ours(model: Any, optimizer: Any, folder: Path, background: bool) -> Way:
     saved = ring.checkpoint(model, optimizer, folder=folder, every="100h", keep=1, background=background)
 
     def save() -> None:
-        checkpoint_place.ask()
+        ask_for_checkpoint()
         saved.step()
 
     return save, lambda: not saved.is_writing()

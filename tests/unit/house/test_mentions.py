@@ -53,8 +53,12 @@ def names_of_tests(text: str) -> Iterator[str]:
 
 
 def modules(text: str) -> Iterator[str]:
-    """Names below ``ring_notebook``; of a pattern, what stands before its first brace or star."""
+    """Names below ``ring_notebook``, and what is imported from them; of a pattern, what stands before its first brace
+    or star."""
     yield from re.findall(r"\b(ring_notebook(?:\.[A-Za-z_]\w*)+)", text)
+    for module, names in re.findall(r"\bfrom (ring_notebook[\w.]*) import (\((?:#.*|[^)#])*\)|[\w ,]+)", text):
+        for name in re.findall(r"(?<!as )\b(?!as\b)\w+", re.sub("#.*", "", names)):
+            yield f"{module}.{name}"
 
 
 ENDS = {
@@ -119,6 +123,7 @@ def test_what_is_left_out_exists(place: str) -> None:
         "`test_what_exists` shows it",
         "-m ring_notebook.launch.client",
         "ring_notebook.errors.RingFault",
+        "from ring_notebook.core import (\n    metrics as log,\n    checkpoint_place,\n)",
     ],
 )
 def test_what_does_not_exist_is_noticed(text: str) -> None:
