@@ -83,8 +83,9 @@ if ring.rank() == 1:
 """
 SHARED_ANEW = """%%ringtrain
 losses = train()
-draws = ring.allgather_object(random.random())
-assert len(losses) == 13 and len(set(draws)) == 3, draws
+draw = random.random()
+draws = ring.allgather_object(draw)
+assert len(losses) == 13 and len(set(draws)) == 3, (draws, draw, losses[-1])
 step = adam.state_dict()['state'][0]['step']
 assert step == 10, step
 """
