@@ -1,6 +1,7 @@
 """The pytest plugin that runs a tenth of the chosen tests: ``-m slow --tenth 3``.
 
-``--tenth commit`` takes the tenth of the date of the last commit, ``--minutes 20`` begins no test later than that.
+``--tenth commit`` takes the tenth of the date of the last commit, and of files that expect words of an older version
+all tests. ``--minutes 20`` begins no test later than that.
 
 Each test always belongs to the same tenth, so ten runs with different numbers run all of them.
 """
@@ -8,7 +9,6 @@ Each test always belongs to the same tenth, so ten runs with different numbers r
 from __future__ import annotations
 
 import os
-import subprocess
 import time
 from collections import Counter
 from collections.abc import Iterable
@@ -16,6 +16,8 @@ from pathlib import Path
 from zlib import crc32
 
 import pytest
+
+from harness.gone_words import expected_words, git, gone_words
 
 __all__ = ["SECONDS", "tenth_of", "tenth_of_date"]
 
@@ -51,13 +53,13 @@ def by_folder(nodeids: Iterable[str]) -> str:
     return ", ".join(f"{folder} {count}" for folder, count in sorted(counts.items())) or "none"
 
 
-def chosen(option: str) -> int:
-    """The tenth that ``--tenth`` asks for."""
+def chosen(option: str, root: Path, files: Iterable[Path]) -> tuple[int, set[Path]]:
+    """The tenth that ``--tenth`` asks for, and of which of the files all tests run."""
     if option != "commit":
-        return int(option)
-    folder = Path(__file__).parent
-    date = subprocess.run(["git", "log", "-1", "--format=%ct"], cwd=folder, capture_output=True, text=True, check=True)
-    return tenth_of_date(int(date.stdout))
+        return int(option), set()
+    gone = gone_words(root)
+    late = {file for file in files if not gone.isdisjoint(expected_words(file.read_text()))}
+    return tenth_of_date(int(git(root, "log", "-1", "--format=%ct"))), late
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -78,10 +80,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     option = config.getoption("--tenth")
     if option is None:
         return
-    tenth = config.stash[_TENTH] = chosen(option)
     folders = {Path(config.rootpath, "tests", name) for name in TARGETS}
     ours = [item for item in items if not folders.intersection(item.path.parents)]
-    mine = [item for item in ours if tenth_of(item.nodeid) == tenth]
+    tenth, whole = chosen(option, config.rootpath, {item.path for item in ours})
+    config.stash[_TENTH] = tenth
+    mine = [item for item in ours if tenth_of(item.nodeid) == tenth or item.path in whole]
     config.stash[_OTHERS] = [item.nodeid for item in ours if item not in mine]
     config.hook.pytest_deselected(items=[item for item in items if item not in mine])
     items[:] = mine

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.gone_words import expected_words, git
 from harness.tenths import tenth_of, tenth_of_date
 from jobs.harness.test_lanes import project, run
 
@@ -87,6 +88,38 @@ def test_no_test_begins_when_there_is_no_time(many: Path) -> None:
     assert code == 0
     assert "ran: none\n" in said
     assert re.search(r"no time was left: notebook \d+, unit \d+\n", said)
+
+
+# Of a message in the package, then and now, and the tests of it.
+MESSAGES = """raise TypeError(
+    f"strategy={kind!r} takes one model and {what} "
+    f"optimizer, got {count}"
+)"""
+EXPECTS = f'{MANY}\nEXPECTED = r"one model and one optimizer, got \\d+"\n'
+
+
+@pytest.mark.slow
+def test_tests_that_expect_words_of_an_older_version_all_run(tmp_path: Path) -> None:
+    folder = project(tmp_path, {"unit/test_a.py": MANY, "unit/test_b.py": EXPECTS})
+    source = folder / "ring_notebook" / "prepared.py"
+    source.parent.mkdir()
+    (folder / "native").mkdir()
+    git(folder, "init", "--quiet")
+    for number, what in enumerate(("one", "its")):
+        source.write_text(MESSAGES.replace("{what}", what))
+        git(folder, "add", ".")
+        git(folder, "-c", "user.name=a", "-c", "user.email=a@b", "commit", "--quiet", "-m", str(number))
+        code, said = run(folder, "-m", "slow", "--tenth", "commit")
+        assert code == 0, said
+        ran = [len(re.findall(rf"PASSED tests/unit/test_{name}.py", said)) for name in "ab"]
+        assert ran[0] < 20, said
+        assert (ran[1] == 40) is (what == "its"), said
+
+
+def test_words_are_compared_without_values_and_signs() -> None:
+    (of_package,) = (expected_words('f"rank {rank}: lost {size_text(n)} of " \n f"memory"'),)
+    assert of_package == {"rank lost of", "lost of memory"}
+    assert expected_words(r'match=r"rank \d+: lost .* of memory"') == of_package
 
 
 def test_every_test_is_in_one_tenth() -> None:
