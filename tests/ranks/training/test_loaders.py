@@ -344,9 +344,11 @@ def passes_of_one_process(case: Case, batch: int, size: int) -> list[list[list[i
     return found
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * case.slow) for name, case in CASES.items()]
-)
+# On a busy machine, the workers of four ranks import torch for minutes: those of a server in each pass.
+SLOW = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=SLOW * case.slow) for name, case in CASES.items()])
 def test_steps_have_the_samples_of_one_process(hvd: ModuleType, name: str) -> None:
     case, size, batch = CASES[name], hvd.size(), 4
     reseed(7)
