@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial, wraps
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -74,17 +75,52 @@ def DistributedOptimizer(  # noqa: N802 - the name of the other faces
 ) -> Any:
     """An optax optimizer (``init`` and ``update``) that updates with the gradients of all ranks.
 
-    It is of the same type, so that `optax.chain` passes on what its ``update`` takes beside the gradients. On a rank
-    outside of ``process_set`` it updates with its own.
+    It is of the same type, so that `optax.chain` passes on what its ``update`` takes beside the gradients: ``value``,
+    ``grad``, and what ``value_fn`` and ``grad_fn`` return, are averaged too, so that all ranks decide the same by them.
+    On a rank outside of ``process_set`` it updates with its own.
     """
     if not is_optimizer(optimizer):
         raise TypeError(f"DistributedOptimizer takes an optax optimizer, got {type(optimizer).__name__}")
 
     def update(updates: Any, state: Any, params: Any = None, **more: Any) -> Any:
-        gradients = average_gradients(updates, op, process_set) if process_set.included() else updates
-        return optimizer.update(gradients, state, params, **more)
+        if process_set.included():
+            average = partial(average_gradients, op=op, process_set=process_set)
+            given = {name: more[name] for name in ("value", "grad") if more.get(name) is not None}
+            if "value" in given:
+                given["value"] = jnp.asarray(given["value"]) * 1.0  # a number of Python, an integer
+            updates, given = average((updates, given))
+            functions = {
+                name: of_all(more[name], average)
+                for name, of_all in (("value_fn", _value_of_all), ("grad_fn", _gradient_of_all))
+                if more.get(name) is not None
+            }
+            more = {**more, **given, **functions}
+        return optimizer.update(updates, state, params, **more)
 
     return _distributed(type(optimizer), optimizer.init, update)
+
+
+def _gradient_of_all(function: Callable[..., Any], average: Callable[[Any], Any]) -> Callable[..., Any]:
+    """``function`` with what it returns averaged."""
+    return wraps(function)(lambda *arguments, **more: average(function(*arguments, **more)))
+
+
+def _value_of_all(function: Callable[..., Any], average: Callable[[Any], Any]) -> Callable[..., Any]:
+    """A loss of parameters, averaged; its gradient is the average of the ranks' gradients."""
+
+    @wraps(function)  # optax reads which arguments it takes
+    def value_of_all(parameters: Any, *arguments: Any, **more: Any) -> Any:
+        def own(parameters: Any) -> Any:
+            return function(parameters, *arguments, **more)
+
+        averaged = jax.custom_vjp(lambda parameters: average(own(parameters)))
+        averaged.defvjp(
+            lambda parameters: average(jax.value_and_grad(own)(parameters)),
+            lambda gradient, factor: (jax.tree_util.tree_map(lambda one: one * factor, gradient),),
+        )
+        return averaged(parameters)
+
+    return value_of_all
 
 
 def broadcast_parameters(tree: Any, root_rank: int = 0, process_set: ProcessSet = global_process_set) -> Any:

@@ -203,3 +203,46 @@ def case_a_distributed_optimizer_of_optax_is_of_its_type() -> None:
     gradients = {"w": jnp.full(3, 1.0 + hvd.rank())}
     updates, _ = chained.update(gradients, chained.init(parameters), parameters, value=1.0)
     np.testing.assert_allclose(updates["w"], np.full(3, -0.1 * (hvd.size() + 1) / 2), rtol=1e-6)
+
+
+def case_what_an_optimizer_decides_by_the_loss_is_the_same_on_all_ranks() -> None:
+    """By its value, its gradient, or functions that compute them: as in one process with the whole batch."""
+
+    def loss(parameters, x, y):
+        return ((jnp.tanh(x @ parameters["w"]) + parameters["b"] - y) ** 2).mean()
+
+    line_search = ("value", "grad", "value_fn")
+    optimizers = {
+        optax.chain(optax.sgd(0.3), optax.contrib.reduce_on_plateau(patience=1, rtol=0.2)): ("value",),
+        optax.polyak_sgd(max_learning_rate=1.0): ("value",),
+        optax.lbfgs(memory_size=3): line_search,
+        optax.chain(optax.sgd(1.0), optax.scale_by_backtracking_linesearch(max_backtracking_steps=5)): line_search,
+        optax.contrib.sam(optax.sgd(0.1), optax.sgd(0.05), opaque_mode=True): ("grad_fn",),
+    }
+
+    def trained(optimizer, names, x, y):
+        @jax.jit
+        def step(parameters, state):
+            value, gradient = jax.value_and_grad(loss)(parameters, x, y)
+            beside = {
+                "value": value,
+                "grad": gradient,
+                "value_fn": lambda parameters: loss(parameters, x, y),
+                "grad_fn": lambda parameters, _: jax.grad(loss)(parameters, x, y),
+            }
+            beside = {name: beside[name] for name in names}
+            updates, state = optimizer.update(gradient, state, parameters, **beside)
+            return optax.apply_updates(parameters, updates), state
+
+        parameters = {"w": jnp.ones((5, 1)) / 5, "b": jnp.zeros(1)}
+        state = optimizer.init(parameters)
+        for _ in range(5):
+            parameters, state = step(parameters, state)
+        return parameters
+
+    for optimizer, names in optimizers.items():
+        whole = trained(optimizer, names, X, Y)
+        parts = trained(hvd.DistributedOptimizer(optimizer), names, *own_rows())
+        equal_on_all_ranks(parts)
+        for one, other in zip(jax.tree.leaves(parts), jax.tree.leaves(whole), strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-4, err_msg=str(names))

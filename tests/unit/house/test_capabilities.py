@@ -73,7 +73,11 @@ JAX_CASES = {
         "case_pmap",
     ],
     "`jax.distributed`": ["test_jax_distributed_beside_our_collectives"],
-    "optax": ["case_states_of_optax", "case_a_distributed_optimizer_of_optax_is_of_its_type"],
+    "optax": [
+        "case_states_of_optax",
+        "case_a_distributed_optimizer_of_optax_is_of_its_type",
+        "case_what_an_optimizer_decides_by_the_loss_is_the_same_on_all_ranks",
+    ],
     "Equinox": ["case_equinox", "case_equinox_with_states_and_numbers"],
     "flax.linen": ["case_flax_linen"],
     "flax.nnx": ["case_flax_nnx_with_random_numbers"],
