@@ -45,7 +45,8 @@ class Config:
 
     gate: Literal["on", "off"] = "on"
     """RING_GATE: whether ranks compare what they call before each operation of groups of torch.distributed with other
-    backends, such as Gloo and NCCL, and end the wait when a rank fails. ``off`` leaves these as torch has them."""
+    backends, such as Gloo and NCCL, and each program of JAX over devices of several ranks, and end the wait when a rank
+    fails. ``off`` leaves these as PyTorch and JAX have them."""
 
     logical: int = 0
     """RING_LOGICAL: logical ranks of `prepare`, where it is given no number (``prepare(logical=...)``); ``ringrun

@@ -29,6 +29,7 @@ from ring_notebook.analysis import operation_log
 from ring_notebook.core import native, other_waits, world
 from ring_notebook.core.buffers import from_memoryview
 from ring_notebook.protocol.records import COUNTED, PROGRAM, TRAINING, TRANSPORTS
+from ring_notebook.text.words import is_gate
 
 # Events of a run in a notebook: some megabytes per rank, which are sent to the kernel.
 _CAPACITY = 3 << 13
@@ -238,7 +239,7 @@ def _trace(
         if last >= 0:
             arguments["last to arrive"] = last
         event = {
-            "name": name if operation == "barrier" and name.startswith("dist.") else f"{operation} {name}".strip(),
+            "name": name if is_gate(operation, name) else f"{operation} {name}".strip(),
             "cat": phase,
             "ts": (begin + ahead) / 1000,  # microseconds, as the format has them
             "pid": rank,

@@ -33,8 +33,8 @@ PRIVATE_NAMES = {
     "start_from_cpp": "jax._src.pjit:_get_fastpath_data",
     "start_data": "jax._src.pjit:pxla.MeshExecutableFastpathData",
     "pytrees": "jax._src.tree_util:dispatch_registry",
-    # Starts programs that `lower().compile()` made, from C++ and without tokens. Without: such a program with
-    # collectives runs once.
+    # Starts programs. Without: one that `lower().compile()` made, with collectives, runs once; and one on devices of
+    # several ranks waits in XLA for a rank that does not start it, which nothing ends.
     "executable": "jax._src.interpreters.pxla:MeshExecutable",
     # The names of mapped axes, in `pmap`. Without: only in `shard_map`, which names them publicly.
     "mapped_axes": "jax._src.core:get_axis_env",
@@ -169,6 +169,38 @@ def start_compiled_from_python(effect: Any) -> None:
         return None if effect in ordered else make(self, *arguments)
 
     kind.create_cpp_call = create_cpp_call
+
+
+def begin_programs_with(begin: Callable[[Any], Callable[[], object] | None]) -> None:
+    """Have JAX ask ``begin``, for each program that it compiles from now on, what to call each time before it starts.
+
+    None leaves the program as it is; others start from Python, 100 µs later.
+    """
+    if not has("executable"):
+        return
+    kind = private("executable")
+    plain = kind.unsafe_call.fget
+
+    def unsafe_call(self: Any) -> Any:
+        if self._unsafe_call is None:
+            call = plain(self)
+            before = begin(call)
+            if before is not None:  # C++ starts none but JAX's own calls
+                self._unsafe_call = lambda *arguments: (before(), call(*arguments))[1]
+        return self._unsafe_call
+
+    kind.unsafe_call = property(unsafe_call)
+
+
+def devices_of(program: Any) -> set[jax.Device]:
+    """The devices of all processes that run a program, which has arguments or results."""
+    shardings = (*program.in_handler.in_shardings, *program.out_handler.out_shardings)
+    return {device for sharding in shardings for device in getattr(sharding, "device_set", ())}  # of one that is open
+
+
+def text_of(program: Any) -> str:
+    """The instructions of a program, as XLA has compiled it."""
+    return "\n".join(module.to_string() for module in program.xla_executable.hlo_modules())
 
 
 def is_export(ctx: Any) -> bool:

@@ -31,9 +31,18 @@ def rate_text(rate: float) -> str:
     return f"{8e-9 * rate:.3g} Gbit/s" if rate >= 1e9 / 8 else f"{8e-6 * rate:.3g} Mbit/s"
 
 
+GATES = ("dist.", "jax.")
+"""How the names of barriers begin that stand for operations of PyTorch's and JAX's own runtimes."""
+
+
+def is_gate(kind: str, name: str) -> bool:
+    """Whether an operation stands for one of another runtime, and has its name."""
+    return kind == "barrier" and name.startswith(GATES)
+
+
 def operation_title(kind: str, name: str) -> str:
-    """``allreduce 'grad'``, or ``dist.all_reduce sum float32 [3]`` for the barrier before an operation of torch."""
-    if kind == "barrier" and name.startswith("dist."):
+    """``allreduce 'grad'``, or ``dist.all_reduce sum float32 [3]`` for the barrier before an operation of PyTorch."""
+    if is_gate(kind, name):
         return name
     return f"{kind} '{name}'" if name else kind
 

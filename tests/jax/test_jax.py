@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ if find_spec("jaxlib") is None:
     pytest.skip("lives in an environment of its own: make test-jax", allow_module_level=True)
 CASES = Path(__file__).with_name("jax_cases.py")
 SEVERAL_DEVICES = Path(__file__).with_name("several_devices_cases.py")
+ALL_DEVICES = Path(__file__).with_name("all_devices_cases.py")
 LIBRARIES = Path(__file__).with_name("library_cases.py")
 PRIVATE_NAMES_PROGRAM = Path(__file__).with_name("private_names_program.py")
 RINGRUN = [sys.executable, "-m", "ring_notebook.launch.cli", "--no-prefix", "-np", "2"]
@@ -35,6 +37,13 @@ def test_on_ranks(case: str, size: int) -> None:
 @pytest.mark.parametrize("case", cases(SEVERAL_DEVICES))
 def test_on_ranks_of_several_devices(case: str, size: int) -> None:
     check(SEVERAL_DEVICES, case, size)
+
+
+@of_a_job
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("case", cases(ALL_DEVICES))
+def test_on_devices_of_all_ranks(case: str, size: int) -> None:
+    check(ALL_DEVICES, case, size)
 
 
 @of_a_job
@@ -249,3 +258,94 @@ def test_jax_distributed_beside_our_collectives(dies: bool) -> None:
         assert "rank 1 on" in done.stderr
         assert "exit code 7" in done.stderr
         assert time.monotonic() - began < 100
+
+
+MESH = """
+import numpy as np
+import jax
+import ring_notebook.jax as hvd
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+hvd.init()
+hvd.start_distributed()
+mesh = Mesh(np.array(jax.devices()), ("ranks",))
+rows = jax.make_array_from_process_local_data(
+    NamedSharding(mesh, PartitionSpec("ranks")), np.ones((1, 3), np.float32)
+)
+step = jax.jit(lambda x: x.sum(0), out_shardings=NamedSharding(mesh, PartitionSpec()))
+"""
+STARTS = """
+for _ in range(2):
+    jax.block_until_ready(step(rows))
+if hvd.rank() == 0:
+    jax.block_until_ready(step(rows))
+elif ENDS == "raises":
+    raise ValueError("no such file")
+elif ENDS == "is interrupted":
+    __import__("threading").Event().wait()
+"""
+STANDS_IN = "jax.jit(<lambda>): all-reduce add f32[3]"
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("ends", ["leaves", "raises", "is interrupted"])
+def test_a_wait_in_jax_for_a_rank_that_does_not_come_has_a_name_and_an_end(ends: str) -> None:
+    job = subprocess.Popen(
+        [*RINGRUN, sys.executable, "-c", (MESH + STARTS).replace("ENDS", repr(ends))],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "RING_STALL_WARNING": "0.5"},
+    )
+    try:
+        assert job.stderr is not None
+        told = ""
+        if ends == "is interrupted":
+            while "has waited" not in told:
+                told += job.stderr.readline()
+                assert job.poll() is None, told
+            assert STANDS_IN in told
+            assert "rank 1 has not called it" in told
+            job.send_signal(signal.SIGINT)
+        told += job.communicate(timeout=100)[1]
+    finally:
+        job.kill()
+    assert job.returncode != 0
+    reason = {"leaves": "rank 1 has left", "raises": "rank 1 raised ValueError: no such file"}
+    assert STANDS_IN in told
+    assert reason.get(ends, "KeyboardInterrupt") in told
+    assert "SIGKILL" not in told
+
+
+IN_CELLS = """
+import time
+from ring_notebook import Cluster
+from ring_notebook.notebook.panel.waits import stall_sentence
+other = "jax.block_until_ready((step if hvd.rank() == 0 else jax.jit(lambda x: x * x.max()))(rows))"
+source = "jax.block_until_ready(step(rows)) if hvd.rank() == 0 else __import__('time').sleep(1000)"
+def ended(run):
+    try:
+        return run.wait().error
+    except BaseException as error:
+        return error
+with Cluster(n=2) as cluster:
+    print("set up:", ended(cluster.run(SETUP)))
+    print("other:", ended(cluster.run(other)))
+    run = cluster.run(source)
+    while "waits for" not in (told := stall_sentence(run.view.ranks, source)) and not run.done:
+        time.sleep(0.1)
+    print("sleeps:", told)
+    run.interrupt()
+    ended(run)
+    print("interrupted:", run.status)
+    print("again:", ended(cluster.run("jax.block_until_ready(step(rows))")))
+"""
+
+
+@pytest.mark.timeout(300)
+def test_a_wait_in_jax_in_a_cell_has_a_name_and_an_end() -> None:
+    done = ran([sys.executable, "-c", IN_CELLS.replace("SETUP", repr(MESH))])
+    assert done.returncode == 0, done.stderr
+    assert "set up: None\n" in done.stdout
+    assert f"\n  rank 0: {STANDS_IN}\n  rank 1: jax.jit(<lambda>): all-reduce maximum f32[]\n" in done.stdout
+    assert f"rank 0 waits for rank 1 in {STANDS_IN}; rank 1 is at line 1: jax.block" in done.stdout
+    assert "interrupted: interrupted\nagain: None\n" in done.stdout

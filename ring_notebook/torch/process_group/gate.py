@@ -15,7 +15,6 @@ in a thread that looks every now and then, or in `wait`.
 
 from __future__ import annotations
 
-import re
 import sys
 import time
 from collections import defaultdict, deque
@@ -36,9 +35,9 @@ from torch import Tensor
 from ring_notebook.config import config
 from ring_notebook.core import other_waits, world
 from ring_notebook.core.buffers import Buffer, DType
-from ring_notebook.core.communicator import ANY, Communicator, Message, receive, send
+from ring_notebook.core.communicator import ANY, Communicator, Message, own_words, receive, send
 from ring_notebook.core.work import Work
-from ring_notebook.errors import CollectiveError, CollectiveMismatch
+from ring_notebook.errors import CollectiveMismatch
 from ring_notebook.torch.process_group.default_group import end_groups_of_failed_generation, tells_of_lost_rank
 from ring_notebook.torch.process_group.members import communicator_of, shorter_limit
 from ring_notebook.torch.process_group.ring_process_group import RingProcessGroup
@@ -116,7 +115,7 @@ class Pending:
 
     def _start(self) -> None:
         try:
-            with _own_words():
+            with own_words():
                 self._gate.wait()
             if self._check is not None:
                 self._check()
@@ -129,7 +128,7 @@ class Pending:
         """The handle of the operation, once it has started. Raises the error of the gate."""
         if not self.started():
             try:
-                with _own_words():
+                with own_words():
                     self._gate.wait(timeout)
             except BaseException:
                 if not self._gate.done():  # an interrupt or a limit of this wait
@@ -207,7 +206,7 @@ class _Message(GatedWork):
         if not self._pending.started() and not self._card.done():
             seconds = timeout.total_seconds() if timeout is not None else 0.0
             native = self._card._native
-            with _own_words():
+            with own_words():
                 other_waits.message(lambda: float(native.wait(seconds)), lambda: self._title)
         return super().wait(timeout)
 
@@ -233,16 +232,6 @@ def _named_losses() -> Iterator[None]:
         if world.is_aborted():
             world.current().communicator.barrier()  # raises with the reason
         raise
-
-
-@contextmanager
-def _own_words() -> Iterator[None]:
-    """A context in which errors name operations of torch, and not the barriers that stand for them."""
-    try:
-        yield
-    except CollectiveError as error:
-        text = re.sub(r"(?:barrier|the name) '(dist\.[^'\n]*)'", r"\1", str(error))
-        raise type(error)(text.replace(" passed dist.", " called dist.")) from None
 
 
 class Gate:
@@ -286,7 +275,7 @@ class Gate:
     def pass_now(self, communicator: Communicator, name: str) -> None:
         """Return when all members have called ``name``, and what is pending of this group has started."""
         other_waits.ours()
-        with _own_words():
+        with own_words():
             communicator.barrier(name=name)
         if self._collectives:
             with self._lock:

@@ -72,7 +72,11 @@ JAX_CASES = {
         "case_a_step_in_a_mapped_function_has_equal_weights_on_all_devices",
         "case_pmap",
     ],
-    "`jax.distributed`": ["test_jax_distributed_beside_our_collectives"],
+    "`jax.distributed`": [
+        "test_jax_distributed_beside_our_collectives",
+        "case_a_rank_that_starts_another_program_is_named_at_once",
+        "test_a_wait_in_jax_for_a_rank_that_does_not_come_has_a_name_and_an_end",
+    ],
     "optax": [
         "case_states_of_optax",
         "case_a_distributed_optimizer_of_optax_is_of_its_type",
