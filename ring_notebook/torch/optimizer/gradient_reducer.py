@@ -116,7 +116,7 @@ class GradientReducer:
         self._has_entered = False
         self._disruptions = world.disruptions()
         self._touched: dict[Tensor, None] = {}  # reached since they were last reduced
-        self._settled: set[Tensor] = set()  # reduced since the last step
+        self._settled: set[Tensor] = set()  # with a gradient that was reduced since the last step
         self._micro: dict[Tensor, Tensor] = {}  # sums of earlier micro-batches of this step
         self._has_reduced = False  # since the last step
         self._reductions = 0
@@ -409,7 +409,7 @@ class GradientReducer:
                 self._undo_factor(parameter)
             multiply_each([p.grad for p in known if p.grad is not None], self._factor)
             self._note_factor(known)
-        self._settled.update(p for _, p in self._named())
+        self._settled.update(p for _, p in self._named() if p.grad is not None)
 
     def _holds(self, layout: _Layout) -> bool:
         """Whether all ranks still have this plan."""
@@ -547,7 +547,7 @@ class GradientReducer:
             if parameter.grad is not None or grad.coalesce().indices().numel():
                 parameter.grad = grad if self._share == 1.0 else grad * self._share
         done = [*(p for bucket in buckets for p in bucket.parameters), *(p for _, p in sparse)]
-        self._settled.update(done)
+        self._settled.update(p for p in done if p.grad is not None)
         self._note_factor(done)
 
 

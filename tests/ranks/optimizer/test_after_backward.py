@@ -156,6 +156,7 @@ ELSEWHERE = {
     "`torch.compile` around `backward()` and `step()`": "test_a_function_that_steps_may_be_compiled",
     "a backward pass by compiled autograd": "test_compiled_autograd_is_refused",
     "parameters in several optimizers": "test_optimizers_share_parameters",
+    "`step()` in hooks of a pass, an optimizer for each parameter": "test_steps_within_a_pass",
     "`accumulate=2`, between its steps": "test_micro_batches_are_put_away",
     "sparse gradients": "test_sparse_gradients",
     "LBFGS and other closures": "test_gradients_within_a_closure",
@@ -219,6 +220,35 @@ def test_micro_batches_are_put_away(clip: bool) -> None:
             torch.testing.assert_close(norm, nn.utils.clip_grad_norm_(alone.parameters(), 0.05))
         single.step()
         single.zero_grad()
+    torch.testing.assert_close(list(ours.parameters()), list(alone.parameters()), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("overlap", ["inline", "thread"])
+@pytest.mark.parametrize("order", ["before", "behind"])
+def test_steps_within_a_pass(order: str, overlap: str, settings: Callable[..., None]) -> None:
+    """An optimizer for each parameter steps in a hook, which frees the gradient: torch's tutorial against memory."""
+    settings(overlap=overlap)
+    ours, alone = network(), network()
+
+    def step_in_hooks(model: nn.Module, by: dict[Tensor, Any]) -> None:
+        def step(parameter: Tensor) -> None:
+            by[parameter].step()
+            by[parameter].zero_grad()
+
+        for parameter in model.parameters():
+            parameter.register_post_accumulate_grad_hook(step)
+
+    made = [{p: torch.optim.SGD([p], 0.1) for p in one.parameters()} for one in (ours, alone)]
+    prepared: dict[Tensor, Any] = {}
+    if order == "before":
+        step_in_hooks(ours, prepared)
+    prepared |= {p: ring.DistributedOptimizer(one) for p, one in made[0].items()}
+    if order == "behind":
+        step_in_hooks(ours, prepared)
+    step_in_hooks(alone, made[1])
+    for number in range(4):
+        loss(ours, share(batch(number))).backward()
+        loss(alone, batch(number)).backward()
     torch.testing.assert_close(list(ours.parameters()), list(alone.parameters()), rtol=1e-9, atol=1e-12)
 
 
