@@ -18,6 +18,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import torch
@@ -112,6 +113,7 @@ class LocalOptimizer(Wrapper):
     _averaging: _Averaging | None = None
     _groups: ByteGroups | None = None  # with Compression.int8
     _fragments: tuple[tuple[Tensor, ...], ...] = ()
+    _apart: set[Tensor]  # trained since this rank has taken the common values
     _gradient_bytes = 0
     _squares: dict[int, float]  # of the distance to the average, by fragment
     _label = "sync"  # of its metrics
@@ -120,6 +122,7 @@ class LocalOptimizer(Wrapper):
     def _prepare(self, settings: LocalSteps, compression: Compressor, process_set: ProcessSet) -> None:
         self._settings, self._compression, self._process_set = settings, compression, process_set
         self._squares = {}
+        self._apart = set()
         _all.add(self)
         world.at_close(_tell_unsynced)
 
@@ -183,6 +186,7 @@ class LocalOptimizer(Wrapper):
             (most,) = allreduce_numbers([most], ReduceOp.MAX, "steps since the sync", self._process_set)
         if most == 0:
             return
+        self._plan(outer)
         for number in range(len(self._fragments)):
             self._averaging = self._start(outer, number, blocking=True)
             self._finish(outer, kept=0.0)
@@ -237,26 +241,34 @@ class LocalOptimizer(Wrapper):
         """The outer state, with all trained parameters; in a new generation the ranks agree on it first."""
         outer = self._noted_outer()
         trained = self._trained()
-        if outer.position == 0 or not self._fragments:
-            outer.add(trained, self._settings.momentum > 0)
-            if sum(map(len, self._fragments)) != len(trained) and self._averaging is None:
-                plan = plan_fragments([one.numel() for one in trained], self._settings.fragments)
-                self._fragments = tuple(tuple(trained[index] for index in part) for part in plan)
-                self._gradient_bytes = sum(one.numel() * one.element_size() for one in trained)
+        outer.add(trained, self._settings.momentum > 0)  # before its first step a parameter is equal on all ranks
+        self._apart.update(trained)
         communicator = (self._process_set if self._process_set.included() else global_process_set).communicator
-        if self._generation is not None and self._generation() is communicator and self._joins == joins():
-            return outer
-        self._label = self._free_label(communicator)
-        if not self._is_alone():
-            self._averaging = None  # its fragment has its turn again
-            if outer.member != (member := (self._process_set.rank(), self._process_set.size())):
-                outer.member = member
-                outer.feedback.clear()
-            if isinstance(self._compression, Int8Compression):
-                self._groups = ByteGroups.of(communicator)
-            self._level(outer)
-        self._generation, self._joins = weakref.ref(communicator), joins()
+        if not (self._generation is not None and self._generation() is communicator and self._joins == joins()):
+            self._label = self._free_label(communicator)
+            if not self._is_alone():
+                self._averaging = None  # its fragment has its turn again
+                if outer.member != (member := (self._process_set.rank(), self._process_set.size())):
+                    outer.member = member
+                    outer.feedback.clear()
+                if isinstance(self._compression, Int8Compression):
+                    self._groups = ByteGroups.of(communicator)
+                self._level(outer)
+            self._generation, self._joins = weakref.ref(communicator), joins()
+        if outer.position == 0 or not self._fragments:
+            self._plan(outer)
         return outer
+
+    def _plan(self, outer: Outer) -> None:
+        """Divide what is trained into fragments, and what was until it was frozen and still differs by rank."""
+        members = [one for one in parameters_of(self) if one.requires_grad or one in self._apart]
+        if list(map(id, chain.from_iterable(self._fragments))) == list(map(id, members)):
+            return
+        if self._averaging is not None:
+            self._finish(outer)
+        plan = plan_fragments([one.numel() for one in members], self._settings.fragments)
+        self._fragments = tuple(tuple(members[index] for index in part) for part in plan)
+        self._gradient_bytes = sum(one.numel() * one.element_size() for one in members)
 
     def _free_label(self, communicator: Communicator) -> str:
         """A name for metrics that no other optimizer has taken in this generation; cells keep those of earlier ones."""
@@ -283,6 +295,7 @@ class LocalOptimizer(Wrapper):
         shared = self._shared(outer)
         if mend(shared, whole=True):
             outer.begin_anew()
+            self._apart.clear()
             for one in outer.common:
                 one.grad = None
             return
@@ -305,6 +318,7 @@ class LocalOptimizer(Wrapper):
         for name, one in self._shared(outer).equal or ():
             broadcast_(one, root, name, self._process_set)
         outer.begin_anew()
+        self._apart.clear()
 
     def _sync_what_is_due(self, outer: Outer) -> None:
         if (averaging := self._averaging) is not None:
@@ -354,10 +368,11 @@ class LocalOptimizer(Wrapper):
             for parameter, average in zip(averaging.parameters, averages, strict=True):
                 self._outer_step(outer, parameter, average)
                 common = outer.common[parameter]
-                if kept:
+                if kept and parameter.requires_grad:
                     parameter.lerp_(common, 1.0 - kept)
                 else:
                     parameter.copy_(common)
+                    self._apart.discard(parameter)
             if averaging.besides.feedback is not None:
                 outer.feedback[averaging.number] = averaging.besides.feedback
             if outer.position >= self._settings.every:
@@ -412,6 +427,7 @@ class LocalOptimizer(Wrapper):
         """As torch's own; without an outer state in it the present weights become the common ones at the next step."""
         super().load_state_dict(state_dict)
         self._averaging, self._fragments, self._seen = None, (), 0
+        self._apart.clear()
         self._generation = None  # all ranks compare what they have loaded
         given = state_dict.get("outer")
         if given is None:

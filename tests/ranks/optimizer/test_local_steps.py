@@ -215,6 +215,24 @@ def test_accumulated_batches_count_as_one_step(hvd: ModuleType) -> None:
     assert optimizer.is_synced
 
 
+@pytest.mark.parametrize("settings", [LocalSteps(4), LocalSteps(4, fragments=2), LocalSteps(4, delay=2)], ids=str)
+@pytest.mark.parametrize("change", [4, 6])
+@pytest.mark.parametrize("kind", ["thawed", "exchanged", "added"])
+def test_parameters_that_are_not_always_trained(hvd: ModuleType, settings: LocalSteps, change: int, kind: str) -> None:
+    """Frozen and thawed, or given to the optimizer later: at a sync all ranks have the same of all of them."""
+    model = make_model()
+    optimizer = make(hvd, model.second if kind == "added" else model, settings)
+    for step, batch in enumerate(joint_batches(hvd.size(), 11)):
+        if kind != "added":
+            model.first.requires_grad_(step >= change)
+            model.second.requires_grad_(kind == "thawed" or step < change)
+        elif step == change:
+            optimizer.add_param_group({"params": list(model.first.parameters())})
+        plain_step(model, optimizer, share(batch, hvd.rank()))
+    optimizer.sync()
+    assert_equal_on_ranks(hvd, list(model.parameters()))
+
+
 def test_several_optimizers_and_a_closure(hvd: ModuleType) -> None:
     model = make_model()
     first = hvd.DistributedOptimizer(torch.optim.Adam(model.first.parameters(), lr=0.01), sync_every=3)
