@@ -129,6 +129,10 @@ class Checkpoint:
         """Whether rank 0 has what all ranks have, so that a checkpoint can be written now."""
         return True
 
+    def is_within_step(self) -> bool:
+        """Whether this batch is one of a step that has not been made, so that one that is due waits."""
+        return False
+
     def begin_epoch(self) -> None:
         """The epoch begins, or continues behind `batch`."""
 
@@ -178,7 +182,9 @@ class Checkpoint:
                 self.end_writing()  # what is kept has to be what was measured; other ranks wait in `_agreed`
         elif not self._all_write:
             return
-        if self.ranks_are_equal() and self._agreed(not self.is_writing() and (self._is_due or self._is_best_due)):
+        waits = self.steps > 0 and self.is_within_step()  # for the next call of `step`
+        is_due = self._is_best_due or (self._is_due and not waits)  # what is best is kept as it was measured
+        if self.ranks_are_equal() and self._agreed(not self.is_writing() and is_due):
             self._write(self._agreed(self._is_best_due))
 
     def write_last(self) -> None:

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from ring_notebook.api.arguments import Reduction
-from ring_notebook.api.process_sets import ProcessSet
 from ring_notebook.core.communicator import ReduceOp
 from ring_notebook.torch.collectives.allreduce import start
 from ring_notebook.torch.compression import Compressor
@@ -26,7 +25,6 @@ class AdasumOptimizer(Wrapper):
     """Mixed into the class of the wrapped optimizer by `DistributedOptimizer` for ``op=Adasum``."""
 
     _compression: Compressor
-    _process_set: ProcessSet
 
     def synchronize(self) -> None:
         """Does nothing: ranks combine their steps in `step`, not their gradients."""
@@ -47,7 +45,10 @@ class AdasumOptimizer(Wrapper):
             if overflowed(self._process_set):
                 self._mark_stepped()
                 return None
-            with all_or_none(self, self._process_set, self._end_step, self._combine, self._committed):
+            with (
+                self._own_step(),
+                all_or_none(self, self._process_set, self._end_step, self._combine, self._committed),
+            ):
                 return super().step(closure)
 
     def _end_step(self) -> None:

@@ -111,7 +111,8 @@ class _Known:
         """The reducer of a slot, of which no pass has reached one on this rank; by names the newest that fits."""
         if slot < _OWN:
             return self._at[slot]() if slot in self._at else None
-        fitting = [one for one in _all if one not in self._slots and _OWN + _hash(one) == slot]
+        unknown = (one for one in _all if one not in self._slots and one.process_set().registered())
+        fitting = [one for one in unknown if _OWN + _hash(one) == slot]
         return max(fitting, key=lambda one: one.number) if fitting else None
 
     def add(self, reducer: Reducer) -> None:

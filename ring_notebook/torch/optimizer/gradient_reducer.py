@@ -118,10 +118,14 @@ class GradientReducer:
         self._touched: dict[Tensor, None] = {}  # reached since they were last reduced
         self._settled: set[Tensor] = set()  # with a gradient that was reduced since the last step
         self._micro: dict[Tensor, Tensor] = {}  # sums of earlier micro-batches of this step
+        self._present: dict[Tensor, Tensor] = {}  # what passes of the present one have made, unless it is the last
+        self._whole: set[Tensor] = set()  # those of `_micro` that the gradient has in it
+        self._quiet: list[Tensor] = []  # have zeros in place of what is in `_present`
         self._has_reduced = False  # since the last step
         self._reductions = 0
         self._ended = 0  # passes since the last reduction that count for ``passes``
         self._added = 0  # all passes since then
+        self._earlier = 0  # those of earlier micro-batches
         self._paused = False
         self._slot_text = ""
         self._hooks: dict[Tensor, list[RemovableHandle]] = {}
@@ -132,13 +136,15 @@ class GradientReducer:
         return self.how, self._compression, self._groups, self._sparse_as_dense, self.passes
 
     def kept(self) -> dict[str, Any]:
-        """The attributes that such a one needs besides; gradients under way are none of them."""
+        """The attributes that such a one needs besides: of gradients under way the sums of earlier micro-batches."""
         return {
             "_share": self._share,
             "meter": self.meter,
             "batch_size": self.batch_size,
             "_residuals": dict(self._residuals),
             "_members": self._members,
+            "_micro": dict(self._micro),
+            "_earlier": self._earlier,
         }
 
     def watch(self, owner: Owner) -> None:
@@ -199,7 +205,7 @@ class GradientReducer:
             grad = parameter.grad
             if grad is not None and parameter not in self._settled and getattr(grad, _STEPPED, -1) != grad._version:
                 self._touch(parameter)
-        if self._has_reduced and not self._touched and not self._micro:
+        if self._has_reduced and not self._touched and not self._has_put_away:
             return False
         before = self._reductions
         backward_end.reduce_together([self])
@@ -217,14 +223,26 @@ class GradientReducer:
         self._has_reduced = False
 
     def forget(self) -> None:
-        """Forget what has been noted of gradients: they are dropped, or zero."""
+        """Forget what has been noted of gradients: they are dropped, or zero. Sums of earlier micro-batches stay."""
         backward_end.end_broken()
         self._enter_generation()
         self._forget()
 
+    @torch.no_grad()
+    def end_micro_batch(self) -> None:
+        """Add the gradients that there are, also those a program has set itself, to the sums of earlier ones."""
+        self._put_away(self._named())
+        for parameter, grad in self._present.items():
+            _add(self._micro, parameter, grad)
+        self._present.clear()
+        self._earlier = self._added
+
     def drop_micro_batches(self) -> None:
         """Drop the sums of earlier micro-batches."""
         self._micro.clear()
+        self._whole.clear()
+        self._present.clear()
+        self._earlier = 0
 
     def drop_residuals(self) -> None:
         """Drop what compression has taken from earlier gradients: other weights have been loaded, say."""
@@ -233,13 +251,15 @@ class GradientReducer:
     def reset(self) -> None:
         """Forget all but the gradients; the next reduction makes a new plan."""
         self._layout = None
+        self.drop_micro_batches()
         self._forget()
 
     def _forget(self) -> None:
         self.end_step()
         self._touched.clear()
-        self._micro.clear()
-        self._ended = self._added = 0
+        self._present.clear()
+        self._whole.clear()
+        self._ended, self._added = 0, self._earlier
         if self._layout is not None:
             for bucket in self._layout.buckets:
                 bucket.reset()
@@ -255,6 +275,7 @@ class GradientReducer:
         self._layout = None
         self.end_step()
         if world.disruptions() > self._disruptions:
+            self.drop_micro_batches()
             self._forget()
         self._disruptions = world.disruptions()
         if communicator is not None and self._members != (members := (*communicator.ranks, communicator.rank)):
@@ -288,7 +309,7 @@ class GradientReducer:
 
     def reach(self) -> tuple[bool, bool]:
         """Whether passes since the last reduction have reached any bucket, and all of them."""
-        some = bool(self._touched or self._micro)
+        some = bool(self._touched) or self._has_put_away
         layout = self._layout
         if not some or layout is None or not self._holds(layout):
             return some, some
@@ -369,7 +390,7 @@ class GradientReducer:
                     setattr(parameter.grad, _IS_MULTIPLIED, True)
 
     def _put_away(self, named: Named) -> None:
-        """Move the gradients of a micro-batch to `_micro`.
+        """Move the gradients of the present micro-batch to `_present`.
 
         The smallest parameter of a device keeps one of zeros: a GradScaler refuses an optimizer without any.
         """
@@ -377,29 +398,41 @@ class GradientReducer:
         for _, parameter in named:
             if (grad := parameter.grad) is None:
                 continue
-            known = self._micro.get(parameter)
-            self._micro[parameter] = grad if known is None else known + grad if grad.is_sparse else known.add_(grad)
+            self._undo_factor(parameter)
+            _add(self._present, parameter, grad)
             parameter.grad = None
             least = smallest.setdefault(parameter.device, parameter)
             if not grad.is_sparse and parameter.numel() < least.numel():
                 smallest[parameter.device] = parameter
-        for parameter in smallest.values():
-            if not self._micro[parameter].is_sparse:
-                parameter.grad = torch.zeros_like(parameter)
+        self._quiet = [one for one in smallest.values() if not self._present[one].is_sparse]
+        for parameter in self._quiet:
+            parameter.grad = torch.zeros_like(parameter)
+
+    @property
+    def _has_put_away(self) -> bool:
+        """Whether something was put away that the gradients do not have in them."""
+        return bool(self._present) or len(self._whole) < len(self._micro)
 
     def _take_back(self) -> None:
-        """Add the sums of earlier micro-batches to the gradients of the last one."""
-        for parameter in list(self._micro):
+        """Add what was put away to the gradients of the last micro-batch."""
+        for parameter in {**self._micro, **self._present}:
             self._take_back_of(parameter)
 
     @torch.no_grad()
     def _take_back_of(self, parameter: Tensor) -> None:
-        if (micro := self._micro.pop(parameter, None)) is not None:
-            self._touch(parameter)
-            grad = parameter.grad
-            parameter.grad = (
-                micro if grad is None else grad + micro if grad.is_sparse or micro.is_sparse else grad.add_(micro)
-            )
+        """The sums stay until the step is made: ``zero_grad()`` drops the last micro-batch alone."""
+        found = [self._present.pop(parameter, None)]
+        is_whole = parameter in self._whole and parameter.grad is not None
+        if not is_whole and (micro := self._micro.get(parameter)) is not None:
+            self._whole.add(parameter)
+            found.append(micro.clone() if parameter.grad is None else micro)
+        for one in found:
+            if one is not None:
+                self._touch(parameter)
+                grad = parameter.grad
+                parameter.grad = (
+                    one if grad is None else grad + one if grad.is_sparse or one.is_sparse else grad.add_(one)
+                )
 
     def _scale_alone(self) -> None:
         """What is left of a reduction on a single rank: the mean over micro-batches."""
@@ -461,7 +494,11 @@ class GradientReducer:
             place[0].reached = True
 
     def _before_gradient(self, parameter: Tensor) -> None:
-        """Before a pass adds to the gradient of ``parameter``."""
+        """Before a pass adds to the gradient of ``parameter``; the model's ``zero_grad()`` may have made it None."""
+        if parameter.grad is None:
+            self._whole.discard(parameter)
+        if any(one.grad is None for one in self._quiet):
+            self._present.clear()
         with torch.no_grad():
             self._undo_factor(parameter)
 
@@ -549,6 +586,11 @@ class GradientReducer:
         done = [*(p for bucket in buckets for p in bucket.parameters), *(p for _, p in sparse)]
         self._settled.update(p for p in done if p.grad is not None)
         self._note_factor(done)
+
+
+def _add(sums: dict[Tensor, Tensor], parameter: Tensor, grad: Tensor) -> None:
+    known = sums.get(parameter)
+    sums[parameter] = grad if known is None else known + grad if known.is_sparse or grad.is_sparse else known.add_(grad)
 
 
 def _total(squares: Sequence[Tensor]) -> float:

@@ -44,12 +44,13 @@ from ring_notebook.torch.optimizer.averages import (
     in_bytes,
     in_floats,
 )
+from ring_notebook.torch.optimizer.gradient_reducer import GradientReducer
 from ring_notebook.torch.optimizer.wrapper import Wrapper, once, owners_of, parameters_of
 from ring_notebook.torch.steps.optimizer_knobs import count_step, renew_knobs
 from ring_notebook.torch.steps.optimizer_notes import notes_of
 from ring_notebook.torch.steps.repair import Shared, give_rest, mend
 from ring_notebook.torch.steps.step_commit import committed
-from ring_notebook.torch.tensors import dtype_of, multiply_each
+from ring_notebook.torch.tensors import dtype_of
 from ring_notebook.torch_private import uncompiled
 
 _MB = 1e-6
@@ -104,12 +105,29 @@ class _Averaging:
     besides: Besides
 
 
+class _Alone(ProcessSet):
+    """This rank without others, in any generation: nothing is sent."""
+
+    def __init__(self) -> None:
+        super().__init__(())
+
+    def included(self) -> bool:
+        return False
+
+    def size(self) -> int:
+        return 1
+
+    def __reduce__(self) -> Any:
+        return _Alone, ()
+
+
 class LocalOptimizer(Wrapper):
     """Mixed into the class of the wrapped optimizer by ``DistributedOptimizer(..., sync_every=50)``."""
 
     _settings: LocalSteps
     _compression: Compressor
-    _process_set: ProcessSet
+    _micro: GradientReducer | None = None
+    """Adds up the gradients of micro-batches."""
     _averaging: _Averaging | None = None
     _groups: ByteGroups | None = None  # with Compression.int8
     _fragments: tuple[tuple[Tensor, ...], ...] = ()
@@ -142,33 +160,62 @@ class LocalOptimizer(Wrapper):
         out and counts.
         """
         self._check_newest()
-        if closure is None and self.is_between_steps():
+        if closure is not None:
+            self._refuse_in_micro_batches("step(closure)")
+        elif self._micro is not None and self.is_between_steps():
+            self._micro.end_micro_batch()
             self._seen += 1
             metrics.note_batches_per_step(self._micro_batches)
             self._mark_stepped()  # a scheduler that steps after every batch is in the right order
             return None
         outer = self._begin()
         with self._unscaled() as overflowed:
-            if self._micro_batches > 1:
-                gradients = [one.grad for one in parameters_of(self) if one.grad is not None]
-                multiply_each(gradients, 1.0 / self._micro_batches)
-            with self._guarded_step(closure):
+            if self._micro is not None:
+                self._micro.settle()
+            with self._own_step(), self._guarded_step(closure):
                 result = None if overflowed(None) else super().step(closure)
                 # At most, also where a sync has failed and is made again.
                 outer.position = min(outer.position + 1, self._settings.every)
                 outer.alone += 1
                 outer.every_step += 0 if self._is_alone() else self._gradient_bytes
                 self._mark_stepped()
-        self._seen = 0
+        self._forget_micro_batches()
         renew_knobs(self._wrapped)
         self._sync_what_is_due(outer)
         return result
 
     @uncompiled
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As the wrapped optimizer's; between accumulated micro-batches it does nothing."""
-        if not self._seen:
-            super().zero_grad(set_to_none)
+        """As the wrapped optimizer's; of accumulated micro-batches those for which `step` was called stay."""
+        if self._micro is not None:
+            self._micro.forget()
+        super().zero_grad(set_to_none)
+
+    def accumulate(self, micro_batches: int) -> None:
+        """See `Wrapper.accumulate`."""
+        super().accumulate(micro_batches)
+        if self._micro is None and micro_batches > 1:
+            alone = Reduction(ReduceOp.AVERAGE, 1.0, 1.0, _Alone())
+            self._micro = GradientReducer(alone, Compression.none, lambda _: [], False, 1)
+            self._micro.watch(self)
+        if self._micro is not None:
+            self._micro.average_over(micro_batches)
+
+    def _forget_micro_batches(self) -> None:
+        self._seen = 0
+        if self._micro is not None:
+            self._micro.end_step()
+            self._micro.drop_micro_batches()
+
+    def _claimed(self) -> None:
+        super()._claimed()
+        if self._micro is not None:
+            self._micro.watch(self)
+
+    def _release(self, to: Wrapper) -> None:
+        super()._release(to)
+        if self._micro is not None:
+            self._micro.close()
 
     # --- what is beyond them ---
     def sync(self) -> None:
@@ -296,6 +343,7 @@ class LocalOptimizer(Wrapper):
         if mend(shared, whole=True):
             outer.begin_anew()
             self._apart.clear()
+            self._forget_micro_batches()
             for one in outer.common:
                 one.grad = None
             return
@@ -426,8 +474,9 @@ class LocalOptimizer(Wrapper):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As torch's own; without an outer state in it the present weights become the common ones at the next step."""
         super().load_state_dict(state_dict)
-        self._averaging, self._fragments, self._seen = None, (), 0
+        self._averaging, self._fragments = None, ()
         self._apart.clear()
+        self._forget_micro_batches()
         self._generation = None  # all ranks compare what they have loaded
         given = state_dict.get("outer")
         if given is None:

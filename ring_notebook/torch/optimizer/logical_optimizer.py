@@ -4,22 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
-from weakref import WeakSet
 
-import torch
-
+from ring_notebook.torch.optimizer.act_once import logical_optimizers
 from ring_notebook.torch.optimizer.logical_reducer import LogicalReducer
 from ring_notebook.torch.optimizer.reducing_optimizer import ReducingOptimizer
-from ring_notebook.torch.optimizer.wrapper import closure_of, once, original_of
+from ring_notebook.torch.optimizer.wrapper import closure_of, once
 from ring_notebook.torch_private import uncompiled
 
 T = TypeVar("T")
-_wrapped: WeakSet[Any] = WeakSet()
-
-
-def is_logical(optimizer: Any) -> bool:
-    """Whether ``optimizer``, or one that wraps it, makes its steps in the last turn of a round."""
-    return isinstance(optimizer, torch.optim.Optimizer) and original_of(optimizer) in _wrapped
 
 
 class LogicalOptimizer(ReducingOptimizer):
@@ -86,4 +78,4 @@ class LogicalOptimizer(ReducingOptimizer):
 
     def _claimed(self) -> None:
         super()._claimed()
-        _wrapped.add(self._wrapped)
+        logical_optimizers.add(self._wrapped)

@@ -59,12 +59,14 @@ class ReducingOptimizer(Wrapper):
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Change how many backward passes are added up before they are reduced."""
-        self._reducer.passes = check_passes(passes)
+        for one in (self._reducer, *self.rest):
+            one.passes = check_passes(passes)
 
     def accumulate(self, micro_batches: int) -> None:
         """Make one step in every ``micro_batches`` calls of `step`, see `Wrapper.accumulate`."""
         super().accumulate(micro_batches)
-        self._reducer.average_over(micro_batches)
+        for one in (self._reducer, *self.rest):
+            one.average_over(micro_batches)
 
     def settle(self) -> bool:
         """Reduce what no backward pass has reduced; if the next `step` will only count, return True and do nothing."""
@@ -90,6 +92,7 @@ class ReducingOptimizer(Wrapper):
         """`_mend`, at the begin of a step; whether the step is left out, because its gradients are dropped."""
         if not self._mend(self._reducer.how.process_set, self._shared):
             return False
+        self._seen = 0
         for one in self._reducers():
             one.reset()
         return True
@@ -153,7 +156,11 @@ class ReducingOptimizer(Wrapper):
         self._check_newest()
         self._follow_generation()
         closure = closure_of(args, kwargs)
-        if self.is_between_steps() and closure is None:
+        if closure is not None:
+            self._refuse_in_micro_batches("step(closure)")
+        elif self.is_between_steps():
+            for one in (self._reducer, *self.rest):
+                one.end_micro_batch()
             self._seen += 1
             metrics.note_batches_per_step(self._micro_batches)
             self._mark_stepped()  # a scheduler that steps after every batch is in the right order
@@ -178,6 +185,8 @@ class ReducingOptimizer(Wrapper):
             if self._compare():
                 return self._mark_stepped()
             with self._own_step(), self._committed(process_set, None if late else self._scale):
+                for one in (*self._reducers(), *self.rest):
+                    one.drop_micro_batches()
                 result = None if is_left_out else super().step(*args, **kwargs)
                 self._end_step()
         return result
@@ -193,6 +202,7 @@ class ReducingOptimizer(Wrapper):
 
     def begin_other_step(self) -> None:
         """As before `step`, for a step in a method of another name, or by another optimizer of the parameters."""
+        self._refuse_in_micro_batches("a step of another name than step()")
         self._check_newest()
         self._follow_generation()
         self._settle_all()
@@ -217,10 +227,8 @@ class ReducingOptimizer(Wrapper):
 
     @uncompiled
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As the wrapped optimizer's; between accumulated micro-batches it does nothing."""
+        """As the wrapped optimizer's; of accumulated micro-batches those for which `step` was called stay."""
         self._follow_generation()
-        if self._seen:
-            return  # gradients of micro-batches add up
         if world.is_initialized():
             for one in self._reducers():
                 one.forget()

@@ -21,7 +21,7 @@ class Rest:
         self._named = [(name, one) for name, one in model.named_parameters() if not owners_of([one])]
         self._beside = weakref.ref(beside)
         self._reducer = type(beside._reducer)(*beside._reducer.made_with())
-        vars(self._reducer).update(beside._reducer.kept() | {"meter": None, "_residuals": {}})
+        vars(self._reducer).update(beside._reducer.kept() | {"meter": None, "_residuals": {}, "_micro": {}})
         self._reducer.watch(self)
         beside.rest = [*beside.rest, self._reducer]
 

@@ -15,8 +15,10 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from ring_notebook.api.arguments import check_passes
 from ring_notebook.api.basics import joins
 from ring_notebook.api.process_sets import ProcessSet
+from ring_notebook.core import world
 from ring_notebook.core.communicator import Communicator, ReduceOp
 from ring_notebook.torch.collectives.allreduce import allreduce
+from ring_notebook.torch.optimizer.act_once import act_once
 from ring_notebook.torch.steps.optimizer_notes import notes_of
 from ring_notebook.torch.steps.plain_optimizers import guard_steps, note_wrapped
 from ring_notebook.torch.steps.repair import Shared, begin, may_have_parted, mend, trust
@@ -44,6 +46,7 @@ class Wrapper(torch.optim.Optimizer):
     _parameter_names: dict[Tensor, str]
     """Horovod's attribute, which libraries read: the name of each parameter."""
     _wrapped: torch.optim.Optimizer
+    _process_set: ProcessSet
     is_stepping = False
     """Tells the hooks of `ring_notebook.torch.steps` that `step` itself commits."""
     same_step: SameStep
@@ -120,11 +123,28 @@ class Wrapper(torch.optim.Optimizer):
     def accumulate(self, micro_batches: int) -> None:
         """Make one step in every ``micro_batches`` calls of `step`, with the mean of their gradients.
 
-        The other calls of `step`, and of `zero_grad` between them, do nothing. Micro-batches left at the end of an
-        epoch count in the next one.
+        The other calls of `step` keep the gradients that there are for it, and `zero_grad` drops what came behind the
+        last call. Micro-batches left at the end of an epoch count in the next one.
         """
         self._micro_batches = check_passes(micro_batches)
         self._seen = 0
+        self._act_once()
+
+    def _refuse_in_micro_batches(self, what: str) -> None:
+        if self._micro_batches > 1:
+            raise RuntimeError(
+                f"rank {world.current().rank}: accumulate={self._micro_batches} counts calls of optimizer.step() "
+                f"behind backward(), so it does not allow {what}; leave accumulate out"
+            )
+
+    def _act_once(self) -> None:
+        if self._micro_batches > 1:
+            act_once()
+
+    @property
+    def has_begun_step(self) -> bool:
+        """Whether micro-batches were counted for a step that is to come."""
+        return self._seen > 0
 
     def is_between_steps(self) -> bool:
         """Whether the next call of `step` will only count."""
@@ -142,11 +162,20 @@ class Wrapper(torch.optim.Optimizer):
     def _claimed(self) -> None:
         """Begin with the parameters, of which it is the owner now."""
         guard_steps(owners_of)
+        self._act_once()  # also in a process that a snapshot was loaded into
 
     @property
-    def process_set_of_steps(self) -> ProcessSet | None:
-        """The ranks whose steps of any name are made by all or none; None where `step` alone is."""
-        return None
+    def process_set_of_steps(self) -> ProcessSet:
+        """The ranks that make steps together."""
+        return self._process_set
+
+    def begin_other_step(self) -> None:
+        """Raises RuntimeError where it is `step` that brings the ranks together: another one would part them."""
+        raise RuntimeError(
+            f"rank {world.current().rank}: op=Adasum and sync_every bring the ranks together in optimizer.step(), and "
+            "a step of another name, such as SAM's second_step(), would leave each rank with weights of its own; call "
+            "step(), or leave that option out"
+        )
 
     def named_gradients(self) -> Sequence[tuple[str, Tensor]]:
         """The parameters with their names."""

@@ -39,8 +39,8 @@ class Owner(Protocol):
 
     is_stepping: bool
     """Whether its own step is under way, which commits itself."""
-    process_set_of_steps: ProcessSet | None
-    """The ranks that make its steps together; None where each makes its own."""
+    process_set_of_steps: ProcessSet
+    """The ranks that make its steps together."""
 
     def begin_other_step(self) -> None:
         """Reduce what has not been reduced, before a step of another name."""

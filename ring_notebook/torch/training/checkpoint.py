@@ -28,8 +28,9 @@ from ring_notebook.errors import RingError
 from ring_notebook.files.checkpoint_names import REST
 from ring_notebook.files.remote_folder import RemoteFolder
 from ring_notebook.text.error_text import cause_text
+from ring_notebook.torch.optimizer.act_once import is_logical
 from ring_notebook.torch.optimizer.local_optimizer import LocalOptimizer
-from ring_notebook.torch.optimizer.logical_optimizer import is_logical
+from ring_notebook.torch.optimizer.wrapper import Wrapper
 from ring_notebook.torch.process_group.run_store import keys_of_ranks
 from ring_notebook.torch.tensors import is_sharded
 from ring_notebook.torch.training.background_save import BackgroundSave, Part, tell, why_not_written
@@ -116,10 +117,10 @@ def checkpoint(
     `Checkpoint.epochs`, all ranks raise RingError, where rank 0 writes alone it raises OSError.
 
     With local steps (``sync_every``) one that is due is written behind the next sync, and `Checkpoint.epochs` ends with
-    a sync. A loader of `prepare` resumes behind the batches that were used, in the order that it had, also one of an
-    iterable data set, and on another number of ranks: see its ``load_state_dict``. Other loaders begin their pass
-    again, which is said. Raises TypeError and ValueError for wrong arguments, and RingError for a checkpoint that does
-    not fit.
+    a sync; with ``accumulate`` behind the next step, unless it is the ``best``. A loader of `prepare` resumes
+    behind the batches that were used, in the order that it had, also one of an iterable data set, and on another number
+    of ranks: see its ``load_state_dict``. Other loaders begin their pass again, which is said. Raises TypeError and
+    ValueError for wrong arguments, and RingError for a checkpoint that does not fit.
     """
     if another := of_another("checkpoint", objects, "torch"):
         if background:
@@ -192,6 +193,10 @@ class TorchCheckpoint(Checkpoint):
     def ranks_are_equal(self) -> bool:
         """With local steps the weights of the ranks are equal only behind a sync."""
         return all(one.ends_round for one in self._local())
+
+    def is_within_step(self) -> bool:
+        """Whether micro-batches of a step that is to come were used (``accumulate``): their gradients are not kept."""
+        return any(isinstance(one, Wrapper) and one.has_begun_step for one in self._optimizers)
 
     def end_training(self) -> None:
         """With local steps, sync."""

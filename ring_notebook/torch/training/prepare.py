@@ -151,8 +151,9 @@ def prepare(
         rates that they find: pass them too, or make them afterwards (there is a warning).
     noise_scale: measure the gradient noise scale, see `noise_scale`, in every 10th step, or in every
         ``noise_scale``-th, and add it as ``noise_scale`` to every row that is logged. Takes one optimizer.
-    accumulate: make one step of this many batches, with the mean of their gradients: ``optimizer.step()`` and
-        ``zero_grad()`` do nothing between them, so that the loop needs no change.
+    accumulate: make one step of this many batches, with the mean of their gradients, without a change of the loop: the
+        other calls of ``optimizer.step()`` keep the gradients of their batch, which ``zero_grad()`` then leaves alone,
+        and a GradScaler's ``update()`` waits for the step. Takes no ``step(closure)``.
     logical: train as so many ranks would, whatever the number of ranks is, at most that many: losses, weights and
         optimizer state are the same bits (``docs/logical-ranks.md``). Each rank carries its part of the logical
         ranks, whose batches the loader yields in turn; ``optimizer.step()``, schedules and a GradScaler act in the last

@@ -204,23 +204,71 @@ def test_the_page_has_these_rows() -> None:
 
 @pytest.mark.parametrize("clip", [False, True])
 def test_micro_batches_are_put_away(clip: bool) -> None:
+    """A GradScaler grows between steps, not between their micro-batches; norms have parameters of no optimizer too."""
     ours, alone = network(), network()
-    single = torch.optim.SGD(alone.parameters(), 0.1)
-    ours, optimizer = ring.prepare(ours, torch.optim.SGD(ours.parameters(), 0.1), accumulate=2)
-    for step in range(3):
+    single = torch.optim.SGD(alone[0].parameters(), 0.1)
+    ours, optimizer = ring.prepare(ours, torch.optim.SGD(ours[0].parameters(), 0.1), accumulate=1 if clip else 2)
+    optimizer.accumulate(2)
+    scalers = [torch.amp.GradScaler("cpu", 4.0, growth_interval=3) for _ in range(2)]
+    for step in range(5):
         for number in range(2):
-            loss(ours, share(batch(2 * step + number))).backward()
-            norm = nn.utils.clip_grad_norm_(ours.parameters(), 0.05) if clip else None
+            scalers[0].scale(loss(ours, share(batch(2 * step + number)))).backward()
+            if clip:
+                scalers[0].unscale_(optimizer)
+                norm = nn.utils.clip_grad_norm_(ours.parameters(), 0.05)
             if number == 0:
                 assert all(p.grad is None or not p.grad.any() for p in ours.parameters())
-            optimizer.step()
+            scalers[0].step(optimizer)
+            scalers[0].update()
             optimizer.zero_grad()
-            (loss(alone, batch(2 * step + number)) / 2).backward()
+            scalers[1].scale(loss(alone, batch(2 * step + number)) / 2).backward()
         if clip:
+            scalers[1].unscale_(single)
             torch.testing.assert_close(norm, nn.utils.clip_grad_norm_(alone.parameters(), 0.05))
-        single.step()
-        single.zero_grad()
+        scalers[1].step(single)
+        scalers[1].update()
+        ours.zero_grad()
+        alone.zero_grad()
     torch.testing.assert_close(list(ours.parameters()), list(alone.parameters()), rtol=1e-9, atol=1e-12)
+    assert scalers[0].state_dict() == scalers[1].state_dict()
+
+
+@pytest.mark.parametrize("overlap", ["inline", "thread"])
+@pytest.mark.parametrize("way", ["optimizer", "model", "by hand"])
+def test_what_zero_grad_drops_of_micro_batches(way: str, overlap: str, settings: Callable[..., None]) -> None:
+    """What came behind the last call of step(): of another loss, as in a GAN, or of a batch that is left out."""
+    settings(overlap=overlap)
+    ours, alone = network(), network()
+    single = torch.optim.SGD(alone.parameters(), 0.1)
+    ours, optimizer = ring.prepare(ours, torch.optim.SGD(ours.parameters(), 0.1), accumulate=3)
+    zero = ours.zero_grad if way == "model" else optimizer.zero_grad
+    counted = 0
+    for number in range(12):
+        (loss(ours, share(batch(100 + number))) * 100).backward()
+        zero()
+        value = loss(ours, share(batch(number)))
+        if way == "by hand":
+            found = torch.autograd.grad(value, list(ours.parameters()))
+            for parameter, gradient in zip(ours.parameters(), found, strict=True):
+                parameter.grad = gradient
+        else:
+            value.backward()
+        if number in (1, 5, 9):
+            continue
+        optimizer.step()
+        counted += 1
+        (loss(alone, batch(number)) / 3).backward()
+        if counted % 3 == 0:
+            single.step()
+            single.zero_grad()
+    torch.testing.assert_close(list(ours.parameters()), list(alone.parameters()), rtol=1e-9, atol=1e-12)
+
+
+def test_micro_batches_are_calls_of_step() -> None:
+    model = network()
+    _, optimizer = ring.prepare(model, torch.optim.SGD(model.parameters(), 0.1), accumulate=2)
+    with pytest.raises(RuntimeError, match=r"accumulate=2 counts calls .* does not allow step\(closure\)"):
+        optimizer.step(lambda: loss(model, share(batch())))
 
 
 @pytest.mark.parametrize("overlap", ["inline", "thread"])

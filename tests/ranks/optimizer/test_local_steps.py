@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import ring_notebook.torch as ring
 from ranks.joint_training import joint_batches, loss_of, make_model, momentum, plain_step, share
 from ranks.optimizer.test_interrupts import interrupted
 from ring_notebook.api.local_steps import LocalSteps, plan_fragments
@@ -201,15 +202,26 @@ def test_a_scaler_leaves_out_the_step_of_one_rank(hvd: ModuleType) -> None:
     assert_equal_on_ranks(hvd, list(model.parameters()))
 
 
-def test_accumulated_batches_count_as_one_step(hvd: ModuleType) -> None:
+@pytest.mark.parametrize("clip", [nn.utils.clip_grad_norm_, ring.clip_grad_norm_], ids=["torch's", "ours"])
+def test_accumulated_batches_count_as_one_step(hvd: ModuleType, clip: Any) -> None:
+    """What is clipped is their mean; a batch without step() is left out."""
     model, twin = make_model(), make_model()
     _, optimizer = hvd.prepare(model, momentum(model), sync_every=LocalSteps(2), accumulate=3)
     _, other = hvd.prepare(twin, momentum(twin), sync_every=2)
+
+    def passed(model: nn.Module, optimizer: Any, batch: tuple[Tensor, Tensor]) -> None:
+        optimizer.zero_grad()
+        loss_of(model, batch).backward()
+        clip(model.parameters(), 0.2)
+
     for batch in joint_batches(hvd.size(), 4):
         own = share(batch, hvd.rank())
         for rows in range(0, 6, 2):
-            plain_step(model, optimizer, (own[0][rows : rows + 2], own[1][rows : rows + 2]))
-        plain_step(twin, other, own)
+            passed(model, optimizer, (own[0] * 9, own[1]))
+            passed(model, optimizer, (own[0][rows : rows + 2], own[1][rows : rows + 2]))
+            optimizer.step()
+        passed(twin, other, own)
+        other.step()
         for one, expected in zip(model.parameters(), twin.parameters(), strict=True):
             torch.testing.assert_close(one, expected, rtol=1e-5, atol=1e-6)
     assert optimizer.is_synced

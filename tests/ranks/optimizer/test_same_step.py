@@ -75,6 +75,16 @@ def test_weights_that_one_rank_changes_are_named_at_its_next_step(
     ring.check(model, optimizer)
 
 
+@pytest.mark.parametrize("options", [{"op": ring.Adasum}, {"sync_every": 2}, {"accumulate": 2}], ids=str)
+def test_where_step_alone_is_counted_another_one_is_refused(options: dict[str, Any]) -> None:
+    model = nn.Linear(30, 1)
+    model, optimizer = ring.prepare(model, TwoPhase(model.parameters(), lr=0.1), **options)
+    one_pass(model, optimizer)
+    with pytest.raises(RuntimeError, match=r"a step of another name"):
+        optimizer.second_step()
+    optimizer.step()
+
+
 @pytest.mark.parametrize("change", [decay, clamp_one, reset_one, swap])
 def test_what_all_ranks_change_alike_is_theirs_to_change(change: Callable[[nn.Module], None]) -> None:
     model, optimizer = prepared()

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from ring_notebook.core.run_options import RunOptions, ask_for_checkpoint, of_run
 from ring_notebook.errors import RingError
@@ -71,6 +73,44 @@ def test_rates_that_grow_with_the_ranks_do_so_after_another_number_has_trained(h
     model, optimizer = scaled()
     hvd.checkpoint(model, optimizer, folder=folder, resume=True)
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1 * hvd.size())
+
+
+@pytest.mark.parametrize(("every", "background"), [("3 steps", False), ("epoch", False), ("3 steps", True)])
+def test_a_step_of_several_batches_is_kept_whole(hvd: ModuleType, folder: Path, every: str, background: bool) -> None:
+    def trained(until: int, resume: bool) -> tuple[list[Tensor], list[int]]:
+        torch.manual_seed(0)
+        model, data = nn.Linear(6, 1), TensorDataset(torch.randn(12 * hvd.size(), 6))
+        made = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        model, optimizer, loader = hvd.prepare(model, made, DataLoader(data, batch_size=4), accumulate=2)
+        saved = hvd.checkpoint(
+            *(model, optimizer, loader), every=every, keep=9, folder=folder, resume=resume, background=background
+        )
+        used = []
+        for _ in saved.epochs(4):
+            for (x,) in loader:
+                used.append(saved.steps)
+                model(x).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                saved.step()
+                if saved.steps == until:
+                    saved.wait()
+                    return list(model.parameters()), used
+        return list(model.parameters()), used
+
+    whole, _ = trained(0, False)
+    if background:  # where one that is due may have to wait for another
+        assert names(hvd, folder)[0] == "step-00000004"
+    else:
+        assert names(hvd, folder) == [f"step-{step:08}.pt" for step in (4, 6, 10, 12)]
+    hvd.barrier()
+    for path in folder.iterdir() if hvd.rank() == 0 else ():
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    trained(5, False)
+    hvd.barrier()
+    resumed, used = trained(0, True)
+    assert used[0] == 4
+    torch.testing.assert_close(resumed, whole, rtol=0, atol=0)
 
 
 def test_where_a_run_of_a_notebook_resumes(hvd: ModuleType, folder: Path) -> None:

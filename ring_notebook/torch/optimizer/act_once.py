@@ -1,22 +1,35 @@
-"""Learning rate schedules and GradScalers act once in a round of logical ranks: in its last turn, as the optimizer."""
+"""GradScalers, and of logical ranks learning rate schedules, act once in a step: with its last micro-batch or turn.
+
+The gradients of one step are made at one scale.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import wraps
 from typing import Any
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from ring_notebook.core.logical_ranks import current
-from ring_notebook.torch.optimizer.logical_optimizer import is_logical
 
 _DONE = "_ring_acts_once"
+logical_optimizers: WeakSet[Any] = WeakSet()
+"""Those that are wrapped for logical ranks."""
+_scaled: WeakKeyDictionary[Any, WeakSet[Any]] = WeakKeyDictionary()
+"""The optimizers that each GradScaler has stepped since its last update."""
+
+
+def is_logical(optimizer: Any) -> bool:
+    """Whether ``optimizer``, or one that wraps it, makes its steps in the last turn of a round."""
+    is_optimizer = isinstance(optimizer, torch.optim.Optimizer)
+    return is_optimizer and getattr(optimizer, "_wrapped", optimizer) in logical_optimizers
 
 
 def act_once() -> None:
-    """Have ``step`` of all schedules of a logical optimizer, and ``update`` of GradScalers, wait for the last turn.
+    """Have ``step`` of all schedules of a logical optimizer, and ``update`` of GradScalers, wait for the step.
 
     The classes are changed, not their objects, whose attributes are their state_dict; again for classes that a program
     has defined since.
@@ -24,6 +37,7 @@ def act_once() -> None:
     for kind in _with_subclasses(LRScheduler):
         _change(kind, "step", _step_once)
     for kind in _with_subclasses(torch.amp.GradScaler):
+        _change(kind, "step", _noted)
         _change(kind, "update", _update_once)
 
 
@@ -50,13 +64,23 @@ def _step_once(step: Any) -> Any:
     return stepping
 
 
+def _noted(step: Any) -> Any:
+    @wraps(step)
+    def stepping(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        _scaled.setdefault(self, WeakSet()).add(optimizer)
+        return step(self, optimizer, *args, **kwargs)
+
+    return stepping
+
+
 def _update_once(update: Any) -> Any:
     @wraps(update)
     def updating(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not _is_between() or not self.is_enabled():
+        waits = any(getattr(one, "has_begun_step", False) for one in _scaled.pop(self, ()))
+        if not (waits or _is_between()) or not self.is_enabled():
             return update(self, *args, **kwargs)
         before = self.state_dict()
-        result = update(self)  # so that it lets go of what it knows of this turn's gradients
+        result = update(self)  # so that it lets go of what it knows of these gradients
         self.load_state_dict(before)
         return result
 
