@@ -194,11 +194,11 @@ def loops(draw: st.DrawFn) -> Loop:
         gather == "passes" and way not in ("distributed", "sum")
     ):
         gather = "by hand"
-    if gather in ("accumulate", "passes"):
+    if gather == "passes" or (gather == "accumulate" and way == "logical"):
         loss = "one" if loss in ("two", "again", "by hand") else loss
     if loss == "by hand":  # which nothing reduces before clipping or the step
         parts = [one for one in parts if one not in ("checkpoint", "sparse")]
-        clip, amp = "none" if clip == "none" else "ours", "no"
+        clip, amp = "none" if clip == "none" or gather == "accumulate" else "ours", "no"
     if loss == "penalty":
         parts = [one for one in parts if one != "norm"]
     wanted = draw(st.lists(st.sampled_from(list(OPTIMIZERS)), min_size=1, max_size=3))
@@ -227,8 +227,8 @@ def loops(draw: st.DrawFn) -> Loop:
         wanted = ["Adam" if one in _NOT_COMPLEX else one for one in wanted]
         clip = "none" if clip in ("value", "hand") else clip
         amp = "no"
-    if gather in ("accumulate", "passes") and middle in ("error", "evaluate"):  # of a batch outside of the count
-        middle = "none"
+    if middle in ("error", "evaluate") and (gather == "passes" or (gather == "accumulate" and way == "logical")):
+        middle = "none"  # it is of a batch outside of the count
     middle = "none" if middle == "again" and way not in ("prepare", "strategy", "fsdp", "logical") else middle
     middle = "none" if middle == "error" and loss == "by hand" else middle
     if way not in ("prepare", "distributed", "sum") or (option == "lists" and len(wanted) > 1):
@@ -433,7 +433,7 @@ def train(ring, rank, size):
                 x, y = data.tensors[0][rows], data.tensors[1][rows]
                 yield (x[rank::size], y[rank::size]) if ring else (x, y)
         else: yield from loader
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**12, growth_interval={99 if loop.gather == "accumulate" else 3})
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**12, growth_interval=3)
     factor = {alone}{mean}
     last = [None]
     def loss_of(out, y):
