@@ -50,3 +50,8 @@ def average_rest(models: Sequence[nn.Module], optimizers: Sequence[torch.optim.O
             known.close()
         if beside is not None and any(not owners_of([one]) for one in model.parameters()):
             _rests[model] = Rest(model, beside)
+
+
+def models_beside(optimizer: Any) -> list[nn.Module]:
+    """The models of which ``optimizer`` has `average_rest` average what no optimizer has."""
+    return [model for model, rest in _rests.items() if rest._beside() is optimizer]

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ring_notebook.core.kept_state import Keeper, Memory
 from ring_notebook.torch.optimizer.gradient_reducer import GradientReducer
+from ring_notebook.torch.optimizer.unoptimized_gradients import average_rest, models_beside
 from ring_notebook.torch.optimizer.wrapper import Wrapper, claim, original_of, wrap
 from ring_notebook.torch.steps.optimizer_notes import notes_of
 from ring_notebook.torch.tensors import is_sharded
@@ -171,7 +172,7 @@ def _reduced_wrapper(wrapper: Wrapper) -> Any:
     kept = {name: value for name, value in own if name not in _OF_GENERATION and not name.startswith("_ring_")}
     mixin = next(one for one in type(wrapper).__mro__[1:] if issubclass(one, Wrapper))
     made_with = mixin, original_of(wrapper), wrapper._parameter_names
-    return _wrapper, made_with, kept, None, None, _set_wrapper
+    return _wrapper, made_with, (kept, wrapper.same_step.compares, models_beside(wrapper)), None, None, _set_wrapper
 
 
 def _wrapper(mixin: Any, optimizer: torch.optim.Optimizer, names: dict[Tensor, str]) -> Wrapper:
@@ -179,7 +180,10 @@ def _wrapper(mixin: Any, optimizer: torch.optim.Optimizer, names: dict[Tensor, s
     return wrapped
 
 
-def _set_wrapper(wrapper: Wrapper, kept: dict[str, Any]) -> None:
+def _set_wrapper(wrapper: Wrapper, state: tuple[dict[str, Any], bool, list[nn.Module]]) -> None:
+    kept, compares, models = state
     wrapper.__dict__.update(kept)
+    wrapper.same_step.compares = compares
     if not wrapper._superseded:
         claim(wrapper)
+        average_rest(models, [wrapper])

@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 import ring_notebook.torch as ring
 from ranks.joint_training import make_model, momentum, plain_step
+from ring_notebook.core import kept_state
 from ring_notebook.errors import CollectiveAborted, CollectiveError
 from ring_notebook.torch.optimizer import backward_end
 
@@ -269,6 +270,35 @@ def test_micro_batches_are_calls_of_step() -> None:
     _, optimizer = ring.prepare(model, torch.optim.SGD(model.parameters(), 0.1), accumulate=2)
     with pytest.raises(RuntimeError, match=r"accumulate=2 counts calls .* does not allow step\(closure\)"):
         optimizer.step(lambda: loss(model, share(batch())))
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_a_snapshot_keeps_how_gradients_are_averaged(accumulate: int) -> None:
+    """Also of micro-batches, and of what no optimizer has."""
+    model = network()
+    own = model if accumulate > 1 else model[0]
+    model, optimizer = ring.prepare(model, torch.optim.SGD(own.parameters(), 0.1, 0.9), accumulate=accumulate)
+    for number in range(4):
+        plain_pass(model, optimizer, number)
+    content = kept_state.dump(
+        {"both": (model, optimizer)}, lambda _: pytest.fail("so little stays in one file")
+    ).content
+    place = ring.rank(), ring.size()
+    other, twin = kept_state.load(place, ring.size(), lambda _: content, lambda *_: None).values["both"]
+    assert twin.same_step.compares
+    for number in range(2):
+        for one, stepping in ((model, optimizer), (other, twin)):
+            one[2].zero_grad()
+            plain_pass(one, stepping, number)
+    torch.testing.assert_close(list(other.parameters()), list(model.parameters()), rtol=0, atol=0)
+    grads = [[p.grad for p in one.parameters()] for one in (other, model)]
+    torch.testing.assert_close(*grads, rtol=0, atol=0)
+
+
+def plain_pass(model: nn.Module, optimizer: Any, number: int) -> None:
+    optimizer.zero_grad()
+    loss(model, share(batch(number))).backward()
+    optimizer.step()
 
 
 @pytest.mark.parametrize("overlap", ["inline", "thread"])

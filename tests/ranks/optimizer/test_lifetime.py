@@ -16,7 +16,6 @@ import torch
 from torch import nn
 
 from ranks.joint_training import loss_of, make_model, momentum, plain_step
-from ring_notebook.core import kept_state
 
 
 def test_is_an_optimizer_of_the_same_class(hvd: ModuleType) -> None:
@@ -53,24 +52,6 @@ def test_a_copy_averages_gradients_too(hvd: ModuleType, kind: str, options: dict
     assert list(twin._parameter_names) == list(other.parameters())
     torch.testing.assert_close(twin.state_dict(), optimizer.state_dict())
     for _ in range(3):
-        plain_step(model, optimizer, batch)
-        plain_step(other, twin, batch)
-    torch.testing.assert_close(list(other.parameters()), list(model.parameters()), rtol=0, atol=0)
-
-
-def test_a_snapshot_keeps_earlier_micro_batches(hvd: ModuleType) -> None:
-    model = make_model()
-    model, optimizer = hvd.prepare(model, momentum(model), accumulate=3)
-    batch = torch.full((2, 7), 1.0 + hvd.rank()), torch.ones(2, 3)
-    for _ in range(4):
-        plain_step(model, optimizer, batch)
-    content = kept_state.dump(
-        {"both": (model, optimizer)}, lambda _: pytest.fail("so little stays in one file")
-    ).content
-    place = hvd.rank(), hvd.size()
-    loaded = kept_state.load(place, hvd.size(), lambda _: content, lambda *_: None)
-    other, twin = loaded.values["both"]
-    for _ in range(2):
         plain_step(model, optimizer, batch)
         plain_step(other, twin, batch)
     torch.testing.assert_close(list(other.parameters()), list(model.parameters()), rtol=0, atol=0)
