@@ -6,7 +6,7 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -100,6 +100,14 @@ def pytest_configure() -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     if not _IN_RANK:
         own_shared_memory()
+
+
+@pytest.hookimpl(wrapper=True, trylast=True)  # inside that of pytest-timeout
+def pytest_runtest_protocol() -> Generator[None, object, object]:
+    """Have the time limit of a test end a second wait too: that for what it has started, which it no longer ends."""
+    limit, _ = signal.getitimer(signal.ITIMER_REAL)
+    signal.setitimer(signal.ITIMER_REAL, limit, limit)
+    return (yield)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

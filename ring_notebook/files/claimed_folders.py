@@ -13,12 +13,15 @@ import os
 import re
 import secrets
 import shutil
+import stat
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal
 
 _NAME = re.compile(r"ring-(?:run|code)-[0-9a-f]{16}")
+_MAY_LACK_LOCKS = stat.S_ISVTX
+"""The mode of a folder whose process has no lock on it, or not yet; those outside of its sandbox may have locks."""
 
 
 def claim(path: Path) -> int:
@@ -28,11 +31,12 @@ def claim(path: Path) -> int:
     """
     while True:
         with contextlib.suppress(FileExistsError):
-            path.mkdir(mode=0o700)
+            path.mkdir(mode=_MAY_LACK_LOCKS | 0o700)
         with contextlib.suppress(FileNotFoundError):  # another process has just removed it as unclaimed
             folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-            with contextlib.suppress(OSError):  # no locks here: then nothing counts as abandoned
+            with contextlib.suppress(OSError):  # a sandbox may refuse locks: then nothing counts as abandoned
                 fcntl.flock(folder, fcntl.LOCK_SH)
+                os.fchmod(folder, 0o700)
             with contextlib.suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(folder), os.stat(path)):
                     return folder
@@ -44,7 +48,8 @@ def remove_unclaimed(path: Path, remove: Callable[[], object]) -> None:
     with contextlib.suppress(OSError):  # in use, or a link
         folder = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         try:
-            if os.fstat(folder).st_uid == os.geteuid():
+            about = os.fstat(folder)
+            if about.st_uid == os.geteuid() and not about.st_mode & _MAY_LACK_LOCKS:
                 fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 remove()
         finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import signal
 import subprocess
@@ -191,6 +192,18 @@ def test_other_temporary_folders_stay(place: Path, tmp_path: Path) -> None:
         assert set(before) < set(place.iterdir())
     assert sorted(place.iterdir()) == before
     assert (tmp_path / "kept").exists()
+
+
+def test_a_folder_in_use_where_locks_are_refused_stays(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as in a sandbox that shares the folder with processes that have locks."""
+    with monkeypatch.context() as patch:
+        patch.setattr(fcntl, "flock", lambda *_: os.close(-1))
+        without = claimed_folder("run")
+        path = without.__enter__()
+    with claimed_folder("run"):
+        assert path.is_dir()
+    without.__exit__(None, None, None)
+    assert not path.exists()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="makes a folder of another user")

@@ -50,6 +50,18 @@ def test_last(word):
     assert word in "ab"
 """
 
+AROUND = """
+import time
+import pytest
+
+@pytest.mark.timeout(1)
+def test_waits_behind_its_limit():
+    try:
+        time.sleep(600)
+    finally:
+        time.sleep(600)
+"""
+
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> str:
@@ -63,6 +75,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> str:
     shutil.copy(TESTS / "conftest.py", root)
     shutil.copy(TESTS / "ranks" / "conftest.py", ranks)
     (ranks / "test_file.py").write_text(FILE)
+    (root / "tests" / "test_around.py").write_text(AROUND)
     done = ran(
         [sys.executable, "-m", "pytest", "-v", "-rA", "-p", "no:cacheprovider", "-m", "slow or not slow", "tests"],
         cwd=root,
@@ -75,6 +88,10 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_a_test_passes_when_all_ranks_pass(report: str) -> None:
     for test in "test_equal[np1]", "test_equal[np2]", "test_fails_on_one[np1]", "test_last[np2-b]", "test_slow[np2]":
         assert f"{test} PASSED" in report, report
+
+
+def test_a_wait_behind_the_time_limit_ends_too(report: str) -> None:
+    assert "test_waits_behind_its_limit FAILED" in report, report
 
 
 def test_a_test_fails_with_the_output_of_the_rank_that_failed(report: str) -> None:
@@ -100,4 +117,4 @@ def test_a_test_whose_rank_dies_fails_and_the_rest_still_run(report: str) -> Non
     assert "test_dies_on_one[np2] FAILED" in report
     assert "the ranks ended before ranks [1] had finished the test" in report
     assert "test_skips[np2] SKIPPED (for a reason)" in report
-    assert "4 failed" in report
+    assert "5 failed" in report

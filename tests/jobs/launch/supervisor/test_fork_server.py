@@ -225,16 +225,19 @@ def test_a_server_with_few_descriptors_keeps_its_ranks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: int
 ) -> None:
     """And those for which there are not enough start as usual."""
-    with start_server(str(tmp_path / "socket"), [], os.environ) as server:
-        monkeypatch.setenv(ADDRESS, str(tmp_path / "socket"))
-        with start_rank([sys.executable, "-c", SLEEPS], os.environ, subprocess.DEVNULL, []) as rank:
+    server = start_server(str(tmp_path / "socket"), [], os.environ)
+    monkeypatch.setenv(ADDRESS, str(tmp_path / "socket"))
+    with server, start_rank([sys.executable, "-c", SLEEPS], os.environ, subprocess.DEVNULL, []) as rank:
+        try:
             assert isinstance(rank, ForkedRank)
-            limit = len(os.listdir(f"/proc/{server.pid}/fd")) + left
+            used = {int(name) for name in os.listdir(f"/proc/{server.pid}/fd")}
+            limit = [number for number in range(100) if number not in used][left]
             resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (limit, limit))
             assert run("-c", "print('as usual')")[:3] == (subprocess.Popen, 0, "as usual\n")
             os.kill(rank.pid, signal.SIGTERM)
             assert rank.wait(LIMIT) == -signal.SIGTERM
-        server.kill()
+        finally:
+            server.kill()
 
 
 @pytest.mark.parametrize("sent", [b"", b"nonsense", b"cposix\nnothing\n.", pickle.dumps(3)])
