@@ -61,6 +61,7 @@ class LostRanks:
                 with self._lock:
                     self._elsewhere[engine.rank] = start
                     self._reports.setdefault(engine.rank, engine.reports)
+                    self._read = -1  # what the log says of this one has not been looked at
                 self._wake.set()
                 continue
             try:
