@@ -130,7 +130,7 @@ class Checkpoint:
         return True
 
     def is_within_step(self) -> bool:
-        """Whether this batch is one of a step that has not been made, so that one that is due waits."""
+        """Whether this batch is one of a step that has not been made, so that a checkpoint that is due waits."""
         return False
 
     def begin_epoch(self) -> None:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import re
 import struct
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 from weakref import ref
 
@@ -16,8 +14,7 @@ from ring_notebook.core.buffers import Buffer, Device, device_of, from_memoryvie
 from ring_notebook.core.native import core, knows_transport
 from ring_notebook.core.partition import layout_hash
 from ring_notebook.core.work import Call, HeldWorks, Work
-from ring_notebook.errors import CollectiveError, CollectiveMismatch
-from ring_notebook.text.words import GATES
+from ring_notebook.errors import CollectiveMismatch
 
 if TYPE_CHECKING:
     from ring_notebook import _core
@@ -541,14 +538,3 @@ def _started(communicator: Communicator, message: Message, blocking: bool) -> Me
     else:
         communicator._held.hold(message)
     return message
-
-
-@contextmanager
-def own_words() -> Iterator[None]:
-    """A context in which errors name operations of another runtime, and not the barriers that stand for them."""
-    names = "|".join(map(re.escape, GATES))
-    try:
-        yield
-    except CollectiveError as error:
-        text = re.sub(rf"(?:barrier|the name) '((?:{names})[^'\n]*)'", r"\1", str(error))
-        raise type(error)(re.sub(rf" passed (?={names})", " called ", text)) from None

@@ -5,12 +5,17 @@ The panel shows them, and the timeline draws them. Only the main thread counts, 
 
 from __future__ import annotations
 
+import re
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from threading import current_thread, main_thread
 from time import monotonic_ns
 from types import TracebackType
 from typing import NamedTuple
+
+from ring_notebook.errors import CollectiveError
+from ring_notebook.text.words import GATES
 
 KEPT = 1 << 14
 """The newest waits that are recorded."""
@@ -148,3 +153,14 @@ class ForeignWait:
         """End it now, without counting it."""
         _counters.now = _counters.foreign = None
         self._began = 0
+
+
+@contextmanager
+def own_words() -> Iterator[None]:
+    """A context in which errors name operations of another runtime, and not the barriers that stand for them."""
+    names = "|".join(map(re.escape, GATES))
+    try:
+        yield
+    except CollectiveError as error:
+        text = re.sub(rf"(?:barrier|the name) '((?:{names})[^'\n]*)'", r"\1", str(error))
+        raise type(error)(re.sub(rf" passed (?={names})", " called ", text)) from None

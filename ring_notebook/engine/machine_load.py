@@ -60,7 +60,10 @@ class Machine:
         return {**values, **_gpu_values(self._gpu), **expected}
 
     def _children(self) -> list[psutil.Process]:
-        """The processes below this one; none where the system does not list them."""
+        """The processes below this one; none where the system does not list them.
+
+        psutil's own way reads the parents of all processes of the machine, each time.
+        """
         found, parents = [], [self._process.pid]
         while parents:
             lists = [_text(path) for path in glob(_CHILDREN.format(parents.pop()))]
@@ -71,7 +74,7 @@ class Machine:
         return found
 
     def _memory_of(self, children: Sequence[psutil.Process]) -> float:
-        """The bytes that only these have, of not long ago: to count them takes a while."""
+        """The bytes that only these have, as last counted. Counting takes a while, so it is done now and then."""
         begun = monotonic()
         if not children:
             self._of_children = 0.0

@@ -18,9 +18,9 @@ import jax
 from ring_notebook.api.basics import rank, size
 from ring_notebook.api.objects import broadcast_object
 from ring_notebook.config import config
-from ring_notebook.core import world
+from ring_notebook.core import other_waits, world
 from ring_notebook.core.buffers import from_memoryview
-from ring_notebook.core.communicator import Communicator, own_words, receive, send
+from ring_notebook.core.communicator import Communicator, receive, send
 from ring_notebook.errors import RingError
 from ring_notebook.jax import jax_private
 from ring_notebook.text.words import first_characters
@@ -97,7 +97,7 @@ class _Gates:
             return
         if self._world is not now:
             self._world, self._communicators = now, {}
-        with own_words():
+        with other_waits.own_words():
             if ranks not in self._communicators:
                 self._communicators[ranks] = self._form(now.communicator, ranks, name)
             self._communicators[ranks].barrier(name=name)

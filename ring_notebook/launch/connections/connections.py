@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import socket
@@ -13,7 +14,7 @@ from ring_notebook.launch.connections.pmi import PmiServer, lines
 from ring_notebook.rank.rank_status import RankStatus
 
 _CAPACITY = 1 << 16
-_MOST_UNSENT = 1 << 24  # bytes: a rank that asks without end and reads no answer gets no more of them
+_MOST_UNSENT = 1 << 24  # bytes
 
 
 def new_job_name() -> str:
@@ -21,14 +22,21 @@ def new_job_name() -> str:
     return f"ring-{os.getpid()}-{secrets.token_hex(8)}"
 
 
-def send_now(channel: socket.socket, data: bytes) -> bytes:
-    """Send as much of ``data`` as ``channel`` takes now. Returns the rest; nothing where the reader has gone."""
-    try:
-        return data[channel.send(data, socket.MSG_DONTWAIT) :]
-    except BlockingIOError:
-        return data
-    except OSError:
-        return b""
+class Unsent(dict[int, bytes]):
+    """What the sockets of ranks have not taken yet, by rank.
+
+    A rank that asks without end and reads no answer gets none beyond `_MOST_UNSENT` bytes.
+    """
+
+    def send(self, rank: int, channel: socket.socket, more: bytes = b"") -> None:
+        """Send what there is for ``rank``, and then ``more``, as much as ``channel`` takes now."""
+        data = self.pop(rank, b"")
+        data += more if len(data) < _MOST_UNSENT else b""
+        with contextlib.suppress(OSError):  # the reader has gone
+            with contextlib.suppress(BlockingIOError):
+                data = data[channel.send(data, socket.MSG_DONTWAIT) :] if data else data
+            if data:
+                self[rank] = data
 
 
 class Connections:
@@ -45,8 +53,8 @@ class Connections:
         """The number of ranks; `resize` changes it."""
         self._elastic = elastic
         self._channels: dict[int, socket.socket] = {}
-        self.unsent: dict[int, bytes] = {}
-        """What ranks have not taken yet. When the socket of one can be written to, `receive` sends more."""
+        self.unsent = Unsent()
+        """Answers that wait. When the socket of a rank can be written to, `receive` sends more."""
         self._pmi = PmiServer(job, places, elastic)
         self.gathering = self._pmi.gathering
         """What the ranks have told each other, and who of them has formed."""
@@ -85,7 +93,7 @@ class Connections:
 
     def receive(self, rank: int) -> bool:
         """Read what ``rank`` has sent and answer. Returns False when it will send no more."""
-        self._send(rank)
+        self.unsent.send(rank, self._channels[rank])
         try:
             data = self._channels[rank].recv(_CAPACITY, socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -100,13 +108,7 @@ class Connections:
 
     def _reply(self, replies: Mapping[int, bytes]) -> None:
         for to, reply in replies.items():
-            if len(self.unsent.get(to, b"")) < _MOST_UNSENT:
-                self.unsent[to] = self.unsent.get(to, b"") + reply
-            self._send(to)
-
-    def _send(self, rank: int) -> None:
-        if (data := self.unsent.pop(rank, b"")) and (rest := send_now(self._channels[rank], data)):
-            self.unsent[rank] = rest
+            self.unsent.send(to, self._channels[to], reply)
 
     def exited(self, rank: int, how: str) -> None:
         while rank in self._channels and self._has_data(rank) and self.receive(rank):

@@ -24,7 +24,7 @@ from math import inf
 from typing import NamedTuple
 
 from ring_notebook.analysis.job_failure import judge_silence
-from ring_notebook.launch.connections.connections import send_now
+from ring_notebook.launch.connections.connections import Unsent
 from ring_notebook.launch.remote.peer_certificate import UnprovenPeerError, Way, certificate_in, own_certificate
 from ring_notebook.machine.os_calls import Wake
 from ring_notebook.rank.secure_streams import Tls, own_identity, tls_context
@@ -35,7 +35,6 @@ LONGEST = 1 << 24
 _NOISE = 1 << 16  # bytes that a login shell may print before MAGIC
 _HEADER = struct.Struct("!BiI")
 _CAPACITY = 1 << 18
-_MOST_UNSENT = 1 << 24  # bytes for one rank
 WINDOW = 1 << 20
 """Bytes of a stream on their way, besides the piece that fills the window."""
 
@@ -371,7 +370,7 @@ class Channels:
     def __init__(self, stream: FrameStream) -> None:
         self._stream = stream
         self._sockets: dict[int, socket.socket] = {}
-        self._unsent: dict[int, bytes] = {}  # what they do not take yet
+        self._unsent = Unsent()
 
     def add(self, rank: int, channel: socket.socket, selector: selectors.BaseSelector) -> None:
         """Pass on what comes from ``channel``, which `selector` watches from now on."""
@@ -385,15 +384,11 @@ class Channels:
         self._send(rank)
         self.pass_on(rank)
 
-    def _send(self, rank: int) -> None:
-        if rank not in self._unsent:
-            return
+    def _send(self, rank: int, data: bytes = b"") -> None:
         channel = self._sockets[rank]
-        rest = send_now(channel, self._unsent.pop(rank))
-        if rest:
-            self._unsent[rank] = rest
+        self._unsent.send(rank, channel, data)
         key = self._selector.get_key(channel)
-        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if rest else 0)
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if rank in self._unsent else 0)
         if key.events != events:
             self._selector.modify(channel, events, key.data)
 
@@ -415,9 +410,7 @@ class Channels:
     def take(self, rank: int, data: bytes) -> None:
         """A frame has come; one without ``data`` is the end."""
         if rank in self._sockets and data:
-            if len(self._unsent.get(rank, b"")) < _MOST_UNSENT:  # else it asks without end and reads no answer
-                self._unsent[rank] = self._unsent.get(rank, b"") + data
-            self._send(rank)
+            self._send(rank, data)
         else:
             self.close(rank)
 

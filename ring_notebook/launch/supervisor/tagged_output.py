@@ -218,7 +218,7 @@ def pieces(data: bytes) -> Iterator[bytes]:
 def put(fd: int, data: bytes) -> None:
     """Write all of ``data`` to ``fd`` so that lines which several threads write do not mix.
 
-    Whoever shares ``fd`` may have set it not to block, as ssh and Node.js do.
+    ``fd`` may be non-blocking: ssh and Node.js make pipes so, for all processes that share them.
     """
     for piece in pieces(data):
         while piece:

@@ -35,7 +35,7 @@ from torch import Tensor
 from ring_notebook.config import config
 from ring_notebook.core import other_waits, world
 from ring_notebook.core.buffers import Buffer, DType
-from ring_notebook.core.communicator import ANY, Communicator, Message, own_words, receive, send
+from ring_notebook.core.communicator import ANY, Communicator, Message, receive, send
 from ring_notebook.core.work import Work
 from ring_notebook.errors import CollectiveMismatch
 from ring_notebook.torch.process_group.default_group import end_groups_of_failed_generation, tells_of_lost_rank
@@ -115,7 +115,7 @@ class Pending:
 
     def _start(self) -> None:
         try:
-            with own_words():
+            with other_waits.own_words():
                 self._gate.wait()
             if self._check is not None:
                 self._check()
@@ -128,7 +128,7 @@ class Pending:
         """The handle of the operation, once it has started. Raises the error of the gate."""
         if not self.started():
             try:
-                with own_words():
+                with other_waits.own_words():
                     self._gate.wait(timeout)
             except BaseException:
                 if not self._gate.done():  # an interrupt or a limit of this wait
@@ -206,7 +206,7 @@ class _Message(GatedWork):
         if not self._pending.started() and not self._card.done():
             seconds = timeout.total_seconds() if timeout is not None else 0.0
             native = self._card._native
-            with own_words():
+            with other_waits.own_words():
                 other_waits.message(lambda: float(native.wait(seconds)), lambda: self._title)
         return super().wait(timeout)
 
@@ -275,7 +275,7 @@ class Gate:
     def pass_now(self, communicator: Communicator, name: str) -> None:
         """Return when all members have called ``name``, and what is pending of this group has started."""
         other_waits.ours()
-        with own_words():
+        with other_waits.own_words():
             communicator.barrier(name=name)
         if self._collectives:
             with self._lock:
