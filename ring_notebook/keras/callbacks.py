@@ -74,13 +74,26 @@ class MetricAverageCallback(_Callback):  # type: ignore[misc]
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Replace the values in ``logs``, numbers and arrays."""
         names = sorted(logs or ())
+        # Callbacks for the end of the epoch come later. The mismatch of ranks that train on says why this one is here.
+        why = ", since a callback has set stop_training" * self._has_stopped()
         if names:
             arrays = [np.asarray(logs[name], np.float64) for name in names]  # of a metric with a number for each class
             values = np.concatenate([array.reshape(-1) for array in arrays]).tolist()
-            means = allreduce_numbers(values, ReduceOp.AVERAGE, "metrics", self.process_set)
+            means = allreduce_numbers(values, ReduceOp.AVERAGE, f"metrics{why}", self.process_set)
             ends = np.cumsum([array.size for array in arrays])
             for name, array, part in zip(names, arrays, np.split(means, ends[:-1]), strict=True):
                 logs[name] = part.reshape(array.shape) if array.ndim else part.item()
+
+    def _has_stopped(self) -> bool:
+        return bool(getattr(self.model, "stop_training", False))
+
+
+class AgreedStop(_Callback):  # type: ignore[misc]
+    """Ends `fit` on all ranks after an epoch at whose end a callback of one has set ``stop_training``."""
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        (stops,) = allreduce_numbers([int(self.model.stop_training)], ReduceOp.MAX, "stop_training")
+        self.model.stop_training = bool(stops)
 
 
 class LearningRateScheduleCallback(_Callback):  # type: ignore[misc]

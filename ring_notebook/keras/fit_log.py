@@ -87,7 +87,8 @@ def extend_fits() -> None:
         call = arguments.bind(*args, **kwargs)
         call.apply_defaults()
         options = call.arguments
-        given, first = options["callbacks"], callbacks_of(options["self"])
+        given = options["callbacks"]
+        first, last = callbacks_of(options["self"])
         is_list = isinstance(given, keras.callbacks.CallbackList)
         known = given.callbacks if is_list else [given] if isinstance(given, keras.callbacks.Callback) else given or ()
         # They come last, so that they keep what the others have changed, behind the row of their step.
@@ -101,10 +102,10 @@ def extend_fits() -> None:
             steered = ring is not None and ring.process_set is global_process_set
             rows = [_Rows(samples, options["initial_epoch"], options["epochs"], steered)]
         if first or rows or saved:
-            ordered = [*first, *(one for one in known if one not in saved), *rows, *saved]
+            ordered = [*first, *(one for one in known if one not in saved), *last, *rows, *saved]
             if is_list:
                 given.callbacks[:] = ordered
-                for one in (*first, *rows):
+                for one in (*first, *last, *rows):
                     one.set_model(options["self"])
                     one.set_params(given.params)
             else:

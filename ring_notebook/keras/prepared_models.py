@@ -8,7 +8,7 @@ from typing import Any
 from ring_notebook.api.basics import size
 from ring_notebook.api.preparation import by_kind, furthest, in_order
 from ring_notebook.core.metrics import note_params
-from ring_notebook.keras.callbacks import BroadcastGlobalVariablesCallback, MetricAverageCallback
+from ring_notebook.keras.callbacks import AgreedStop, BroadcastGlobalVariablesCallback, MetricAverageCallback
 from ring_notebook.keras.chosen_keras import OPTIMIZERS, keras
 from ring_notebook.keras.distributed_optimizer import DistributedOptimizer, ring_of
 from ring_notebook.keras.keras_state import broadcast_state, is_built, optimizers_of, rate_of
@@ -66,13 +66,13 @@ def prepare(*objects: Any, scale_lr: bool = False, **options: Any) -> Any:
     return in_order(objects, prepared)
 
 
-def callbacks_of(model: Any) -> list[Any]:
-    """What ``fit`` of a prepared model calls before the callbacks that it was given."""
+def callbacks_of(model: Any) -> tuple[list[Any], list[Any]]:
+    """What ``fit`` of a prepared model calls before and after the callbacks that it was given."""
     ring = ring_of(getattr(model, "optimizer", None))
     if ring is None or ring.prepared is None:
-        return []
+        return [], []
     start = [] if is_built(model) else [BroadcastGlobalVariablesCallback(ring.prepared)]
-    return [*start, MetricAverageCallback()]
+    return [*start, MetricAverageCallback()], [AgreedStop()]
 
 
 def _distributed(optimizer: Any, scale_lr: bool, options: dict[str, Any]) -> tuple[Any, Any]:

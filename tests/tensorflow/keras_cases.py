@@ -839,6 +839,25 @@ def case_prepare_does_it_in_one_line() -> None:
     check_joined(trained, lambda: model(10, keras.optimizers.Adam(0.02)))
 
 
+def case_a_callback_of_one_rank_stops_all_after_an_epoch_and_within_one_says_so() -> None:
+    class Stops(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None) -> None:
+            self.model.stop_training = epoch == 1 and hvd.rank() == hvd.size() - 1
+
+    prepared, data = hvd.prepare(model(hvd.rank(), keras.optimizers.SGD(0.05)), (X, Y))
+    history = fit(prepared, data, epochs=5, callbacks=[Stops()]).history
+    assert len(history["loss"]) == 2
+    check_equal(prepared)
+    if hvd.size() > 1:
+
+        class StopsWithin(keras.callbacks.Callback):
+            def on_train_batch_end(self, batch, logs=None) -> None:
+                self.model.stop_training = batch == 1 and hvd.rank() == 1
+
+        with pytest.raises(Exception, match="'metrics, since a callback has set stop_training'"):
+            fit(prepared, data, epochs=2, callbacks=[StopsWithin()])
+
+
 def case_prepare_a_model_that_is_not_built_and_has_been_trained_alone() -> None:
     keras.utils.set_random_seed(hvd.rank())
     trained = keras.Sequential([keras.layers.Dense(4), keras.layers.Dense(1)])
