@@ -15,8 +15,8 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -170,7 +170,7 @@ def rank_file(rank: int) -> str:
 def remove(snapshot: Snapshot) -> None:
     """Remove a snapshot. One that is half removed is torn, because its manifest goes first."""
     (snapshot.path / _MANIFEST).unlink(missing_ok=True)
-    shutil.rmtree(snapshot.path)
+    shutil.rmtree(snapshot.path, ignore_errors=True)  # another process may be removing it too
 
 
 class Writer:
@@ -258,11 +258,11 @@ class Writer:
                 file.write(json.dumps(whole).encode())
             for report in files:
                 report.unlink()
-            path = self._folder / self._id
-            self._partial.rename(path)
-            _sync(self._folder)
-            snapshot = Snapshot(path, whole)
-            _prune(self._folder, snapshot)
+            snapshot = Snapshot(self._folder / self._id, whole)
+            with _locked(self._folder):  # of two that are completed at once the later one replaces the other
+                self._partial.rename(snapshot.path)
+                _sync(self._folder)
+                _prune(self._folder, snapshot)
             return snapshot
         return None
 
@@ -275,18 +275,16 @@ class Writer:
         shutil.rmtree(self._partial, ignore_errors=True)
 
 
-class _locked:  # noqa: N801 - read as a verb
-    """A context in which no other rank has the folder at ``path``."""
-
-    def __init__(self, path: Path) -> None:
-        self._descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-
-    def __enter__(self) -> None:
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """A context in which no other process has the folder at ``path``."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
         with suppress(OSError):  # no locks here
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX)
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self._descriptor)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _sync(path: Path) -> None:
