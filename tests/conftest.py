@@ -64,9 +64,9 @@ def without_torch(numpy_site: Path) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
+def fork_server() -> Iterator[ForkServer]:
     """For `forked_ranks`."""
-    server = ForkServer(str(tmp_path_factory.mktemp("fork-server") / "socket"))
+    server = ForkServer()
     yield server
     server.close()
 

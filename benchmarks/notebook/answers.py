@@ -57,7 +57,7 @@ def main() -> None:
     parser.add_argument("--own-interpreters", action="store_true")
     given = parser.parse_args()
     if given.own_interpreters:
-        os.environ["RING_FORK_SERVER"] = "/nobody"
+        os.environ["RING_FORK_SERVER"] = "@nobody"
     os.environ["RING_RUNS_DIR"] = str(Path(tempfile.mkdtemp(prefix="ring-answers-")) / "runs")
     found: dict[str, list[float]] = defaultdict(list)
     with Cluster(given.ranks) as cluster:

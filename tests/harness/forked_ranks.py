@@ -9,6 +9,7 @@ import contextlib
 import os
 import signal
 import subprocess
+import uuid
 from collections.abc import Iterator, Sequence
 
 import pytest
@@ -39,8 +40,8 @@ None may remember the process or folder of its import. ipyparallel's programs ar
 class ForkServer:
     """The process, started at its first use. It lives on between test files and does not count as a leftover."""
 
-    def __init__(self, address: str, modules: Sequence[str] = MODULES) -> None:
-        self._address = address
+    def __init__(self, modules: Sequence[str] = MODULES) -> None:
+        self._address = f"@test-{uuid.uuid4().hex}"
         self._modules = modules
         self._process: subprocess.Popen[bytes] | None = None
 

@@ -7,7 +7,6 @@ differ in their seeds of `hash`, and so has one.
 
 from __future__ import annotations
 
-import uuid
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +87,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         else:
             others.append(item)
     before: list[RankItem] = []
-    server = config.stash[_SERVER] = ForkServer(f"@test-ranks-{uuid.uuid4().hex}", _MODULES)
+    server = config.stash[_SERVER] = ForkServer(_MODULES)
     for (apart, size), group in sorted(by_launch.items()):
         forked = size > 2 or apart
         launch = Launch(config.rootpath, [item.nodeid for item in group], size, server if forked else None)

@@ -81,9 +81,7 @@ def start_server(
     is for this process and its group, and prints nothing.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
-        before = os.umask(0o077)
         listener.bind(socket_address(address))
-        os.umask(before)
         listener.listen(128)
         command = module_command(__spec__.name, str(listener.fileno()), *modules, " " * _ROOM)
         return subprocess.Popen(

@@ -24,7 +24,7 @@ from pathlib import Path
 from ring_notebook.machine.os_calls import namespace, peer_of, resource_limits
 
 ADDRESS = "RING_FORK_SERVER"
-"""Environment: the socket of a server that forks the ranks of jobs, of this user; a path, or @ and a name."""
+"""Environment: the server that forks the ranks of jobs, as @ and its name in Linux's abstract namespace."""
 
 _READ_AT_START = (
     *("PYTHON", "LD_", "LC_", "LANG", "MALLOC_", "GLIBC_"),
@@ -173,8 +173,8 @@ def fixed(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def socket_address(address: str) -> str:
-    """The address for a socket. Names that begin with @ are no files: nothing of them stays behind."""
-    return f"\0{address[1:]}" if address.startswith("@") else address
+    """The address for a socket. It is no file: nothing of it stays behind."""
+    return f"\0{address.removeprefix('@')}"
 
 
 def answers(address: str) -> bool:

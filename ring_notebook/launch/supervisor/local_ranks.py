@@ -207,11 +207,6 @@ class LocalRanks(HostRanks):
         os.environ[ADDRESS] = address
         return server
 
-    @property
-    def program(self) -> list[str]:
-        """What the ranks run."""
-        return self._assignment.program
-
     def start(self, rank: int, channel: socket.socket, formation: int = 0) -> None:
         if formation:
             self._carries = True  # all ranks that the host began with have been started
@@ -220,15 +215,16 @@ class LocalRanks(HostRanks):
             before.close()
         self._status_files[rank] = StatusFile()
         stdin = self._stdin if rank == 0 and not formation else subprocess.DEVNULL
-        variables = self._variables(self._assignment.size, rank, channel, formation)
-        self._launch(rank, variables, stdin, [channel.fileno()])
-
-    def _launch(self, rank: int, variables: dict[str, str], stdin: int | None, inherited: list[int]) -> None:
-        """Start the process of ``rank`` with these variables besides those of the job."""
-        environment = self._environment(rank, variables)
-        program, waiting = self._assignment.program, self._while_starting
-        self._processes[rank] = start_rank(program, environment, stdin, inherited, files=self._files, waiting=waiting)
-        waiting()
+        environment = self._environment(rank, self._variables(self._assignment.size, rank, channel, formation))
+        self._processes[rank] = start_rank(
+            self._assignment.program,
+            environment,
+            stdin,
+            [channel.fileno()],
+            files=self._files,
+            waiting=self._while_starting,
+        )
+        self._while_starting()
         self._groups.append(self._processes[rank].pid)
         if self._carries:
             self._carry_output_of(rank)

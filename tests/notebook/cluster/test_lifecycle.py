@@ -221,7 +221,7 @@ def test_an_engine_that_does_not_start_says_why(
         until(lambda: len([*tmp_path.glob("came *")]) == 2)
         wait(engines, ranks, 2.0)
 
-    monkeypatch.setenv(ADDRESS, str(tmp_path / "nobody"))  # forks do not import it
+    monkeypatch.setenv(ADDRESS, "@nobody")  # forks do not import it
     engines_alone = "import os\nif 'RING_RANK' in os.environ:\n" + indent(broken, "    ")
     (tmp_path / "sitecustomize.py").write_text(engines_alone + "\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from harness.forked_ranks import ForkServer
 from harness.programs import executable, ran
 from harness.waiting import LIMIT, SLEEPS, until
 from ring_notebook.launch.supervisor.fork_server import later, start_server
-from ring_notebook.launch.supervisor.forked_rank import ADDRESS, ForkedRank
+from ring_notebook.launch.supervisor.forked_rank import ADDRESS, ForkedRank, socket_address
 from ring_notebook.launch.supervisor.start_and_signal import start_rank
 
 LOOKS = r"""
@@ -38,14 +39,24 @@ print(sys.stdin.read(), open("/proc/self/cmdline").read().strip("\0"), "MARK=1" 
 FAILS = "def f():\n    raise ValueError('on purpose')\nf()\n"
 
 
+def new_name() -> str:
+    return f"@test-{uuid.uuid4().hex}"
+
+
+@pytest.fixture
+def address(monkeypatch: pytest.MonkeyPatch) -> str:
+    """Where the ranks of a test look for a server of its own."""
+    monkeypatch.setenv(ADDRESS, name := new_name())
+    return name
+
+
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[subprocess.Popen[bytes]]:
+def server() -> Iterator[subprocess.Popen[bytes]]:
     """One that has imported little."""
-    address = tmp_path_factory.mktemp("server") / "socket"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MARK", "1")
-        process = start_server(str(address), ["json"], os.environ)
-        patch.setenv(ADDRESS, str(address))
+        process = start_server(name := new_name(), ["json"], os.environ)
+        patch.setenv(ADDRESS, name)
         yield process
     process.kill()
     process.wait()
@@ -83,7 +94,7 @@ main()
 
 
 def test_hosts_do_not_give_each_other_up_while_a_server_imports(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Supervisor and agent wait for it, for twice the seconds in which each must hear of the other."""
     monkeypatch.chdir(tmp_path)
@@ -91,8 +102,7 @@ def test_hosts_do_not_give_each_other_up_while_a_server_imports(
     monkeypatch.setenv("RING_REMOTE_SHELL", str(tmp_path / "ssh"))
     (tmp_path / "slow_import.py").write_text(SLOW)
     executable(tmp_path / "ssh", REMOTE_SHELL)
-    process = start_server(str(tmp_path / "socket"), ["slow_import"], os.environ)
-    monkeypatch.setenv(ADDRESS, str(tmp_path / "socket"))
+    process = start_server(address, ["slow_import"], os.environ)
     try:
         program = [sys.executable, "-c", "import sys; print('slow_import' in sys.modules)"]
         hosts = f"{socket.gethostname()}:1,127.0.1.1:1"
@@ -119,19 +129,24 @@ CAN_WAIT = "open('begun', 'w').close()\n__import__('time').sleep(0.5)\n"
     ids=["a core each", "fewer cores", "a busy host", "asks later"],
 )
 def test_what_can_wait_is_imported_when_nobody_asks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int, load: float, asks_first: bool, waits: bool
+    address: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    ranks: int,
+    load: float,
+    asks_first: bool,
+    waits: bool,
 ) -> None:
     """Ranks that ask before it has begun do without, each on a core of its own."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
-    monkeypatch.setenv(ADDRESS, str(tmp_path / "socket"))
     (tmp_path / "at_once.py").write_text(AT_ONCE)
     (tmp_path / "can_wait.py").write_text(CAN_WAIT)
     (tmp_path / "load").write_text(str(load))
     go, begun = tmp_path / "go", tmp_path / "begun"
     program = [sys.executable, "-c", "import sys; print({'at_once', 'can_wait'} <= sys.modules.keys())"]
     environment = {**os.environ, "LOCAL_WORLD_SIZE": str(ranks)}
-    with start_server(str(tmp_path / "socket"), ["at_once", later("can_wait")], os.environ) as server:
+    with start_server(address, ["at_once", later("can_wait")], os.environ) as server:
         try:
             if not asks_first:
                 go.touch()
@@ -145,10 +160,9 @@ def test_what_can_wait_is_imported_when_nobody_asks(
             server.kill()
 
 
-def test_a_server_that_is_to_end_waits_for_its_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_is_to_end_waits_for_its_ranks(address: str) -> None:
     """The process that has started it dies, and a supervisor ends the ranks in its own way."""
-    monkeypatch.setenv(ADDRESS, str(tmp_path / "socket"))
-    with start_server(str(tmp_path / "socket"), [], os.environ) as server:
+    with start_server(address, [], os.environ) as server:
         with start_rank([sys.executable, "-c", SLEEPS], os.environ, subprocess.DEVNULL, []) as rank:
             assert isinstance(rank, ForkedRank)
             server.terminate()
@@ -221,12 +235,9 @@ def test_libraries_compute_with_the_threads_of_the_rank(fork_server: ForkServer)
 
 
 @pytest.mark.parametrize("left", [0, 1, 3])
-def test_a_server_with_few_descriptors_keeps_its_ranks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: int
-) -> None:
+def test_a_server_with_few_descriptors_keeps_its_ranks(address: str, left: int) -> None:
     """And those for which there are not enough start as usual."""
-    server = start_server(str(tmp_path / "socket"), [], os.environ)
-    monkeypatch.setenv(ADDRESS, str(tmp_path / "socket"))
+    server = start_server(address, [], os.environ)
     with server, start_rank([sys.executable, "-c", SLEEPS], os.environ, subprocess.DEVNULL, []) as rank:
         try:
             assert isinstance(rank, ForkedRank)
@@ -243,7 +254,7 @@ def test_a_server_with_few_descriptors_keeps_its_ranks(
 @pytest.mark.parametrize("sent", [b"", b"nonsense", b"cposix\nnothing\n.", pickle.dumps(3)])
 def test_what_is_no_request_is_refused(server: object, sent: bytes) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
-        connection.connect(os.environ[ADDRESS])
+        connection.connect(socket_address(os.environ[ADDRESS]))
         if sent:
             connection.sendall(sent)
         connection.shutdown(socket.SHUT_WR)
@@ -251,8 +262,7 @@ def test_what_is_no_request_is_refused(server: object, sent: bytes) -> None:
     assert run("-c", "pass")[:2] == (ForkedRank, 0)
 
 
-def test_without_a_server_ranks_start_as_usual(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(ADDRESS, str(tmp_path / "nothing"))
+def test_without_a_server_ranks_start_as_usual(address: str) -> None:
     assert run("-c", "pass")[:2] == (subprocess.Popen, 0)
 
 
@@ -312,13 +322,14 @@ def test_the_server_lives_on_when_rank_and_supervisor_end_at_once(
     assert run("-c", "pass")[:2] == (ForkedRank, 0)
 
 
-def test_ranks_end_with_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with start_server(str(tmp_path / "socket"), [], os.environ) as server:
-        monkeypatch.setenv(ADDRESS, str(tmp_path / "socket"))
-        with start_rank([sys.executable, "-c", SLEEPS], os.environ, subprocess.DEVNULL, []) as rank:
-            server.kill()
-            assert isinstance(rank, ForkedRank)
-            assert rank.wait(LIMIT) == -signal.SIGKILL
+def test_ranks_end_with_the_server(address: str) -> None:
+    with (
+        start_server(address, [], os.environ) as server,
+        start_rank([sys.executable, "-c", SLEEPS], os.environ, subprocess.DEVNULL, []) as rank,
+    ):
+        server.kill()
+        assert isinstance(rank, ForkedRank)
+        assert rank.wait(LIMIT) == -signal.SIGKILL
 
 
 def test_limits_and_umask_are_those_of_the_supervisor(server: object) -> None:
