@@ -6,8 +6,6 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from json import JSONDecodeError
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +17,7 @@ from ipyparallel.engine.app import IPEngine  # noqa: E402
 from jupyter_client import session  # noqa: E402
 from zmq.eventloop.zmqstream import ZMQStream  # noqa: E402
 
+from ring_notebook.horovod.common_util import env  # noqa: E402
 from ring_notebook.protocol import question, records  # noqa: E402
 from ring_notebook.protocol.registration import FORMATION, REPLACED  # noqa: E402
 from ring_notebook.rank.rank_variables import STARTED_AGAIN  # noqa: E402
@@ -78,7 +77,7 @@ class Engine(IPEngine):  # type: ignore[misc]
 
     def start_nanny(self, control_url: str) -> Any:
         """Start the process that relays signals on another host, where a launcher of the site has started this one."""
-        with _safe_path():
+        with env(PYTHONSAFEPATH="1"):  # from Python 3.11 on it then imports nothing from the current folder
             return super().start_nanny(control_url)
 
 
@@ -87,21 +86,6 @@ def _put_current_folder(path: list[str]) -> None:
     path[:] = filter(None, path)
     packages = (at for at, folder in enumerate(path) if os.path.basename(folder) in ("site-packages", "dist-packages"))
     path.insert(next(packages, len(path)), "")
-
-
-@contextmanager
-def _safe_path() -> Iterator[None]:
-    """A context in which Python processes that start do not import from the current folder (3.11 and newer)."""
-    name = "PYTHONSAFEPATH"
-    before = os.environ.get(name)
-    os.environ[name] = "1"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
 
 
 def main() -> None:

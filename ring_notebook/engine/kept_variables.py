@@ -6,7 +6,6 @@ import re
 import sys
 from collections.abc import Mapping
 from functools import partial
-from hashlib import blake2b
 from pathlib import Path
 from time import perf_counter
 from types import ModuleType
@@ -19,6 +18,7 @@ from ring_notebook.core.steering import steering
 from ring_notebook.engine import setup
 from ring_notebook.errors import RingError
 from ring_notebook.files import snapshot_files
+from ring_notebook.files.file_digest import digest
 from ring_notebook.text.error_text import error_text
 
 # IPython's own, and what ipyparallel calls functions with.
@@ -137,8 +137,5 @@ def _own_modules() -> dict[str, str]:
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None) or ""
         if file.endswith(".py") and not file.startswith(installed) and name != "__main__":
-            try:
-                found[name] = blake2b(Path(file).read_bytes(), digest_size=8).hexdigest()
-            except OSError:
-                continue
-    return found
+            found[name] = digest(Path(file))
+    return {name: known for name, known in found.items() if known}

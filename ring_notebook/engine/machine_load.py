@@ -7,13 +7,13 @@ from contextlib import suppress
 from glob import glob
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from types import ModuleType
 
 import psutil
 
 from ring_notebook.core.metrics import expected_loads
 from ring_notebook.core.native import core
-from ring_notebook.machine.gpus import gpus
+from ring_notebook.machine.gpus import gpus, handle_of, management_library
 
 _INTERFACES = Path("/sys/class/net")
 _CHILDREN = "/proc/{}/task/*/children"
@@ -33,7 +33,8 @@ class Machine:
         self.threads = 0
         """Number of threads that the rank computes with; 0 if unknown."""
         self._process = psutil.Process()
-        self._gpu = _device(gpu if gpu is not None else next(iter(gpus()), ""))
+        self._gpu = gpu if gpu is not None else next(iter(gpus()), "")
+        self._gpus = management_library() if self._gpu else None
         self._of_children, self._due = 0.0, 0.0
         self._before, self._cpu = monotonic(), self._cpu_seconds(self._children())
         self._disk, self._network = self._disk_bytes(), _network_bytes()
@@ -57,7 +58,7 @@ class Machine:
         expected = expected_loads()
         if "memory_expected" in expected:
             expected["memory_expected"] += beside
-        return {**values, **_gpu_values(self._gpu), **expected}
+        return {**values, **_gpu_values(self._gpu, self._gpus), **expected}
 
     def _children(self) -> list[psutil.Process]:
         """The processes below this one; none where the system does not list them.
@@ -134,29 +135,15 @@ def _network_bytes() -> float:
     return float(sum(counters[name].bytes_sent + counters[name].bytes_recv for name in cards or own))
 
 
-def _device(name: str) -> Any:
-    """The NVML handle of a GPU by its index or UUID; None without that GPU, or without a driver."""
-    if not name:
-        return None
-    import pynvml
-
-    with suppress(pynvml.NVMLError):
-        pynvml.nvmlInit()
-        return (
-            pynvml.nvmlDeviceGetHandleByIndex(int(name)) if name.isdigit() else pynvml.nvmlDeviceGetHandleByUUID(name)
-        )
-    return None
-
-
-def _gpu_values(device: Any) -> dict[str, float]:
-    if device is None:
+def _gpu_values(gpu: str, library: ModuleType | None) -> dict[str, float]:
+    if library is None:
         return {}
-    import pynvml
-
     values: dict[str, float] = {}
-    with suppress(pynvml.NVMLError):
-        memory = pynvml.nvmlDeviceGetMemoryInfo(device)
+    with suppress(
+        library.NVMLError
+    ):  # there is none of this name; or a part of one (MIG) has no utilization of its own
+        device = handle_of(library, gpu)
+        memory = library.nvmlDeviceGetMemoryInfo(device)
         values |= {"gpu_memory": float(memory.used), "gpu_memory_left": float(memory.free)}
-    with suppress(pynvml.NVMLError):  # a part of a GPU (MIG) has no utilization of its own
-        values["gpu"] = float(pynvml.nvmlDeviceGetUtilizationRates(device).gpu)
+        values["gpu"] = float(library.nvmlDeviceGetUtilizationRates(device).gpu)
     return values

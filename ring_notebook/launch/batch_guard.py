@@ -15,7 +15,7 @@ import sys
 import time
 from pathlib import Path
 
-from ring_notebook.files.private_files import open_private
+from ring_notebook.files.private_files import replace_text
 from ring_notebook.launch.batch_systems import SYSTEMS, BatchError
 from ring_notebook.machine.os_calls import exit_descriptor
 
@@ -37,9 +37,7 @@ def main() -> None:
         _tell(str(error))
         sys.exit(1)
     with contextlib.suppress(OSError):  # without the file nobody can attach to the job, and it is not kept
-        with open_private(folder / ".job", "w") as file:
-            file.write(job)
-        (folder / ".job").replace(folder / "job")
+        replace_text(folder / "job", job)
         if keep:
             _tell(job)
             return

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import os
-import re
 import resource
 import shutil
 import subprocess
@@ -16,6 +15,9 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
+
+from packaging.requirements import Requirement
+from packaging.version import Version
 
 from ring_notebook import config as settings
 from ring_notebook.errors import RingError
@@ -270,19 +272,14 @@ def _torch() -> Check:
     version, cuda = done.stdout.split()
     devices = gpus()
     found = f"{version}, {len(devices)} GPUs"
-    requires = importlib.metadata.requires("ring-notebook") or ()
-    oldest = next(one.partition(";")[0] for one in requires if one.startswith("torch>="))
-    if _release(version) < _release(oldest):
-        return Check("torch", "fail", f"{found}, but Ring Notebook needs {oldest}", "`pip install -U torch`")
+    requires = map(Requirement, importlib.metadata.requires("ring-notebook") or ())
+    needed = next(one for one in requires if one.name == "torch")
+    if not needed.specifier.contains(Version(version).base_version):
+        found += f", but Ring Notebook needs torch{needed.specifier}"
+        return Check("torch", "fail", found, "`pip install -U torch`")
     if devices and cuda != "True":
         return Check("torch", "warn", f"{found}, but this torch cannot use them", "install a CUDA build of torch")
     return Check("torch", "ok", found)
-
-
-def _release(version: str) -> tuple[int, ...]:
-    """Major and minor number of the first version in a text."""
-    found = re.search(r"(\d+)\.(\d+)", version)
-    return tuple(map(int, found.groups())) if found else ()
 
 
 def _gpus() -> Check:

@@ -119,9 +119,7 @@ class RankOutput:
         if self._is_plain(data):
             before = functools.lru_cache(lambda rank: self.style.before(int(rank)))
             return _TAG.sub(lambda tag: before(tag[1]), data)
-        pieces, self._writer, self._kept = untagged(
-            self._kept + data, self._writer, max(self.style.ranks, self.style.most)
-        )
+        pieces, self._writer, self._kept = untagged(self._kept + data, self._writer, self.style.limit)
         shown = b"".join(self._take(rank, line) for rank, line in pieces)
         late = time.monotonic() - _LONGEST_HOLD
         for rank in [rank for rank, (since, _) in self._held.items() if since < late]:

@@ -9,10 +9,9 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from ring_notebook.analysis.time_breakdown import RankTimes
-from ring_notebook.files.private_files import make_private_folder, open_private
+from ring_notebook.files.private_files import make_private_folder, replace_text
 from ring_notebook.files.run_folders import RUN, SUMMARY, new_run_id, runs_directory
 
 _LONGEST_SOURCE = 1 << 20  # bytes
@@ -57,8 +56,8 @@ class ShellRun:
         }
         folder = runs_directory() / self._id
         make_private_folder(folder)
-        self._write(folder / SUMMARY, summary)
-        self._write(folder / RUN, about)  # last: without it there is no run
+        replace_text(folder / SUMMARY, json.dumps(summary, indent=1))
+        replace_text(folder / RUN, json.dumps(about, indent=1))  # last: without it there is no run
 
     @property
     def _script(self) -> str:
@@ -71,7 +70,3 @@ class ShellRun:
                 with open(self._script, "rb") as file:
                     return file.read(_LONGEST_SOURCE).decode(errors="replace")
         return shlex.join(self._command)
-
-    def _write(self, path: Path, content: Mapping[str, Any]) -> None:
-        with open_private(path, "w") as file:
-            json.dump(content, file, indent=1)

@@ -12,7 +12,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from ring_notebook.machine.gpus import management_library
+from ring_notebook.machine.gpus import handle_of, management_library
 
 POWERCAP = Path("/sys/class/powercap")
 PACKAGES, GPU, LACKS = "joules_packages", "joules_gpu", "energy_lacks"
@@ -77,8 +77,7 @@ class Gpu:
             self.lacks = "NVML is missing (pip install nvidia-ml-py)"
             return
         try:
-            find = "Index" if name.isdigit() else "UUID"
-            self._device = getattr(self._library, f"nvmlDeviceGetHandleBy{find}")(int(name) if name.isdigit() else name)
+            self._device = handle_of(self._library, name)
             self._first = self._library.nvmlDeviceGetTotalEnergyConsumption(self._device)
         except self._library.NVMLError as error:  # an old GPU, or a part of one (MIG)
             self.lacks = f"GPU {name} does not count energy: {error}"

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 SHARED_BY_NCCL = "NCCL_MULTI_RANK_GPU_ENABLE"
@@ -101,6 +102,12 @@ def management_library() -> ModuleType | None:
     except library.NVMLError:
         return None
     return library
+
+
+def handle_of(library: ModuleType, name: str) -> Any:
+    """NVML's handle of a GPU by its name. Raises the ``NVMLError`` of that library."""
+    by_index = name.isdigit()
+    return library.nvmlDeviceGetHandleByIndex(int(name)) if by_index else library.nvmlDeviceGetHandleByUUID(name)
 
 
 def _named_by_driver() -> list[str] | None:

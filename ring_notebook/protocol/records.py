@@ -12,7 +12,7 @@ import math
 from array import array
 from base64 import b64decode, b64encode
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal, get_args
 
 from ring_notebook.protocol.field_types import check_fields
@@ -261,20 +261,14 @@ def encode(records: Sequence[Record]) -> bytes:
 
 
 def _line(record: Record) -> bytes:
-    fields: dict[str, Any]
-    if isinstance(record, MetricBatch):
-        values = b64encode(record.values.tobytes()).decode()
-        fields = {"run": record.run, "rank": record.rank, "names": record.names, "values": values}
-        fields |= {"units": record.units} if record.units else {}
-        fields |= {"earlier": record.earlier} if record.earlier else {}
-    elif isinstance(record, Gradients):
-        values = b64encode(record.values.tobytes()).decode()
-        fields = {"run": record.run, "rank": record.rank, "names": record.names, "values": values}
-    elif isinstance(record, Trace):
-        fields = {"run": record.run, "rank": record.rank, "events": b64encode(record.events).decode()}
-    else:
-        fields = asdict(record)
-    return json.dumps({"kind": record.kind, **fields}).encode() + b"\n"
+    named = {one.name: getattr(record, one.name) for one in fields(record)}
+    return json.dumps({"kind": record.kind, **named}, default=_packed).encode() + b"\n"
+
+
+def _packed(value: array[Any] | bytes) -> str:
+    if not isinstance(value, array | bytes):
+        raise TypeError(f"a record cannot hold an object of {type(value).__name__}")
+    return b64encode(value).decode()
 
 
 def stamped(message: bytes, now: float) -> bytes:
@@ -312,22 +306,22 @@ def decode(message: bytes | memoryview) -> list[Record]:
     return records
 
 
-def _record(fields: dict[str, Any]) -> Record:
+def _record(named: dict[str, Any]) -> Record:
     """A record from its line. Raises various errors when the line does not come from `encode`."""
-    cls = _KINDS[fields.pop("kind")]
+    cls = _KINDS[named.pop("kind")]
     if cls in (MetricBatch, Gradients):
         values: array[Any] = array("d" if cls is MetricBatch else "I")
-        values.frombytes(b64decode(fields["values"]))
-        fields["names"] = tuple(fields["names"])
-        fields["values"] = values
+        values.frombytes(b64decode(named["values"]))
+        named["names"] = tuple(named["names"])
+        named["values"] = values
     elif cls is Trace:
-        fields["events"] = b64decode(fields["events"])
+        named["events"] = b64decode(named["events"])
     elif cls is Failure:
-        fields["frames"] = tuple(tuple(frame) for frame in fields["frames"])
+        named["frames"] = tuple(tuple(frame) for frame in named["frames"])
     elif cls is Status:
-        fields["progress"] = tuple(fields["progress"])
-    check_fields(cls, fields)
-    record: Record = cls(**fields)
+        named["progress"] = tuple(named["progress"])
+    check_fields(cls, named)
+    record: Record = cls(**named)
     if isinstance(record, MetricBatch):
         _check_rows(record)
     elif isinstance(record, Gradients) and len(record.values) % (len(record.names) + 1):

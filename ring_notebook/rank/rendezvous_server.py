@@ -322,7 +322,7 @@ class RendezvousServer(Serving):
         member = _Member(writer, rank if type(rank) is int else -1, str(request.get("host")), str(request.get("about")))
         name = _name(member)
         if self._gathering is not None:
-            _send(writer, {"error": f"all {self._size} ranks have come already; {name} is one more"})
+            writer.write(_line({"error": f"all {self._size} ranks have come already; {name} is one more"}))
             return None
         twin = next((one for one in self._members if one.rank == member.rank >= 0), None)
         self._members.append(member)
@@ -342,7 +342,7 @@ class RendezvousServer(Serving):
         free: Iterator[int] = iter(sorted(set(range(self._size)) - {member.rank for member in self._members}))
         for member in sorted(self._members, key=lambda member: hosts.index(member.host)):
             member.rank = member.rank if member.rank >= 0 else next(free)
-            _send(member.writer, {"rank": member.rank, "size": self._size})
+            member.writer.write(_line({"rank": member.rank, "size": self._size}))
         self._gathering = Gathering(self._size)
 
     def _take(self, member: _Member | None, command: str, request: Any) -> None:
@@ -370,26 +370,21 @@ class RendezvousServer(Serving):
     def _refuse(self, why: str) -> None:
         """These ranks will not form; others may come."""
         for member in self._members:
-            _send(member.writer, {"error": why})
+            member.writer.write(_line({"error": why}))
         self._members, self._gathering = [], None
 
 
-def split_address(address: str) -> tuple[str, int] | str:
-    """``host:port``, or a name in Linux's abstract namespace as ``@name``, as a socket takes it."""
+def resolve(address: str) -> tuple[socket.AddressFamily, Any]:
+    """Family and address of a socket, for ``host:port`` or, in Linux's abstract namespace, ``@name``.
+
+    Raises OSError for a host that has no address.
+    """
     if address.startswith("@"):
-        return f"\0{address[1:]}"
+        return socket.AF_UNIX, f"\0{address[1:]}"
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit() or int(port) > 65535:
         raise ValueError(f"{RENDEZVOUS}={address}: expected HOST:PORT")
-    return host.strip("[]"), int(port)
-
-
-def resolve(address: str) -> tuple[socket.AddressFamily, Any]:
-    """The family and the address of a socket. Raises OSError for a host that has no address."""
-    place = split_address(address)
-    if isinstance(place, str):
-        return socket.AF_UNIX, place
-    family, _, _, _, found = socket.getaddrinfo(*place, type=socket.SOCK_STREAM)[0]
+    family, _, _, _, found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0]
     return family, found
 
 
@@ -409,10 +404,6 @@ def _listen(address: str) -> socket.socket:
 
 def _name(member: _Member) -> str:
     return f"rank {member.rank} ({member.about})" if member.rank >= 0 else member.about
-
-
-def _send(writer: asyncio.StreamWriter, message: dict[str, Any]) -> None:
-    writer.write(_line(message))
 
 
 def _line(message: dict[str, Any]) -> bytes:

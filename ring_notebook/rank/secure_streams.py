@@ -57,11 +57,7 @@ class Identity:
 
 
 _making = threading.Lock()
-
-
-@functools.cache
-def _own_identity() -> Identity:
-    return Identity.new()
+_own_identity = functools.cache(Identity.new)
 
 
 def own_identity() -> Identity:

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ring_notebook.errors import RingError
+from ring_notebook.files.private_files import replace_text
 from ring_notebook.launch.launchers.hosts import Host, is_local
 from ring_notebook.machine.os_calls import short_path
 from ring_notebook.machine.own_python import module_command
@@ -124,9 +125,7 @@ class Relay(Serving):
             if slots := len(places) + self._used.get(host, 0):
                 lines.append(f"{host}:{slots}\n")
         if (text := "".join(lines)) != self._named:
-            new = self._hosts.with_suffix(".new")
-            new.write_text(text)
-            new.replace(self._hosts)
+            replace_text(self._hosts, text)
             self._named = text
 
     async def _answer(self, channel: socket.socket) -> None:
