@@ -74,7 +74,6 @@ class RankFailure:
 
     @property
     def how(self) -> str:
-        """How it ended, in words."""
         return self.reason or describe_exit(self.code)
 
     @property

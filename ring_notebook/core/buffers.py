@@ -36,7 +36,6 @@ class Buffer:
 
     @property
     def count(self) -> int:
-        """Number of elements."""
         return prod(self.shape)
 
     @property

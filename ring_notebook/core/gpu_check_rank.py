@@ -33,12 +33,10 @@ class HostMemory:
     """Memory of this process, with the methods of `GpuMemory`."""
 
     def buffer(self, data: bytes, dtype: DType, shape: tuple[int, ...]) -> Buffer:
-        """A buffer with these values."""
         owner = ctypes.create_string_buffer(data, len(data))
         return Buffer(ctypes.addressof(owner), shape, dtype, owner)
 
     def read(self, address: int, nbytes: int) -> bytes:
-        """The bytes at ``address``."""
         return ctypes.string_at(address, nbytes)
 
     def output(self, work: Work) -> bytes:
@@ -83,7 +81,6 @@ class GpuMemory:
         return data.raw
 
     def output(self, work: Work) -> bytes:
-        """What an allgather or alltoall has received."""
         received = work.device_output()
         return self.read(received.address, received.nbytes)
 

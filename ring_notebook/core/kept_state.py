@@ -335,7 +335,6 @@ class Loaded:
     _logical: Sequence[_OfLogicalRanks] = ()
 
     def use(self) -> None:
-        """Set the states of this process."""
         known = _states()
         for name, state in self._states.items():
             if name in known:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import current_thread, main_thread
 from time import monotonic_ns
-from types import TracebackType
 from typing import NamedTuple
 
 from ring_notebook.errors import CollectiveError
@@ -134,9 +133,7 @@ class ForeignWait:
             self._began = monotonic_ns()
             _counters.now, _counters.foreign = ((lambda: self._what), self._began), self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         began = self._began
         if not began:
             return

@@ -355,9 +355,8 @@ def _choose_way(rendezvous: Rendezvous | _MpiRendezvous, settings: dict[int, lis
 def _hang_up(link: _core.TcpLink, connections: TcpConnections) -> None:
     link.drain()
     connections.stop()
-    connections.join(
-        _SECONDS_TO_STOP
-    )  # a thread that calls the core while the interpreter ends would abort the process
+    # A thread that calls the core while the interpreter ends would abort the process.
+    connections.join(_SECONDS_TO_STOP)
 
 
 def _load_mpi() -> Any:

@@ -23,7 +23,6 @@ class RunOptions:
     _taken: set[str] = field(default_factory=set)
 
     def begin(self, checkpoints: str, resume: str, sync_every: int, logical: int) -> None:
-        """A run begins with these."""
         vars(self).update(vars(RunOptions(Path(checkpoints), resume, sync_every, logical)))
 
     def take(self, name: str) -> int:

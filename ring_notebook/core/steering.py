@@ -51,7 +51,6 @@ class Knob:
 
     @property
     def value(self) -> Any:
-        """The present value."""
         return self._value if self._read is None else self._read()
 
     @property
@@ -223,7 +222,6 @@ class _Steering:
             self.take(agreed)
 
     def take(self, agreed: int) -> None:
-        """Take the changes up to that number."""
         while self.taken < agreed:
             self.taken += 1
             self._make(self._received.pop(self.taken))

@@ -28,7 +28,6 @@ def in_pass() -> Iterator[None]:
 
 
 def is_in_pass() -> bool:
-    """Whether a pass over batches is in progress."""
     return _passes > 0
 
 

@@ -151,7 +151,6 @@ class ScriptMeter:
         self._place = {"rank": 0, "hosts": 1}
 
     def add(self, step: int, values: Mapping[str, Any]) -> None:
-        """Take in a row that the script logs."""
         self._first = step if self._first is None else self._first
         if step - self._first < self._warmup - 1:
             return

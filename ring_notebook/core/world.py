@@ -304,7 +304,6 @@ def spans(communicator: Communicator) -> bool:
 
 
 def is_alone() -> bool:
-    """Whether the open generation has one rank."""
     return _state.world is not None and _state.world.size == 1
 
 
@@ -334,7 +333,6 @@ def run_members(run: str) -> tuple[list[int], int]:
 
 
 def widen() -> None:
-    """Undo the last `narrow` of this rank."""
     background_programs.settle()
     _state.narrowed.pop().communicator.close()
 

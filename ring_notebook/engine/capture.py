@@ -71,7 +71,6 @@ class Capture:
             self.write(stream, f"{LATE}\n{text if text.endswith(chr(10)) else text + chr(10)}")
 
     def write(self, stream: Stream, text: str) -> None:
-        """Add printed text."""
         self._add(Output(self._run, self._rank, stream, text))
 
     def show(self, data: dict[str, Any], metadata: dict[str, Any], name: str = "", update: bool = False) -> None:

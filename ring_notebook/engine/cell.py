@@ -130,7 +130,6 @@ class Cell:
                 loop.iter = ast.fix_missing_locations(ast.copy_location(rest, loop.iter))
 
     def place(self) -> Begin:
-        """Where the main thread is in the cell."""
         lines = self.current_lines()
         return Begin(self.current_statement(), lines[-1] if lines else 0)
 

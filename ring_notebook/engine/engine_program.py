@@ -60,7 +60,6 @@ class Engine(IPEngine):  # type: ignore[misc]
             self.exit(255)
 
     def init_engine(self) -> None:
-        """Find the controller and register there."""
         super().init_engine()
         _put_current_folder(sys.path)
 
@@ -89,7 +88,6 @@ def _put_current_folder(path: list[str]) -> None:
 
 
 def main() -> None:
-    """Entry point."""
     # With --mpi an engine takes its number from MPI.
     options = [f"--IPEngine.id={os.environ['RING_RANK']}"] if "RING_RANK" in os.environ else ["--mpi"]
     sys.argv[1:] = [*options, *sys.argv[1:]]

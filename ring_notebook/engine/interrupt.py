@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from threading import Event, Thread, get_ident
 from time import clock_gettime, monotonic, pthread_getcpuclockid
-from types import FrameType, TracebackType
+from types import FrameType
 
 from ring_notebook.core import foreign_interrupts
 from ring_notebook.rank.named_interrupt import tell_execution
@@ -60,7 +60,7 @@ class Interruptible:
         tell_execution(self._name)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         tell_execution("")
         self._ended.set()
         signal.set_wakeup_fd(self._descriptor_before)

@@ -71,7 +71,6 @@ def save(
 
 
 def variables() -> dict[str, Any]:
-    """Those of the user, by name."""
     shell = InteractiveShell.instance()
     hidden = shell.user_ns_hidden
     return {

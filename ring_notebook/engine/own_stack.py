@@ -53,7 +53,6 @@ def main_frames() -> list[FrameType]:
 
 
 def _python_stack() -> str:
-    """The Python stack of the main thread, in the same format."""
     lines = [
         f'  File "{frame.f_code.co_filename}", line {frame.f_lineno} in {frame.f_code.co_name}'
         for frame in main_frames()

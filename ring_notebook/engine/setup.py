@@ -88,7 +88,6 @@ def rank() -> int:
 
 
 def size() -> int:
-    """The number of engines of its cluster."""
     return _rank[1]
 
 

@@ -36,7 +36,6 @@ class RemoteFolder:
         return self._url
 
     def inside(self, url: str) -> str:
-        """The path of a checkpoint's ``url`` in the file system."""
         return f"{self._root}{url.removeprefix(self._url)}"
 
     def _files(self) -> dict[str, dict[str, Any]]:
@@ -62,7 +61,6 @@ class RemoteFolder:
         return [one for _, one in sorted(there, key=lambda pair: (pair[0], pair[1].step))]
 
     def unmark_best(self, one: Found) -> None:
-        """Have ``one`` be an ordinary checkpoint."""
         self.file_system.rm(f"{self.inside(str(one.path))}/{_BEST}")
 
     def remove(self, one: Found) -> None:

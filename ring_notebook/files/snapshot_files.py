@@ -53,7 +53,6 @@ class Snapshot:
 
     @property
     def size(self) -> int:
-        """The number of ranks."""
         return len(self.about["ranks"])
 
     @property
@@ -332,7 +331,6 @@ def read_rank(snapshot: Path, rank: int) -> bytes:
 
 
 def explained(error: OSError, folder: Path) -> str:
-    """Why a snapshot could not be written, as a sentence."""
     if error.errno == errno.ENOENT:
         return f"the snapshot in {folder} was given up by another rank; those before it are kept"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):

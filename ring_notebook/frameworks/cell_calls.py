@@ -32,7 +32,6 @@ class Call(NamedTuple):
     """Whether it is inside an ``if`` that checks the rank."""
 
     def has(self, *keywords: str) -> bool:
-        """Whether the call passes one of ``keywords``."""
         return any(word.arg in keywords for word in self.node.keywords)
 
     def keyword(self, name: str) -> ast.expr | None:

@@ -24,7 +24,6 @@ class Allocation:
 
     @property
     def slots(self) -> int:
-        """How many ranks it has room for."""
         return sum(host.slots for host in self.hosts)
 
     def check_slots(self, n: int) -> None:

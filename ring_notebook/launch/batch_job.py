@@ -64,7 +64,6 @@ class Walltime:
         return None if self.end is None else max(0.0, self.end - time.time())
 
     def close(self) -> None:
-        """Warn no more."""
         self._stop.set()
 
     def _follow(self) -> None:

@@ -219,7 +219,6 @@ def _unusable(name: str, why: str, command: Sequence[str]) -> Visit:
 
 
 def compare(visits: Sequence[Visit]) -> list[Check]:
-    """What differs between hosts that has to be the same."""
     checks = []
     for what, status in (("ring_notebook", "fail"), ("Python", "fail"), ("torch", "warn")):
         hosts: dict[str, list[str]] = {}

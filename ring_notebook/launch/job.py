@@ -266,7 +266,6 @@ class _Output:
         """Why output was lost."""
 
     def take(self, data: bytes) -> None:
-        """The next piece of output."""
         text, failures, self._kept = split_reports(self._kept + data, self._take_mark)
         for failure in failures:
             self._note("exited", failure)

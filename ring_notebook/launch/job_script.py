@@ -51,7 +51,6 @@ class BatchRequest:
 
     @property
     def batch_system(self) -> BatchSystem:
-        """Whose commands submit it."""
         return SYSTEMS[self.system]
 
     @property

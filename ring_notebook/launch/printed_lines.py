@@ -49,11 +49,9 @@ class Style:
 
     @property
     def limit(self) -> int:
-        """How many ranks there may be."""
         return max(self.ranks, self.most)
 
     def before(self, rank: int) -> bytes:
-        """What comes before a line of ``rank``."""
         text = f"{datetime.now().isoformat(' ', 'milliseconds')} " if self.times else ""
         if self.prefix and self.limit > 1 and rank != _SHARED:
             name = f"[{rank:>{len(str(self.ranks - 1))}}]"
@@ -94,7 +92,6 @@ class RankFiles:
             self.error = f"{error.filename or self._files[rank, name].name}: {error.strerror}"
 
     def close(self) -> None:
-        """Close all of them."""
         for file in self._files.values():
             file.close()
 
@@ -144,7 +141,6 @@ class RankOutput:
         return b"".join(map(self._release, list(self._held))) + (self._show(_SHARED, rest) if rest else b"")
 
     def _take(self, rank: int, line: bytes) -> bytes:
-        """Take a line or a part of one."""
         if rank == _SHARED:
             # Of the job itself, or the rest of a line that a launcher has cut.
             return self._show(_SHARED if self._open is None else self._open, line)

@@ -137,7 +137,6 @@ class Wake:
                 pass
 
     def close(self) -> None:
-        """Close the descriptors, once."""
         for end in {self._read, self._write} - {-1}:
             os.close(end)
         self._read = self._write = -1

@@ -62,7 +62,6 @@ class Range:
             raise ValueError(f"{name} = {text}: the knob takes {self.described()}") from None
 
     def described(self) -> str:
-        """What the knob takes, in words."""
         if self.choices:
             return f"one of {', '.join(map(str, self.choices))}"
         if isinstance(self.first, bool):
@@ -100,7 +99,6 @@ def made(
 
 
 def encoded(one: Range) -> dict[str, Any]:
-    """A range as JSON."""
     return {**asdict(one), "choices": list(one.choices)}
 
 

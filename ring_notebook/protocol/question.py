@@ -31,7 +31,6 @@ class Question:
     held: bool = False
 
     def encode(self) -> str:
-        """The question as text."""
         return json.dumps(asdict(self))
 
     @classmethod

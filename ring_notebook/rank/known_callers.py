@@ -16,7 +16,6 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from types import TracebackType
 from typing import Any
 
 from ring_notebook.machine.os_calls import Wake, peer_of, short_path
@@ -40,9 +39,7 @@ class Caller:
     def __enter__(self) -> Caller:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def send(self, value: Any) -> None:

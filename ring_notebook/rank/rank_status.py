@@ -59,7 +59,6 @@ class RankStatus:
 
     @property
     def leaves_with(self) -> int:
-        """The exit code of a rank that is leaving."""
         return self.code if "raised" in self.times else 0
 
     def failed_at(self, code: int) -> float:
@@ -134,7 +133,6 @@ def report_status(event: Event, *number: int) -> None:
 
 
 def report_error(error: BaseException) -> None:
-    """Report to the launcher that ``error`` ends this rank."""
     if isinstance(error, CollectiveAborted):
         lost = _LOST_LINK.search(str(error))
         report_status("aborted", *([int(lost[1])] if lost else []))

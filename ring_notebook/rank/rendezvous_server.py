@@ -139,7 +139,6 @@ class Gathering:
         return self._count(rank)
 
     def _count_all(self) -> Replies:
-        """Answer all that assemble and can be answered."""
         replies: Replies = {}
         for one in list(self._assembling):
             if one in self._assembling:  # else it has just been answered
@@ -227,7 +226,6 @@ class Gathering:
 
     @property
     def waiting(self) -> set[int]:
-        """The ranks that wait for others."""
         return set(self._values)
 
     def refuse(self, why: str) -> Replies:

@@ -123,7 +123,6 @@ class Tls:
         """Whether the other end has said that it says no more."""
 
     def begin(self) -> bytes:
-        """Begin the handshake."""
         return self._advance()
 
     def seal(self, data: bytes) -> bytes:
@@ -187,7 +186,6 @@ class ProvingChannel:
             await self._receive()
 
     async def say(self, data: bytes) -> None:
-        """Send ``data``."""
         await self._send(self._tls.seal(data))
 
     async def hear(self, size: int) -> bytes:

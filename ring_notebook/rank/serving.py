@@ -139,7 +139,6 @@ class Serving(threading.Thread):
         self.join()
 
     def run(self) -> None:
-        """Serve until `stop`."""
         try:
             with contextlib.suppress(asyncio.CancelledError):
                 self._loop.run_until_complete(self._serving)

@@ -61,7 +61,6 @@ class Option:
         return self.shown if self.default is Parameter.empty else f"[{self.shown}]"
 
     def add_to(self, parser: argparse._ActionsContainer) -> None:
-        """Have an argument parser know the option."""
         given: dict[str, Any] = {"help": argparse.SUPPRESS, "default": self.default}
         required = self.default is Parameter.empty
         if self.flags:

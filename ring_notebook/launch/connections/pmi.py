@@ -149,7 +149,6 @@ class PmiServer:
 
 
 def lines(replies: Replies) -> dict[int, bytes]:
-    """Replies as they are sent."""
     return {to: f"{line}\n".encode() for to, line in _answers(replies).items()}
 
 

@@ -79,7 +79,6 @@ def find_launcher(elastic: Elastic = NOT_ELASTIC, mpi_args: Sequence[str] = (), 
 
 @lru_cache(maxsize=8)
 def _version(path: str) -> str:
-    """What the launcher at ``path`` says of itself."""
     command = [path, "--version"]
     try:
         # In a file: a pipe would be waited for while a child of a launcher that hangs has it.

@@ -136,7 +136,6 @@ class _Sealed:
 
     @property
     def known(self) -> bool:
-        """Whether the other side has proven who it is."""
         return self._tls is not None and self._tls.known
 
     def seal(self, frame: bytes) -> bytes:
@@ -243,7 +242,6 @@ class FrameStream:
         return bool(poll.poll(0))
 
     def wake(self) -> None:
-        """Have the selector return, from another thread."""
         self._wake.set()
 
     @property
@@ -253,7 +251,6 @@ class FrameStream:
 
     @property
     def unsent(self) -> int:
-        """How many bytes the other side has not taken."""
         return len(self._unsent)
 
     def _write(self) -> None:
@@ -472,7 +469,6 @@ class Inlet(threading.Thread):
         self._pieces.put(piece)
 
     def run(self) -> None:
-        """Pass on what comes until the end."""
         open_ = True
         while piece := self._pieces.get():
             try:

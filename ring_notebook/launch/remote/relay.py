@@ -252,7 +252,6 @@ async def _serve_relay(where: Where) -> None:
 
 
 async def _run(request: dict[str, str], reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Run a command with the streams of this connection."""
     devices = {_DEVICES: request["devices"]} if _DEVICES in os.environ else {}
     process = await asyncio.create_subprocess_shell(
         f"exec {request['command']}",

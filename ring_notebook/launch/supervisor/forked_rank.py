@@ -130,7 +130,6 @@ class ForkedRank(subprocess.Popen[bytes]):
         return cls(connection, program, pid, outputs[1:])
 
     def wait(self, timeout: float | None = None) -> int:
-        """As Popen's."""
         if self.returncode is None:
             self._connection.settimeout(timeout)
             try:
@@ -143,7 +142,6 @@ class ForkedRank(subprocess.Popen[bytes]):
         return self.returncode
 
     def poll(self) -> int | None:
-        """As Popen's."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             return self.wait(1e-6)
         return None

@@ -118,7 +118,6 @@ class Discovery(Thread):
         self._say = say
 
     def run(self) -> None:
-        """Ask until the process ends."""
         problem = ""
         while True:
             time.sleep(_PAUSE)

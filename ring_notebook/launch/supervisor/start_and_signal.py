@@ -108,7 +108,6 @@ def end_children(group: int) -> None:
 
 
 def has_members(group: int) -> bool:
-    """Whether there is any process in the group of a program that has exited."""
     try:
         os.killpg(group, 0)
     except OSError as error:

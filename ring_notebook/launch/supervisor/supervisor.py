@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import selectors
 import signal
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from ring_notebook.analysis.job_failure import Event, Kind, RankFailure, Rules, judge
+from ring_notebook.analysis.job_failure import Event, Kind, RankFailure, Rules, first_failure, judge
+from ring_notebook.analysis.operation_log import as_events, complete, parse, parting
 from ring_notebook.config import config
 from ring_notebook.launch.connections.connections import Connections
-from ring_notebook.launch.supervisor.error_trace import write_trace
 from ring_notebook.launch.supervisor.growth import Discovery, Growth
 from ring_notebook.launch.supervisor.local_ranks import HostRanks
 from ring_notebook.launch.supervisor.start_and_signal import FORWARDED
@@ -47,7 +48,6 @@ class Hosts:
         return {rank: self._name_of[rank] for rank in ranks if rank in self._name_of}
 
     def resize(self, size: int) -> None:
-        """The job has ``size`` ranks from now on."""
         for host in self.by_name.values():
             host.assign([rank for rank in host.ranks if rank < size], size)
 
@@ -138,7 +138,7 @@ class Supervisor:
         self._connections.close()
         if (path := config().trace_on_error) and self._verdict.code:
             logs = {rank: host.operations(rank) for host in self._hosts.by_name.values() for rank in host.ranks}
-            _say(write_trace(Path(path), logs, self._verdict.failures))
+            _say(_write_trace(Path(path), logs, self._verdict.failures))
         for host in self._hosts.by_name.values():
             host.close()
         return self._verdict.code
@@ -279,3 +279,22 @@ class Supervisor:
 def _say(text: str) -> None:
     with contextlib.suppress(OSError):  # nobody reads any more, or the disk is full
         os.write(2, f"ringrun: {text}\n".encode())
+
+
+def _write_trace(path: Path, logs: Mapping[int, bytes], failures: Sequence[RankFailure]) -> str:
+    """Write the operations in the ``logs`` of ranks to ``path``, for ui.perfetto.dev. Returns what to say of it."""
+    operations = [one for rank, log in sorted(logs.items()) for one in parse(log, rank)]
+    if not operations:
+        return f"{path} was not written: no rank has called an operation"
+    first = first_failure(failures)
+    # What a rank has raised it says itself.
+    ends = {first.rank: f"ended ({first.how})"} if first and (first.reason or first.code != 1) else {}
+    events = complete(as_events(operations), ends)
+    try:
+        path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
+    except OSError as error:
+        return f"the trace {path} cannot be written: {error.strerror}"
+    found = parting(operations, ends)
+    lost = sorted(set(logs) - {one.rank for one in operations})
+    missing = f"; nothing is known of {', '.join(f'rank {rank}' for rank in lost)}" if lost else ""
+    return f"{found.text if found else 'the ranks kept step'}{missing}. {path} has the last operations of all ranks"

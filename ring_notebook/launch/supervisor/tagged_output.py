@@ -115,7 +115,6 @@ class Carrier(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        """Pass output on until there is no more."""
         until: float | None = None
         with selectors.DefaultSelector() as selector:
             selector.register(self._exited, selectors.EVENT_READ)
