@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from ring_notebook.core import world
-from ring_notebook.machine.energy import GPU, PACKAGES, POWERCAP, Gpu, Packages
+from ring_notebook.machine.energy import GPU, PACKAGES, Gpu, Packages
 from ring_notebook.machine.gpus import gpus
 
 
 class EnergyOfRank:
     """Chosen when the generation is open. ``lacks`` says why a counter that this rank should read is not measured."""
 
-    def __init__(self, powercap: Path = POWERCAP) -> None:
-        """``powercap`` is laid out as /sys/class/powercap is."""
-        self._powercap = powercap
+    def __init__(self) -> None:
         self._counters: dict[str, Packages | Gpu] | None = None
 
     def joules(self) -> dict[str, float]:
@@ -22,7 +18,7 @@ class EnergyOfRank:
         if self._counters is None:
             if not world.is_initialized():
                 return {}
-            self._counters = _chosen(self._powercap)
+            self._counters = _chosen()
         read = {name: one.joules() for name, one in self._counters.items()}
         return {name: joules for name, joules in read.items() if joules is not None}
 
@@ -31,9 +27,9 @@ class EnergyOfRank:
         return "; ".join(one.lacks for one in (self._counters or {}).values() if one.lacks)
 
 
-def _chosen(powercap: Path) -> dict[str, Packages | Gpu]:
+def _chosen() -> dict[str, Packages | Gpu]:
     here = world.current()
-    chosen: dict[str, Packages | Gpu] = {PACKAGES: Packages(powercap)} if here.local_rank == 0 else {}
+    chosen: dict[str, Packages | Gpu] = {PACKAGES: Packages()} if here.local_rank == 0 else {}
     names = gpus()
     if names:
         mates = world.prepare_host().mates  # of the job, of which the run may have a part

@@ -25,15 +25,13 @@ class Machine:
     """The load of this rank's processes and machine since the last reading, from psutil and NVML.
 
     The memory of a child is what it shares with nobody: a worker that was forked shares most with the rank.
-
-    ``gpu`` is the rank's own GPU, as named in CUDA_VISIBLE_DEVICES.
     """
 
-    def __init__(self, gpu: str | None = None) -> None:
+    def __init__(self) -> None:
         self.threads = 0
         """Number of threads that the rank computes with; 0 if unknown."""
         self._process = psutil.Process()
-        self._gpu = gpu if gpu is not None else next(iter(gpus()), "")
+        self._gpu = next(iter(gpus()), "")  # the rank's own
         self._gpus = management_library() if self._gpu else None
         self._of_children, self._due = 0.0, 0.0
         self._before, self._cpu = monotonic(), self._cpu_seconds(self._children())

@@ -16,7 +16,7 @@ from ring_notebook.machine.os_calls import processors
 OMP, MKL = "OMP_NUM_THREADS", "MKL_NUM_THREADS"
 
 
-def thread_share(own: int, shared: int, ranks: int, asked: int = 0) -> int:
+def _share(own: int, shared: int, ranks: int, asked: int = 0) -> int:
     """The threads of one of ``ranks`` ranks on a host.
 
     ``own``: cores that it may use. ``shared``: cores of all these ranks together. ``asked``: cores for each task that
@@ -29,7 +29,7 @@ def thread_variables(ranks: int, env: Mapping[str, str] = os.environ) -> dict[st
     """What sets the threads of each of ``ranks`` ranks that this process starts; empty where the user has set them."""
     own = cores_of(processors())
     shared = min(own, _number(env, "SLURM_CPUS_ON_NODE") or own)
-    return _variables(thread_share(own, shared, ranks, _number(env, "SLURM_CPUS_PER_TASK")), env)
+    return _variables(_share(own, shared, ranks, _number(env, "SLURM_CPUS_PER_TASK")), env)
 
 
 def launched_thread_variables(env: Mapping[str, str] = os.environ) -> dict[str, str]:
@@ -46,7 +46,7 @@ def launched_thread_variables(env: Mapping[str, str] = os.environ) -> dict[str, 
     shared = cores_of(of_launcher) if usable <= of_launcher else own
     asked = _number(env, "SLURM_CPUS_PER_TASK") if "SLURM_PROCID" in env else 0
     # What Slurm gives each of its tasks is that task's alone, and its own processes may be bound elsewhere.
-    return _variables(thread_share(own, max(shared, asked * ranks), ranks, asked), env)
+    return _variables(_share(own, max(shared, asked * ranks), ranks, asked), env)
 
 
 def threads_started(ranks: int, here: bool) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from ring_notebook.config import config
 from ring_notebook.machine.hardware import RDMA
@@ -13,7 +13,7 @@ from ring_notebook.machine.hardware import RDMA
 _PORT = 9  # nothing is sent to it
 
 
-def network_variables(others: Iterable[str], env: Mapping[str, str] = os.environ) -> dict[str, str]:
+def network_variables(others: Iterable[str]) -> dict[str, str]:
     """The variables that keep MPICH's UCX and Gloo to one interface.
 
     It is RING_INTERFACE, else the one that leads to ``others``, names of other hosts. RDMA devices stay in use: they
@@ -24,7 +24,7 @@ def network_variables(others: Iterable[str], env: Mapping[str, str] = os.environ
         return {}
     devices = [interface, *(f"{port.parts[-3]}:{port.name}" for port in sorted(RDMA.glob("*/ports/*")))]
     variables = {"UCX_NET_DEVICES": ",".join(devices), "GLOO_SOCKET_IFNAME": interface}
-    return {name: value for name, value in variables.items() if name not in env}
+    return {name: value for name, value in variables.items() if name not in os.environ}
 
 
 def address_towards(other: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from ring_notebook.config import config
@@ -29,17 +29,17 @@ def ssh_command(port: int | None = None, identity: str | None = None) -> list[st
     return [*_SSH, *(["-p", str(port)] if port else []), *(["-i", identity] if identity else [])]
 
 
-def agent_command(host: str, env: Mapping[str, str] = os.environ, module: str = _AGENT) -> list[str]:
+def agent_command(host: str, module: str = _AGENT) -> list[str]:
     """How to start the agent, or another ``module``, on ``host``. Its argument is the `Way` of its streams.
 
     Secrets are on no command line: environment, program and input follow over the agent's standard input.
     """
-    return command_on(host, module_command(module, way_to(env)), env)
+    return command_on(host, module_command(module, way_to()))
 
 
-def command_on(host: str, command: Sequence[str], env: Mapping[str, str] = os.environ) -> list[str]:
+def command_on(host: str, command: Sequence[str]) -> list[str]:
     """How to start ``command`` on ``host``: by RING_REMOTE_SHELL, a batch system's own program in its job, else ssh."""
-    shell = _shell(env)
+    shell = _shell()
     # All but srun hand one string to a shell.
     words = command if shell == _SRUN else [shlex.quote(word) for word in command]
     return [*shell, *([f"--nodelist={host}"] if shell == _SRUN else [host]), *words]
@@ -50,26 +50,26 @@ def is_relay(command: Sequence[str]) -> bool:
     return _RELAY in command
 
 
-def way_to(env: Mapping[str, str] = os.environ) -> Way:
+def way_to() -> Way:
     """How the streams of what `command_on` starts are protected."""
-    shell = _shell(env)
+    shell = _shell()
     if Path(shell[0]).name == "ssh" or is_relay(shell):
         return "plain"
     return "stream" if config().remote_shell else "batch"
 
 
-def shell_environment(env: Mapping[str, str] = os.environ) -> dict[str, str]:
+def shell_environment() -> dict[str, str]:
     """The environment of the process that `command_on` describes."""
-    return for_batch_system(env) if way_to(env) == "batch" else dict(env)
+    return for_batch_system(os.environ) if way_to() == "batch" else dict(os.environ)
 
 
-def _shell(env: Mapping[str, str]) -> list[str]:
+def _shell() -> list[str]:
     """The program that starts others on other hosts, with its options."""
     if config().remote_shell:
         return shlex.split(config().remote_shell)
-    if env.get("SLURM_JOB_ID") and shutil.which("srun"):
+    if os.environ.get("SLURM_JOB_ID") and shutil.which("srun"):
         return _SRUN
     for variable, program in _OF_BATCH_SYSTEMS:
-        if env.get(variable) and shutil.which(program):
+        if os.environ.get(variable) and shutil.which(program):
             return [program]
     return ssh_command()

@@ -26,7 +26,7 @@ def work(ready, go_on):
     go_on.wait()
 
 shared = bytearray(256 << 20)
-machine = Machine("")
+machine = Machine()
 alone = machine.read()["memory"]
 context = multiprocessing.get_context("fork")
 ready, go_on = context.Event(), context.Event()
@@ -47,12 +47,13 @@ assert after["cpu"] >= 0
 
 @pytest.fixture(autouse=True)
 def _no_children(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Others of this process, such as lanes of tests, do not count."""
+    """Others of this process, such as lanes of tests, do not count. Nor does a GPU."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setattr(machine_load, "_CHILDREN", "/nowhere/{}")
 
 
 def test_a_reading_counts_what_happened_since_the_one_before() -> None:
-    machine = Machine("")
+    machine = Machine()
     until = time.process_time() + SHORTEST
     while time.process_time() < until:
         pass
@@ -92,12 +93,13 @@ def test_each_byte_of_the_network_counts_once(
     assert machine_load._network_bytes() == counted
 
 
-def test_a_gpu_that_is_not_there_is_left_out() -> None:
-    assert "gpu_memory" not in Machine("4711").read()
+def test_a_gpu_that_is_not_there_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-4711")
+    assert "gpu_memory" not in Machine().read()
 
 
 def test_a_moment_has_no_rate() -> None:
-    machine = Machine("")
+    machine = Machine()
     at_once = machine.read()
     assert "memory" in at_once
     assert not {"cpu", "network", "disk"} & set(at_once), "hundredths of a second, over a few milliseconds"

@@ -16,7 +16,6 @@ from ring_notebook.rank.rank_threads import (
     MKL,
     OMP,
     launched_thread_variables,
-    thread_share,
     thread_variables,
     threads_set,
     threads_started,
@@ -25,24 +24,6 @@ from ring_notebook.rank.rank_threads import (
 RINGRUN = str(Path(sys.executable).with_name("ringrun"))
 SHOW = ["python", "-c", "import os; os.write(1, (os.environ.get('OMP_NUM_THREADS', '') + ';').encode())"]
 SRUN = {"SLURM_PROCID": "0", "SLURM_NODEID": "1", "SLURM_STEP_TASKS_PER_NODE": "2(x3),1"}
-
-
-@pytest.mark.parametrize(
-    ("own", "shared", "ranks", "asked", "threads"),
-    [
-        (8, 8, 1, 0, 8),
-        (8, 8, 2, 0, 4),
-        (8, 8, 3, 0, 2),
-        (8, 8, 8, 0, 1),
-        (2, 2, 4, 0, 1),  # more ranks than cores
-        (4, 64, 16, 0, 4),  # bound to four cores by the launcher
-        (16, 64, 16, 0, 4),  # bound to a socket with others
-        (64, 64, 8, 2, 2),  # a batch system that binds nobody
-        (8, 8, 4, 8, 2),  # one task of eight cores with four ranks
-    ],
-)
-def test_the_share_of_a_rank(own: int, shared: int, ranks: int, asked: int, threads: int) -> None:
-    assert thread_share(own, shared, ranks, asked) == threads
 
 
 @pytest.fixture
@@ -58,6 +39,8 @@ def eight_cores(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.Monke
     ("ranks", "env", "variables"),
     [
         (2, {}, {"OMP_NUM_THREADS": "4"}),
+        (3, {}, {"OMP_NUM_THREADS": "2"}),
+        (9, {}, {"OMP_NUM_THREADS": "1"}),  # more ranks than cores
         (2, {"OMP_NUM_THREADS": "3"}, {}),
         (2, {"MKL_NUM_THREADS": "3"}, {"OMP_NUM_THREADS": "4"}),  # what is no MKL follows OMP_NUM_THREADS
         (2, {"SLURM_CPUS_PER_TASK": "2"}, {"OMP_NUM_THREADS": "2"}),

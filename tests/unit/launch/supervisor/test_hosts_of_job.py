@@ -61,8 +61,10 @@ def test_what_starts_an_agent(
     for name in programs:
         executable(tmp_path / name, "#!/bin/sh\n")
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
     settings(remote_shell=shell)
-    assert agent_command("b", env) == expected
+    assert agent_command("b") == expected
 
 
 def test_slurm_starts_an_agent_in_a_step_that_leaves_all_cores_to_the_ranks(
@@ -70,7 +72,8 @@ def test_slurm_starts_an_agent_in_a_step_that_leaves_all_cores_to_the_ranks(
 ) -> None:
     executable(tmp_path / "srun", "#!/bin/sh\n")
     monkeypatch.setenv("PATH", str(tmp_path))
-    command = agent_command("b", {"SLURM_JOB_ID": "1"})
+    monkeypatch.setenv("SLURM_JOB_ID", "1")
+    command = agent_command("b")
     assert command[0] == "srun"
     assert {"--overlap", "--mpi=none", "--cpu-bind=none", "--nodelist=b"} < set(command)
     assert command[-len(AGENT) - 1 :] == [*AGENT, "batch"]
@@ -88,16 +91,17 @@ def test_what_sends_its_environment_to_other_hosts_gets_no_secret(
         "RING_RUN_KEY": "x",
     }
     of_slurm = {"SLURM_JOB_ID": "1", "SLURM_CONF": "/etc/slurm.conf"}
-    assert shell_environment(found) == found, "ssh keeps it"
-    monkeypatch.setenv("PATH", str(tmp_path))
-    kept = {"PATH": str(tmp_path), "HOME": "/home/a", **of_slurm}
-    assert shell_environment({**found, **of_slurm, "SLURM_JWT": "a token"}) == kept
+    monkeypatch.setattr(os, "environ", found)
+    assert shell_environment() == found, "ssh keeps it"
+    monkeypatch.setattr(os, "environ", {**found, **of_slurm, "SLURM_JWT": "a token"})
+    assert shell_environment() == {"PATH": str(tmp_path), "HOME": "/home/a", **of_slurm}
 
 
-def test_the_interface_that_leads_to_a_host() -> None:
+def test_the_interface_that_leads_to_a_host(monkeypatch: pytest.MonkeyPatch) -> None:
     assert interface_towards(["no-such-host.invalid", "127.0.0.1"]) == "lo"
     assert interface_towards(["no-such-host.invalid"]) == ""
     assert network_variables(["no-such-host.invalid"]) == {}
-    variables = network_variables(["127.0.0.1"], {"GLOO_SOCKET_IFNAME": "eth9"})
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth9")
+    variables = network_variables(["127.0.0.1"])
     assert variables["UCX_NET_DEVICES"].split(",")[0] == "lo"
     assert "GLOO_SOCKET_IFNAME" not in variables, "what the user has set stays"
