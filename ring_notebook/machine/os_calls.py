@@ -44,7 +44,7 @@ def exit_descriptor(pid: int) -> int:
     """A descriptor that polls as readable once process ``pid`` of this host has ended; the caller closes it.
 
     Until somebody waits for the process, if it is a child of ours, it also does so after that. It is a pidfd, or a pipe
-    that a thread closes, which looks at the process 50 times a second. Raises ProcessLookupError when there is no such
+    of a thread that looks at the process 50 times a second. Raises ProcessLookupError when there is no such
     process.
     """
     try:
@@ -52,7 +52,11 @@ def exit_descriptor(pid: int) -> int:
     except OSError as error:
         if error.errno in _HAPPENED:
             raise
-    return _watcher.watch(pid)
+    os.kill(pid, 0)
+    since = began(pid) if Path(f"/proc/{pid}/stat").exists() else None
+    read, write = os.pipe()
+    threading.Thread(target=_tell_end, args=(pid, since, write), name="ring-exits", daemon=True).start()
+    return read
 
 
 def pidfd_open(pid: int) -> int:
@@ -298,49 +302,15 @@ def _call(name: str, number: int, *arguments: object) -> int:
     return result
 
 
-class _Watcher:
-    """Looks at processes in a thread while there are any to look at, and tells the pipe of each that has ended."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._watched: dict[int, tuple[int, int | None]] = {}  # write end: process, and when it began, if /proc tells
-        self._runs = False
-
-    def forget(self) -> None:
-        """This process is a fork of the one that watches."""
-        for write in self._watched:
-            os.close(write)
-        self.__init__()  # type: ignore[misc]
-
-    def watch(self, pid: int) -> int:
-        """The read end of a pipe that tells when ``pid`` has ended. Raises ProcessLookupError without such a one."""
-        os.kill(pid, 0)
-        since = began(pid) if Path(f"/proc/{pid}/stat").exists() else None
-        read, write = os.pipe()
-        with self._lock:
-            self._watched[write] = pid, since
-            if not self._runs:
-                self._runs = True
-                threading.Thread(target=self._look, name="ring-exits", daemon=True).start()
-        return read
-
-    def _look(self) -> None:
-        while True:
-            with self._lock:
-                poll = select.poll()
-                for write in self._watched:
-                    poll.register(write, 0)  # only for its error: nobody has the read end any more
-            left = {write for write, _ in poll.poll(1000 * _PERIOD)}
-            with self._lock:
-                for write, (pid, since) in list(self._watched.items()):
-                    if write in left or not _runs(pid, since):
-                        del self._watched[write]
-                        with contextlib.suppress(OSError):
-                            os.write(write, b".")  # closing it does not suffice: a fork may have it too
-                        os.close(write)
-                if not self._watched:
-                    self._runs = False
-                    return
+def _tell_end(pid: int, since: int | None, write: int) -> None:
+    """Make a pipe readable once ``pid`` has ended; ``since`` is when it began, if /proc tells."""
+    poll = select.poll()
+    poll.register(write, 0)  # only for its error: nobody has the read end any more
+    while _runs(pid, since) and not poll.poll(1000 * _PERIOD):
+        pass
+    with contextlib.suppress(OSError):
+        os.write(write, b".")  # closing it does not suffice: a fork may have it too
+    os.close(write)
 
 
 def _runs(pid: int, since: int | None) -> bool:
@@ -353,7 +323,3 @@ def _runs(pid: int, since: int | None) -> bool:
     except ProcessLookupError:
         return False
     return True
-
-
-_watcher = _Watcher()
-os.register_at_fork(after_in_child=_watcher.forget)
