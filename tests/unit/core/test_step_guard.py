@@ -62,12 +62,12 @@ def test_a_step_that_takes_too_long_is_interrupted(alone: Communicator, guard: S
     def step() -> None:
         with guard.committed(alone):
             signal.raise_signal(signal.SIGINT)
-            while time.monotonic() - begun < 30:
+            while True:
                 time.sleep(0.01)
 
     with pytest.raises(KeyboardInterrupt):
         step()
-    assert LONGEST_HOLD <= time.monotonic() - begun < 20
+    assert time.monotonic() - begun >= LONGEST_HOLD
     time.sleep(0.05)
     with guard.committed(alone):
         pass

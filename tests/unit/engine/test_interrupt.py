@@ -42,11 +42,9 @@ def test_a_signal_that_python_notes_just_before_a_system_call_begins() -> None:
     """Nothing wakes the call then: Python looks at signals before and after it."""
     notes = Timer(0.2, interrupt_main)
     notes.start()
-    began = time.monotonic()
     with Interruptible() as interruptible:
-        assert isinstance(interruptible.call(lambda: time.sleep(60)), KeyboardInterrupt)
+        assert isinstance(interruptible.call(lambda: time.sleep(3600)), KeyboardInterrupt)
     notes.join()
-    assert time.monotonic() - began < 50
 
 
 def test_an_interrupt_that_python_drops() -> None:
@@ -59,12 +57,10 @@ def test_an_interrupt_that_python_drops() -> None:
 
     def drops() -> None:
         Finalized()
-        time.sleep(60)
+        time.sleep(3600)
 
-    began = time.monotonic()
     with Interruptible() as interruptible:
         assert isinstance(interruptible.call(drops), KeyboardInterrupt)
-    assert time.monotonic() - began < 50
 
 
 def test_a_wait_in_cpp_that_looks_at_no_signal() -> None:
