@@ -83,12 +83,6 @@ def call(address: str, secret: bytes) -> Caller:
         raise
 
 
-def _family(address: str | tuple[str, int]) -> socket.AddressFamily:
-    if isinstance(address, str):
-        return socket.AF_UNIX
-    return socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-
-
 class KnownCallers:
     """Listens at a path or an address, and calls ``serve`` with each caller that is known, until `close`.
 
@@ -98,17 +92,19 @@ class KnownCallers:
     def __init__(self, address: str | tuple[str, int], secret: bytes, serve: Callable[[Caller], None]) -> None:
         self._tls = None if isinstance(address, str) else tls_of_secret(secret, server=True)
         self._serve = serve
-        self._listener = socket.socket(_family(address))
         if isinstance(address, str):
+            self.address = address
+            """The path of the socket file, or ``host:port``."""
+            self._listener = socket.socket(socket.AF_UNIX)
             with short_path(address) as name:
                 self._listener.bind(name)
+            self._listener.listen(_BACKLOG)
         else:
-            self._listener.bind(address)
-        self._listener.listen(_BACKLOG)
+            family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+            self._listener = socket.create_server(address, family=family, backlog=_BACKLOG)
+            host, port = self._listener.getsockname()[:2]
+            self.address = f"{bracketed(host)}:{port}"
         self._listener.setblocking(False)
-        host, port = (address, 0) if isinstance(address, str) else self._listener.getsockname()[:2]
-        self.address = host if isinstance(address, str) else f"{bracketed(host)}:{port}"
-        """The path of the socket file, or ``host:port``."""
         self._threads: list[tuple[threading.Thread, socket.socket]] = []
         self._known: set[socket.socket] = set()
         self._closing = Wake()

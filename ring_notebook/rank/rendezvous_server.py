@@ -388,10 +388,10 @@ def resolve(address: str) -> tuple[socket.AddressFamily, Any]:
 
 def _listen(address: str) -> socket.socket:
     family, place = resolve(address)
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    if family != socket.AF_UNIX:
+        return socket.create_server(place, family=family, backlog=MOST_STRANGERS)
+    listener = socket.socket(family)
     try:
-        if family != socket.AF_UNIX:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a job may follow another one at once
         listener.bind(place)
         listener.listen(MOST_STRANGERS)
     except OSError:

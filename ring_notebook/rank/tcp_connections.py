@@ -45,14 +45,8 @@ def listen(own: str = "") -> socket.socket:
     name = config().interface or ("" if found == "lo" else found)  # what a job found on one host leads nowhere else
     address = _address_of(name) if name else own or _address_of_this_host()
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listener.bind((address, 0))
-        listener.listen(MOST_STRANGERS)
-        listener.setblocking(False)
-    except OSError:
-        listener.close()
-        raise
+    listener = socket.create_server((address, 0), family=family, backlog=MOST_STRANGERS)
+    listener.setblocking(False)
     return listener
 
 
