@@ -110,20 +110,15 @@ def _has_room(folder: str) -> bool:
 
 
 class Wake:
-    """A descriptor for loops that wait, which any thread or signal handler can make readable.
+    """A pipe for loops that wait, which any thread or signal handler can make readable.
 
-    It is an eventfd, or a pipe. `fileno` lets selectors and `select.poll` take the object itself.
+    `fileno` lets selectors and `select.poll` take the object itself.
     """
 
     def __init__(self) -> None:
-        try:
-            self._read = self._write = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        except (AttributeError, OSError) as error:
-            if isinstance(error, OSError) and error.errno in _HAPPENED:
-                raise
-            self._read, self._write = os.pipe()
-            for end in (self._read, self._write):
-                os.set_blocking(end, False)
+        self._read, self._write = os.pipe()
+        for end in (self._read, self._write):
+            os.set_blocking(end, False)
 
     def fileno(self) -> int:
         """The descriptor that becomes readable; -1 once closed."""
@@ -132,7 +127,7 @@ class Wake:
     def set(self) -> None:
         """Make it readable."""
         with contextlib.suppress(BlockingIOError):  # it is, and the pipe is full
-            os.write(self._write, _ONE)
+            os.write(self._write, b".")
 
     def clear(self) -> None:
         """Make it wait for the next `set`."""
@@ -144,9 +139,6 @@ class Wake:
         for end in {self._read, self._write} - {-1}:
             os.close(end)
         self._read = self._write = -1
-
-
-_ONE = struct.pack("=Q", 1)  # what an eventfd takes; to a pipe it is eight bytes
 
 
 def processors(pid: int = 0) -> set[int]:

@@ -218,7 +218,7 @@ GROUP = f"ring-test-{os.getpid()}"
 PLACES = (
     Place(
         "a Python built against old headers: conda, miniforge, uv before July 2026",
-        "`os.pidfd_open`, `os.memfd_create`, `os.eventfd`: called by number, or a pipe",
+        "`os.pidfd_open`, `os.memfd_create`: called by number",
         "a `sitecustomize` that deletes the names",
         environment={"PYTHONPATH": "{here}/without_names"},
     ),
@@ -269,7 +269,7 @@ PLACES = (
     ),
     Place(
         "a CPython compiled as conda's are",
-        "`os.pidfd_open`, `os.memfd_create`, `os.eventfd`: called by number, or a pipe",
+        "`os.pidfd_open`, `os.memfd_create`: called by number",
         "compiled from Debian's sources",
         wrap=_with_condas,
         make=python_like_condas,
