@@ -1,4 +1,4 @@
-"""Records: what a rank sends arrives as it was, and what is truncated is noticed."""
+"""Records and questions: what a rank sends arrives as it was, and what is truncated or none is noticed."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from array import array
 
 import pytest
 
+from ring_notebook.protocol.question import Question
 from ring_notebook.protocol.records import (
     Change,
     Cleared,
@@ -68,3 +69,16 @@ def test_a_truncated_message_is_an_error(missing: int) -> None:
     message = encode(RECORDS)
     with pytest.raises(ValueError, match="truncated"):
         decode(message[:-missing])
+
+
+def test_a_question_arrives_as_it_was() -> None:
+    question = Question(3, "Name? \N{GRINNING FACE}", "before\n", "password", held=True)
+    assert Question.decode(question.encode()) == question
+
+
+@pytest.mark.parametrize(
+    "message", ["", "[]", "{}", '{"number": "1"}', '{"number": 1, "kind": "other"}', '{"number": 1, "more": 2}']
+)
+def test_what_is_no_question_is_an_error(message: str) -> None:
+    with pytest.raises(ValueError, match="a question of a rank is invalid"):
+        Question.decode(message)

@@ -1,8 +1,11 @@
-"""A cell that continues another run: at which statement it begins, and its loops at which value."""
+"""Cells: those that continue another run, at which statement and values of loops; and which package one imports."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
@@ -46,3 +49,16 @@ def test_loops_continue(shell: InteractiveShell, begin: Begin, variables: dict[s
     shell.user_ns.update(variables, seen=[])
     Cell(shell, CELL, "run", begin=begin).execute()
     assert shell.user_ns["seen"] == expected
+
+
+def test_the_outermost_import_is_named(
+    shell: InteractiveShell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "outer_package.py").write_text("import inner_package")
+    (tmp_path / "inner_package.py").write_text("import asks; asks.seen.append(asks.importing())")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    cell = Cell(shell, "import outer_package\nimport asks\nasks.seen.append(asks.importing())", "run")
+    asks = SimpleNamespace(seen=[], importing=cell.importing)
+    monkeypatch.setitem(sys.modules, "asks", asks)  # type: ignore[arg-type]
+    cell.execute()
+    assert asks.seen == ["outer_package", ""]
