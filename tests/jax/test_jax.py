@@ -331,7 +331,7 @@ with Cluster(n=2) as cluster:
     print("set up:", ended(cluster.run(SETUP)))
     print("other:", ended(cluster.run(other)))
     run = cluster.run(source)
-    while "waits for" not in (told := stall_sentence(run.view.ranks, source)) and not run.done:
+    while "waits for" not in (told := stall_sentence(run.view.ranks, run.log.code_at)) and not run.done:
         time.sleep(0.1)
     print("sleeps:", told)
     run.interrupt()

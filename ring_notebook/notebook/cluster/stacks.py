@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby, takewhile
 from pathlib import Path, PurePath
@@ -18,6 +18,7 @@ from ring_notebook.text.words import first_characters, ranks
 
 if TYPE_CHECKING:
     from ring_notebook.notebook.engines import Engines
+    from ring_notebook.notebook.record.run_record import RunRecord
 
 
 # A machine with far more to do than cores is late; a process that waits in the kernel for a dead disk never answers.
@@ -149,16 +150,15 @@ def parse(text: str) -> tuple[Frame, ...] | None:
     return None
 
 
-def render(found: Sequence[Stack], cells: Mapping[str, tuple[str, int]]) -> str:
-    """The stacks as text, equal ones once. ``cells``: by run, its source and the number of its first line."""
+def render(found: Sequence[Stack], runs: Sequence[RunRecord]) -> str:
+    """The stacks as text, equal ones once, with the lines of the cells of ``runs``."""
+    cells = {run.run: run for run in runs}
 
     def shown(frame: Frame) -> str:
         cell = CELL.fullmatch(frame.file)
         where = "Cell" if cell else frame.file
-        source, first_line = cells.get(cell["run"], ("", 1)) if cell else ("", 1)
-        lines, index = source.splitlines(), frame.line - first_line
-        code = f"\n      {lines[index].strip()}" if 0 <= index < len(lines) else ""
-        return f"    {where}, line {frame.line}, in {frame.function}{code}"
+        code = cells[cell["run"]].code_at(frame.line) if cell and cell["run"] in cells else ""
+        return f"    {where}, line {frame.line}, in {frame.function}{code and f'{chr(10)}      {code}'}"
 
     groups: dict[str, list[int]] = {}
     for one in found:

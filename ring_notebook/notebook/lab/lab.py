@@ -17,7 +17,6 @@ from ring_notebook.files.run_folders import runs_directory
 from ring_notebook.files.snapshot_files import Snapshot
 from ring_notebook.notebook.cluster.cluster import Cluster
 from ring_notebook.notebook.cluster.snapshots import continued
-from ring_notebook.notebook.cluster.stacks import render
 from ring_notebook.notebook.lab.answers import Compared, Said, Table, clean, said, table
 from ring_notebook.notebook.lab.handle import PERSON, Handle, Limits, keep_limits
 from ring_notebook.notebook.run import catalogue
@@ -220,8 +219,7 @@ class Lab:
             log = handle.log
             if not name or handle.name == name or (log is not None and log.run.startswith(name)):
                 return handle
-        runs = [*self.session.in_progress, *([self.session.run] if self.session.run is not None else [])]
-        for run in reversed(runs):
+        for run in reversed(self.session.at_hand):
             if not name or run.log.title == name or run.log.run.startswith(name):
                 return Handle(self, run.log.title, lambda run=run: run)  # type: ignore[misc]
         for handle in reversed(self._handles):
@@ -252,9 +250,8 @@ class Lab:
 
     def stacks(self) -> Said:
         """Where every rank is now, in the cell and in what it has called. Raises ClusterError without a cluster."""
-        logs = [run.log for run in (*self.session.in_progress, self.session.run) if run is not None]
-        text = render(self.cluster.stacks(), {log.run: (log.source, log.first_line) for log in logs})
-        return said(f"The stacks of {plural(self.cluster.n, 'rank')}", text.splitlines(), most=200)
+        lines = self.session.stacks().splitlines()
+        return said(f"The stacks of {plural(self.cluster.n, 'rank')}", lines, most=200)
 
     def queue(self) -> Table:
         """The cells that wait for ranks, the next one first."""

@@ -89,9 +89,8 @@ def _failed(view: RunView, log: RunRecord) -> Failed | None:
     first, ranks = grouped(primary(view.failures))[0]
     line = line_of(first)
     code = next((code for file, at, _, code in reversed(first.frames) if file == "<cell>" and at == line), "")
-    listed, index = log.source.splitlines(), line - log.first_line
-    code = code or (listed[index].strip() if 0 <= index < len(listed) else "")
-    return Failed(clean(first.ename, 80), from_ranks(first.message), tuple(sorted(ranks)), line, from_ranks(code))
+    shown = from_ranks(code or log.code_at(line))
+    return Failed(clean(first.ename, 80), from_ranks(first.message), tuple(sorted(ranks)), line, shown)
 
 
 def _others(view: RunView) -> list[str]:

@@ -180,9 +180,9 @@ class Panel:
             self._table.value = rank_table.html(rank_table.table(view))
             self._table_due = monotonic() + len(self._table.value) / TEXT_BYTES
         trouble = report.alert(self._log.trouble) + report.question(self._asks())
-        waiting = waits.stall_html(stuck, self._log.source, self._log.first_line)
+        waiting = waits.stall_html(stuck, self._log.code_at)
         begun = bool(view.names or stuck)
-        doing = () if begun else waits.beginning(view, self._log.source, self._log.first_line)
+        doing = () if begun else waits.beginning(view, self._log.code_at)
         self._beginning.value = waits.beginning_html(doing)
         self._beginning.layout.display = "none" if begun else None
         self._axes.layout.display = "none" if begun and not view.names else None

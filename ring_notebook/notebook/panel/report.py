@@ -73,7 +73,7 @@ def last_state(log: RunRecord, plot: Sequence[str] = (), waiting: bool = False) 
     has the panel from ipykernel 7 on, where it has our widgets; others have this, and a terminal has the text.
     """
     view = log.view()
-    doing = () if view.names else waits.beginning(view, log.source, log.first_line)
+    doing = () if view.names else waits.beginning(view, log.code_at)
     content = replace(headline.headline(log, view), status="last state seen", left=None)
     shown = _charts(grouped(view, plot, log.look, MOST_CHARTS))
     table = rank_table.html(rank_table.table(view)) if view.names or view.died else ""

@@ -9,14 +9,14 @@ the call that the others made a step before. The numbers of calls at the beginni
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from typing import Any
 
 from ring_notebook.config import config
 from ring_notebook.notebook.record.run_view import RankView, RunView
 from ring_notebook.notebook.style import duration
-from ring_notebook.text.words import operation_title, plural, rank_list, ranks
+from ring_notebook.text.words import first_characters, operation_title, plural, rank_list, ranks
 
 _MOST_PLACES = 4  # lines of the cell, with the ranks that are there
 _MOST_ROWS = 8
@@ -24,15 +24,15 @@ _MOST_CHARACTERS = 100
 _SECONDS = 1.0  # of waiting, after which the states of both ranks are of the same moment
 
 
-def _source_line(source: str, first_line: int, line: int) -> str:
-    """The text of a line of the cell, by its number in the notebook; empty if there is none."""
-    listed = source.splitlines()
-    index = line - first_line
-    text = listed[index].strip() if 0 <= index < len(listed) else ""
-    return text if len(text) <= _MOST_CHARACTERS else f"{text[: _MOST_CHARACTERS - 1]}…"
+CodeAt = Callable[[int], str]
+"""Gives the text of a line of the cell, as `RunRecord.code_at` does."""
 
 
-def beginning(view: RunView, source: str, first_line: int) -> list[str]:
+def _no_code(_: int) -> str:
+    return ""
+
+
+def beginning(view: RunView, code_at: CodeAt) -> list[str]:
     """Before the first step, a line for each line of the cell at which ranks are, and each package they import there.
 
     Each says for how long; there is none when all ranks have ended.
@@ -45,13 +45,11 @@ def beginning(view: RunView, source: str, first_line: int) -> list[str]:
             places.setdefault(place, []).append(rank.rank)
             since[place] = max(since.get(place, 0.0), rank.idle)
     shown = sorted(places)[:_MOST_PLACES]
-    return [
-        f"{_at(*place, places[place], view.size, source, first_line)} ({duration(since[place])})" for place in shown
-    ]
+    return [f"{_at(*place, places[place], view.size, code_at)} ({duration(since[place])})" for place in shown]
 
 
-def _at(line: int, package: str, who: list[int], size: int, source: str, first_line: int) -> str:
-    where = f"line {line}: {_source_line(source, first_line, line)}"
+def _at(line: int, package: str, who: list[int], size: int, code_at: CodeAt) -> str:
+    where = f"line {line}: {first_characters(code_at(line), _MOST_CHARACTERS)}"
     if package:
         on = plural(size, "rank") if len(who) == size else ranks(who)
         return f"importing {package} on {on}{f', {where}' if line > 0 else ''}"
@@ -72,7 +70,7 @@ def stuck(view: RunView) -> tuple[RankView, ...]:
     return stalled if trains else ()
 
 
-def stall_sentence(stalled: Sequence[RankView], source: str = "", first_line: int = 1) -> str:
+def stall_sentence(stalled: Sequence[RankView], code_at: CodeAt = _no_code) -> str:
     """How long the run is stuck, and why: which ranks have not called the collective, and where they are."""
     waiting = {rank.rank: found for rank in stalled if (found := _waiting(rank))}
     missing = {one for found in waiting.values() for one in found.get("missing", ())}
@@ -81,29 +79,28 @@ def stall_sentence(stalled: Sequence[RankView], source: str = "", first_line: in
     if missing:
         text = f"{waits} for {ranks(missing)} in {_operation(next(iter(waiting.values())))}"
         absent = next((rank for rank in stalled if rank.rank in missing and not _waiting(rank)), None)
-        place = _place(absent, source, first_line) if absent else ""
+        place = _place(absent, code_at) if absent else ""
         return begin + text + (f"; {ranks([absent.rank])} is {place}" if absent and place else "") + _calls(stalled)
     if waiting:
         return f"{begin}{waits} in {_operation(next(iter(waiting.values())))}, which does not end{_calls(stalled)}"
-    places = {_place(rank, source, first_line) for rank in stalled}
+    places = {_place(rank, code_at) for rank in stalled}
     where = f" {places.pop()}" if len(places) == 1 else ", outside of collectives"
     return f"{begin}{ranks(rank.rank for rank in stalled)}{where}"
 
 
-def whereabouts(view: RunView, source: str, first_line: int) -> list[str]:
+def whereabouts(view: RunView, code_at: CodeAt) -> list[str]:
     """Where ranks are that a time limit stops: who waits for whom where none has moved for a second, else lines."""
     stalled = view.stuck(_SECONDS)
-    waits = any(map(_waiting, stalled))
-    return [stall_sentence(stalled, source, first_line)] if waits else beginning(view, source, first_line)
+    return [stall_sentence(stalled, code_at)] if any(map(_waiting, stalled)) else beginning(view, code_at)
 
 
 def _operation(waiting: dict[str, Any]) -> str:
     return operation_title(str(waiting.get("operation")), waiting.get("name") or "")
 
 
-def _place(rank: RankView, source: str, first_line: int) -> str:
+def _place(rank: RankView, code_at: CodeAt) -> str:
     line = rank.status.line if rank.status else 0
-    text = _source_line(source, first_line, line)
+    text = first_characters(code_at(line), _MOST_CHARACTERS)
     return f"at line {line}{f': {text}' if text else ''}" if line else ""
 
 
@@ -122,7 +119,7 @@ def _fact(rank: RankView, name: str) -> Any:
     return rank.status.extra.get(name) if rank.status else None
 
 
-def stall_html(stalled: Sequence[RankView], source: str = "", first_line: int = 1) -> str:
+def stall_html(stalled: Sequence[RankView], code_at: CodeAt = _no_code) -> str:
     """The notice for a page: a row for all ranks that do the same. Empty without ranks."""
     if not stalled:
         return ""
@@ -130,7 +127,7 @@ def stall_html(stalled: Sequence[RankView], source: str = "", first_line: int = 
     head = "".join(f"<th>{title}</th>" for title in titles)
     alike: dict[tuple[str, str, str, str], list[RankView]] = {}
     for rank in stalled:
-        alike.setdefault(_cells(rank, source, first_line), []).append(rank)
+        alike.setdefault(_cells(rank, code_at), []).append(rank)
     rows = ""
     for (what, call, line, missing), who in [*alike.items()][:_MOST_ROWS]:
         since = duration(max(_waiting(rank).get("seconds", rank.idle) for rank in who))
@@ -147,40 +144,31 @@ def _waiting(rank: RankView) -> dict[str, Any]:
     return (rank.status.waiting if rank.status else None) or {}
 
 
-def _cells(rank: RankView, source: str, first_line: int) -> tuple[str, str, str, str]:
+def _cells(rank: RankView, code_at: CodeAt) -> tuple[str, str, str, str]:
     """The operation that a rank is in, how many it has called, the line, and the ranks it waits for."""
     waiting = _waiting(rank)
     number = rank.status.line if rank.status else 0
-    line = f"{number}: {_source_line(source, first_line, number)}" if number else "?"
+    line = f"{number}: {first_characters(code_at(number), _MOST_CHARACTERS)}" if number else "?"
     calls = _fact(rank, "calls")
     called = "" if calls is None else f"{calls:,}"
     if not waiting:
         return "code outside of collectives", called, line, ""
-    return (
-        f"{waiting.get('operation')} {waiting.get('name', '')}".strip(),
-        called,
-        line,
-        rank_list(waiting.get("missing", ())),
-    )
+    operation = f"{waiting.get('operation')} {waiting.get('name', '')}".strip()
+    return operation, called, line, rank_list(waiting.get("missing", ()))
 
 
-def left_out(view: RunView, source: str = "", first_line: int = 1) -> str:
+def left_out(view: RunView, code_at: CodeAt) -> str:
     """Which rank waits for which, with both numbers of calls; empty if no call has been left out."""
     by_number = {rank.rank: rank for rank in view.ranks}
     for rank in view.ranks:
-        waiting = (rank.status.waiting if rank.status and not rank.ended else None) or {}
+        waiting = {} if rank.ended else _waiting(rank)
         if float(waiting.get("seconds", 0.0)) < _SECONDS:
             continue
         past = [one for one in waiting.get("missing", ()) if one in by_number and _has_left_out(by_number[one], rank)]
-        if past and rank.status is not None:
-            other = by_number[past[0]]
-            line = rank.status.line
-            text = _source_line(source, first_line, line)
-            own, theirs = _number(rank, "calls"), _number(other, "calls")
+        if past:
+            own, theirs = _number(rank, "calls"), _number(by_number[past[0]], "calls")
             calls = f"{own:,} calls on {ranks([rank.rank])}, {theirs:,} on {ranks(past)}"
-            return (
-                f"{calls}; the last differs at line {line}{f': {text}' if text else ''}, which {ranks(past)} has left"
-            )
+            return f"{calls}; the last differs {_place(rank, code_at)}, which {ranks(past)} has left"
     return ""
 
 
@@ -189,7 +177,7 @@ def left_out_in_loop(view: RunView) -> str:
     passes: dict[str, dict[int, dict[int, int]]] = {}
     lines: dict[str, int] = {}
     for rank in view.ranks:
-        loop = rank.status.extra.get("loop") if rank.status and not rank.ended else None
+        loop = None if rank.ended else _fact(rank, "loop")
         if loop:
             passes.setdefault(loop["name"], {})[rank.rank] = {int(step): int(calls) for step, calls in loop["marks"]}
             lines[loop["name"]] = int(loop["line"])
@@ -216,11 +204,10 @@ def count_calls(calls: Mapping[int, int]) -> str:
 
 
 def _has_left_out(other: RankView, waiting: RankView) -> bool:
-    if other.ended or other.status is None or (other.status.waiting or {}):
+    if other.ended or other.status is None or other.status.waiting:
         return False
-    return _number(other, "statement") > _number(waiting, "statement") >= 0 and _number(other, "calls") < _number(
-        waiting, "calls"
-    )
+    later = _number(other, "statement") > _number(waiting, "statement") >= 0
+    return later and _number(other, "calls") < _number(waiting, "calls")
 
 
 def _number(rank: RankView, name: str) -> int:

@@ -146,6 +146,11 @@ class RunRecord:
         number = self.options.get("first_line", 1)
         return number if isinstance(number, int) else 1
 
+    def code_at(self, line: int) -> str:
+        """The text of a line of the cell, by its number in the notebook; empty if there is none."""
+        listed, index = self.source.splitlines(), line - self.first_line
+        return listed[index].strip() if 0 <= index < len(listed) else ""
+
     def keep_look(self, look: Look) -> None:
         """Take over how a reader wants to see the charts, and keep it with the run."""
         self.look = look

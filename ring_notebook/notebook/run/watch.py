@@ -164,7 +164,7 @@ class Watch:
             )
             if why == "timeout" and not self._timed_out:
                 self._timed_out = True
-                self._where = whereabouts(self._log.view(), self._log.source, self._log.first_line)
+                self._where = whereabouts(self._log.view(), self._log.code_at)
                 self.interrupt()
             elif why and self._signalled is None:
                 self._signalled = set()

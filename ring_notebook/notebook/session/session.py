@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 from ring_notebook.errors import ClusterError, RingError
 from ring_notebook.notebook.cluster.batch import BatchCluster
 from ring_notebook.notebook.cluster.cluster import Cluster
+from ring_notebook.notebook.cluster.stacks import render
 from ring_notebook.notebook.record.run_record import RunRecord
 from ring_notebook.notebook.run.catalogue import find
 from ring_notebook.notebook.run.classroom import Classroom
@@ -59,6 +60,11 @@ class Session:
         return self.cluster.runs.in_progress if self.cluster is not None else []
 
     @property
+    def at_hand(self) -> list[Run]:
+        """The runs in progress, then the newest one."""
+        return [*self.in_progress, *filter(None, [self.run])]
+
+    @property
     def to_come(self) -> BatchCluster | None:
         """The job whose engines have not started yet, or are lost for now."""
         return self.job if self.cluster is None else None
@@ -70,6 +76,10 @@ class Session:
                 raise ClusterError(f"the engines have not started yet: {self.job.line}")
             raise ClusterError(self.why_ended or "there is no cluster; `%ring start` starts one")
         return self.cluster
+
+    def stacks(self) -> str:
+        """Where every rank is now, in the cell and in what it has called. Raises ClusterError without a cluster."""
+        return render(self.require().stacks(), [run.log for run in self.at_hand])
 
     def record(self, name: str = "") -> RunRecord:
         """The run that begins with ``name``, by default the last one. Raises RingError when there is none."""

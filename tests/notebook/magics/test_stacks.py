@@ -59,7 +59,7 @@ def test_ranks_in_a_collective_and_in_foreign_code(cluster: Cluster) -> None:
     assert "sleep(30)" in code[second.frames[-1].line - 1]
     assert "libc.so" in names(second)
     assert "PyEval" not in names(second), "the interpreter's calls are shown as Python's"
-    assert "\n    native, in " in render([second], {run.log.run: (CELL, 1)})
+    assert "\n    native, in " in render([second], [run.log])
     assert cluster.status()[1].run == run.log.run
     os.kill(cluster.status()[1].pid, signal.SIGSTOP)
     try:

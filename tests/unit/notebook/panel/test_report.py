@@ -553,7 +553,7 @@ def test_stuck_names_who_is_missing_and_where_each_rank_is(tmp_path: Path) -> No
         "stuck for N s: ranks 0, 2 wait for rank 1 in allreduce 'late'; rank 1 is at line 3: train(). "
         "101 calls on rank 0, 100 on rank 1; the last differs at line 5"
     )
-    page = waits.stall_html(ranks, source, 2)
+    page = waits.stall_html(ranks, log.code_at)
     cells = [re.findall(r"<td>(.*?)</td>", row) for row in page.split("<tr>")[2:]]
     assert cells[0] == ["0, 2", "allreduce late", "101", "12 s", "5: ring.allreduce(x)", "1"]
     assert [cells[1][index] for index in (0, 1, 2, 4)] == ["1", "code outside of collectives", "100", "3: train()"]
