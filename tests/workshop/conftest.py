@@ -6,12 +6,12 @@ With RING_KEEP_OUTPUTS what the cells of a test that passes have shown becomes w
 from __future__ import annotations
 
 import copy
-import json
 import os
 import runpy
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -41,21 +41,35 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     return report
 
 
-@pytest.fixture
-def workshop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[Workshop]:
-    """Execute a notebook: ``workshop(name, wrong, ...)`` with wrong answers for each exercise, in order.
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RING_RUNS_DIR", "")  # put back what the run changes
 
-    Each exercise is executed with its blanks, with the wrong answers, and with the solution. No cell fails; the check
+
+def lesson(name: str) -> NotebookNode:
+    """A notebook; the test is skipped where what it needs is not installed."""
+    for needy, module, where in (("16_keras", "keras", ".tensorflow"), ("18_fine_tuning", "trl", ".libraries")):
+        if name == needy and find_spec(module) is None:
+            pytest.skip(
+                f"needs {module}: make {where}/installed, PYTHONPATH=$(echo $PWD/{where}/venv/lib/*/site-packages)"
+            )
+    return nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4)
+
+
+@pytest.fixture
+def workshop(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Workshop]:
+    """Execute the lesson that the test is called after: ``workshop(wrong, ...)`` with wrong answers for its exercise.
+
+    The exercise is executed with its blanks, with the wrong answers, and with the solution. No cell fails; the check
     says "Not yet" and the words of the wrong answer, then "Right"; and what the text says with numbers is so. Returns
     what the notebook has measured, and all text that it shows.
     """
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("RING_RUNS_DIR", "")  # put back what the run changes
-    executed: dict[str, NotebookNode] = {}
+    name = request.node.name.removeprefix("test_")
+    notebook = lesson(name)
 
-    def run(name: str, *wrong: Sequence[Wrong]) -> tuple[dict[str, Any], str]:
-        notebook = executed[name] = nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4)
-        words = list(_attempt(notebook, wrong))
+    def run(*wrong: Wrong) -> tuple[dict[str, Any], str]:
+        words = _attempt(notebook, wrong)
         demo.execute(notebook, RUNS)
         for cell, expected in zip(demo.tagged(notebook, "check"), words, strict=True):
             said = _text(cell)
@@ -73,34 +87,24 @@ def workshop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fi
 
     yield run
     if "RING_KEEP_OUTPUTS" in os.environ and request.node.stash.get(_PASSED, False):
-        for name, notebook in executed.items():
-            last = {cell.id: cell.outputs for cell in notebook.cells if cell.cell_type == "code"}  # of several attempts
-            _keep(NOTEBOOKS / f"{name}.ipynb", last, tmp_path)
+        shown = {cell.id: cell.outputs for cell in notebook.cells if cell.cell_type == "code"}  # the last attempt's
+        outputs = runpy.run_path(str(NOTEBOOKS.parent / "docs" / "outputs.py"))
+        outputs["keep"](NOTEBOOKS / f"{name}.ipynb", [*shown.values()], tmp_path)
 
 
-def _keep(path: Path, shown: dict[str, list[NotebookNode]], folder: Path) -> None:
-    code = [cell for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
-    outputs = runpy.run_path(str(NOTEBOOKS.parent / "docs" / "outputs.py"))
-    outputs["keep"](path, [shown[cell["id"]] for cell in code], folder)
-
-
-def _attempt(notebook: NotebookNode, wrong: Sequence[Sequence[Wrong]]) -> Iterator[str]:
-    """Put each exercise and its check into the notebook once for each attempt; what each check has to say."""
-    exercises, checks = demo.tagged(notebook, "exercise"), demo.tagged(notebook, "check")
-    for exercise, check, right, mistakes in zip(exercises, checks, demo.solutions(notebook), wrong, strict=True):
-        attempts = [(exercise.source, "Not yet")]
-        for piece, mistake, words in mistakes:
-            assert piece in right
-            attempts.append((right.replace(piece, mistake), words))
-        attempts.append((right, "Right"))
-        place = notebook.cells.index(exercise)
-        notebook.cells.remove(exercise)
-        notebook.cells.remove(check)
-        for source, words in attempts:
-            notebook.cells[place:place] = [tried := copy.deepcopy(exercise), copy.deepcopy(check)]
-            tried.source = source
-            place += 2
-            yield words
+def _attempt(notebook: NotebookNode, wrong: Sequence[Wrong]) -> list[str]:
+    """Put the exercise and its check into the notebook once for each attempt; what each check has to say."""
+    (exercise,), (check,), (right,) = (
+        *(demo.tagged(notebook, tag) for tag in ("exercise", "check")),
+        demo.solutions(notebook),
+    )
+    assert all(piece in right for piece, _, _ in wrong)
+    attempts = [exercise.source, *(right.replace(piece, mistake) for piece, mistake, _ in wrong), right]
+    tried = [NotebookNode({**copy.deepcopy(exercise), "source": source}) for source in attempts]
+    place = notebook.cells.index(exercise)
+    notebook.cells.remove(check)
+    notebook.cells[place : place + 1] = [cell for one in tried for cell in (one, copy.deepcopy(check))]
+    return ["Not yet", *(words for _, _, words in wrong), "Right"]
 
 
 def _text(cell: NotebookNode) -> str:

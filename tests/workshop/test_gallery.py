@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
-import nbformat
 import pytest
 
 from workshop.claims import NOTEBOOKS
-from workshop.conftest import RUNS
-
-sys.path.insert(0, str(NOTEBOOKS))
-import demo
+from workshop.conftest import RUNS, demo, lesson
 
 GALLERY = NOTEBOOKS / "gallery"
 LEARNED = {
@@ -33,10 +26,8 @@ def test_each_has_its_test() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LEARNED)
-def test_it_learns(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("RING_RUNS_DIR", "")
-    notebook = nbformat.read(GALLERY / f"{name}.ipynb", as_version=4)
+def test_it_learns(name: str) -> None:
+    notebook = lesson(f"gallery/{name}")
     demo.execute(notebook, RUNS)
     measured = demo.measured(notebook)
     assert LEARNED[name](measured), measured
