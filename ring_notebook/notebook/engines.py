@@ -302,11 +302,8 @@ class Engines:
 
 def died(dead: Sequence[int]) -> str:
     """What to say to somebody who needs ranks that have died, and has been told why."""
-    return f"{words.ranks(dead)} {'has' if len(dead) == 1 else 'have'} died; `%ring heal` starts {_them(dead)} again"
-
-
-def _them(dead: Sequence[int]) -> str:
-    return "it" if len(dead) == 1 else "them"
+    have, them = ("has", "it") if len(dead) == 1 else ("have", "them")
+    return f"{words.ranks(dead)} {have} died; `%ring heal` starts {them} again"
 
 
 def _hand_over(message: dict[str, Any], handlers: Mapping[str, Callable[[Any], None]]) -> None:

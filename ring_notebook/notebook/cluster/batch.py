@@ -348,7 +348,7 @@ class BatchCluster:
 
     def _watch(self, cluster: Cluster) -> None:
         """Return when the cluster has ended, or is to end."""
-        limit = self._limit()
+        limit = self._began + self.job.request.seconds if self._began else None
         last = time.monotonic()
         idle_since, was_busy, asked = last, False, False
         while not self._closed.wait(_PERIOD):
@@ -373,9 +373,6 @@ class BatchCluster:
                 why = f"no cell has run for {duration(self._idle)}"
                 self._end(f"Released the hosts of {self.job.name}: {why}. {kept}")
                 return
-
-    def _limit(self) -> float | None:
-        return self._began + self.job.request.seconds if self._began else None
 
     def _see_what_ended(self, cluster: Cluster) -> None:
         """The engines are gone: with the job, or for now, or for a reason of their own."""

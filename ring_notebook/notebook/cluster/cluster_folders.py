@@ -154,7 +154,11 @@ def to_attach_to(which: str = "") -> list[Path]:
     found = [(directory, about) for directory in running() if (about := read(directory))]
     found = [(directory, about) for directory, about in found if about["keep"] or has_kernel(about)]  # others end now
     if which:
-        named = [directory for directory, about in found if _is_named(which, directory, about)]
+        named = [
+            directory
+            for directory, about in found
+            if _id(directory).startswith(which) or which in (about["notebook"], Path(about["notebook"]).name)
+        ]
         if len(named) == 1:
             return named
         what = f"several running clusters are named {which}" if named else f"no running cluster is named {which}"
@@ -176,10 +180,6 @@ def _left_here(about: dict[str, Any]) -> bool:
 
 def _id(directory: Path) -> str:
     return directory.name.split("-")[1]
-
-
-def _is_named(which: str, directory: Path, about: dict[str, Any]) -> bool:
-    return _id(directory).startswith(which) or which in (about["notebook"], Path(about["notebook"]).name)
 
 
 def _listed(what: str, found: list[tuple[Path, dict[str, Any]]]) -> str:

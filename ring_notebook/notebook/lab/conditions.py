@@ -43,9 +43,10 @@ class Condition(NamedTuple):
 def condition(text: str) -> Condition:
     """The condition of this text; an empty one is ``end``. Raises RingError with a list for a text that is none."""
     words = " ".join(text.split())
-    fixed = {"": _never, "end": _never, "nan": _broken, "stuck": _stuck, "a rank is slow": _slow}
+    fixed = {"end": lambda _: "", "nan": _broken, "stuck": _stuck, "a rank is slow": _slow}
+    words = words or "end"
     if words.lower() in fixed:
-        return Condition(words or "end", fixed[words.lower()])
+        return Condition(words, fixed[words.lower()])
     if found := _STEP.fullmatch(words):
         wanted = int(found[1])
         return Condition(words, lambda view: f"step {_step(view):,}" if _step(view) >= wanted else "")
@@ -56,10 +57,6 @@ def condition(text: str) -> Condition:
         name, compare = found[1], operator.lt if found[2] == "<" else operator.gt
         return Condition(words, lambda view: _beyond(view, name, compare, limit))
     raise RingError(f"{text!r:.100} is no condition; such are: {', '.join(CONDITIONS)}")
-
-
-def _never(_: RunView) -> str:
-    return ""
 
 
 def _number(text: str) -> float | None:

@@ -202,7 +202,10 @@ class Lab:
 
         cells = []
         for first in range(0, len(settings), len(parts)):
-            names = [f"{snapshot.name} {_label(own)}" for own in settings[first : first + len(parts)]]
+            names = [
+                " ".join([snapshot.name, *(f"{knob}={shown(value)}" for knob, value in own.items())])
+                for own in settings[first : first + len(parts)]
+            ]
             queued, runs = QueuedCell(names[0], frozenset(range(cluster.n))), dict[int, Run]()
             made = [Handle(self, name, partial(runs.get, at), queued) for at, name in enumerate(names)]
             branches += made
@@ -304,10 +307,6 @@ def _checked(limits: Limits) -> Limits:
     if limits.keep and not limits.steps:
         raise RingError("keep needs a limit of steps, behind which it keeps the variables")
     return limits
-
-
-def _label(setting: Mapping[str, Any]) -> str:
-    return " ".join(f"{name}={shown(value)}" for name, value in setting.items())
 
 
 def _table(listing: Listing) -> Table:

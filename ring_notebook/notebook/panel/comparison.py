@@ -73,7 +73,10 @@ class Comparison:
     def settings(self) -> Listing:
         """A row for each hyper-parameter that differs, as set and as changed by knobs, and a column for each run."""
         given = [self._set(log) for log in self.logs]
-        facts = {"ranks": [str(log.size) for log in self.logs], "branch of": list(map(_branch, self.logs))}
+        facts = {
+            "ranks": [str(log.size) for log in self.logs],
+            "branch of": [" ".join(headline.branch_of(log)).removeprefix("branch of ") for log in self.logs],
+        }
         facts |= {
             name: [one.get(name, "") for one in given] for name in dict.fromkeys(key for one in given for key in one)
         }
@@ -134,10 +137,6 @@ def outcome(log: RunRecord, metrics: Sequence[str]) -> dict[str, tuple[Any, str]
 
 def changes_of(log: RunRecord) -> list[Change]:
     return [one for one in log.changed() if one.action == SET]
-
-
-def _branch(log: RunRecord) -> str:
-    return " ".join(headline.branch_of(log)).removeprefix("branch of ")
 
 
 def _diff_html(diff: str) -> str:

@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from html import escape
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from typing import NamedTuple
 
 from ring_notebook.notebook.colors import GREY, rank_color
@@ -39,7 +39,9 @@ class Lines:
         """The lines that new pieces complete; with ``last`` also unfinished ones. Pieces seen before are skipped."""
         new = [piece for piece in pieces if piece.number > self._seen]
         self._seen = new[-1].number if new else self._seen
-        lines = [line for arrived in _rounds(new) for line in _side_by_side([self._split(own) for own in arrived])]
+        lines: list[_RankLine] = []
+        for arrived in _rounds(new):  # the first line of every rank, the second of every rank, and so on
+            lines += filter(None, chain(*zip_longest(*map(self._split, arrived))))
         for (rank, stream), rows in self._rows.items():
             if last or rows.goes_up:
                 lines.extend((rank, stream, line) for line in rows.settle(last))
@@ -74,12 +76,6 @@ def _rounds(pieces: Iterable[Printed]) -> Iterator[list[list[Printed]]]:
         arrived.setdefault(piece.rank, []).append(piece)
         last = piece.rank
     yield [arrived[rank] for rank in sorted(arrived)]
-
-
-def _side_by_side(ranks: Sequence[list[_RankLine]]) -> Iterator[_RankLine]:
-    """The first line of every rank, the second of every rank, and so on."""
-    for lines in zip_longest(*ranks):
-        yield from filter(None, lines)
 
 
 def _joined(lines: list[_RankLine]) -> list[Line]:

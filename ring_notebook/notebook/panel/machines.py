@@ -65,11 +65,8 @@ def _highest(points: Points) -> float:
 @lru_cache(maxsize=1024)
 def _cell(name: str, points: Points, top: float) -> str:
     """A sparkline up to ``top`` and the newest value."""
-    return f"{blocks(_parts(points.y), 0.0, top) if top > 0 else ''} {_value_text(name, points.y[-1])}"
-
-
-def _value_text(name: str, value: float) -> str:
-    return f"{value:.0f}%" if name in ("cpu", "gpu") else f"{_gib(value)} GiB"
+    newest = f"{points.y[-1]:.0f}%" if name in ("cpu", "gpu") else f"{_gib(points.y[-1])} GiB"
+    return f"{blocks(_parts(points.y), 0.0, top) if top > 0 else ''} {newest}"
 
 
 def _gib(value: float) -> str:

@@ -34,7 +34,8 @@ def progress(view: RunView, source: str) -> Progress:
     if not planned or number > planned:
         return Progress(view.progress, view.left, f"pass {number}")
     share = (number - 1 + view.progress) / planned
-    later = [seconds for rank in view.ranks if (seconds := _seconds_of_a_pass(rank)) is not None]
+    ranks = [(rank.left, *rank.progress) for rank in view.ranks]
+    later = [left / (total - done) * total for left, done, total in ranks if left is not None and done < total]
     left = None if view.left is None or not later else view.left + (planned - number) * max(later)
     return Progress(share, left)
 
@@ -42,11 +43,6 @@ def progress(view: RunView, source: str) -> Progress:
 def _pass(rank: RankView) -> int:
     """The number of the pass that the rank is in, from 1; 0 outside of loops, and if `track` knows the whole."""
     return int(rank.status.extra.get("pass", 0)) if rank.status else 0
-
-
-def _seconds_of_a_pass(rank: RankView) -> float | None:
-    done, total = rank.progress
-    return rank.left / (total - done) * total if rank.left is not None and done < total else None
 
 
 @lru_cache(16)

@@ -89,7 +89,8 @@ class Answering:
         """What ranks ask whom nobody answers, and what to do; empty without."""
         with self._lock:
             asking = [] if self._attended else list(self._open.items())
-        text = "; ".join(f"{rank_text([rank])} asks {_shortened(question)}" for rank, question in asking)
+        prompts = [(rank, first_characters(question.prompt.strip(), _LONGEST)) for rank, question in asking]
+        text = "; ".join(f"{rank_text([rank])} asks '{prompt}'" for rank, prompt in prompts)
         return f"{text}: `%ring debug` answers." if text else ""
 
     def poll(self) -> None:
@@ -157,7 +158,8 @@ class Answering:
                 self._shown = None
         if self._taken_back:
             if not taken_back:  # the interrupt that was to end the input arrives after it
-                _swallow_interrupt()
+                with suppress(KeyboardInterrupt):
+                    sleep(_SECONDS_TO_TAKE_BACK)
             return
         with self._lock:
             self._open.pop(rank, None)
@@ -172,19 +174,9 @@ class Answering:
         return min(self._open, default=None) if monotonic() - since > _SECONDS_TO_STAY else None
 
 
-def _shortened(question: Question) -> str:
-    """What a question is, in few words."""
-    return f"'{first_characters(question.prompt.strip(), _LONGEST)}'"
-
-
 def _typed(name: str, question: Question) -> str:
     """What the user types for a question of the rank called ``name``."""
     if question.text:
         print(question.text, end="")  # noqa: T201
     prompt = f"{name} {question.prompt}" if question.kind == "pdb" else f"{name}: {question.prompt}"
     return getpass.getpass(prompt) if question.kind == "password" else input(prompt)
-
-
-def _swallow_interrupt() -> None:
-    with suppress(KeyboardInterrupt):
-        sleep(_SECONDS_TO_TAKE_BACK)

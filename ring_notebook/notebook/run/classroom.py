@@ -105,7 +105,9 @@ class Classroom:
         try:
             data = _data_at(key)
             if before is not None and before.tile is not None and data == self._raw.get(key):
-                return replace(before, trouble=_silence(now - before.since))
+                silent = now - before.since
+                trouble = f"no sign of life for {duration(silent // 10 * 10)}" if silent > _SILENT else ""
+                return replace(before, trouble=trouble)
             tile = read_tile(data)
             self._raw[key] = data
         except (OSError, ValueError, HTTPException) as error:
@@ -151,10 +153,6 @@ def _short(key: str) -> str:
     return urllib.parse.urlsplit(key).netloc if "://" in key else Path(key).name.removesuffix(SUFFIX)
 
 
-def _silence(seconds: float) -> str:
-    return f"no sign of life for {duration(seconds // 10 * 10)}" if seconds > _SILENT else ""
-
-
 def _facts(seen: Seen) -> str:
     tile = seen.tile
     if tile is None:
@@ -170,14 +168,11 @@ def _facts(seen: Seen) -> str:
     return " · ".join(filter(None, [*facts, seen.trouble]))
 
 
-def _value(tile: Tile | None) -> str:
-    return f"{tile.metric} {number(tile.curve[-1])}" if tile is not None and tile.curve else ""
-
-
 def _row(seen: Seen) -> list[str]:
     state = seen.tile.state if seen.tile else "unreadable"
     run = seen.tile.run if seen.tile else ""
-    return [seen.name, state, run, _value(seen.tile), _facts(seen), seen.tile.text if seen.tile else ""]
+    value = f"{seen.tile.metric} {number(seen.tile.curve[-1])}" if seen.tile and seen.tile.curve else ""
+    return [seen.name, state, run, value, _facts(seen), seen.tile.text if seen.tile else ""]
 
 
 def _tile_html(seen: Seen) -> str:

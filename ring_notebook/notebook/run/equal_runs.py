@@ -33,7 +33,8 @@ def compared(before: RunRecord, now: RunRecord, called: tuple[str, str], is_part
     equal, parted = [], []
     for name in sorted({*one, *other}):
         first, second = one.get(name, {}), other.get(name, {})
-        different = sorted(key for key in {*first, *second} if not _same(first.get(key), second.get(key)))
+        # As text: NaN is itself.
+        different = sorted(key for key in {*first, *second} if repr(first.get(key)) != repr(second.get(key)))
         if different:
             step, rank = different[0]
             values = (
@@ -48,10 +49,6 @@ def compared(before: RunRecord, now: RunRecord, called: tuple[str, str], is_part
     said += [f"Equal bit by bit: {', '.join(equal)}."] if equal else []
     said += [f"Not equal: {one}." for one in parted]
     return "\n".join(said) or "Neither run has logged a number."
-
-
-def _same(one: float | None, other: float | None) -> bool:
-    return repr(one) == repr(other)  # NaN is itself
 
 
 def _by_metric(rows: Iterable[MetricRow], of_all: bool) -> dict[str, _Numbers]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from math import isfinite
 from typing import Any
 
@@ -74,14 +74,10 @@ def _rank(rank: RankView, asks: bool) -> dict[str, Any]:
         "step": _number(rank.step),
         "done": done,
         "total": total,
-        "last": _numbers(rank.last),
+        "last": {name: _number(value) for name, value in rank.last.items()},
         "samples_per_s": _number(rank.samples_per_s),
         "idle": round(rank.idle, 3),
     }
-
-
-def _numbers(values: Mapping[str, float]) -> dict[str, float | None]:
-    return {name: _number(value) for name, value in values.items()}
 
 
 def _number(value: float | None) -> float | None:

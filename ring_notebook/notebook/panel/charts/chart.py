@@ -211,9 +211,9 @@ def _placed(view: RunView, axis: str, rank: int, steps: Any) -> Any:
 def _metric(view: RunView, name: str, look: Look, axis: str) -> Chart:
     curves = per_rank(over(view, axis, name), look.smooth, look.ranks, LOGICAL if name in view.in_turns else RANK)
     beside = [one for one in view.charted if trained(one, view.curves) == name]
+    colors = [VALIDATION, *(rank_color(_OTHER_VALIDATION + index) for index in range(len(beside)))]
     extra = [
-        mean_line(one, over(view, axis, one), color, sparse=True)
-        for one, color in zip(beside, _validation_colors(len(beside)), strict=True)
+        mean_line(one, over(view, axis, one), color, sparse=True) for one, color in zip(beside, colors, strict=False)
     ]
     judged = extra[0] if extra else _judged(curves)
     curves = replace(curves, lines=(*curves.lines, *extra))
@@ -254,10 +254,6 @@ def _last(view: RunView, name: str) -> float:
     """The mean at the newest step that all ranks have told; of ranks that log at no common step, of their newest."""
     newest = view.newest.get(name, {}).values()
     return view.last[name] if name in view.last else math.fsum(newest) / len(newest) if newest else math.nan
-
-
-def _validation_colors(count: int) -> list[str]:
-    return [VALIDATION, *(rank_color(_OTHER_VALIDATION + index) for index in range(count))][:count]
 
 
 def _together(view: RunView, wanted: str, look: Look, axis: str) -> Chart:
@@ -398,16 +394,12 @@ def _note(
     main = _judged(Curves(tuple(line for line in curves.lines if not line.sparse), curves.band)) or judged
     # No trend beside ranks without numbers: it would praise what was before.
     # The mean of a step. The last point of a long curve is the mean of many.
-    said = [no_numbers or _with_unit(newest, values)]
+    said = [no_numbers or f"{number(newest)}{'' if values == '%' else ' '}{values}".rstrip()]
     said += [trend(main)] if direction(name) and not no_numbers else []
     if best is not None:
         which = judged.label.replace(name, "").strip("_/. -") if judged.sparse else ""
         said.append(" ".join(filter(None, ["best", which, number(best[1])])))
     return " · ".join(filter(None, said))
-
-
-def _with_unit(value: float, values: str) -> str:
-    return f"{number(value)}{'' if values == '%' else ' '}{values}".rstrip()
 
 
 def trend(line: Line) -> str:

@@ -144,7 +144,10 @@ class LiveChart:
                 "name": chart.values,
                 "nameGap": 8,
                 "nameTextStyle": {**small, "align": "right", "padding": [0, 6, 0, 0]},
-                **_bounds(y),
+                # As in the report; of a logarithmic axis ECharts chooses powers of ten.
+                "min": y.low,
+                "max": y.high,
+                **({} if y.log else {"interval": y.step}),
                 "splitLine": faint,
                 "axisLine": {"show": False},
                 "axisTick": {"show": False},
@@ -152,13 +155,6 @@ class LiveChart:
             },
             "series": [{"id": name, "name": name, **one} for name, one in self._series.items()],
         }
-
-
-def _bounds(y: Scale) -> dict[str, Any]:
-    """The same axis as in the report; ECharts chooses powers of ten for a logarithmic one."""
-    if y.log:
-        return {"min": y.low, "max": y.high}
-    return {"min": y.low, "max": y.high, "interval": y.step}
 
 
 def _place(chart: Chart) -> str:
