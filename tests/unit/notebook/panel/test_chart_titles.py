@@ -16,19 +16,20 @@ from ring_notebook.notebook.panel.charts.curves import Curves, Line
 from ring_notebook.notebook.panel.charts.live_chart import LiveChart
 from ring_notebook.notebook.panel.charts.svg_chart import _legend, svg
 from ring_notebook.notebook.record.run_labels import Look
-from ring_notebook.notebook.record.run_view import RunState
+from ring_notebook.notebook.record.run_view import RunState, RunView
 from ring_notebook.protocol.records import MetricBatch
 
 
-def test_a_rank_without_numbers_leaves_the_best_of_the_other_in_the_title() -> None:
-    state = RunState(2, 0.0)
-    for rank in range(2):
-        losses = [1.0 if step < 20 or rank == 0 else math.nan for step in range(40)]
-        rows = array("d", (value for step, loss in enumerate(losses) for value in (step, step, loss / (step + 1))))
-        state.apply(MetricBatch("run", rank, ("loss",), rows), 40.0)
-    (chart,) = charts(state.view(40.0), ["loss"], Look())
-    assert chart.note == "NaN on rank 1 · best 0.025"
-    assert chart.best == (39, 0.025)
+def rows(*values: tuple[float, ...]) -> array[float]:
+    return array("d", (number for row in values for number in row))
+
+
+def logged(*ranks: Iterable[tuple[float, ...]], names: tuple[str, ...] = ("loss",)) -> RunView:
+    """A run whose ranks have logged these rows: time, step, and the metrics of ``names``."""
+    state = RunState(len(ranks), 0.0)
+    for rank, own in enumerate(ranks):
+        state.apply(MetricBatch("run", rank, names, rows(*own)), 9e9)
+    return state.view(9e9)
 
 
 @pytest.mark.parametrize(
@@ -40,42 +41,28 @@ def test_a_rank_without_numbers_leaves_the_best_of_the_other_in_the_title() -> N
     ],
 )
 def test_nan_is_said_once_and_no_trend_beside_it(since: dict[int, int], note: str, labels: list[str]) -> None:
-    state = RunState(2, 0.0)
-    for rank in range(2):
-        rows = array("d")
-        for step in range(40):
-            rows.extend((step, step, math.nan if step >= since.get(rank, 40) else 1 / (step + 1)))
-        state.apply(MetricBatch("run", rank, ("loss",), rows), 40.0)
-    (chart,) = charts(state.view(40.0), ["loss"], Look())
+    ranks = [[(s, s, math.nan if s >= since.get(rank, 40) else 1 / (s + 1)) for s in range(40)] for rank in range(2)]
+    (chart,) = charts(logged(*ranks), ["loss"], Look())
     assert chart.note == note
     assert [mark.label for mark in chart.broken] == labels, "labels of several ranks would lie over each other"
 
 
 def test_a_metric_that_has_numbers_again_has_its_trend() -> None:
-    state = RunState(1, 0.0)
-    rows = array(
-        "d", (value for step in range(40) for value in (step, step, math.nan if step == 3 else 1 / (step + 1)))
-    )
-    state.apply(MetricBatch("run", 0, ("loss",), rows), 40.0)
-    (chart,) = charts(state.view(40.0), ["loss"], Look())
+    (chart,) = charts(logged((s, s, math.nan if s == 3 else 1 / (s + 1)) for s in range(40)), ["loss"], Look())
     assert chart.note == "0.025 · falling · best 0.025"
     assert [mark.label for mark in chart.broken] == ["NaN, rank 0"]
 
 
 def test_a_large_value_is_written_as_on_the_axis() -> None:
-    state = RunState(1, 0.0)
-    state.apply(MetricBatch("run", 0, ("tokens_per_s",), array("d", (1, 0, 72201.25, 2, 1, 72201.25))), 2.0)
-    (chart,) = charts(state.view(2.0), ["tokens_per_s"], Look())
+    view = logged([(1, 0, 72201.25), (2, 1, 72201.25)], names=("tokens_per_s",))
+    (chart,) = charts(view, ["tokens_per_s"], Look())
     assert chart.note.startswith("72,201 ")
 
 
 def test_the_newest_value_is_that_of_the_table_of_ranks() -> None:
     """The last point of a long curve is the mean of many steps."""
-    state = RunState(2, 0.0)
-    for rank in range(2):
-        values = array("d", (value for step in range(1000) for value in (step, step, step + 2 * rank)))
-        state.apply(MetricBatch("run", rank, ("lr",), values), 1000.0)
-    (chart,) = charts(state.view(1000.0), ["lr"], Look())
+    view = logged(*([(s, s, s + 2 * rank) for s in range(1000)] for rank in range(2)), names=("lr",))
+    (chart,) = charts(view, ["lr"], Look())
     assert chart.note == "1000"
 
 
@@ -138,15 +125,8 @@ def test_the_best_is_of_what_all_rows_of_a_step_and_all_ranks_say() -> None:
 
 
 def test_the_best_is_of_one_step_while_ranks_have_told_of_different_ones() -> None:
-    state = RunState(2, 0.0)
-    for rank, steps in ((0, 3), (1, 6)):
-        state.apply(MetricBatch("run", rank, ("loss",), rows(*((step, step, 9 - step) for step in range(steps)))), 9.0)
-    (chart,) = charts(state.view(9.0), ["loss"], Look())
+    (chart,) = charts(logged(*([(s, s, 9 - s) for s in range(steps)] for steps in (3, 6))), ["loss"], Look())
     assert chart.best == (2, 7)
-
-
-def rows(*values: tuple[float, ...]) -> array[float]:
-    return array("d", (number for row in values for number in row))
 
 
 def trained(size: int = 2) -> RunState:
@@ -212,10 +192,8 @@ def test_units_are_said() -> None:
 
 
 def test_what_it_would_be_at_every_step_is_in_the_same_chart() -> None:
-    state = RunState(1, 0.0)
-    names = ("sync/MB", "sync/MB_every_step")
-    state.apply(MetricBatch("run", 0, names, rows((1, 0, 1.0, 50.0), (2, 1, 2.0, 100.0))), 2.0)
-    (chart,) = [one for _, drawn in grouped(state.view(2.0), (), Look(), 6) for one in drawn]
+    view = logged([(1, 0, 1.0, 50.0), (2, 1, 2.0, 100.0)], names=("sync/MB", "sync/MB_every_step"))
+    (chart,) = [one for _, drawn in grouped(view, (), Look(), 6) for one in drawn]
     assert [(line.label, line.y.tolist(), line.sparse) for line in chart.curves.lines] == [
         ("rank 0", [1.0, 2.0], False),
         ("sync/MB_every_step", [50.0, 100.0], True),
@@ -241,11 +219,8 @@ def test_charts_are_in_their_places_before_they_have_values() -> None:
 
 
 def test_metrics_and_runs_in_one_chart() -> None:
-    state = RunState(2, 0.0)
-    for rank in range(2):
-        names = ("loss", "val_loss")
-        state.apply(MetricBatch("run", rank, names, rows((1, 0, 1.0 + rank, 3.0), (2, 1, 0.5 + rank, 2.0))), 2.0)
-    view = state.view(2.0)
+    ranks = [[(1, 0, 1.0 + rank, 3.0), (2, 1, 0.5 + rank, 2.0)] for rank in range(2)]
+    view = logged(*ranks, names=("loss", "val_loss"))
     (chart,) = charts(view, ["loss+val_loss"], Look())
     assert {line.label: line.y.tolist() for line in chart.curves.lines} == {"loss": [1.5, 1.0], "val_loss": [3, 2]}
     one, both = compared({"a": view, "b": view}, ["loss", "loss+val_loss"], Look())
@@ -255,10 +230,9 @@ def test_metrics_and_runs_in_one_chart() -> None:
 
 def test_a_run_has_one_color_and_its_name_in_all_charts() -> None:
     """Also in those of metrics that the other run lacks."""
-    first, second = RunState(1, 0.0), RunState(1, 0.0)
-    first.apply(MetricBatch("run", 0, ("loss",), array("d", (1, 0, 1.0, 2, 1, 0.5))), 2.0)
-    second.apply(MetricBatch("run", 0, ("loss", "acc"), rows((1, 0, 1.0, 0.1), (2, 1, 0.5, 0.2))), 2.0)
-    both, alone = compared({"a": first.view(2.0), "b": second.view(2.0)}, ["loss", "acc"], Look())
+    second = logged([(1, 0, 1.0, 0.1), (2, 1, 0.5, 0.2)], names=("loss", "acc"))
+    runs = {"a": logged([(1, 0, 1.0), (2, 1, 0.5)]), "b": second}
+    both, alone = compared(runs, ["loss", "acc"], Look())
     assert alone.curves.lines[0].color == both.curves.lines[1].color != both.curves.lines[0].color
     assert ">b</text>" in svg(alone)
 
@@ -266,9 +240,8 @@ def test_a_run_has_one_color_and_its_name_in_all_charts() -> None:
 def test_a_validation_of_every_step_has_no_marks() -> None:
     """They would lie over each other as a thick band."""
     for steps, marked in ((10, True), (200, False)):
-        state = RunState(1, 0.0)
-        state.apply(MetricBatch("run", 0, ("loss", "val_loss"), rows(*((s, s, 1.0, 2.0) for s in range(steps)))), 2.0)
-        (chart,) = charts(state.view(2.0), ["loss"], Look())
+        view = logged(((s, s, 1.0, 2.0) for s in range(steps)), names=("loss", "val_loss"))
+        (chart,) = charts(view, ["loss"], Look())
         assert [line.marked for line in chart.curves.lines] == [False, marked]
         assert svg(chart).count("r='3'") == steps * marked
 
@@ -284,9 +257,8 @@ def test_marks_have_room_in_a_narrow_chart() -> None:
 
 @pytest.mark.parametrize(("at", "anchor", "align"), [(2, "start", None), (50, "middle", None), (99, "end", "right")])
 def test_the_word_epoch_is_not_cut_at_an_edge(at: int, anchor: str, align: str | None) -> None:
-    state = RunState(1, 0.0)
-    state.apply(MetricBatch("run", 0, ("loss", "epoch"), rows(*((s, s, 1.0, s >= at) for s in range(100)))), 2.0)
-    (chart,) = charts(state.view(2.0), ["loss"], Look())
+    view = logged(((s, s, 1.0, s >= at) for s in range(100)), names=("loss", "epoch"))
+    (chart,) = charts(view, ["loss"], Look())
     assert re.findall("text-anchor='([a-z]+)'>epoch 1<", svg(chart)) == [anchor]
     live = LiveChart()
     live.draw(chart)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import nbformat
@@ -31,8 +32,8 @@ def view(size: int, *records: Record) -> RunView:
     return state.view(2.0)
 
 
-def found(source: str, seen: RunView | None = None, first_line: int = 2) -> dict[int, str]:
-    return {hint.line: hint.text for hint in Lint(source, first_line).hints(seen or view(2))}
+def found(source: str, seen: RunView | None = None, gpus: bool = False) -> dict[int, str]:
+    return {hint.line: hint.text for hint in Lint(source, 2, gpus=gpus).hints(seen or view(2))}
 
 
 def steps(rank: int, count: int) -> list[Record]:
@@ -40,8 +41,21 @@ def steps(rank: int, count: int) -> list[Record]:
     return [MetricBatch("r", rank, ("loss",), values), Ended("r", rank, "ok", 1.0)]
 
 
-def test_a_cell_that_is_right_gets_no_hint() -> None:
-    assert found(PREPARED) == {}
+MADE = "def make():\n    return model, torch.optim.SGD(model.parameters())\n\n"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        pytest.param(PREPARED, id="a cell that is right"),
+        pytest.param("loss(model(x), y).backward()\noptimizer.step()\n", id="an optimizer of an earlier cell"),
+        pytest.param(f"{MADE}def step():\n    loss.backward()\n", id="one that the caller of a function may wrap"),
+        pytest.param(f"%matplotlib inline\n!ls\n{PREPARED}", id="magics in the cell"),
+        pytest.param("def (", id="a cell that is no Python"),
+    ],
+)
+def test_no_hint(source: str) -> None:
+    assert found(source) == {}
 
 
 def test_the_quickstart_gets_no_hint() -> None:
@@ -61,15 +75,6 @@ def test_an_optimizer_that_is_not_wrapped() -> None:
     hints = found(LOOP.format(wrap=""))
     assert "never averaged" in hints[3]
     assert "whole data set" in hints[2]
-
-
-def test_an_optimizer_of_an_earlier_cell_may_be_wrapped() -> None:
-    assert found("loss(model(x), y).backward()\noptimizer.step()\n") == {}
-
-
-def test_an_optimizer_that_a_function_returns_may_be_wrapped_by_its_caller() -> None:
-    made = "def make():\n    return model, torch.optim.SGD(model.parameters())\n\n"
-    assert found(made + "def step():\n    loss.backward()\n") == {}
 
 
 def test_no_broadcast_and_a_rate_for_one_process() -> None:
@@ -96,8 +101,7 @@ def test_a_checkpoint_that_every_rank_writes() -> None:
     assert list(found(source)) == [5]
 
 
-def devices(source: str) -> dict[int, str]:
-    return {hint.line: hint.text for hint in Lint(source, 2, gpus=True).hints(view(2))}
+devices = partial(found, gpus=True)
 
 
 def test_a_model_that_stays_on_the_cpu_beside_a_gpu() -> None:
@@ -152,14 +156,8 @@ def test_the_value_of_the_last_line_is_not_printed() -> None:
     assert "print the same 10 lines" in found(f"{source}x = 1\n", view(2, *printed, *values))[2]
 
 
-def test_magics_in_the_cell_do_not_confuse_it() -> None:
-    assert found("%matplotlib inline\n!ls\n" + PREPARED) == {}
-
-
-def test_a_share_picked_by_hand_and_a_cell_that_is_no_python() -> None:
-    by_hand = WRAPPED.replace("(data", "(data[ring.rank() :: ring.size()]")
-    assert 2 not in found(by_hand)
-    assert found("def (") == {}
+def test_a_share_picked_by_hand() -> None:
+    assert 2 not in found(WRAPPED.replace("(data", "(data[ring.rank() :: ring.size()]"))
 
 
 def test_how_hints_look() -> None:

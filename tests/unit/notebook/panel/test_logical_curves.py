@@ -69,10 +69,7 @@ def test_each_has_its_curve_on_any_number_of_ranks(tmp_path: Path, size: int) ->
 @pytest.mark.parametrize("axis", ["time", "samples"])
 def test_other_axes_are_those_of_the_ranks(tmp_path: Path, axis: str) -> None:
     """Also of ranks that carry different numbers of logical ranks."""
-    uneven, each = (
-        drawn(run(tmp_path / "3", 3), axis).curves.lines[0],
-        drawn(run(tmp_path / "8", 8), axis).curves.lines[0],
-    )
+    uneven, each = (drawn(run(tmp_path / f"{size}", size), axis).curves.lines[0] for size in (3, 8))
     assert uneven.x[-1] == pytest.approx(each.x[-1], abs=1)
     if axis == "samples":
         assert uneven.x.tolist() == each.x.tolist() == [32.0 * (step + 1) for step in range(STEPS)]
@@ -85,18 +82,8 @@ def test_the_table_has_them_below_their_ranks(tmp_path: Path) -> None:
         *("0", "logical 0", "logical 1", "logical 2", "logical 3"),
         *("1", "logical 4", "logical 5", "logical 6", "logical 7"),
     ]
-    assert [row[place] for row in content.rows] == [
-        "1.7",
-        "0.2",
-        "1.2",
-        "2.2",
-        "3.2",
-        "nan",
-        "4.2",
-        "nan",
-        "6.2",
-        "7.2",
-    ]
+    values = ["1.7", "0.2", "1.2", "2.2", "3.2", "nan", "4.2", "nan", "6.2", "7.2"]
+    assert [row[place] for row in content.rows] == values
     page = rank_table.html(content)
     assert page.count("■</span> logical ") == 8
     assert page.count("<tr>") == page.count("</tr>") == 11

@@ -54,10 +54,6 @@ def feed(log: RunLog, *records: Record) -> None:
     log.put(encode(records))
 
 
-def finish(log: RunLog, status: str = "ok") -> dict[str, Any]:
-    return log.finish(status)
-
-
 def test_every_row_is_on_disk_from_every_thread(log: RunLog) -> None:
     def rank(number: int) -> None:
         for start in range(0, 5000, 50):
@@ -69,7 +65,7 @@ def test_every_row_is_on_disk_from_every_thread(log: RunLog) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    finish(log)
+    log.finish("ok")
     for number in range(2):
         mine = [row for row in log.metrics() if row.rank == number]
         assert [row.step for row in mine] == list(range(5000))
@@ -80,7 +76,7 @@ def test_every_row_is_on_disk_from_every_thread(log: RunLog) -> None:
 def test_metrics_are_a_sequence_of_rows(log: RunLog) -> None:
     assert repr(log.metrics()) == "<Metrics: no rows>"
     feed(log, batch(0, range(3), loss=[3, 2, 1]), batch(1, range(2), accuracy=[0.5, 0.75]))
-    finish(log)
+    log.finish("ok")
     metrics = log.metrics()
     assert metrics[1] == MetricRow(0, 1000.1, 1, {"loss": 2.0})
     assert metrics[-1] == MetricRow(1, 1000.1, 1, {"accuracy": 0.75})
@@ -95,7 +91,7 @@ def test_metrics_are_a_sequence_of_rows(log: RunLog) -> None:
 def test_a_metric_may_be_called_as_a_field_of_the_record(log: RunLog) -> None:
     names = {"rank": [7.0], "time": [8.0], "step": [9.0], "rows": [10.0], "names": [11.0], "kind": [12.0]}
     feed(log, batch(1, range(1), **names), ended(0), ended(1))
-    finish(log)
+    log.finish("ok")
     for record in (log, RunRecord.load(log.directory)):
         (row,) = record.metrics()
         assert row == MetricRow(1, 1000.0, 0, {name: value for name, (value,) in names.items()})
@@ -117,7 +113,7 @@ def test_a_metric_may_be_called_as_a_field_of_the_record(log: RunLog) -> None:
 
 def test_metrics_are_a_data_frame(log: RunLog) -> None:
     feed(log, batch(0, range(3), loss=[3, 2, 1]), batch(1, range(2), accuracy=[0.5, 0.75]))
-    finish(log)
+    log.finish("ok")
     frame = log.metrics().to_pandas()
     assert list(frame.columns) == ["rank", "time", "step", "loss", "accuracy"]
     assert frame[frame["rank"] == 0]["loss"].tolist() == [3, 2, 1]
@@ -126,7 +122,7 @@ def test_metrics_are_a_data_frame(log: RunLog) -> None:
 
 def test_rows_that_json_cannot_say_survive(log: RunLog) -> None:
     feed(log, batch(0, range(3), loss=[math.nan, math.inf, 1.0]))
-    finish(log)
+    log.finish("ok")
     losses = [row.values["loss"] for row in log.metrics()]
     assert math.isnan(losses[0])
     assert losses[1:] == [math.inf, 1.0]
@@ -162,7 +158,7 @@ def test_a_view_does_not_change_later(log: RunLog) -> None:
 
 def test_the_end_of_a_line_too_long_for_memory_is_kept(log: RunLog) -> None:
     feed(log, Output("r1", 1, "stdout", "x" * OUTPUT_CHARACTERS), Output("r1", 1, "stdout", "y\n"))
-    finish(log)
+    log.finish("ok")
     assert "".join(piece.text for piece in log.view().output) == "x" * (OUTPUT_CHARACTERS - 2) + "y\n"
 
 
@@ -177,7 +173,7 @@ def test_output_in_memory_is_bounded_and_whole_on_disk(log: RunLog) -> None:
     line = "x" * 999 + "\n"
     for _ in range(300):
         feed(log, Output("r1", 1, "stdout", line))
-    finish(log)
+    log.finish("ok")
     kept = log.view().output
     assert sum(len(piece.text) for piece in kept) <= OUTPUT_CHARACTERS
     assert kept[-1].number == 300
@@ -188,7 +184,7 @@ def test_a_finished_run_reads_back_the_same(log: RunLog) -> None:
     failure = Failure("r1", 1, "ValueError", "builtins", "bad", (("<cell>", 3, "f", "raise"),), "Traceback")
     feed(log, batch(0, range(50), loss=[1 / (step + 1) for step in range(50)], samples=[4.0] * 50))
     feed(log, Output("r1", 1, "stderr", "careful\n"), failure, ended(0, "aborted"), ended(1, "failed"))
-    summary = finish(log, "failed")
+    summary = log.finish("failed")
     again = RunRecord.load(log.directory)
     assert again.summary == summary
     assert (again.status, again.source, again.options) == ("failed", "train()\n", {"plot": ["loss"]})
@@ -205,7 +201,7 @@ def test_displays_and_what_was_taken_back_read_back_the_same(log: RunLog) -> Non
     feed(log, Output("r1", 0, "stdout", "gone\n"), Display("r1", 0, {"text/html": "gone"}))
     feed(log, Output("r1", 1, "stdout", "stays\n"), Cleared("r1", 0))
     feed(log, Display("r1", 0, figure, {"a": 1}), Display("r1", 1, figure, {"a": 1}), ended(0), ended(1))
-    finish(log)
+    log.finish("ok")
     for record in (log, RunRecord.load(log.directory)):
         view = record.view()
         assert [piece.text for piece in view.output] == ["stays\n"]
@@ -216,7 +212,7 @@ def test_displays_and_what_was_taken_back_read_back_the_same(log: RunLog) -> Non
 
 def test_half_a_line_at_the_end_is_left_alone(log: RunLog) -> None:
     feed(log, batch(0, range(3), loss=[1, 2, 3]))
-    finish(log)
+    log.finish("ok")
     with (log.directory / "journal.jsonl").open("a") as file:
         file.write('{"kind": "metrics", "ru')
     assert len(log.metrics()) == 3
@@ -235,7 +231,7 @@ def test_a_run_that_is_taken_over_keeps_its_start_and_ended_with_its_last_record
         (spool / f"r1.{rank}").write_bytes(kept)
     taken = TakenOverLog(log.directory, spool)
     assert taken.wait_ended([0, 1], 45)
-    summary = finish(taken)
+    summary = taken.finish("ok")
     assert summary["started"] == read_json(log.directory / "run.json")["started"] == begun
     assert summary["seconds"] == pytest.approx(40)
     assert [rank["status"] for rank in summary["ranks"]] == ["ok", "ok"]
@@ -260,7 +256,7 @@ def test_a_run_looks_the_same_to_another_notebook_while_it_runs_and_later(log: R
     assert followed.params == log.params == {"lr": 0.1}
     feed(log, ended(0), ended(1))
     assert followed.wait_ended([0, 1], 45)
-    summary = finish(log)
+    summary = log.finish("ok")
     assert followed.finish("ok") == summary
 
 
@@ -274,7 +270,7 @@ def test_a_truncated_message_is_reported_and_the_next_one_read(log: RunLog) -> N
     feed(log, ended(1))
     assert log.wait_ended([1], 45)
     assert "truncated" in log.trouble
-    finish(log)
+    log.finish("ok")
 
 
 def test_a_rank_that_the_run_has_not_got_is_told(log: RunLog) -> None:
@@ -282,7 +278,7 @@ def test_a_rank_that_the_run_has_not_got_is_told(log: RunLog) -> None:
     feed(log, ended(1))
     assert log.wait_ended([1], 45)
     assert "rank 7" in log.trouble
-    finish(log)
+    log.finish("ok")
 
 
 def test_stuck_only_when_no_rank_moves(log: RunLog) -> None:

@@ -7,7 +7,7 @@ import os
 import re
 import time
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -140,10 +140,20 @@ def test_a_spoiled_cluster_is_not_found_and_stops_no_start(runs: Path, spoiled: 
     assert foreign.is_dir()
 
 
-def trained(runs: Path, name: str, lr: float, loss: float, seconds: float = 20.0) -> RunLog:
+def logged(
+    runs: Path, name: str, metrics: Sequence[str], *ranks: Sequence[Sequence[float]], source: str = ""
+) -> RunLog:
+    """A run of 20 s whose ranks have logged these rows: a value of each metric at steps 0, 1, ..."""
+    log = RunLog(runs / name, name, name.partition("-")[2], len(ranks), source, {}, {}, time.time() - 20)
+    for rank, rows in enumerate(ranks):
+        values = array("d", (one for step, row in enumerate(rows) for one in (log.started + step, step, *row)))
+        log.put(encode([MetricBatch(name, rank, tuple(metrics), values)]))
+    return log
+
+
+def trained(runs: Path, name: str, lr: float, loss: float) -> RunLog:
     source = f"lr, layers = {lr}, 3\nfor x in data:\n    train(x)\n"
-    log = RunLog(runs / name, name, name.partition("-")[2], 1, source, {}, {}, time.time() - seconds)
-    log.put(encode([MetricBatch(name, 0, ("loss",), array("d", (log.started, 0, loss + 1, log.started + 1, 1, loss)))]))
+    log = logged(runs, name, ["loss"], [[loss + 1], [loss]], source=source)
     log.put(encode([Params(name, 0, {"optimizer": "SGD", "lr": lr})]))
     log.finish("ok")
     return log
@@ -224,11 +234,7 @@ def test_a_comparison_says_what_was_set_and_what_came_out(runs: Path) -> None:
 
 
 def test_a_best_value_may_be_an_earlier_one(runs: Path) -> None:
-    log = RunLog(runs / "1-a", "1-a", "a", 2, "pass\n", {}, {})
-    for rank in range(2):
-        rows = [value for step, acc in enumerate((0.5, 0.9, 0.7)) for value in (log.started, step, acc + rank * 0.02)]
-        log.put(encode([MetricBatch("1-a", rank, ("acc",), array("d", rows))]))
-    log.finish("ok")
+    logged(runs, "1-a", ["acc"], [[0.5], [0.9], [0.7]], [[0.52], [0.92], [0.72]]).finish("ok")
     rows = {row[0]: row[1] for row in catalogue.compare(["a"]).outcome().rows}
     assert (rows["acc"], rows["best acc"]) == ("0.71", "0.91 (step 1)")
 
@@ -393,12 +399,8 @@ def test_runs_without_a_number_are_last_either_way(runs: Path) -> None:
 
 def test_columns_that_differ_come_first_and_the_rest_is_folded(runs: Path) -> None:
     for number in range(3):
-        name = f"{number}-many"
-        log = RunLog(runs / name, name, name, 1, f"lr = {number}\nlayers = 3\n", {}, {}, time.time() - 20)
-        metrics = tuple(f"metric_{index:02}" for index in range(20))
-        values = array("d", (log.started, 0, *(number * 20.0 + index for index in range(20))))
-        log.put(encode([MetricBatch(name, 0, metrics, values)]))
-        log.finish("ok")
+        metrics, values = [f"metric_{index:02}" for index in range(20)], [number * 20.0 + index for index in range(20)]
+        logged(runs, f"{number}-many", metrics, [values], source=f"lr = {number}\nlayers = 3\n").finish("ok")
     found = catalogue.listing()
     shown = [name for name in found.columns if name not in found.folded]
     assert shown[:4] == ["name", "curve", "metric_00", "lr"]
@@ -412,21 +414,15 @@ def test_columns_that_differ_come_first_and_the_rest_is_folded(runs: Path) -> No
 
 
 def test_a_value_is_that_of_a_step_that_all_ranks_have_made(runs: Path) -> None:
-    log = RunLog(runs / "1-uneven", "1-uneven", "1-uneven", 2, "", {}, {}, time.time() - 20)
-    for rank, steps in enumerate((5, 3)):
-        values = array("d", (one for step in range(steps) for one in (log.started, step, 10.0 * step + rank)))
-        log.put(encode([MetricBatch(log.run, rank, ("loss",), values)]))
-    log.finish("ok")
+    ranks = [[[10.0 * step + rank] for step in range(steps)] for rank, steps in enumerate((5, 3))]
+    logged(runs, "1-uneven", ["loss"], *ranks).finish("ok")
     found = catalogue.listing()
     assert found.rows[0][list(found.columns).index("loss")] == "20.5"
 
 
 def test_what_most_runs_have_comes_first(runs: Path) -> None:
     for name, metrics in (("1-first", ("loss",)), ("2-second", ("loss",)), ("3-newest", ("own", "loss"))):
-        log = RunLog(runs / name, name, name, 1, "", {}, {}, time.time() - 20)
-        values = array("d", (log.started, 0, *(float(name[0]) for _ in metrics)))
-        log.put(encode([MetricBatch(name, 0, metrics, values)]))
-        log.finish("ok")
+        logged(runs, name, metrics, [[float(name[0])] * len(metrics)]).finish("ok")
     columns = [one for one in catalogue.listing().columns if one in ("own", "loss")]
     assert columns == ["loss", "own"]
 
