@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from html import escape
 
-from IPython.display import display
+from IPython.display import DisplayHandle, display
+
+
+def place() -> DisplayHandle:
+    """An empty place in the output of the cell that asks for it, for what comes later."""
+    made: DisplayHandle = display({"text/plain": ""}, raw=True, display_id=True)
+    return made
 
 
 class Note:
@@ -12,7 +18,7 @@ class Note:
 
     def __init__(self) -> None:
         self._shown = ""
-        self._display = display({"text/plain": ""}, raw=True, display_id=True)
+        self._display = place()
 
     def tell(self, text: str) -> None:
         """Show ``text`` in place of what is there."""

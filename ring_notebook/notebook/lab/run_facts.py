@@ -26,7 +26,7 @@ from ring_notebook.notebook.panel.labelled_lines import Line, Lines
 from ring_notebook.notebook.panel.waits import stuck
 from ring_notebook.notebook.record.run_record import RunRecord
 from ring_notebook.notebook.record.run_view import RunView
-from ring_notebook.notebook.run.failures import STOPPED, grouped, line_of, own_failures, primary, where_stopped
+from ring_notebook.notebook.run.failures import STOPPED, grouped, line_of, own_failures, primary, stopped
 from ring_notebook.text.words import first_names, rank_list
 from ring_notebook.text.words import ranks as rank_text
 
@@ -97,11 +97,7 @@ def _others(view: RunView) -> list[str]:
     """What ranks did that have not failed first: with their own errors, or because of another one."""
     _, *more = grouped(primary(view.failures))
     lines = [f"{rank_text(ranks)}: {other.ename} at line {line_of(other)}: {other.message}" for other, ranks in more]
-    stopped: dict[str, list[int]] = {}
-    for one in view.failures:
-        if one.aborted and own_failures(view.failures):
-            stopped.setdefault(where_stopped(one), []).append(one.rank)
-    lines += [f"{rank_text(ranks)}: {text}" for text, ranks in stopped.items()]
+    lines += stopped(view.failures) if own_failures(view.failures) else []
     told = {one.rank for one in view.failures}
     for rank in view.ranks:
         if rank.rank not in told and rank.ended is not None:

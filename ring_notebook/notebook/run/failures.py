@@ -69,7 +69,7 @@ def describe(
     for other, ranks in groups[1:]:
         same = _table(other) == _table(first) != ""
         lines.append(f"{words.ranks(ranks)}: {f'the same, at line {line_of(other)}' if same else _summary(other)}")
-    lines += _stopped(failure for failure in failures if failure not in first_to_fail)
+    lines += stopped(failure for failure in failures if failure not in first_to_fail)
     lines += [*_replaced(groups, replaced or {})] or [*_in_the_notebook(groups, notebook)]
     if first.aborted and len(set((calls or {}).values())) > 1:
         lines.append(f"{count_calls(calls or {})}; they part at line {line_of(first)}")
@@ -116,13 +116,13 @@ def _in_the_notebook(groups: Iterable[tuple[Failure, list[int]]], notebook: Cont
             yield f"{own}: `%ring push {name[1]}` copies it to them, or make it in a `%%ringtrain` cell"
 
 
-def _stopped(failures: Iterable[Failure]) -> list[str]:
+def stopped(failures: Iterable[Failure]) -> list[str]:
     """A line for each place where ranks have stopped because of others."""
-    stopped: dict[str, list[int]] = {}
+    by_place: dict[str, list[int]] = {}
     for failure in failures:
         if failure.aborted:
-            stopped.setdefault(where_stopped(failure), []).append(failure.rank)
-    return [f"{words.ranks(ranks)}: {text}" for text, ranks in stopped.items()]
+            by_place.setdefault(where_stopped(failure), []).append(failure.rank)
+    return [f"{words.ranks(ranks)}: {text}" for text, ranks in by_place.items()]
 
 
 def _traced(failures: Sequence[Failure]) -> list[str]:
@@ -140,7 +140,7 @@ def describe_deaths(stories: str, failures: Sequence[Failure], still_running: It
     """``stories`` of ranks that died, then a line for every group of ranks that failed or stopped because of that."""
     groups = grouped(own_failures(failures))
     lines = [f"{words.ranks(ranks)}: {_summary(failure)}" for failure, ranks in groups]
-    return "\n".join([stories, *lines, *_stopped(failures), *_traced(failures), *_still_running(still_running)])
+    return "\n".join([stories, *lines, *stopped(failures), *_traced(failures), *_still_running(still_running)])
 
 
 def own_failures(failures: Iterable[Failure]) -> list[Failure]:

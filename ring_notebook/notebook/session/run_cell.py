@@ -14,7 +14,7 @@ from IPython.display import display
 from ring_notebook.errors import RingError
 from ring_notebook.files.run_folders import runs_directory
 from ring_notebook.notebook.cluster.cluster import Cluster
-from ring_notebook.notebook.note import Note
+from ring_notebook.notebook.note import Note, place
 from ring_notebook.notebook.run.export import set_up_cells
 from ring_notebook.notebook.run.failures import brief
 from ring_notebook.notebook.run.run import Run
@@ -156,7 +156,7 @@ def _wait_in_background(
 ) -> None:
     """Show that a cell waits, where it will show its run, and run it from another thread when its turn has come."""
     tell = Note().tell
-    places = [display({"text/plain": ""}, raw=True, display_id=True) for _ in range(2)]
+    places = [place(), place()]
 
     def waits() -> None:
         tell(f"Cell {queued.name} waits for {queued.behind}. `%ring queue cancel {queued.number}` cancels it.")

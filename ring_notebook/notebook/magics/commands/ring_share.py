@@ -4,13 +4,12 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Annotated
 
-from IPython.display import DisplayHandle, display
-
 from ring_notebook.errors import RingError
 from ring_notebook.notebook.lab.lab import Lab
 from ring_notebook.notebook.lab.tool_server import ToolServer
 from ring_notebook.notebook.lab.tools import PERMISSIONS, Bounds, ToolCalls
 from ring_notebook.notebook.line_command import Option, command
+from ring_notebook.notebook.note import place
 from ring_notebook.notebook.run.run import Run
 from ring_notebook.notebook.session.session import Session
 from ring_notebook.text.line_options import count, duration, name_list
@@ -52,7 +51,7 @@ def agents(
         before()
     if state == "off":
         return "Agents can call nothing more; their runs go on, and `%ring stop --runs` ends them."
-    places = deque([_place(), _place()] for _ in range(_PANELS))
+    places = deque([place(), place()] for _ in range(_PANELS))
 
     def show(run: Run) -> None:
         places.rotate(-1)
@@ -64,9 +63,3 @@ def agents(
         f"Open to agents of yours on this machine by `ring-notebook-mcp`: each {bounds}. `%ring runs calls` lists what "
         "they call, Stop ends a run of theirs, `%ring share agents off` ends it all."
     )
-
-
-def _place() -> DisplayHandle:
-    """A place in the output of this cell for what comes later."""
-    place: DisplayHandle = display({"text/plain": ""}, raw=True, display_id=True)
-    return place
