@@ -1,6 +1,17 @@
-"""Output of many ranks as labelled lines."""
+"""Output of many ranks as labelled lines, and what a terminal shows of a stream, as literal rows."""
 
-from ring_notebook.notebook.panel.labelled_lines import LONGEST, Line, Lines, count, html, split_last, text
+import pytest
+
+from ring_notebook.notebook.panel.labelled_lines import (
+    LONGEST,
+    Line,
+    Lines,
+    TerminalRows,
+    count,
+    html,
+    split_last,
+    text,
+)
 from ring_notebook.notebook.record.run_view import Printed
 
 
@@ -8,9 +19,21 @@ def out(number: int, rank: int, said: str, stream: str = "stdout") -> Printed:
     return Printed(number, rank, stream, said)
 
 
-def test_equal_lines_of_several_ranks_become_one() -> None:
-    lines = Lines().take([out(1, 0, "epoch 1\na\n"), out(2, 2, "epoch 1\n"), out(3, 1, "epoch 1\nb\n")])
-    assert text(lines) == "[0-2] epoch 1\n[0] a\n[1] b\n"
+@pytest.mark.parametrize(
+    ("pieces", "shown"),
+    [
+        (
+            [out(1, 0, "epoch 1\na\n"), out(2, 2, "epoch 1\n"), out(3, 1, "epoch 1\nb\n")],
+            "[0-2] epoch 1\n[0] a\n[1] b\n",
+        ),
+        ([out(1, 0, "x\nx\n"), out(2, 1, "x\n")], "[0-1] x\n[0] x\n"),  # what one rank repeats is kept
+        ([out(1, 0, "a\n"), out(2, 0, "b\n", "stderr"), out(3, 0, "c\n")], "[0] a\n[0] b\n[0] c\n"),
+        ([out(1, 3, "no newline")], "[3] no newline\n"),
+        ([out(1, 0, "a\r\n")], "[0] a\n"),
+    ],
+)
+def test_equal_lines_of_several_ranks_become_one(pieces: list[Printed], shown: str) -> None:
+    assert text(Lines().take(pieces, last=True)) == shown
 
 
 def test_lines_of_one_print_stay_together_and_join_as_a_whole() -> None:
@@ -52,11 +75,6 @@ def test_a_place_in_the_cell_is_named_as_the_notebook_does() -> None:
     assert "2026-a1" not in html([warned, raised])
 
 
-def test_what_one_rank_repeats_is_kept() -> None:
-    lines = Lines().take([out(1, 0, "x\nx\n"), out(2, 1, "x\n")])
-    assert text(lines) == "[0-1] x\n[0] x\n"
-
-
 def test_pieces_come_once() -> None:
     lines = Lines()
     pieces = [out(1, 0, "a\n"), out(2, 0, "b\n")]
@@ -76,11 +94,6 @@ def test_an_unfinished_line_is_shown_as_it_grows_and_once_when_it_is_complete() 
     assert text(lines.unfinished()) == "[1] loading\n"
 
 
-def test_lines_of_both_streams_stay_in_order() -> None:
-    pieces = [out(1, 0, "a\n"), out(2, 0, "b\n", "stderr"), out(3, 0, "c\n")]
-    assert text(Lines().take(pieces)) == "[0] a\n[0] b\n[0] c\n"
-
-
 def test_nested_progress_bars_leave_a_row_each() -> None:
     """As tqdm draws them: the inner bar is a row below, from which the cursor goes up again."""
     lines, number = Lines(), 0
@@ -93,17 +106,9 @@ def test_nested_progress_bars_leave_a_row_each() -> None:
     assert text(lines.take([out(number + 1, 0, "\n\n", "stderr")], last=True)) == "[0] epoch 2/2\n[0] batch 2/2\n"
 
 
-def test_an_unfinished_line_comes_at_the_end() -> None:
-    assert text(Lines().take([out(1, 3, "no newline")], last=True)) == "[3] no newline\n"
-
-
 def test_a_progress_bar_leaves_its_last_state() -> None:
     said = "\r 10%\r 50%\r\x1b[32m100%\x1b[0m\n"
     assert Lines().take([out(1, 0, said, "stderr")]) == [Line((0,), "stderr", "100%")]
-
-
-def test_windows_line_ends() -> None:
-    assert text(Lines().take([out(1, 0, "a\r\n")])) == "[0] a\n"
 
 
 def test_html_shows_what_was_printed_and_runs_none_of_it() -> None:
@@ -116,3 +121,51 @@ def test_a_very_long_line_is_cut_on_a_page() -> None:
     page = html([Line((0,), "stdout", "z" * (LONGEST + 12))])
     assert page.endswith("z … 12 more characters</div>")
     assert page.count("z") == LONGEST
+
+
+@pytest.mark.parametrize(
+    ("stream", "shown"),
+    [
+        ("plain", ["plain"]),
+        ("two\nrows", ["two", "rows"]),
+        ("windows\r\n", ["windows"]),
+        ("loading\rdone", ["doneing"]),
+        ("loading\r\x1b[Kdone", ["done"]),
+        ("typo\x08e", ["type"]),
+        ("a\nb\x1b[A1", ["a1", "b"]),
+        ("a\nb\x1b[A\x1b[2Kc", [" c", "b"]),
+        ("a\x1b[Bb", ["a", " b"]),
+        ("ab\x1b[1Gc", ["cb"]),
+        ("a\x1b[3Cb", ["a   b"]),
+        ("\x1b[1;31mred\x1b[0m", ["red"]),
+        ("\x1b[?25lhidden cursor\x1b[?25h", ["hidden cursor"]),
+        ("\x1b[9Aabove the first row", ["above the first row"]),
+        ("\x1b[999999999Bfar", [""] * 100 + ["far"]),
+    ],
+)
+def test_rows_as_a_terminal_shows_them(stream: str, shown: list[str]) -> None:
+    whole, parts = TerminalRows(), TerminalRows()
+    whole.write(stream)
+    for character in stream:  # a control sequence may be cut anywhere
+        parts.write(character)
+    assert whole.open == parts.open == shown
+
+
+def test_rows_above_the_cursor_are_complete() -> None:
+    rows = TerminalRows()
+    rows.write("a\nb\nc")
+    assert rows.settle() == ["a", "b"]
+    assert rows.open == ["c"]
+    assert rows.settle(last=True) == ["c"]
+    assert rows.open == []
+
+
+def test_rows_of_a_stream_that_goes_up_wait_for_a_call() -> None:
+    rows = TerminalRows()
+    rows.write("bar\n\x1b[A")
+    assert rows.settle() == []
+    rows.write("\n")
+    assert rows.settle() == []
+    rows.write("\x1b[Arab\n")
+    assert rows.settle() == [], "the cursor was above meanwhile"
+    assert rows.settle() == ["rab"]

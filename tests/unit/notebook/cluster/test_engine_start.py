@@ -1,10 +1,14 @@
-"""What engines import before they are forked holds for each of them."""
+"""The environment that engines start with, and what they import before they are forked, hold for each of them."""
 
 from __future__ import annotations
 
 import sys
 
+import pytest
+
 from harness.programs import ran
+from ring_notebook.launch.launchers.find_launcher import find_launcher
+from ring_notebook.notebook.cluster.processes import engines
 
 IMPORT = """
 import os, sys, traceback
@@ -29,3 +33,12 @@ def test_their_imports_remember_no_process() -> None:
     """It would be that of the process that forks them."""
     done = ran([sys.executable, "-c", IMPORT], check=True)
     assert done.stdout == "[]\n"
+
+
+def test_engines_inherit_nothing_of_the_job_whose_rank_the_kernel_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PMI_RANK", "3")
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "4")
+    monkeypatch.setenv("KEPT", "1")
+    _, environment = engines(find_launcher(), 2, (), {})
+    assert "KEPT" in environment
+    assert not environment.keys() & {"PMI_RANK", "OMPI_COMM_WORLD_SIZE"}
