@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -293,24 +294,10 @@ def _short(value: float, digits: int = 5) -> float:
 
 def _same(one: Chart, other: Chart | None) -> bool:
     """Whether both charts look the same."""
-    if other is None or _plain(one) != _plain(other) or len(one.curves.lines) != len(other.curves.lines):
+    if other is None or replace(one, curves=other.curves) != other or len(one.curves.lines) != len(other.curves.lines):
         return False
     pairs = zip(one.curves.lines, other.curves.lines, strict=True)
     return all(a.label == b.label and a.shown == b.shown and _equal(_values(a), _values(b)) for a, b in pairs)
-
-
-def _plain(chart: Chart) -> tuple[object, ...]:
-    return (
-        chart.short,
-        chart.note,
-        chart.log,
-        chart.best,
-        chart.epochs,
-        chart.broken,
-        chart.changes,
-        chart.xlabel,
-        chart.values,
-    )
 
 
 def _values(line: Line) -> list[Floats]:
