@@ -282,6 +282,13 @@ def read_about(directory: Path) -> dict[str, Any]:
     return about
 
 
+def readable(directories: Iterable[Path]) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Those that are folders of runs, each with what `read_about` says; others and truncated ones are skipped."""
+    for directory in directories:
+        with suppress(*UNREADABLE):
+            yield directory, read_about(directory)
+
+
 def read_summary(directory: Path) -> dict[str, Any]:
     """How the run in ``directory`` ended; empty while it has not. Raises ValueError when its file is truncated."""
     summary = read_json(directory / SUMMARY)

@@ -32,6 +32,7 @@ from ring_notebook.notebook.record.run_record import (
     inherited,
     read_about,
     read_summary,
+    readable,
 )
 from ring_notebook.notebook.record.run_view import SAMPLES
 from ring_notebook.notebook.style import blocks, shown, sparkline
@@ -146,11 +147,8 @@ def resumes_from(name: str, cell_id: str) -> str:
 
 def names() -> list[str]:
     """The names of runs, or the ids of those without one, newest first and each once."""
-    found = []
-    for directory in reversed(_directories()):
-        with suppress(*UNREADABLE):
-            found.append(read_about(directory)["name"] or directory.name)
-    return list(dict.fromkeys(found))
+    found = readable(reversed(_directories()))
+    return list(dict.fromkeys(about["name"] or directory.name for directory, about in found))
 
 
 def compare(names: Sequence[str]) -> Comparison:

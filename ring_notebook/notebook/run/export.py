@@ -14,7 +14,7 @@ from ring_notebook.errors import RingError
 from ring_notebook.files.run_folders import RUN
 from ring_notebook.frameworks import default, named, names_in
 from ring_notebook.notebook.panel.report import changes_text
-from ring_notebook.notebook.record.run_record import UNREADABLE, RunRecord, read_about
+from ring_notebook.notebook.record.run_record import RunRecord, readable
 from ring_notebook.text.parsing import parse
 from ring_notebook.text.words import plural
 
@@ -130,15 +130,11 @@ def _cell(record: RunRecord) -> str:
 
 def set_up_runs(runs: Path, cluster: str) -> list[RunRecord]:
     """The runs of set-up cells in the folder ``runs`` that the cluster of this name has executed, in order of time."""
-    found = []
-    for file in sorted(runs.glob(f"*/{RUN}")):
-        try:
-            about = read_about(file.parent)
-        except UNREADABLE:  # not a run of ours, or a truncated one
-            continue
-        if about["environment"].get("cluster") == cluster and about["options"].get("setup"):
-            found.append(RunRecord(file.parent, about))
-    return found
+    return [
+        RunRecord(directory, about)
+        for directory, about in readable(sorted(file.parent for file in runs.glob(f"*/{RUN}")))
+        if about["environment"].get("cluster") == cluster and about["options"].get("setup")
+    ]
 
 
 def set_up_before(record: RunRecord) -> list[RunRecord]:

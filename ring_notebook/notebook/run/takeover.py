@@ -12,7 +12,7 @@ from typing import Any
 from ring_notebook.files.run_folders import RUN, SUMMARY, runs_directory
 from ring_notebook.notebook.record.run_files import JOURNAL, Journal
 from ring_notebook.notebook.record.run_log import RunLog
-from ring_notebook.notebook.record.run_record import UNREADABLE, RunRecord, RunStatus, read_about, read_summary
+from ring_notebook.notebook.record.run_record import RunRecord, RunStatus, read_about, read_summary, readable
 
 _PERIOD = 0.1
 # The notebook that writes the run has this long to write its summary after the last rank has ended.
@@ -21,12 +21,8 @@ _SECONDS_TO_SUMMARY = 2.0
 
 def runs_in_progress(runs: Path, cluster: str) -> list[Path]:
     """The folders of the runs in progress in the cluster of this name, oldest first; unreadable runs are skipped."""
-    found = []
-    for directory in sorted(file.parent for file in runs.glob(f"*/{RUN}") if not (file.parent / SUMMARY).exists()):
-        with suppress(*UNREADABLE):
-            if read_about(directory)["environment"].get("cluster") == cluster:
-                found.append(directory)
-    return found
+    begun = sorted(file.parent for file in runs.glob(f"*/{RUN}") if not (file.parent / SUMMARY).exists())
+    return [directory for directory, about in readable(begun) if about["environment"].get("cluster") == cluster]
 
 
 def journals_of(directory: Path) -> Path:
