@@ -219,10 +219,9 @@ def _metric(view: RunView, name: str, look: Look, axis: str) -> Chart:
     curves = replace(curves, lines=(*curves.lines, *extra))
     best = _best(view, beside[0] if extra else name, direction(name), axis)
     values = unit(name, view.units)
-    newest = view.newest.get(name, {})
     return Chart(
         name,
-        _note(name, curves, judged, best, _no_numbers(view, name, newest), _last(view, name), values),
+        _note(view, name, curves, judged, best),
         "seconds" if axis == TIME else axis,
         curves,
         log=look.log and _positive(curves),
@@ -361,8 +360,9 @@ def _broken(view: RunView, name: str, axis: str) -> tuple[Mark, ...]:
     return tuple(Mark(place, "" if index else label) for index, place in enumerate(places[:MOST_BROKEN]))
 
 
-def _no_numbers(view: RunView, name: str, newest: Mapping[int, float]) -> str:
+def _no_numbers(view: RunView, name: str) -> str:
     """Which ranks have no number now; empty if all have one."""
+    newest = view.newest.get(name, {})
     without = [rank for rank, value in newest.items() if not math.isfinite(value)]
     kind = "NaN" if any(map(math.isnan, newest.values())) else "inf"
     return f"{kind} on {view.whose(name, without)}" if without else ""
@@ -380,21 +380,14 @@ def _judged(curves: Curves) -> Line | None:
     return first
 
 
-def _note(
-    name: str,
-    curves: Curves,
-    judged: Line | None,
-    best: tuple[float, float] | None,
-    no_numbers: str,
-    newest: float,
-    values: str,
-) -> str:
+def _note(view: RunView, name: str, curves: Curves, judged: Line | None, best: tuple[float, float] | None) -> str:
     if judged is None or not len(judged.y):
         return ""
     main = _judged(Curves(tuple(line for line in curves.lines if not line.sparse), curves.band)) or judged
     # No trend beside ranks without numbers: it would praise what was before.
+    no_numbers, values = _no_numbers(view, name), unit(name, view.units)
     # The mean of a step. The last point of a long curve is the mean of many.
-    said = [no_numbers or f"{number(newest)}{'' if values == '%' else ' '}{values}".rstrip()]
+    said = [no_numbers or f"{number(_last(view, name))}{'' if values == '%' else ' '}{values}".rstrip()]
     said += [trend(main)] if direction(name) and not no_numbers else []
     if best is not None:
         which = judged.label.replace(name, "").strip("_/. -") if judged.sparse else ""
