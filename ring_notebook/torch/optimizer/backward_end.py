@@ -24,8 +24,10 @@ from ring_notebook.torch_private import in_compiled_autograd, private, uncompile
 _at_end_of_backward, _task = private("at_end_of_backward"), private("current_graph_task")
 ENDS_ARE_SEEN = _at_end_of_backward is not None and _task is not None
 """Whether gradients are averages when `backward` returns. Without the names of torch for it they are after `step`."""
-_OWN = 30
-"""Slots in the message of a pass for reducers that have reduced before; there are as many for those that have not."""
+_NEW = 1 << 14
+"""Slots in the message for reducers that have not reduced before."""
+_MOST = 1 << 12
+"""Slots for those that have; then they are used again."""
 _ALL = 1 << 20  # more than ranks
 
 
@@ -98,33 +100,33 @@ class _Known:
     def __init__(self) -> None:
         self.passes = 0
         self.joins = joins()
-        self._added = 0
+        self.added = 0
         self._at: dict[int, weakref.ref[Reducer]] = {}
         self._slots: weakref.WeakKeyDictionary[Reducer, int] = weakref.WeakKeyDictionary()
 
     def slot(self, reducer: Reducer) -> int:
-        """Its own one, which the ranks gave it after it had first reduced; until then one that its names decide."""
+        """Its own one, which the ranks gave it after it had first reduced; below 0 one that its names decide."""
         known = self._slots.get(reducer)
-        return _OWN + _hash(reducer) if known is None else known
+        return _hash(reducer) if known is None else known
 
     def at(self, slot: int) -> Reducer | None:
         """The reducer of a slot, of which no pass has reached one on this rank; by names the newest that fits."""
-        if slot < _OWN:
+        if slot >= 0:
             return self._at[slot]() if slot in self._at else None
         unknown = (one for one in _all if one not in self._slots and one.process_set().registered())
-        fitting = [one for one in unknown if _OWN + _hash(one) == slot]
+        fitting = [one for one in unknown if _hash(one) == slot]
         return max(fitting, key=lambda one: one.number) if fitting else None
 
     def add(self, reducer: Reducer) -> None:
         """Give it a slot of its own; the ranks do it in the same order."""
         if reducer not in self._slots:
-            slot = self._slots[reducer] = self._added % _OWN
+            slot = self._slots[reducer] = self.added % _MOST
             self._at[slot] = weakref.ref(reducer)
-            self._added += 1
+            self.added += 1
 
 
 def _hash(reducer: Reducer) -> int:
-    return crc32(reducer.slot_text().encode()) % _OWN
+    return crc32(reducer.slot_text().encode()) % _NEW - _NEW
 
 
 def register(reducer: Reducer) -> None:
@@ -216,18 +218,25 @@ def _reduce_of_set(reached: list[Reducer], broken: bool) -> None:
         known = _known[communicator] = _Known()
     known.passes += 1
     name = f"backward pass {known.passes}"
-    counts = [0] * (2 * _OWN)
     by_slot: dict[int, list[Reducer]] = {}
     for one in reached:
         by_slot.setdefault(known.slot(one), []).append(one)
+    counts: dict[int, int] = {}
     for slot, ones in by_slot.items():
         reach = [one.reach() for one in ones]
         counts[slot] = any(some for some, _ in reach) + _ALL * all(every for _, every in reach)
-    nested = any(one.nested for one in reached)
-    own = process_set.rank()
-    numbers = [1, int(broken), broken * (own + 1), int(nested), *counts]
-    ranks, raised, which, any_nested, *counts = allreduce_numbers(numbers, ReduceOp.SUM, name, process_set)
-    for slot, reaching in enumerate(counts):
+    nested, has_new = any(one.nested for one in reached), any(slot < 0 for slot in by_slot)
+    own, slots = process_set.rank(), range(min(known.added, _MOST))
+    numbers = [1, int(broken), broken * (own + 1), int(nested), int(has_new), *(counts.get(slot, 0) for slot in slots)]
+    ranks, raised, which, any_nested, any_new, *sums = allreduce_numbers(numbers, ReduceOp.SUM, name, process_set)
+    by_number = list(zip(slots, sums, strict=True))
+    if any_new:
+        slots = range(-_NEW, 0)
+        numbers = [counts.get(slot, 0) for slot in slots]
+        by_number += zip(
+            slots, allreduce_numbers(numbers, ReduceOp.SUM, f"{name}, new optimizers", process_set), strict=True
+        )
+    for slot, reaching in by_number:
         if not reaching:
             continue
         ones = by_slot.get(slot) or [one for one in (known.at(slot),) if one is not None and _is_in(one, communicator)]

@@ -107,8 +107,8 @@ class Bucket:
             if grad is None:
                 grad = torch.zeros_like(parameter)
                 self._flags[position] = 0
-            elif grad.is_conj():
-                grad = parameter.grad = grad.resolve_conj()
+            elif grad.is_conj() or grad.stride() != parameter.stride():  # autograd makes them alike
+                grad = parameter.grad = _laid_out_as(parameter, grad.resolve_conj())
             self._reduced.append(grad)
         tensors = [in_memory_order(grad) for grad in self._in_numbers()]
         if self._averager is not None:
@@ -169,6 +169,13 @@ class Bucket:
                 assert parameter.grad is not None
                 parameter.grad = parameter.grad.to_sparse(1)
         self.reset()
+
+
+def _laid_out_as(parameter: Tensor, grad: Tensor) -> Tensor:
+    """``grad`` in the order in which all ranks have the memory of ``parameter``, or of a dense copy of it."""
+    like = torch.empty_like(parameter, dtype=grad.dtype)
+    strides = zip(grad.stride(), like.stride(), grad.shape, strict=True)
+    return grad if all(own == other or length == 1 for own, other, length in strides) else like.copy_(grad.detach())
 
 
 SMALL = 1 << 20

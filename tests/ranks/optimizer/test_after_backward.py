@@ -511,6 +511,30 @@ def test_optimizers_share_parameters(rank: int, size: int, op: str, passes: str)
     torch.testing.assert_close(trained(alone=False), trained(alone=True))
 
 
+def test_many_optimizers_of_which_ranks_reach_others(rank: int, size: int) -> None:
+    """Also in the first pass, when the ranks know of them by name only."""
+    weights = [nn.Parameter(torch.zeros(2)) for _ in range(70)]
+    made = [ring.DistributedOptimizer(torch.optim.SGD([w], 1.0), [(f"w{i}", w)]) for i, w in enumerate(weights)]
+    for step in range(3):
+        torch.stack([w for i, w in enumerate(weights) if (i + step) % size == rank]).sum().backward()
+        for one in made:
+            one.step()
+            one.zero_grad()
+    torch.testing.assert_close(torch.stack(list(weights)).detach(), torch.full((70, 2), -3 / size))
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 4, 1), (3, 5), (4, 4)], ids=str)
+def test_a_gradient_set_by_hand_in_another_layout(rank: int, shape: tuple[int, ...]) -> None:
+    """Of a square one no size would tell."""
+    weight = nn.Parameter(torch.zeros(shape))
+    optimizer = ring.DistributedOptimizer(torch.optim.SGD([weight], 1.0))
+    wanted = torch.arange(float(weight.numel())).view(shape)
+    for _ in range(2):
+        weight.grad = wanted.mT.contiguous().mT if rank == 0 else wanted.clone()
+        optimizer.step()
+    torch.testing.assert_close(weight.detach(), -2 * wanted)
+
+
 @pytest.mark.sizes(2)
 def test_optimizers_that_share_parameters_accumulate_by_hand() -> None:
     model = make_model()
