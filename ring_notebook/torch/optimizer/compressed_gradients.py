@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 from weakref import WeakKeyDictionary
 
 import torch
@@ -25,16 +24,6 @@ _groups: WeakKeyDictionary[Communicator, ByteGroups] = WeakKeyDictionary()
 
 Residuals = dict[tuple[str, ...], object]
 """What compression has taken from the gradients of a bucket, by the names of its parameters: this rank's own."""
-
-
-class Averager(Protocol):
-    """Reduces the gradients of one bucket."""
-
-    def start(self, gradients: Sequence[Tensor], name: str, *, blocking: bool) -> Average:
-        """Start to reduce them; the ranks match the operations by ``name``, unless these are ``blocking``."""
-
-    def end(self) -> None:
-        """Note that they have been reduced: what has been left goes into the next reduction."""
 
 
 def averager_of(
@@ -84,10 +73,16 @@ class InBytes:
         self._besides = Besides()
 
     def start(self, gradients: Sequence[Tensor], name: str, *, blocking: bool) -> Average:
+        """Start to reduce them; the ranks match the operations by ``name``, unless these are ``blocking``."""
         known = self._residuals.get(self._names)
         self._besides = Besides(known if isinstance(known, Feedback) else None)
         factor = factor_of(self._how)
         return Average(in_bytes(gradients, self._groups, self._compression, self._besides, name, blocking, factor))
 
     def end(self) -> None:
+        """Note that they have been reduced: what has been left goes into the next reduction."""
         self._residuals[self._names] = self._besides.feedback
+
+
+Averager = InBytes | PowerSGD
+"""Reduces the gradients of one bucket."""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -12,18 +11,17 @@ from torch import Tensor
 from ring_notebook.api.arguments import Reduction, check_integer, check_passes, check_predivide, check_process_set
 from ring_notebook.api.local_steps import LocalSteps, settings_of
 from ring_notebook.api.process_sets import ProcessSet, global_process_set
-from ring_notebook.core import world
 from ring_notebook.core.communicator import ReduceOp
 from ring_notebook.core.logical_ranks import logical_ranks, number_of
 from ring_notebook.torch.collectives.tensor_arguments import check_compression, check_optimizer
 from ring_notebook.torch.compression import Compression, Compressor, GradientCompression, Int8Compression
 from ring_notebook.torch.optimizer.adasum_optimizer import AdasumOptimizer
-from ring_notebook.torch.optimizer.gradient_reducer import GradientReducer
+from ring_notebook.torch.optimizer.gradient_reducer import GradientReducer, Grouping
 from ring_notebook.torch.optimizer.local_optimizer import LocalOptimizer
 from ring_notebook.torch.optimizer.logical_optimizer import LogicalOptimizer
 from ring_notebook.torch.optimizer.logical_reducer import LogicalReducer
 from ring_notebook.torch.optimizer.reducing_optimizer import ReducingOptimizer
-from ring_notebook.torch.optimizer.wrapper import W, Wrapper, claim, original_of, parameters_of, wrap
+from ring_notebook.torch.optimizer.wrapper import claim, original_of, wrap
 from ring_notebook.torch.steps.optimizer_notes import notes_of
 
 
@@ -51,37 +49,15 @@ def _names_of(
     return names
 
 
-def _grouping(
-    num_groups: int, groups: Sequence[Sequence[Tensor]] | int | None
-) -> Callable[[Sequence[Tensor]], list[list[int]]]:
-    """A function from the parameters to lists of indices: those of each list are reduced together."""
+def _grouping(num_groups: int, groups: Sequence[Sequence[Tensor]] | int | None) -> Grouping:
     if isinstance(groups, int):
         num_groups, groups = groups, None
     if check_integer(num_groups, "num_groups") < 0:
         raise ValueError(f"num_groups must not be negative, got {num_groups}")
-    if groups is not None:
-        for entry in groups:
-            if not isinstance(entry, Sequence) or not all(isinstance(p, Tensor) for p in entry):
-                raise ValueError("groups must be a number, or a list of lists of parameters")
-        # Of the parameters themselves, not of their ids: a snapshot keeps it for another process.
-        together = [list(group) for group in groups]
-        return lambda parameters: [
-            [i for i, p in enumerate(parameters) if id(p) in set(map(id, group))] for group in together
-        ]
-    if num_groups == 0:
-        return lambda parameters: []
-
-    def split(parameters: Sequence[Tensor]) -> list[list[int]]:
-        base, extra = divmod(len(parameters), num_groups)
-        indices = iter(range(len(parameters)))
-        return [[next(indices) for _ in range(base + (number < extra))] for number in range(num_groups)]
-
-    return split
-
-
-def _made(wrapper: W, made_with: dict[str, Any]) -> W:
-    wrapper.__dict__.update(_made_with=made_with, _again=again)
-    return claim(wrapper)
+    for entry in groups or ():
+        if not isinstance(entry, Sequence) or not all(isinstance(p, Tensor) for p in entry):
+            raise ValueError("groups must be a number, or a list of lists of parameters")
+    return Grouping(num_groups, None if groups is None else [list(group) for group in groups])
 
 
 def DistributedOptimizer(  # noqa: N802 - Horovod's name
@@ -135,18 +111,6 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     check_passes(backward_passes_per_step)
     names = _names_of(optimizer, named_parameters)
     grouping = _grouping(num_groups, groups)
-    made_with = {
-        "compression": compression,
-        "backward_passes_per_step": backward_passes_per_step,
-        "op": op,
-        "gradient_predivide_factor": gradient_predivide_factor,
-        "num_groups": num_groups,
-        "groups": groups,
-        "sparse_as_dense": sparse_as_dense,
-        "process_set": process_set,
-        "sync_every": sync_every,
-        "logical": logical,
-    }
     local = settings_of(sync_every)
     reducing = {
         f"op={ReduceOp(op).name.capitalize()}": op != ReduceOp.AVERAGE,
@@ -174,7 +138,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         alone = wrap(LocalOptimizer, optimizer, names)
         alone.set_backward_passes_per_step(backward_passes_per_step)
         alone._prepare(local, compression, process_set)
-        return _made(alone, made_with)
+        return claim(alone)
     notes_of(original_of(optimizer)).outer = None
     if op == ReduceOp.ADASUM:
         if isinstance(compression, GradientCompression):
@@ -184,7 +148,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         adasum = wrap(AdasumOptimizer, optimizer, names)
         adasum.set_backward_passes_per_step(backward_passes_per_step)
         adasum._compression, adasum._process_set = compression, process_set
-        return _made(adasum, made_with)
+        return claim(adasum)
     how = (
         Reduction(ReduceOp(op), 1.0 / gradient_predivide_factor, gradient_predivide_factor, process_set),
         compression,
@@ -195,23 +159,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     if logical is not None:
         in_turns = wrap(LogicalOptimizer, optimizer, names)
         in_turns._reducer = LogicalReducer(logical_ranks(number_of(logical)), *how)
-        return _made(in_turns, made_with)
+        return claim(in_turns)
     distributed = wrap(ReducingOptimizer, optimizer, names)
     distributed._reducer = GradientReducer(*how)
-    return _made(distributed, made_with)
-
-
-def again(
-    original: torch.optim.Optimizer, names: Sequence[str], made_with: dict[str, Any], kept: dict[str, Any]
-) -> torch.optim.Optimizer:
-    """A DistributedOptimizer of ``original``, as another one was made; ``original`` itself in a process of no rank."""
-    process_set: ProcessSet = made_with["process_set"]
-    if not world.is_initialized() or not process_set.registered():
-        return original
-    notes_of(original).outer = kept["outer"]
-    named = list(zip(names, parameters_of(original), strict=True)) if all(names) else None
-    made: Wrapper = DistributedOptimizer(original, named, **made_with)
-    if kept["accumulate"] != 1:
-        made.accumulate(kept["accumulate"])
-    made.same_step.compares = kept["compares"]
-    return made
+    return claim(distributed)

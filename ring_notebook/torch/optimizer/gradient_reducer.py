@@ -17,7 +17,7 @@ In the first pass of a plan the hooks reduce nothing: at its end the ranks agree
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -63,6 +63,22 @@ class Owner(Protocol):
         """Whether the present micro-batch is not the last one of a step."""
 
 
+@dataclass(frozen=True)
+class Grouping:
+    """From parameters to lists of their indices, those of each reduced together: so many equal parts, or ``groups``."""
+
+    number: int
+    groups: Sequence[Sequence[Tensor]] | None = None
+    """The parameters themselves, not their ids: a copy has those of another process."""
+
+    def __call__(self, parameters: Sequence[Tensor]) -> list[list[int]]:
+        if self.groups is not None:
+            return [[i for i, p in enumerate(parameters) if id(p) in set(map(id, group))] for group in self.groups]
+        base, extra = divmod(len(parameters), self.number) if self.number else (0, 0)
+        indices = iter(range(len(parameters)))
+        return [[next(indices) for _ in range(base + (number < extra))] for number in range(self.number)]
+
+
 @dataclass(slots=True)
 class _Layout:
     """A plan, bound to the communicator whose ranks agreed on it.
@@ -81,7 +97,7 @@ class _Layout:
 
 
 class GradientReducer:
-    """The gradients of one owner. ``groups`` maps parameters to lists of indices that are reduced together."""
+    """The gradients of one owner."""
 
     sends_early = True
 
@@ -89,7 +105,7 @@ class GradientReducer:
         self,
         how: Reduction,
         compression: Compressor,
-        groups: Callable[[Sequence[Tensor]], list[list[int]]],
+        groups: Grouping,
         sparse_as_dense: bool,
         passes: int,
     ) -> None:
@@ -131,21 +147,22 @@ class GradientReducer:
         self._hooks: dict[Tensor, list[RemovableHandle]] = {}
         weakref.finalize(self, _remove, self._hooks)
 
-    def made_with(self) -> tuple[Any, ...]:
-        """The arguments with which another process makes one like it."""
-        return self.how, self._compression, self._groups, self._sparse_as_dense, self.passes
-
-    def kept(self) -> dict[str, Any]:
-        """The attributes that such a one needs besides: of gradients under way the sums of earlier micro-batches."""
-        return {
-            "_share": self._share,
-            "meter": self.meter,
-            "batch_size": self.batch_size,
-            "_residuals": dict(self._residuals),
-            "_members": self._members,
-            "_micro": dict(self._micro),
-            "_earlier": self._earlier,
-        }
+    def __reduce__(self) -> Any:
+        """As one that has no parameters yet; of gradients under way the sums of earlier micro-batches."""
+        made_with = self.how, self._compression, self._groups, self._sparse_as_dense, self.passes
+        return (
+            type(self),
+            made_with,
+            {
+                "_share": self._share,
+                "meter": self.meter,
+                "batch_size": self.batch_size,
+                "_residuals": dict(self._residuals),
+                "_members": self._members,
+                "_micro": dict(self._micro),
+                "_earlier": self._earlier,
+            },
+        )
 
     def watch(self, owner: Owner) -> None:
         """Reduce the gradients of ``owner`` from now on, also those of parameters that it has been given since."""

@@ -44,7 +44,7 @@ from ring_notebook.torch.optimizer.averages import (
     in_bytes,
     in_floats,
 )
-from ring_notebook.torch.optimizer.gradient_reducer import GradientReducer
+from ring_notebook.torch.optimizer.gradient_reducer import GradientReducer, Grouping
 from ring_notebook.torch.optimizer.wrapper import Wrapper, once, owners_of, parameters_of
 from ring_notebook.torch.steps.optimizer_knobs import count_step, renew_knobs
 from ring_notebook.torch.steps.optimizer_notes import notes_of
@@ -141,8 +141,6 @@ class LocalOptimizer(Wrapper):
         self._settings, self._compression, self._process_set = settings, compression, process_set
         self._squares = {}
         self._apart = set()
-        _all.add(self)
-        world.at_close(_tell_unsynced)
 
     # --- as the other wrappers ---
     def synchronize(self) -> None:
@@ -160,13 +158,7 @@ class LocalOptimizer(Wrapper):
         out and counts.
         """
         self._check_newest()
-        if closure is not None:
-            self._refuse_in_micro_batches("step(closure)")
-        elif self._micro is not None and self.is_between_steps():
-            self._micro.end_micro_batch()
-            self._seen += 1
-            metrics.note_batches_per_step(self._micro_batches)
-            self._mark_stepped()  # a scheduler that steps after every batch is in the right order
+        if self._only_counts(closure):
             return None
         outer = self._begin()
         with self._unscaled() as overflowed:
@@ -193,13 +185,14 @@ class LocalOptimizer(Wrapper):
 
     def accumulate(self, micro_batches: int) -> None:
         """See `Wrapper.accumulate`."""
-        super().accumulate(micro_batches)
         if self._micro is None and micro_batches > 1:
             alone = Reduction(ReduceOp.AVERAGE, 1.0, 1.0, _Alone())
-            self._micro = GradientReducer(alone, Compression.none, lambda _: [], False, 1)
+            self._micro = GradientReducer(alone, Compression.none, Grouping(0), False, 1)
             self._micro.watch(self)
-        if self._micro is not None:
-            self._micro.average_over(micro_batches)
+        super().accumulate(micro_batches)
+
+    def _own_reducers(self) -> Sequence[GradientReducer]:
+        return () if self._micro is None else (self._micro,)
 
     def _forget_micro_batches(self) -> None:
         self._seen = 0
@@ -209,6 +202,8 @@ class LocalOptimizer(Wrapper):
 
     def _claimed(self) -> None:
         super()._claimed()
+        _all.add(self)
+        world.at_close(_tell_unsynced)
         if self._micro is not None:
             self._micro.watch(self)
 

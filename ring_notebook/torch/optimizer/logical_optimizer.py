@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
 
+import torch
+
+from ring_notebook.core.logical_ranks import logical_ranks
 from ring_notebook.torch.optimizer.act_once import logical_optimizers
 from ring_notebook.torch.optimizer.logical_reducer import LogicalReducer
 from ring_notebook.torch.optimizer.reducing_optimizer import ReducingOptimizer
-from ring_notebook.torch.optimizer.wrapper import closure_of, once
+from ring_notebook.torch.optimizer.wrapper import closure_of, once, put_kept
 from ring_notebook.torch_private import uncompiled
 
 T = TypeVar("T")
@@ -72,6 +75,10 @@ class LogicalOptimizer(ReducingOptimizer):
         """As `begin_other_step`."""
         self._refuse("a step of another name than step()", "it would change the weights between turns")
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """As the base class; a copy takes turns with the logical ranks that are in use."""
+        return *super().__reduce_ex__(protocol)[:-1], _put_kept
+
     def _refuse(self, what: str, why: str) -> NoReturn:
         rank = self._reducer.logical.rank
         raise RuntimeError(f"rank {rank}: logical ranks do not allow {what}: {why}; or leave logical out")
@@ -79,3 +86,10 @@ class LogicalOptimizer(ReducingOptimizer):
     def _claimed(self) -> None:
         super()._claimed()
         logical_optimizers.add(self._wrapped)
+
+
+def _put_kept(wrapper: torch.optim.Optimizer, kept: tuple[dict[str, Any], Any]) -> None:
+    if isinstance(wrapper, LogicalOptimizer):
+        reducer: LogicalReducer = kept[0]["_reducer"]
+        reducer.logical = logical_ranks(reducer.logical.number)
+    put_kept(wrapper, kept)

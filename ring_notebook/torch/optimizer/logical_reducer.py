@@ -177,9 +177,10 @@ class LogicalReducer(GradientReducer):
         self._before: dict[Tensor, Tensor] = {}  # what was in ``p.grad`` when the round began
         self._reached: dict[Tensor, None] = {}  # in the pass in progress
 
-    def made_with(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> Any:
         """As the base class."""
-        return self.logical, *super().made_with()
+        kind, made_with, kept = super().__reduce__()
+        return kind, (self.logical, *made_with), kept
 
     # --- the present turn ---
     def open(self, what: str = "backward()") -> _Leaf:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ring_notebook.api.arguments import check_passes
 from ring_notebook.api.process_sets import ProcessSet
-from ring_notebook.core import metrics, world
+from ring_notebook.core import world
 from ring_notebook.torch.optimizer.gradient_reducer import GradientReducer
 from ring_notebook.torch.optimizer.local_optimizer import LocalOptimizer
 from ring_notebook.torch.optimizer.wrapper import (
@@ -59,14 +59,11 @@ class ReducingOptimizer(Wrapper):
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Change how many backward passes are added up before they are reduced."""
-        for one in (self._reducer, *self.rest):
+        for one in self._own_reducers():
             one.passes = check_passes(passes)
 
-    def accumulate(self, micro_batches: int) -> None:
-        """Make one step in every ``micro_batches`` calls of `step`, see `Wrapper.accumulate`."""
-        super().accumulate(micro_batches)
-        for one in (self._reducer, *self.rest):
-            one.average_over(micro_batches)
+    def _own_reducers(self) -> Sequence[GradientReducer]:
+        return self._reducer, *self.rest
 
     def settle(self) -> bool:
         """Reduce what no backward pass has reduced; if the next `step` will only count, return True and do nothing."""
@@ -156,14 +153,7 @@ class ReducingOptimizer(Wrapper):
         self._check_newest()
         self._follow_generation()
         closure = closure_of(args, kwargs)
-        if closure is not None:
-            self._refuse_in_micro_batches("step(closure)")
-        elif self.is_between_steps():
-            for one in (self._reducer, *self.rest):
-                one.end_micro_batch()
-            self._seen += 1
-            metrics.note_batches_per_step(self._micro_batches)
-            self._mark_stepped()  # a scheduler that steps after every batch is in the right order
+        if self._only_counts(closure):
             return None
         process_set = self._reducer.how.process_set
         if closure is not None:
@@ -243,6 +233,7 @@ class ReducingOptimizer(Wrapper):
 
     def _claimed(self) -> None:
         super()._claimed()
+        self._disruptions = world.disruptions()
         self._reducer.watch(self)
 
     def _release(self, to: Wrapper) -> None:

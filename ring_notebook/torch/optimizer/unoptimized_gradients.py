@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from copy import copy
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -20,8 +21,8 @@ class Rest:
     def __init__(self, model: nn.Module, beside: ReducingOptimizer) -> None:
         self._named = [(name, one) for name, one in model.named_parameters() if not owners_of([one])]
         self._beside = weakref.ref(beside)
-        self._reducer = type(beside._reducer)(*beside._reducer.made_with())
-        vars(self._reducer).update(beside._reducer.kept() | {"meter": None, "_residuals": {}, "_micro": {}})
+        self._reducer = copy(beside._reducer)
+        vars(self._reducer).update(meter=None, _residuals={}, _micro={})
         self._reducer.watch(self)
         beside.rest = [*beside.rest, self._reducer]
 

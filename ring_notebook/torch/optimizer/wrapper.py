@@ -15,10 +15,11 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from ring_notebook.api.arguments import check_passes
 from ring_notebook.api.basics import joins
 from ring_notebook.api.process_sets import ProcessSet
-from ring_notebook.core import world
+from ring_notebook.core import metrics, world
 from ring_notebook.core.communicator import Communicator, ReduceOp
 from ring_notebook.torch.collectives.allreduce import allreduce
 from ring_notebook.torch.optimizer.act_once import act_once
+from ring_notebook.torch.optimizer.gradient_reducer import GradientReducer
 from ring_notebook.torch.steps.optimizer_notes import notes_of
 from ring_notebook.torch.steps.plain_optimizers import guard_steps, note_wrapped
 from ring_notebook.torch.steps.repair import Shared, begin, may_have_parted, mend, trust
@@ -27,6 +28,11 @@ from ring_notebook.torch.steps.step_commit import committed
 from ring_notebook.torch_private import uncompiled
 
 _SHARED = ("param_groups", "state")
+_OF_GENERATION = {
+    *("_generation", "_disruptions", "_averaging", "_groups", "rest", "_newer", "_shares"),
+    *("_wrapped", "_parameter_names", "step"),  # which a schedule has patched to see that it is called
+}
+"""Attributes that a copy does not have."""
 
 # The wrapper of each parameter.
 _owners: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
@@ -50,10 +56,6 @@ class Wrapper(torch.optim.Optimizer):
     is_stepping = False
     """Tells the hooks of `ring_notebook.torch.steps` that `step` itself commits."""
     same_step: SameStep
-    _made_with: dict[str, Any]
-    """The arguments of DistributedOptimizer with which another one is made."""
-    _again: Callable[..., Any]
-    """Makes it; it stands above this module."""
     _superseded = False
     _passes = 1
     _generation: weakref.ref[Communicator] | None = None  # of the last step
@@ -89,10 +91,9 @@ class Wrapper(torch.optim.Optimizer):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         """Another one like it, of the copies of the parameters: also their gradients are averaged."""
-        original = copy.deepcopy(self._wrapped, memo)
-        names = [self._parameter_names.get(p, "") for p in parameters_of(self)]
-        twin = self._again(original, names, copy.deepcopy(self._made_with, memo), copy.deepcopy(self._kept(), memo))
-        memo[id(self)] = twin
+        make, made_with, kept, *_, put = self.__reduce_ex__(4)
+        twin = memo[id(self)] = make(*copy.deepcopy(made_with, memo))
+        put(twin, copy.deepcopy(kept, memo))
         return twin
 
     def __copy__(self) -> Any:
@@ -101,15 +102,20 @@ class Wrapper(torch.optim.Optimizer):
         twin.__dict__.update(self.__dict__)
         return twin
 
-    def __reduce__(self) -> Any:
+    def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickle as what averages gradients again; the notebook, which is no rank, gets the wrapped class."""
-        names = [self._parameter_names.get(p, "") for p in parameters_of(self)]
-        return self._again, (self._wrapped, names, self._made_with, self._kept())
+        mixin = next(one for one in type(self).__mro__[1:] if issubclass(one, Wrapper))
+        names = {p: self._parameter_names[p] for p in parameters_of(self) if p in self._parameter_names}
+        others = {*self._wrapped.__dict__, "_superseded"}
+        kept = {name: one for name, one in self._kept().items() if name not in others}
+        made_with = mixin, self._wrapped, names, self.process_set_of_steps
+        return wrap_on_ranks, made_with, (kept, notes_of(self._wrapped).outer), None, None, put_kept
 
     def _kept(self) -> dict[str, Any]:
-        """What a copy has besides the arguments that it was made with."""
-        outer = notes_of(self._wrapped).outer
-        return {"accumulate": self._micro_batches, "compares": self.same_step.compares, "outer": outer}
+        """The attributes of one that takes its place in another process, also what the wrapped class has set."""
+        # What ``_ring_`` names is noted with the wrapped optimizer.
+        own = self.__dict__.items()
+        return {name: one for name, one in own if name not in _OF_GENERATION and not name.startswith("_ring_")}
 
     @property
     def backward_passes_per_step(self) -> int:
@@ -129,6 +135,26 @@ class Wrapper(torch.optim.Optimizer):
         self._micro_batches = check_passes(micro_batches)
         self._seen = 0
         self._act_once()
+        for one in self._own_reducers():
+            one.average_over(micro_batches)
+
+    def _own_reducers(self) -> Sequence[GradientReducer]:
+        """What reduces its gradients, or adds them up."""
+        return ()
+
+    def _only_counts(self, closure: object) -> bool:
+        """Whether this call of `step` counts a micro-batch, and keeps its gradients, and does no more."""
+        if closure is not None:
+            self._refuse_in_micro_batches("step(closure)")
+            return False
+        if not self.is_between_steps():
+            return False
+        for one in self._own_reducers():
+            one.end_micro_batch()
+        self._seen += 1
+        metrics.note_batches_per_step(self._micro_batches)
+        self._mark_stepped()  # a scheduler that steps after every batch is in the right order
+        return True
 
     def _refuse_in_micro_batches(self, what: str) -> None:
         if self._micro_batches > 1:
@@ -313,6 +339,22 @@ def wrap(mixin: type[W], optimizer: torch.optim.Optimizer, names: dict[Tensor, s
         {key: value for key, value in original.__dict__.items() if key not in left and not key.startswith("_ring_")}
     )
     return wrapped
+
+
+def wrap_on_ranks(
+    mixin: type[Wrapper], original: torch.optim.Optimizer, names: dict[Tensor, str], process_set: ProcessSet
+) -> torch.optim.Optimizer:
+    """As `wrap`; ``original`` itself in a process of no rank, or of other sets."""
+    return wrap(mixin, original, names) if world.is_initialized() and process_set.registered() else original
+
+
+def put_kept(wrapper: torch.optim.Optimizer, kept: tuple[dict[str, Any], Any]) -> None:
+    """Give what `wrap_on_ranks` has made the attributes of another one, and the outer state."""
+    if isinstance(wrapper, Wrapper):
+        attributes, notes_of(wrapper._wrapped).outer = kept
+        wrapper.__dict__.update(attributes)
+        if not wrapper._superseded:
+            claim(wrapper)
 
 
 def _hook_steps(kind: type) -> None:

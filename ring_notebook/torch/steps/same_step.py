@@ -37,12 +37,15 @@ T = TypeVar("T")
 class SameStep:
     """The steps of one optimizer in a generation, and a sample of its weights."""
 
-    def __init__(self) -> None:
-        self.compares = False
+    def __init__(self, compares: bool = False) -> None:
+        self.compares = compares
         """Whether all ranks have equal weights before each step, as `prepare` makes them."""
         self._generation: weakref.ref[Communicator] | None = None
         self._made = self._joins = 0
         self._bytes: dict[Tensor, tuple[int, memoryview]] = {}
+
+    def __reduce__(self) -> Any:  # without what belongs to a generation
+        return SameStep, (self.compares,)
 
     def commit(
         self,

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from ring_notebook.core.kept_state import Keeper, Memory
-from ring_notebook.torch.optimizer.gradient_reducer import GradientReducer
 from ring_notebook.torch.optimizer.unoptimized_gradients import average_rest, models_beside
-from ring_notebook.torch.optimizer.wrapper import Wrapper, claim, original_of, wrap
+from ring_notebook.torch.optimizer.wrapper import Wrapper, put_kept, wrap
 from ring_notebook.torch.steps.optimizer_notes import notes_of
 from ring_notebook.torch.tensors import is_sharded
 from ring_notebook.torch.training.data import DistributedSampler
@@ -47,8 +46,6 @@ class TorchKeeper(Keeper):
             return _reduced_wrapper(value)
         if isinstance(value, torch.optim.Optimizer):
             return _reduced_optimizer(value)
-        if isinstance(value, GradientReducer):
-            return type(value), value.made_with(), value.kept()
         if isinstance(value, DistributedSampler):
             return object.__new__, (type(value),), value.kept()
         if isinstance(value, nn.parallel.DistributedDataParallel):
@@ -159,31 +156,13 @@ def _set_optimizer(optimizer: torch.optim.Optimizer, kept: Any) -> None:
     notes_of(optimizer).refer(models, schedulers)
 
 
-# Also ``step``, which a schedule has patched to see that it is called.
-_OF_GENERATION = (
-    *("step", "_generation", "_wrapped", "_parameter_names"),
-    *("_averaging", "_groups", "same_step", "rest", "_newer", "_shares"),
-)
-
-
 def _reduced_wrapper(wrapper: Wrapper) -> Any:
-    own = wrapper.__dict__.items()
-    # What ``_ring_`` names is noted with the wrapped optimizer.
-    kept = {name: value for name, value in own if name not in _OF_GENERATION and not name.startswith("_ring_")}
-    mixin = next(one for one in type(wrapper).__mro__[1:] if issubclass(one, Wrapper))
-    made_with = mixin, original_of(wrapper), wrapper._parameter_names
-    return _wrapper, made_with, (kept, wrapper.same_step.compares, models_beside(wrapper)), None, None, _set_wrapper
+    _, (mixin, original, names, _), (_, outer), *_ = wrapper.__reduce_ex__(4)
+    models = [] if wrapper._superseded else models_beside(wrapper)
+    return wrap, (mixin, original, names), ((wrapper._kept(), outer), models), None, None, _set_wrapper
 
 
-def _wrapper(mixin: Any, optimizer: torch.optim.Optimizer, names: dict[Tensor, str]) -> Wrapper:
-    wrapped: Wrapper = wrap(mixin, optimizer, names)
-    return wrapped
-
-
-def _set_wrapper(wrapper: Wrapper, state: tuple[dict[str, Any], bool, list[nn.Module]]) -> None:
-    kept, compares, models = state
-    wrapper.__dict__.update(kept)
-    wrapper.same_step.compares = compares
-    if not wrapper._superseded:
-        claim(wrapper)
-        average_rest(models, [wrapper])
+def _set_wrapper(wrapper: Wrapper, state: tuple[tuple[dict[str, Any], Any], list[nn.Module]]) -> None:
+    kept, models = state
+    put_kept(wrapper, kept)
+    average_rest(models, [wrapper])

@@ -19,7 +19,6 @@ from ring_notebook.api.basics import local_rank, size
 from ring_notebook.api.objects import without_others
 from ring_notebook.api.preparation import by_kind, in_order, of_another
 from ring_notebook.core import world
-from ring_notebook.core.communicator import ReduceOp
 from ring_notebook.core.logical_ranks import LogicalRanks, logical_ranks, number_of
 from ring_notebook.core.metrics import note_params
 from ring_notebook.torch.devices import accelerator
@@ -244,7 +243,7 @@ def _prepare(
             made = prepared[id(optimizer)] = _distributed(optimizer, names, batch, noise_scale, accumulate, options)
             if lacks_outer and isinstance(made, LocalOptimizer):
                 made.take_outer(root)
-            made.same_step.compares = made._made_with["op"] != ReduceOp.ADASUM
+            made.same_step.compares = not isinstance(made, AdasumOptimizer)
     if strategy is None and optimizers:
         average_rest(inner, [prepared[id(optimizer)] for optimizer in optimizers])
     if strategy is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import re
 import threading
 from collections.abc import Callable
@@ -272,19 +274,27 @@ def test_micro_batches_are_calls_of_step() -> None:
         optimizer.step(lambda: loss(model, share(batch())))
 
 
-@pytest.mark.parametrize("accumulate", [1, 3])
-def test_a_snapshot_keeps_how_gradients_are_averaged(accumulate: int) -> None:
-    """Also of micro-batches, and of what no optimizer has."""
+def from_a_snapshot(both: Any) -> Any:
+    content = kept_state.dump({"both": both}, lambda _: pytest.fail("so little stays in one file")).content
+    place = ring.rank(), ring.size()
+    return kept_state.load(place, ring.size(), lambda _: content, lambda *_: None).values["both"]
+
+
+def pickled(both: Any) -> Any:
+    return pickle.loads(pickle.dumps(both))
+
+
+@pytest.mark.parametrize(
+    ("accumulate", "copied"), [(3, copy.deepcopy), (3, pickled), (1, from_a_snapshot), (3, from_a_snapshot)]
+)
+def test_a_copy_keeps_how_gradients_are_averaged(accumulate: int, copied: Callable[[Any], Any]) -> None:
+    """Also of micro-batches, and a snapshot of what no optimizer has."""
     model = network()
     own = model if accumulate > 1 else model[0]
     model, optimizer = ring.prepare(model, torch.optim.SGD(own.parameters(), 0.1, 0.9), accumulate=accumulate)
     for number in range(4):
         plain_pass(model, optimizer, number)
-    content = kept_state.dump(
-        {"both": (model, optimizer)}, lambda _: pytest.fail("so little stays in one file")
-    ).content
-    place = ring.rank(), ring.size()
-    other, twin = kept_state.load(place, ring.size(), lambda _: content, lambda *_: None).values["both"]
+    other, twin = copied((model, optimizer))
     assert twin.same_step.compares
     for number in range(2):
         for one, stepping in ((model, optimizer), (other, twin)):

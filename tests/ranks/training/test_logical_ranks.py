@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -133,7 +134,7 @@ def test_a_backward_pass_that_has_raised(size: int) -> None:
     """And whose gradients the loop drops by itself, or by another optimizer, a copy."""
     model, optimizer, loader = prepared(2 * size)
     alone = copy.deepcopy(model)
-    model, optimizer = copy.deepcopy((model, optimizer))
+    model, optimizer = pickle.loads(pickle.dumps(copy.deepcopy((model, optimizer))))
     for (x,) in loader:
         broken = model.weight.register_hook(lambda _: 1 / 0)
         with pytest.raises(ZeroDivisionError):
