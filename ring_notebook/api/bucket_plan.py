@@ -12,7 +12,7 @@ from math import prod
 from random import SystemRandom
 from typing import NamedTuple
 
-from ring_notebook.api.objects import allreduce_numbers, gather_objects
+from ring_notebook.api.objects import allreduce_numbers, are_alike, gather_objects
 from ring_notebook.api.process_sets import ProcessSet
 from ring_notebook.core.buffers import DType
 from ring_notebook.core.communicator import ReduceOp
@@ -80,12 +80,10 @@ def agree_on_plan(
     first difference, when the ranks' ``specs`` or ``division`` differ.
     """
     digest = int.from_bytes(blake2b(repr((specs, division)).encode(), digest_size=6).digest(), "big")
-    parts = [digest >> 24, digest & 0xFFFFFF]  # small enough that int64 holds the sum of their squares
-    shared = [1, int(threaded), _random.getrandbits(32), *parts, *(part * part for part in parts)]
-    ranks, any_threaded, mark, *sums = allreduce_numbers(shared, ReduceOp.SUM, "bucket plan", process_set)
-    # All numbers are equal if and only if their count times the sum of their squares is the square of their sum.
-    if any(ranks * squares != total * total for total, squares in zip(sums[:2], sums[2:], strict=True)):
+    alike, sums = are_alike(digest, "bucket plan", process_set, int(threaded), _random.getrandbits(32))
+    if not alike:
         raise CollectiveMismatch(_difference(specs, process_set))
+    any_threaded, mark = sums
     return any_threaded > 0, f"{mark:x}"
 
 

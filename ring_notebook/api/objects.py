@@ -173,3 +173,12 @@ def allreduce_numbers(
     buffer = from_memoryview(values)
     process_set.in_turn.allreduce([buffer], [buffer], op=op, name=name)
     return values.tolist()
+
+
+def are_alike(digest: int, name: str, process_set: ProcessSet, *others: int) -> tuple[bool, list[int]]:
+    """Whether all ranks have the same ``digest``, of 48 bits, and the sums of ``others``; joined ranks have none."""
+    parts = [digest >> 24, digest & 0xFFFFFF]  # small enough that int64 holds the sum of their squares
+    numbers = [1, *parts, *(part * part for part in parts), *others]
+    ranks, *sums = allreduce_numbers(numbers, ReduceOp.SUM, name, process_set)
+    # All numbers are equal if and only if their count times the sum of their squares is the square of their sum.
+    return all(ranks * squares == total * total for total, squares in zip(sums[:2], sums[2:4], strict=True)), sums[4:]

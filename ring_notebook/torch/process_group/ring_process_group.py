@@ -153,14 +153,6 @@ class RingProcessGroup(c10d.ProcessGroup):
 
     name = _get_backend_name = getBackendName
 
-    def rank(self) -> int:
-        """Index of this process in the group."""
-        return self._index
-
-    def size(self) -> int:
-        """Number of members."""
-        return len(self._ranks)
-
     def get_group_store(self) -> c10d.Store:
         """The store in which the members of this group find each other."""
         return self._store

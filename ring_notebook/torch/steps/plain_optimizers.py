@@ -111,13 +111,12 @@ def _before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
     def begin(name: str = COMMIT) -> BaseException | None:
         return step_guard.begin(communicator, step, name)
 
+    def commit(_: Undo | None = None) -> None:
+        training.set_aside = begin() if owner is None else owner.commit_other_step(begin)
+
     if closure is None:
-        training.set_aside = begin() if owner is None else owner.commit_other_step(begin)
+        commit()
         return None
-
-    def commit(_: Undo) -> None:
-        training.set_aside = begin() if owner is None else owner.commit_other_step(begin)
-
     undo = Undo(optimizer, commit)
     step_guard.hold(step)
     guarded = _guarded(closure, undo, step)

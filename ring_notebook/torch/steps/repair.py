@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ring_notebook.api import preparation
-from ring_notebook.api.objects import allreduce_numbers, broadcast_object, gather_objects
+from ring_notebook.api.objects import allreduce_numbers, are_alike, broadcast_object, gather_objects
 from ring_notebook.api.process_sets import ProcessSet
 from ring_notebook.config import config
 from ring_notebook.core import world
@@ -129,7 +129,7 @@ def mend(shared: Shared, whole: bool = False) -> bool:
     disruptions, share = notes.compared or (0, 0)
     values = shared.values()
     own = marks(values, None if whole else share)
-    alike = _are_alike(own, shared.process_set)
+    alike, _ = are_alike(digest(own) >> 15, "digest of what ranks share", shared.process_set)
     goes_on = alike and not whole and has_shares(values)
     notes.compared = disruptions, share + 1 if goes_on else SHARES
     if alike:
@@ -159,16 +159,6 @@ def mend(shared: Shared, whole: bool = False) -> bool:
     give_rest(shared, root)
     notes.steps = steps[at]
     return True
-
-
-def _are_alike(own: Mapping[str, Any], process_set: ProcessSet) -> bool:
-    whole = digest(own)
-    parts = [whole >> 39, whole >> 15 & 0xFFFFFF]  # small enough that int64 holds the sum of their squares
-    ranks, *sums = allreduce_numbers(
-        [1, *parts, *(part * part for part in parts)], ReduceOp.SUM, "digest of what ranks share", process_set
-    )
-    # All numbers are equal if and only if their count times the sum of their squares is the square of their sum.
-    return all(ranks * squares == total * total for total, squares in zip(sums[:2], sums[2:], strict=True))
 
 
 def _root(rows: list[dict[str, Any]], steps: list[int]) -> int:

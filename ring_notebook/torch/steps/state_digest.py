@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ring_notebook.torch.tensors import is_sharded, parts_of
 
-_LOCAL = ("running_mean", "running_var", "num_batches_tracked")
+STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 """Buffers of a batch norm, which differ by rank where each rank uses its own batches."""
 _WORD = 8  # bytes
 SHARES = 16
@@ -115,5 +115,5 @@ def shared_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 def is_shared(name: str, module: nn.Module | None = None) -> bool:
     """Whether ranks share a buffer of this name: all but statistics of a batch norm, unless ``module`` syncs them."""
-    own = name.rpartition(".")[2] in _LOCAL
+    own = name.rpartition(".")[2] in STATISTICS
     return not own or any(kind.__name__ == "SyncBatchNorm" for kind in type(module).__mro__)

@@ -36,7 +36,7 @@ from ring_notebook.torch.tensors import is_sharded
 from ring_notebook.torch.training.background_save import BackgroundSave, Part, tell, why_not_written
 from ring_notebook.torch.training.kept_tensors import InShards, has_adapters, of_adapters, put_back, take_out, taken_out
 from ring_notebook.torch.training.loaders import PreparedLoader, resumable_sampler, state_of_sampler
-from ring_notebook.torch.training.prepare import scale_rates, unwrapped
+from ring_notebook.torch.training.prepare import scale_rates, sharded_as, unwrapped
 from ring_notebook.torch.training.turn_state import continue_turns, kept_turns
 
 if TYPE_CHECKING:
@@ -520,12 +520,7 @@ def _sharded_as(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
         parameter = parameters[number] if isinstance(number, int) and number < len(parameters) else None
         if parameter is None or not is_sharded(parameter) or not isinstance(own, dict):
             continue
-        from torch.distributed.tensor import distribute_tensor  # sharded tensors take a second to import
-
-        placed: Any = parameter
-        for key, one in own.items():
-            if isinstance(one, Tensor) and not is_sharded(one) and one.dim() and one.shape == parameter.shape:
-                own[key] = distribute_tensor(one, placed.device_mesh, placed.placements, src_data_rank=None)
+        own.update({key: sharded_as(parameter, one) for key, one in own.items()})
     return state
 
 

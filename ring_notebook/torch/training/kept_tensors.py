@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ring_notebook.torch.steps.state_digest import STATISTICS
 from ring_notebook.torch.tensors import is_sharded
 
 _SMALL = 64  # elements up to which a tensor of an optimizer, such as its number of steps, stays where it is
-_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 
 @dataclass(frozen=True)
@@ -83,4 +83,4 @@ def of_adapters(model: nn.Module, state: dict[str, Any]) -> dict[str, Any]:
     for path, module in model.named_modules(remove_duplicate=False):
         own = getattr(module, "adapter_layer_names", ())  # of peft's layers, also of adapters that are not in use
         kept |= {name for name in state if any(name.startswith(f"{path}.{part}.") for part in own)}
-    return {name: one for name, one in state.items() if name in kept or name.rpartition(".")[2] in _STATISTICS}
+    return {name: one for name, one in state.items() if name in kept or name.rpartition(".")[2] in STATISTICS}

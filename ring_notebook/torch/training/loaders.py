@@ -94,7 +94,7 @@ def shard(loader: DataLoader[T], *, kind: str | None = None, number: int = 0) ->
     changes, share = ({}, None) if _is_share(loader) else _share(loader, number)
     if share is None and kind is None:
         return loader
-    made: Any = _empty(type(loader))
+    made: Any = blank(PreparedLoader, type(loader))
     vars(made).update(vars(loader), **changes, _iterator=None)
     made.pin_memory = loader.pin_memory or (kind is not None and loader.num_workers > 0)
     made._preparation = _Preparation(loader, kind, share)
@@ -140,17 +140,22 @@ class PreparedLoader(DataLoader[T]):
 
     def __reduce_ex__(self, protocol: Any) -> Any:  # what belongs to a pass in progress stays behind
         kept = {name: None if isinstance(one, _loader_passes) else one for name, one in vars(self).items()}
-        return _empty, (type(self).__bases__[1],), kept | {"_preparation": copy(self._preparation)}
+        return (
+            blank,
+            (PreparedLoader, type(self).__bases__[1]),
+            kept | {"_preparation": copy(self._preparation)},
+        )
 
 
 @cache
-def _prepared_class(kind: type) -> type:
+def _class_of(ours: type, kind: type) -> type:
     about = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
-    return new_class(kind.__name__, (PreparedLoader, kind), exec_body=lambda namespace: namespace.update(about))
+    return new_class(kind.__name__, (ours, kind), exec_body=lambda namespace: namespace.update(about))
 
 
-def _empty(kind: type) -> Any:
-    return object.__new__(_prepared_class(kind))
+def blank(ours: type, kind: type) -> Any:
+    """An object of a class that is both one of ``ours`` and the user's ``kind``."""
+    return object.__new__(_class_of(ours, kind))
 
 
 class _Preparation:

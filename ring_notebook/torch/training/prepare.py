@@ -482,16 +482,16 @@ def _fsdp(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> nn.M
             group["params"] = [sharded[names[id(parameter)]] for parameter in whole]
             for parameter, new in zip(whole, group["params"], strict=True):
                 if state := optimizer.state.pop(parameter, None):
-                    optimizer.state[new] = {name: _sharded_as(new, one) for name, one in state.items()}
+                    optimizer.state[new] = {name: sharded_as(new, one) for name, one in state.items()}
     return model
 
 
-def _sharded_as(sharded: Any, state: Any) -> Any:
-    """The shard of ``state`` beside that of its parameter; what has another shape, such as a count of steps, itself."""
-    from torch.distributed.tensor import distribute_tensor
+def sharded_as(parameter: Any, state: Any) -> Any:
+    """The shard of ``state``, equal on all ranks, beside that of its parameter; what has another shape itself."""
+    from torch.distributed.tensor import distribute_tensor  # sharded tensors take a second to import
 
-    same = isinstance(state, Tensor) and state.shape == sharded.shape
-    return distribute_tensor(state, sharded.device_mesh, sharded.placements) if same else state
+    same = isinstance(state, Tensor) and not is_sharded(state) and state.dim() and state.shape == parameter.shape
+    return distribute_tensor(state, parameter.device_mesh, parameter.placements, src_data_rank=None) if same else state
 
 
 STRATEGIES = {"ddp": _ddp, "fsdp": _fsdp}

@@ -6,8 +6,6 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from copy import copy
-from functools import cache
-from types import new_class
 from typing import Any, TypeVar, cast
 
 import torch
@@ -18,7 +16,7 @@ from ring_notebook.core.gradient_log import gradient_log
 from ring_notebook.core.logical_ranks import LogicalRanks
 from ring_notebook.torch.optimizer.act_once import act_once
 from ring_notebook.torch.training.data import SeededSampler, ShardedSampler
-from ring_notebook.torch.training.loaders import PreparedLoader, nested, shard
+from ring_notebook.torch.training.loaders import PreparedLoader, blank, nested, shard
 
 T = TypeVar("T")
 
@@ -56,12 +54,14 @@ def shard_by_turns(
                 f"prepare(logical=...) cannot divide what {type(made._preparation._share._given).__name__} draws: only "
                 "the samplers of torch draw alike for all logical ranks; use one of these"
             )
-    kind_of: Any = type(loader)
-    whole: Any = object.__new__(_class_of(kind_of))
-    vars(whole).update(vars(shares[0]), _iterator=None, _made=shares, _logical=logical)
-    vars(whole).update(_of=loader, _how=(kind, number), _kept=None, _pass=None)
+    return _whole(loader, shares[0], _made=shares, _logical=logical, _how=(kind, number), _kept=None)  # type: ignore[no-any-return]
+
+
+def _whole(of: Any, like: Any, **own: Any) -> Any:
+    whole: Any = blank(TurnsLoader, type(of))
+    vars(whole).update(vars(like), _iterator=None, _of=of, _pass=None, **own)
     _in_use.append(weakref.ref(whole))
-    return whole  # type: ignore[no-any-return]
+    return whole
 
 
 def loaders_in_use() -> list[TurnsLoader[Any]]:
@@ -194,18 +194,7 @@ class TurnsLoader(PreparedLoader[T]):
 
 
 def _undivided(of: Any, logical: LogicalRanks, how: tuple[str | None, int], position: dict[str, Any]) -> Any:
-    kind: Any = type(of)
-    whole: Any = object.__new__(_class_of(kind))
-    vars(whole).update(vars(of), _iterator=None, _made=[], _logical=logical)
-    vars(whole).update(_of=of, _how=how, _kept=position, _pass=None)
-    _in_use.append(weakref.ref(whole))
-    return whole
-
-
-@cache
-def _class_of(kind: type) -> type:
-    about = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
-    return new_class(kind.__name__, (TurnsLoader, kind), exec_body=lambda namespace: namespace.update(about))
+    return _whole(of, of, _made=[], _logical=logical, _how=how, _kept=position)
 
 
 def _generators_of(loader: Any) -> list[torch.Generator]:
