@@ -15,17 +15,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ranks.joint_training import Build, Net, assert_trains_alike, loss_of, make_model, momentum
+from ranks.joint_training import Net, assert_trains_alike, loss_of, make_model, momentum
 
 Batch = tuple[Tensor, Tensor]
-
-BUILDS: dict[str, Build] = {
-    "sgd": lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
-    "momentum": momentum,
-    "nesterov": lambda model: torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, nesterov=True),
-    "adam": lambda model: torch.optim.Adam(model.parameters(), lr=0.01),
-    "adamw": lambda model: torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1),
-}
 
 
 @pytest.fixture(params=["inline", "thread"])
@@ -33,12 +25,6 @@ def overlap(request: pytest.FixtureRequest, settings: Callable[..., None]) -> st
     """Both ways to reduce, over several buckets."""
     settings(overlap=request.param, fusion_threshold=256)
     return str(request.param)
-
-
-@pytest.mark.usefixtures("overlap")
-@pytest.mark.parametrize("name", BUILDS)
-def test_every_optimizer(hvd: ModuleType, name: str) -> None:
-    assert_trains_alike(hvd, build=BUILDS[name])
 
 
 @pytest.mark.usefixtures("overlap")

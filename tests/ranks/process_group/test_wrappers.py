@@ -287,26 +287,6 @@ def test_wrong_arguments(rank: int, size: int) -> None:
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_prepare_with_a_strategy(strategy: str, rank: int, size: int) -> None:
-    """torch's own wrapper around the model, the optimizer on its parameters, and this rank's share of the data."""
-    model = network()
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    data = torch.utils.data.TensorDataset(*batch(0, 0, 1))
-    loader = torch.utils.data.DataLoader(data, batch_size=2)
-    model, optimizer, share = hvd.prepare(model, optimizer, loader, strategy=strategy)
-    assert isinstance(model, DistributedDataParallel) == (strategy == "ddp")
-    before = [parameter.detach().clone() for parameter in model.parameters()]
-    rows = 0
-    for inputs, labels in share:
-        rows += len(inputs)
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(inputs), labels).backward()
-        optimizer.step()
-    assert rows == ROWS // size
-    assert all(not torch.equal(now, then) for now, then in zip(model.parameters(), before, strict=True))
-
-
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_a_model_of_two_optimizers(strategy: str, rank: int, size: int, tmp_path: Path) -> None:
     """As Muon for matrices with AdamW for the rest; a checkpoint continues both."""
 

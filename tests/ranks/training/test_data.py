@@ -16,7 +16,6 @@ from torch.utils.data import (
     BatchSampler,
     DataLoader,
     IterableDataset,
-    RandomSampler,
     SequentialSampler,
     TensorDataset,
 )
@@ -199,28 +198,6 @@ def test_prepare_scales_the_learning_rate_once(hvd: ModuleType) -> None:
     assert unscaled.param_groups[0]["lr"] == 0.05
 
 
-@pytest.mark.parametrize("op", ["Average", "Sum"])
-def test_noise_scale_of_gradients_with_known_noise(hvd: ModuleType, op: str) -> None:
-    size, batch, sigma, length = hvd.size(), 16, 2.0, 400
-    w = nn.Parameter(torch.zeros(length))
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([w], lr=0.0), op=getattr(hvd, op))
-    generator = torch.Generator().manual_seed(hvd.rank())
-    value = math.nan
-    for _ in range(60):
-        optimizer.zero_grad()
-        # Per sample: gradient 0.5 plus noise of variance sigma^2 in each of 400 directions.
-        noise = randn(generator, length) * sigma / math.sqrt(batch)
-        (w * (0.5 + noise)).sum().backward()
-        optimizer.step()
-        value = hvd.noise_scale(optimizer, batch_size=batch, smoothing=0.95)
-    if size == 1:
-        assert math.isnan(value)
-    else:
-        assert value == pytest.approx(length * sigma**2 / (length * 0.25), rel=0.15)
-    with pytest.raises(TypeError, match="DistributedOptimizer"):
-        hvd.noise_scale(torch.optim.SGD([w], lr=0.1))
-
-
 def noisy_training(
     hvd: ModuleType, optimizer: Any, w: Tensor, steps: int, *, passes: int = 1, no_sync: bool = False
 ) -> None:
@@ -237,9 +214,11 @@ def noisy_training(
 
 
 @pytest.mark.parametrize("overlap", ["inline", "thread"])
-@pytest.mark.parametrize(("passes", "no_sync"), [(1, False), (4, False), (3, True)])
+@pytest.mark.parametrize(
+    ("passes", "no_sync", "op"), [(1, False, "Sum"), (4, False, "Average"), (3, True, "Average"), (3, True, "Sum")]
+)
 def test_prepare_puts_the_noise_scale_into_the_rows(
-    hvd: ModuleType, settings: Callable[..., None], overlap: str, passes: int, no_sync: bool
+    hvd: ModuleType, settings: Callable[..., None], overlap: str, passes: int, no_sync: bool, op: str
 ) -> None:
     settings(overlap=overlap)
     w = nn.Parameter(torch.zeros(2000))
@@ -250,6 +229,7 @@ def test_prepare_puts_the_noise_scale_into_the_rows(
         loader,
         noise_scale=5,
         backward_passes_per_step=1 if no_sync else passes,
+        op=getattr(hvd, op),
     )
     metrics.begin()
     try:
@@ -295,14 +275,10 @@ def test_noise_scale_needs_a_batch_size_and_leaves_out_overflows(hvd: ModuleType
         assert optimizer._reducer.batch_size == 4
     with pytest.raises(ValueError, match="noise_scale must be at least 1"):
         hvd.prepare(model, torch.optim.SGD([w], lr=0.0), loader, noise_scale=-1)
+    with pytest.raises(TypeError, match="an optimizer from DistributedOptimizer"):
+        hvd.noise_scale(torch.optim.SGD([w], lr=0.1))
     with pytest.raises(TypeError, match="without op=Adasum and sync_every"):
         hvd.prepare(model, torch.optim.SGD([w], lr=0.0), loader, noise_scale=True, op=hvd.Adasum)
-
-
-def test_random_sampler_with_replacement_is_left_to_the_sampler(hvd: ModuleType) -> None:
-    data: Any = list(range(4))
-    loader = shard(DataLoader(data, 2, sampler=RandomSampler(data, replacement=True, num_samples=8 * hvd.size())))
-    assert sum(len(batch) for batch in loader) == 8
 
 
 def test_empty_is_a_tensor_in_ring_memory(hvd: ModuleType) -> None:
