@@ -25,11 +25,6 @@ void register_link(py::module_& module) {
         "leave_mpi", [](const std::string& module_path) { ring::leave_mpi(module_path.c_str()); },
         py::arg("module_path"),
         "In a process that a rank has forked: make the extension module at `module_path` see MPI as not initialized.");
-    module.def(
-        "reserve_memory_link", &ring::reserve_memory_link, py::arg("ring_memory"),
-        "Reserve memory for a link among all ranks of a host; one rank calls it and sends the offset to the others.");
-    module.def("memory_link", &ring::make_memory_link, py::arg("ring_memory"), py::arg("offset"),
-               "A link among all ranks of a host, in the memory that one of them has reserved.");
     using Released = py::call_guard<py::gil_scoped_release>;
     py::class_<ring::TcpLink, ring::Link, std::shared_ptr<ring::TcpLink>>(
         module, "TcpLink", "A link over TCP among ranks 0 to `size` - 1; the caller makes the connections.")

@@ -1,13 +1,12 @@
 // Ranks as threads do random operations on random groups while some abort, leave, are interrupted or disagree; every
 // result is checked. Made for the sanitizers, which see all ranks of one process over one mapping.
 //
-//   ring_tests [generations] [ranks] [hosts] [seed] [--past-cache] [--devices] [--tcp]
+//   ring_tests [generations] [ranks] [hosts] [seed] [--past-cache] [--devices]
 //   ring_tests --faults
 //   ring_tests --fuzz [seconds] [seed]
 //
-// With --past-cache ranks write segments past the cache; with --tcp sockets connect the hosts. With --devices most
-// tensors are on devices of the fake driver and the fake NCCL. --faults instead runs tests of single faults, and --fuzz
-// sends damaged bytes from other processes.
+// With --past-cache ranks write segments past the cache. With --devices most tensors are on devices of the fake driver
+// and the fake NCCL. --faults instead runs tests of single faults, and --fuzz sends damaged bytes from other processes.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -87,12 +86,11 @@ int main(int count, char** values) {
     if (has_flag(count, values, "--past-cache")) options.staging = StagingWay::Memory;
 
     const bool devices = has_flag(count, values, "--devices");
-    over_tcp = has_flag(count, values, "--tcp");
 
     std::vector<std::shared_ptr<RingMemory>> memories{RingMemory::create(0, ranks, kArena)};
     while (static_cast<int>(memories.size()) < ranks)
         memories.push_back(memories.front()->share(static_cast<int>(memories.size())));
-    const Links made = hosts > 1 ? make_links(memories) : Links{};
+    const Links made = hosts > 1 ? make_links(ranks) : Links{};
     std::vector<int> host_of, everyone;
     for (int rank = 0; rank < ranks; ++rank) {
         host_of.push_back(rank % hosts);
@@ -149,7 +147,6 @@ int main(int count, char** values) {
         ring_memory->release(ring_memory->allocate(1));  // reclaims blocks that the others have released
         left += ring_memory->allocated();
     }
-    if (made.reserved != kNowhere) memories.front()->release(made.reserved);
     std::printf("%d ranks, %d hosts, %d generations, %zu operations, %zu failures\n", ranks, hosts, generations,
                 operations.load(), static_cast<std::size_t>(failures.load()));
     if (hosts == 1 && left != 0) std::fprintf(stderr, "%zu bytes of ring memory were not given back\n", left);

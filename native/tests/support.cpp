@@ -48,16 +48,7 @@ class Attendant {
 
 }  // namespace
 
-bool over_tcp = false;
-
-Links make_links(const std::vector<std::shared_ptr<RingMemory>>& memories) {
-    Links made;
-    const int size = static_cast<int>(memories.size());
-    if (!over_tcp) {
-        made.reserved = reserve_memory_link(*memories.front());
-        for (const auto& ring_memory : memories) made.links.push_back(make_memory_link(ring_memory, made.reserved));
-        return made;
-    }
+Links make_links(int size) {
     std::vector<std::shared_ptr<TcpLink>> links;
     for (int rank = 0; rank < size; ++rank) {
         const auto link = std::make_shared<TcpLink>(size);
@@ -69,7 +60,7 @@ Links make_links(const std::vector<std::shared_ptr<RingMemory>>& memories) {
         }
         links.push_back(link);
     }
-    made.links.assign(links.begin(), links.end());
+    Links made{{links.begin(), links.end()}};
     made.attendant = std::make_shared<Attendant>(std::move(links));
     return made;
 }
@@ -92,7 +83,7 @@ std::shared_ptr<Communicator> Place::open(std::uint64_t generation, const Interr
 void as_ranks(const char* test, int size, bool as_hosts, const std::function<void(Place)>& body) {
     std::vector<std::shared_ptr<RingMemory>> memories{RingMemory::create(0, size, kArena)};
     for (int rank = 1; rank < size; ++rank) memories.push_back(memories.front()->share(rank));
-    const Links made = as_hosts ? make_links(memories) : Links{};
+    const Links made = as_hosts ? make_links(size) : Links{};
     std::mutex mutex;
     std::exception_ptr failure;
     std::atomic<int> ended{0};

@@ -40,16 +40,12 @@ struct Place {
     std::shared_ptr<Communicator> open(std::uint64_t generation = 1, const Interruption& check = nullptr) const;
 };
 
-// Whether hosts are connected by TCP, as several machines are, or through ring memory.
-extern bool over_tcp;
-
-// A link for each rank of the memories, each a host of its own. The caller releases their reserved memory, if any.
+// A link for each rank, which are connected as ranks of several hosts are.
 struct Links {
     std::vector<std::shared_ptr<Link>> links;
-    std::uint64_t reserved = kNowhere;
     std::shared_ptr<void> attendant = nullptr;  // a thread that calls flush
 };
-Links make_links(const std::vector<std::shared_ptr<RingMemory>>& memories);
+Links make_links(int size);
 
 // Runs the body once per rank, each in a thread, and throws the exception of one of them. Ends the process with the
 // name of the test if ranks are stuck.

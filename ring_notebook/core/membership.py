@@ -61,14 +61,12 @@ def agree(place: Place, ranks: list[int], last: int, run: int) -> int:
     """
     if len(ranks) == 1:
         return last + 1
-    ring_memory, mates = place.ring_memory, place.mates
-    if place.shared is not None:
-        ring_memory, mates = place.shared, list(range(place.topology.size))
-    elif any(place.memories[rank] != place.memories[ranks[0]] for rank in ranks):
+    if any(place.memories[rank] != place.memories[ranks[0]] for rank in ranks):
         if isinstance(place.link, core.TcpLink):
             return _agree_over_tcp(place.link, ranks, place.topology.rank, last)
         return _agree_through_mpi(ranks, last)
-    return ring_memory.agree_on_generation(sorted(mates.index(rank) for rank in ranks), last, run, config().timeout)
+    mates = sorted(place.mates.index(rank) for rank in ranks)
+    return place.ring_memory.agree_on_generation(mates, last, run, config().timeout)
 
 
 def _agree_over_tcp(link: _core.TcpLink, ranks: list[int], own: int, last: int) -> int:

@@ -10,7 +10,7 @@ import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from time import monotonic, sleep
@@ -98,8 +98,6 @@ class Place:
     """The ring memory that each rank of the job maps, as an index: its host, or under RING_ALGORITHM=ring itself."""
     elastic: bool = False
     """Whether the job survives ranks that die."""
-    shared: _core.RingMemory | None = None
-    """The memory that all ranks map where ``ring_memory`` is of this rank alone, under RING_ALGORITHM=ring."""
     rendezvous: Rendezvous | None = None
     """Where its ranks have found each other; None for MPI, and where there are no others."""
     logs: tuple[str, ...] = ()
@@ -259,33 +257,34 @@ class _Formation:
         hosts = [(one or gathered[rendezvous.members[0]])[0] for one in gathered]
         order: dict[object, int] = {}
         self._topology = Topology(rendezvous.rank, tuple(order.setdefault(host, len(order)) for host in hosts))
-        self._maker = next(rank for rank in self._topology.local_ranks if rank in rendezvous.members)
+        several = len(order) > 1
+        self._way = _choose_way(rendezvous, {rank: gathered[rank][1:4] for rank in rendezvous.members}, several)
+        self._apart = algorithm == "ring" and not several  # each rank acts as a host of its own
+        self._memories = tuple(range(len(hosts))) if self._apart else self._topology.hosts
+        self._mates = [rank for rank, one in enumerate(self._memories) if one == self._memories[rendezvous.rank]]
+        self._maker = next(rank for rank in self._mates if rank in rendezvous.members)
         """The rank that makes the ring memory of this host."""
-        self._way = _choose_way(rendezvous, {rank: gathered[rank][1:4] for rank in rendezvous.members}, len(order) > 1)
         self._memory: _core.RingMemory | None = None
-        self._own: _core.RingMemory | None = None  # of this rank alone, where a ring connects the ranks of a host
         self._listener: socket.socket | None = None
 
     def make(self) -> list[Any]:
         """Listen, and make the memory of this host, where it takes that; returns the card of this rank."""
-        address, memory, offset = None, None, 0
+        address, memory = None, None
         if self._way == "tcp":
-            self._listener = listen(self._rendezvous.address)
+            self._listener = listen("127.0.0.1" if self._apart else self._rendezvous.address)
             address = self._listener.getsockname()[:2]
         if self._rendezvous.rank == self._maker:
-            local_rank, local_size = self._topology.local_rank, self._topology.local_size
-            self._memory = core.RingMemory.create(local_rank, local_size, config().memory)
+            self._memory = core.RingMemory.create(*self._place_in_memory(), config().memory)
             memory = os.getpid(), self._memory.fd, self._memory.token
-            offset = core.reserve_memory_link(self._memory) if self._way == "ring" else 0
-        return [address, memory, offset, operation_log().path]
+        return [address, memory, operation_log().path]
+
+    def _place_in_memory(self) -> tuple[int, int]:
+        return self._mates.index(self._rendezvous.rank), len(self._mates)
 
     def join(self, cards: list[Any]) -> None:
         """Map the memory of this host."""
         if self._memory is None:
-            local_rank, local_size = self._topology.local_rank, self._topology.local_size
-            self._memory = core.RingMemory.attach(local_rank, local_size, *cards[self._maker][1])
-        if self._way == "ring":
-            self._own = core.RingMemory.create(0, 1, config().memory)
+            self._memory = core.RingMemory.attach(*self._place_in_memory(), *cards[self._maker][1])
         if self._way == "mpi":
             _load_mpi()
 
@@ -293,26 +292,25 @@ class _Formation:
         """The place of this rank, once all have joined. Where MPI connects the hosts it is collective."""
         topology, memory, found = self._topology, self._memory, self._rendezvous
         assert memory is not None
-        for mate in range(topology.local_size):
+        for mate in range(len(self._mates)):
             memory.dead(mate)  # from here on a descriptor stands for its process: another one may get its number
-        rendezvous = found if isinstance(found, Rendezvous) else None
-        logs = tuple(str(card[3]) if card else "" for card in cards)
-        if self._own is not None:
-            link = core.memory_link(memory, cards[self._maker][2])
-            own, memories = self._own, tuple(range(topology.size))
-            return Place(topology, own, link, memories, shared=memory, rendezvous=rendezvous, logs=logs)
+        place = Place(
+            topology,
+            memory,
+            memories=self._memories,
+            elastic=found.elastic and self._way != "mpi",
+            rendezvous=found if isinstance(found, Rendezvous) else None,
+            logs=tuple(str(card[2]) if card else "" for card in cards),
+        )
         if self._way == "mpi":
             link, leave = _mpi_link(_load_mpi())
-            return Place(topology, memory, link, topology.hosts, rendezvous=rendezvous, logs=logs, leave=leave)
+            return replace(place, link=link, leave=leave)
         if self._listener is not None:
             tcp = core.TcpLink(topology.size)
             addresses = [(str(host), int(port)) for host, port in (card[0] if card else ("", 0) for card in cards)]
             connections = TcpConnections(tcp, topology.rank, self._listener, addresses, found.key)
-            leave = partial(_hang_up, tcp, connections)
-            return Place(
-                topology, memory, tcp, topology.hosts, found.elastic, rendezvous=rendezvous, logs=logs, leave=leave
-            )
-        return Place(topology, memory, None, topology.hosts, found.elastic, rendezvous=rendezvous, logs=logs)
+            return replace(place, link=tcp, leave=partial(_hang_up, tcp, connections))
+        return place
 
     def close(self) -> None:
         """The ranks do not form."""
@@ -321,7 +319,7 @@ class _Formation:
 
 
 def _choose_way(rendezvous: Rendezvous | _MpiRendezvous, settings: dict[int, list[Any]], several: bool) -> str:
-    """What connects ranks that share no memory: ``tcp``, ``mpi``, within one host a ``ring``; empty for nothing.
+    """What connects ranks that share no memory: ``tcp`` or ``mpi``; empty where all share one.
 
     ``settings`` are RING_ALGORITHM, RING_TRANSPORT and whether there are RDMA devices, by rank; ``several`` says that
     there are several hosts. All ranks raise ValueError where the settings differ or do not go together.
@@ -335,13 +333,8 @@ def _choose_way(rendezvous: Rendezvous | _MpiRendezvous, settings: dict[int, lis
                     "ranks need the same one"
                 )
     algorithm, transport, _ = settings[first]
-    if algorithm == "ring" and rendezvous.elastic:
-        raise ValueError(
-            "RING_ALGORITHM=ring makes a host of each rank, whose death the others do not notice; an elastic job needs "
-            "to; leave one of them out"
-        )
-    if not several:
-        return "ring" if algorithm == "ring" else ""
+    if not several and algorithm != "ring":
+        return ""
     if isinstance(rendezvous, _MpiRendezvous):
         return "mpi"
     if transport == "mpi" and not rendezvous.has_mpi:

@@ -413,7 +413,7 @@ def close_run() -> None:
 
 
 def _leave_run(place: Place, number: int) -> None:
-    (place.shared or place.ring_memory).leave_run(number)
+    place.ring_memory.leave_run(number)
 
 
 def _leave_job() -> None:

@@ -7,7 +7,9 @@ import faulthandler
 import multiprocessing
 import os
 import pickle
+import resource
 import signal
+import socket
 import sys
 import threading
 import time
@@ -15,6 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import wraps
 from inspect import signature
+from itertools import combinations
 from multiprocessing.connection import Connection, wait
 from typing import Any, ClassVar
 
@@ -38,7 +41,7 @@ class Seat:
     rank: int
     size: int
     hosts: tuple[int, ...] = ()
-    """The host of each rank, where ranks pretend to be on several; a link through ring memory joins them."""
+    """The host of each rank, where ranks pretend to be on several; sockets join them."""
     link: Any = None
     barrier: Any = None
     devices: Any = None
@@ -115,10 +118,9 @@ def as_threads(
     ring_memory = core.RingMemory.create(0, size, arena)
     memories = [ring_memory, *(ring_memory.share(rank) for rank in range(1, size))]
     outcomes: list[tuple[Any, BaseException | None] | None] = [None] * size
-    offset = core.reserve_memory_link(ring_memory) if hosts else 0
-    links = [core.memory_link(ring_memory, offset) if hosts else None for ring_memory in memories]
     barrier = threading.Barrier(size)
-    seats = [Seat(memories[rank], rank, size, hosts, links[rank], barrier) for rank in range(size)]
+    links = _links(hosts)
+    seats = [Seat(memories[rank], rank, size, hosts, links[rank] if links else None, barrier) for rank in range(size)]
 
     def main(rank: int) -> None:
         outcomes[rank] = _live(seats[rank], body)
@@ -130,7 +132,10 @@ def as_threads(
         thread.start()
     deadline = time.monotonic() + limit
     for thread in threads:
-        thread.join(max(0.0, deadline - time.monotonic()))
+        while thread.is_alive() and (left := deadline - time.monotonic()) > 0:
+            thread.join(0.005 if links else left)
+            for link in links:
+                link.flush()  # the rest of messages that were given up half sent
     stuck = [rank for rank, outcome in enumerate(outcomes) if outcome is None]
     if stuck:
         faulthandler.dump_traceback()
@@ -141,6 +146,19 @@ def as_threads(
         failed = [f"{outcome[1]!r}" for outcome in outcomes if outcome is not None and outcome[1] is not None]
         raise AssertionError(f"ranks {stuck} of {size} did not return within {limit:.0f} s: {doing}, {failed}")
     return _results([outcome for outcome in outcomes if outcome is not None])
+
+
+def _links(hosts: Sequence[int]) -> list[Any]:
+    """A link for each rank of these hosts, connected to those of other hosts."""
+    links = [core.TcpLink(len(hosts)) for _ in hosts]
+    # Sixty-four ranks have 1,792 connections, with two ends in this process.
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    for pair in combinations(range(len(hosts)), 2):
+        if hosts[pair[0]] != hosts[pair[1]]:
+            for rank, other, end in zip(pair, reversed(pair), socket.socketpair(), strict=True):
+                links[rank].connected(other, end.detach())
+    return links
 
 
 def as_processes(size: int, body: Body) -> list[Any]:

@@ -34,6 +34,5 @@ export ASAN_OPTIONS=detect_leaks=1 UBSAN_OPTIONS=print_stacktrace=1:halt_on_erro
 "$build/ring_tests" "$epochs" 7 1 "$seed" --past-cache
 "$build/ring_tests" "$epochs" 5 2 "$seed"
 "$build/ring_tests" "$epochs" 6 3 "$seed"
-"$build/ring_tests" "$epochs" 6 3 "$seed" --tcp
 "$build/ring_tests" "$epochs" 3 1 "$seed" --devices
 "$build/ring_tests" "$epochs" 4 2 "$seed" --devices

@@ -112,10 +112,8 @@ class Processes:
         MPIMissingError, and ClusterError for more than this host can start, before it starts anything.
         """
         requests, remote = directory / _REQUESTS, not only_here(hosts)
-        # Where each rank acts as a host of its own, the others do not notice its death.
-        pipe = str(requests) if config().algorithm != "ring" else ""
         try:
-            launcher = find_launcher(requests=pipe)
+            launcher = find_launcher(requests=str(requests))
             launcher.command((), n, hosts)
             check_interface(config().interface, hosts)
         except ValueError as error:

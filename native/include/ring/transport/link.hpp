@@ -20,7 +20,7 @@ class Link {
     using Transfer = std::uint64_t;
 
     virtual ~Link() = default;
-    // Addresses are the link's own: ranks of its MPI communicator, or local ranks of its ring memory.
+    // Addresses are the link's own: ranks of its job, or of its MPI communicator.
     virtual Transfer send(int to, int tag, const void* data, std::size_t bytes) = 0;
     virtual Transfer receive(int from, int tag, void* data, std::size_t bytes) = 0;
     // True when the transfer has ended (and is forgotten: it becomes 0). A transfer of 0 is done.
@@ -61,10 +61,5 @@ std::shared_ptr<Link> make_mpi_link(const Mpi& mpi);
 // For a forked process: makes the extension module at `module_path` see MPI as not initialized. Otherwise it would
 // finalize the parent's MPI at exit, which waits for all ranks.
 void leave_mpi(const char* module_path);
-
-// Through ring memory: for the ring within one host, and for tests that need no second host. One of the ranks calls
-// `reserve_memory_link`; all pass its result as `offset`.
-std::uint64_t reserve_memory_link(RingMemory& ring_memory);
-std::shared_ptr<Link> make_memory_link(std::shared_ptr<RingMemory> ring_memory, std::uint64_t offset);
 
 }  // namespace ring
