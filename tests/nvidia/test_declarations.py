@@ -83,7 +83,7 @@ NCCL = """
 
 def functions(header: str, holder: str) -> str:
     """An assertion for each function that the header declares."""
-    names = re.findall(r"\(\*(\w+)\)\(", (NATIVE / "include" / "ring" / "device" / header).read_text())
+    names = re.findall(r"    X\([^,]+, (\w+), ", (NATIVE / "include" / "ring" / "device" / header).read_text())
     assert len(names) > 15
     check = 'static_assert(Alike<decltype(ring::{0}::{1}), decltype(&::{1})>::value, "{1}");\n'
     return "".join(check.format(holder, name) for name in names)

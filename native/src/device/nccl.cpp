@@ -23,26 +23,9 @@ std::shared_ptr<const Nccl> load_nccl(const std::string& path, const std::string
     void* library = open_library("libnccl.so.2", path, otherwise);
     auto nccl = std::make_shared<Nccl>();
     Nccl& all = *nccl;
-    find_function(library, "ncclGetVersion", all.ncclGetVersion);
-    find_function(library, "ncclGetErrorString", all.ncclGetErrorString);
-    find_function(library, "ncclGetLastError", all.ncclGetLastError);
-    find_function(library, "ncclGetUniqueId", all.ncclGetUniqueId);
-    find_function(library, "ncclCommInitRankConfig", all.ncclCommInitRankConfig);
-    find_function(library, "ncclCommGetAsyncError", all.ncclCommGetAsyncError);
-    find_function(library, "ncclCommFinalize", all.ncclCommFinalize);
-    find_function(library, "ncclCommDestroy", all.ncclCommDestroy);
-    find_function(library, "ncclCommAbort", all.ncclCommAbort);
-    find_function(library, "ncclGroupStart", all.ncclGroupStart);
-    find_function(library, "ncclGroupEnd", all.ncclGroupEnd);
-    find_function(library, "ncclAllReduce", all.ncclAllReduce);
-    find_function(library, "ncclReduce", all.ncclReduce);
-    find_function(library, "ncclBroadcast", all.ncclBroadcast);
-    find_function(library, "ncclAllGather", all.ncclAllGather);
-    find_function(library, "ncclReduceScatter", all.ncclReduceScatter);
-    find_function(library, "ncclSend", all.ncclSend);
-    find_function(library, "ncclRecv", all.ncclRecv);
-    find_function(library, "ncclRedOpCreatePreMulSum", all.ncclRedOpCreatePreMulSum);
-    find_function(library, "ncclRedOpDestroy", all.ncclRedOpDestroy);
+#define RING_FIND(result, name, parameters) find_function(library, #name, all.name);
+    RING_NCCL_FUNCTIONS(RING_FIND)
+#undef RING_FIND
     int version = 0;
     all.check(all.ncclGetVersion(&version), "ncclGetVersion", nullptr);
     if (version < Nccl::kOldest)

@@ -20,35 +20,40 @@ struct DeviceUuid {
     unsigned char bytes[16] = {};
 };
 
-// Its functions, under the names that the library exports; each returns 0 or an error.
+// Its functions, under the names that the library exports: X(result, name, parameters). Each returns 0 or an error.
+// cuDeviceGetUuid_v2 gives the UUID of the MIG instance, where there is one.
+#define RING_CUDA_FUNCTIONS(X)                                                     \
+    X(int, cuInit, (unsigned))                                                     \
+    X(int, cuDriverGetVersion, (int*))                                             \
+    X(int, cuGetErrorString, (int, const char**))                                  \
+    X(int, cuDeviceGetCount, (int*))                                               \
+    X(int, cuDeviceGet, (int*, int))                                               \
+    X(int, cuDeviceGetName, (char*, int, int))                                     \
+    X(int, cuDeviceGetUuid_v2, (DeviceUuid*, int))                                 \
+    X(int, cuDevicePrimaryCtxRetain, (void**, int))                                \
+    X(int, cuCtxPushCurrent_v2, (void*))                                           \
+    X(int, cuCtxPopCurrent_v2, (void**))                                           \
+    X(int, cuStreamCreateWithPriority, (void**, unsigned, int))                    \
+    X(int, cuStreamDestroy_v2, (void*))                                            \
+    X(int, cuStreamWaitEvent, (void*, void*, unsigned))                            \
+    X(int, cuStreamIsCapturing, (void*, int*))                                     \
+    X(int, cuThreadExchangeStreamCaptureMode, (int*))                              \
+    X(int, cuEventCreate, (void**, unsigned))                                      \
+    X(int, cuEventDestroy_v2, (void*))                                             \
+    X(int, cuEventRecord, (void*, void*))                                          \
+    X(int, cuEventQuery, (void*))                                                  \
+    X(int, cuMemAllocAsync, (std::uint64_t*, std::size_t, void*))                  \
+    X(int, cuMemFreeAsync, (std::uint64_t, void*))                                 \
+    X(int, cuMemsetD8Async, (std::uint64_t, unsigned char, std::size_t, void*))    \
+    X(int, cuMemHostRegister_v2, (void*, std::size_t, unsigned))                   \
+    X(int, cuMemHostUnregister, (void*))                                           \
+    X(int, cuMemcpyDtoHAsync_v2, (void*, std::uint64_t, std::size_t, void*))       \
+    X(int, cuMemcpyHtoDAsync_v2, (std::uint64_t, const void*, std::size_t, void*)) \
+    X(int, cuMemcpyDtoDAsync_v2, (std::uint64_t, std::uint64_t, std::size_t, void*))
+#define RING_POINTER(result, name, parameters) result(*name) parameters = nullptr;
+
 struct Driver {
-    int (*cuInit)(unsigned) = nullptr;
-    int (*cuDriverGetVersion)(int*) = nullptr;
-    int (*cuGetErrorString)(int, const char**) = nullptr;
-    int (*cuDeviceGetCount)(int*) = nullptr;
-    int (*cuDeviceGet)(int*, int) = nullptr;
-    int (*cuDeviceGetName)(char*, int, int) = nullptr;
-    int (*cuDeviceGetUuid_v2)(DeviceUuid*, int) = nullptr;  // the UUID of the MIG instance, where there is one
-    int (*cuDevicePrimaryCtxRetain)(void**, int) = nullptr;
-    int (*cuCtxPushCurrent_v2)(void*) = nullptr;
-    int (*cuCtxPopCurrent_v2)(void**) = nullptr;
-    int (*cuStreamCreateWithPriority)(void**, unsigned, int) = nullptr;
-    int (*cuStreamDestroy_v2)(void*) = nullptr;
-    int (*cuStreamWaitEvent)(void*, void*, unsigned) = nullptr;
-    int (*cuStreamIsCapturing)(void*, int*) = nullptr;
-    int (*cuThreadExchangeStreamCaptureMode)(int*) = nullptr;
-    int (*cuEventCreate)(void**, unsigned) = nullptr;
-    int (*cuEventDestroy_v2)(void*) = nullptr;
-    int (*cuEventRecord)(void*, void*) = nullptr;
-    int (*cuEventQuery)(void*) = nullptr;
-    int (*cuMemAllocAsync)(std::uint64_t*, std::size_t, void*) = nullptr;
-    int (*cuMemFreeAsync)(std::uint64_t, void*) = nullptr;
-    int (*cuMemsetD8Async)(std::uint64_t, unsigned char, std::size_t, void*) = nullptr;
-    int (*cuMemHostRegister_v2)(void*, std::size_t, unsigned) = nullptr;
-    int (*cuMemHostUnregister)(void*) = nullptr;
-    int (*cuMemcpyDtoHAsync_v2)(void*, std::uint64_t, std::size_t, void*) = nullptr;
-    int (*cuMemcpyHtoDAsync_v2)(std::uint64_t, const void*, std::size_t, void*) = nullptr;
-    int (*cuMemcpyDtoDAsync_v2)(std::uint64_t, std::uint64_t, std::size_t, void*) = nullptr;
+    RING_CUDA_FUNCTIONS(RING_POINTER)
 
     // Throws DeviceError with the driver's text where `result` is an error; `call` is the function's name.
     void check(int result, const char* call) const;

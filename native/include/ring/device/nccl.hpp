@@ -31,28 +31,31 @@ struct NcclConfig {
 };
 static_assert(sizeof(NcclConfig) == 48, "the layout that NCCL reads");
 
-// Its functions, under the names that the library exports.
+// Its functions, as those of the driver.
+#define RING_NCCL_FUNCTIONS(X)                                                           \
+    X(int, ncclGetVersion, (int*))                                                       \
+    X(const char*, ncclGetErrorString, (int))                                            \
+    X(const char*, ncclGetLastError, (void*))                                            \
+    X(int, ncclGetUniqueId, (NcclId*))                                                   \
+    X(int, ncclCommInitRankConfig, (void**, int, NcclId, int, NcclConfig*))              \
+    X(int, ncclCommGetAsyncError, (void*, int*))                                         \
+    X(int, ncclCommFinalize, (void*))                                                    \
+    X(int, ncclCommDestroy, (void*))                                                     \
+    X(int, ncclCommAbort, (void*))                                                       \
+    X(int, ncclGroupStart, ())                                                           \
+    X(int, ncclGroupEnd, ())                                                             \
+    X(int, ncclAllReduce, (const void*, void*, std::size_t, int, int, void*, void*))     \
+    X(int, ncclReduce, (const void*, void*, std::size_t, int, int, int, void*, void*))   \
+    X(int, ncclBroadcast, (const void*, void*, std::size_t, int, int, void*, void*))     \
+    X(int, ncclAllGather, (const void*, void*, std::size_t, int, void*, void*))          \
+    X(int, ncclReduceScatter, (const void*, void*, std::size_t, int, int, void*, void*)) \
+    X(int, ncclSend, (const void*, std::size_t, int, int, void*, void*))                 \
+    X(int, ncclRecv, (void*, std::size_t, int, int, void*, void*))                       \
+    X(int, ncclRedOpCreatePreMulSum, (int*, const void*, int, int, void*))               \
+    X(int, ncclRedOpDestroy, (int, void*))
+
 struct Nccl {
-    int (*ncclGetVersion)(int*) = nullptr;
-    const char* (*ncclGetErrorString)(int) = nullptr;
-    const char* (*ncclGetLastError)(void*) = nullptr;
-    int (*ncclGetUniqueId)(NcclId*) = nullptr;
-    int (*ncclCommInitRankConfig)(void**, int, NcclId, int, NcclConfig*) = nullptr;
-    int (*ncclCommGetAsyncError)(void*, int*) = nullptr;
-    int (*ncclCommFinalize)(void*) = nullptr;
-    int (*ncclCommDestroy)(void*) = nullptr;
-    int (*ncclCommAbort)(void*) = nullptr;
-    int (*ncclGroupStart)() = nullptr;
-    int (*ncclGroupEnd)() = nullptr;
-    int (*ncclAllReduce)(const void*, void*, std::size_t, int, int, void*, void*) = nullptr;
-    int (*ncclReduce)(const void*, void*, std::size_t, int, int, int, void*, void*) = nullptr;
-    int (*ncclBroadcast)(const void*, void*, std::size_t, int, int, void*, void*) = nullptr;
-    int (*ncclAllGather)(const void*, void*, std::size_t, int, void*, void*) = nullptr;
-    int (*ncclReduceScatter)(const void*, void*, std::size_t, int, int, void*, void*) = nullptr;
-    int (*ncclSend)(const void*, std::size_t, int, int, void*, void*) = nullptr;
-    int (*ncclRecv)(void*, std::size_t, int, int, void*, void*) = nullptr;
-    int (*ncclRedOpCreatePreMulSum)(int*, const void*, int, int, void*) = nullptr;
-    int (*ncclRedOpDestroy)(int, void*) = nullptr;
+    RING_NCCL_FUNCTIONS(RING_POINTER)
 
     static constexpr int kSuccess = 0;
     static constexpr int kInProgress = 7;
