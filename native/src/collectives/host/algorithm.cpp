@@ -155,8 +155,6 @@ bool fill_inline(const HostGroup& group, const Request& request, int index, std:
 
 std::unique_ptr<Algorithm> make_nothing(const Operation&) { return std::make_unique<Nothing>(); }
 
-std::unique_ptr<Algorithm> make_join(const Operation& operation) {
-    return std::make_unique<Join>(operation.headers, operation.result);
-}
+RING_MAKER(make_join, Join, operation.headers, operation.result)
 
 }  // namespace ring

@@ -138,6 +138,10 @@ class OnOneHost : public GatedAlgorithm {
     const std::size_t item_;
 };
 
+// Defines the maker of a class, for the table of paths, with the arguments of its constructor.
+#define RING_MAKER(maker, Class, ...) \
+    std::unique_ptr<Algorithm> maker(const Operation& operation) { return std::make_unique<Class>(__VA_ARGS__); }
+
 MakeAlgorithm make_nothing, make_join, make_adasum;
 MakeAlgorithm make_local_allreduce, make_one_shot_allreduce, make_push_allreduce, make_staged_allreduce;
 MakeAlgorithm make_one_shot_reducescatter, make_pull_reducescatter, make_staged_reducescatter;

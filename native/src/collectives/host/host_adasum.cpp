@@ -47,8 +47,6 @@ class AdasumAllreduce : public OnOneHost {
 
 }  // namespace
 
-std::unique_ptr<Algorithm> make_adasum(const Operation& operation) {
-    return std::make_unique<AdasumAllreduce>(operation);
-}
+RING_MAKER(make_adasum, AdasumAllreduce, operation)
 
 }  // namespace ring

@@ -220,34 +220,20 @@ std::unique_ptr<Algorithm> pull_alltoall(const Operation& operation, bool is_inl
 
 }  // namespace
 
-std::unique_ptr<Algorithm> make_one_shot_broadcast(const Operation& operation) {
-    return std::make_unique<PullBroadcast>(operation, true);
-}
-
-std::unique_ptr<Algorithm> make_pull_broadcast(const Operation& operation) {
-    return std::make_unique<PullBroadcast>(operation, false);
-}
-
-std::unique_ptr<Algorithm> make_staged_broadcast(const Operation& operation) {
-    return std::make_unique<StagedBroadcast>(operation);
-}
-
+RING_MAKER(make_one_shot_broadcast, PullBroadcast, operation, true)
+RING_MAKER(make_pull_broadcast, PullBroadcast, operation, false)
+RING_MAKER(make_staged_broadcast, StagedBroadcast, operation)
 std::unique_ptr<Algorithm> make_one_shot_allgather(const Operation& operation) {
     return pull_allgather(operation, true);
 }
 
 std::unique_ptr<Algorithm> make_pull_allgather(const Operation& operation) { return pull_allgather(operation, false); }
 
-std::unique_ptr<Algorithm> make_staged_allgather(const Operation& operation) {
-    return std::make_unique<StagedAllgather>(operation);
-}
-
+RING_MAKER(make_staged_allgather, StagedAllgather, operation)
 std::unique_ptr<Algorithm> make_one_shot_alltoall(const Operation& operation) { return pull_alltoall(operation, true); }
 
 std::unique_ptr<Algorithm> make_pull_alltoall(const Operation& operation) { return pull_alltoall(operation, false); }
 
-std::unique_ptr<Algorithm> make_staged_alltoall(const Operation& operation) {
-    return std::make_unique<StagedAlltoall>(operation, split_table(operation));
-}
+RING_MAKER(make_staged_alltoall, StagedAlltoall, operation, split_table(operation))
 
 }  // namespace ring

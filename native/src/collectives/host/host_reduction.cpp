@@ -211,26 +211,12 @@ class StagedReduceScatter : public HostReduction {
 
 }  // namespace
 
-std::unique_ptr<Algorithm> make_local_allreduce(const Operation& operation) {
-    return std::make_unique<LocalAllreduce>(operation);
-}
-std::unique_ptr<Algorithm> make_one_shot_allreduce(const Operation& operation) {
-    return std::make_unique<OneShotAllreduce>(operation);
-}
-std::unique_ptr<Algorithm> make_push_allreduce(const Operation& operation) {
-    return std::make_unique<PushAllreduce>(operation);
-}
-std::unique_ptr<Algorithm> make_staged_allreduce(const Operation& operation) {
-    return std::make_unique<StagedAllreduce>(operation);
-}
-std::unique_ptr<Algorithm> make_one_shot_reducescatter(const Operation& operation) {
-    return std::make_unique<PullReduceScatter>(operation, true);
-}
-std::unique_ptr<Algorithm> make_pull_reducescatter(const Operation& operation) {
-    return std::make_unique<PullReduceScatter>(operation, false);
-}
-std::unique_ptr<Algorithm> make_staged_reducescatter(const Operation& operation) {
-    return std::make_unique<StagedReduceScatter>(operation);
-}
+RING_MAKER(make_local_allreduce, LocalAllreduce, operation)
+RING_MAKER(make_one_shot_allreduce, OneShotAllreduce, operation)
+RING_MAKER(make_push_allreduce, PushAllreduce, operation)
+RING_MAKER(make_staged_allreduce, StagedAllreduce, operation)
+RING_MAKER(make_one_shot_reducescatter, PullReduceScatter, operation, true)
+RING_MAKER(make_pull_reducescatter, PullReduceScatter, operation, false)
+RING_MAKER(make_staged_reducescatter, StagedReduceScatter, operation)
 
 }  // namespace ring

@@ -73,8 +73,6 @@ class DoublingAllreduce : public ReductionBetweenHosts {
 
 }  // namespace
 
-std::unique_ptr<Algorithm> make_doubling_allreduce(const Operation& operation) {
-    return std::make_unique<DoublingAllreduce>(operation);
-}
+RING_MAKER(make_doubling_allreduce, DoublingAllreduce, operation)
 
 }  // namespace ring

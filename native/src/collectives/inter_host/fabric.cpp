@@ -144,7 +144,7 @@ std::shared_ptr<Fabric> Fabric::lane() const {
 bool Fabric::is_called() const {
     int source = 0;
     std::size_t bytes = 0;
-    return link_->probe(tag(kAgreement, index_), source, bytes);
+    return has_come(kAgreement, source, bytes);
 }
 
 bool Fabric::spans(const std::vector<int>& members) const {

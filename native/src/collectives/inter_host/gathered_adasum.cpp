@@ -57,8 +57,6 @@ class GatheredAdasum : public Algorithm {
 
 }  // namespace
 
-std::unique_ptr<Algorithm> make_gathered_adasum(const Operation& operation) {
-    return std::make_unique<GatheredAdasum>(operation);
-}
+RING_MAKER(make_gathered_adasum, GatheredAdasum, operation)
 
 }  // namespace ring

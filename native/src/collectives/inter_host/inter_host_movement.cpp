@@ -247,20 +247,9 @@ class PairwiseAlltoall : public BetweenHosts {
 
 }  // namespace
 
-std::unique_ptr<Algorithm> make_chain_broadcast(const Operation& operation) {
-    return std::make_unique<ChainBroadcast>(operation);
-}
-
-std::unique_ptr<Algorithm> make_pairwise_reducescatter(const Operation& operation) {
-    return std::make_unique<PairwiseReduceScatter>(operation);
-}
-
-std::unique_ptr<Algorithm> make_landing_allgather(const Operation& operation) {
-    return std::make_unique<LandingAllgather>(operation);
-}
-
-std::unique_ptr<Algorithm> make_pairwise_alltoall(const Operation& operation) {
-    return std::make_unique<PairwiseAlltoall>(operation);
-}
+RING_MAKER(make_chain_broadcast, ChainBroadcast, operation)
+RING_MAKER(make_pairwise_reducescatter, PairwiseReduceScatter, operation)
+RING_MAKER(make_landing_allgather, LandingAllgather, operation)
+RING_MAKER(make_pairwise_alltoall, PairwiseAlltoall, operation)
 
 }  // namespace ring

@@ -152,8 +152,6 @@ class RingAllreduce : public ReductionBetweenHosts {
 
 }  // namespace
 
-std::unique_ptr<Algorithm> make_ring_allreduce(const Operation& operation) {
-    return std::make_unique<RingAllreduce>(operation);
-}
+RING_MAKER(make_ring_allreduce, RingAllreduce, operation)
 
 }  // namespace ring

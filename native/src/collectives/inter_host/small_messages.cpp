@@ -85,8 +85,6 @@ class SmallOperation : public BetweenHosts {
 
 }  // namespace
 
-std::unique_ptr<Algorithm> make_eager(const Operation& operation) {
-    return std::make_unique<SmallOperation>(operation);
-}
+RING_MAKER(make_eager, SmallOperation, operation)
 
 }  // namespace ring
