@@ -1,5 +1,4 @@
-#include "call_site.hpp"
-
+// The line of the program that has called an operation: the innermost one outside of this package and of PyTorch.
 #include <pybind11/pybind11.h>
 
 #include <algorithm>
@@ -11,6 +10,7 @@
 #include <utility>
 
 #include "register.hpp"
+#include "ring/communicator/communicator.hpp"
 
 namespace py = pybind11;
 

@@ -5,10 +5,15 @@
 
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "ring/base/dtypes_and_ops.hpp"
 #include "ring/base/errors.hpp"
 #include "ring/group/host_group.hpp"
+
+namespace ring {
+class Communicator;
+}
 
 void register_errors(pybind11::module_& module);
 void register_types(pybind11::module_& module);
@@ -31,6 +36,10 @@ ring::Interruption signal_check();
 // The same, and keeps the exception of a signal in `interrupt`, because Python code cannot run while it is set.
 ring::Interruption signal_check(pybind11::object& interrupt);
 
+// The number of the line that has called an operation, in the log of the communicator's operations; 0 where there is
+// none. Needs the GIL.
+std::uint32_t call_site(const ring::Communicator& communicator);
+
 // The value of an enum that has this number. Throws InvalidArgument, which names the argument.
 template <class Enum>
 Enum enum_argument(const char* name, int number, int values) {
@@ -48,6 +57,17 @@ inline ring::ReduceOp op_argument(int number) {
 }
 inline ring::Device device_argument(int number) {
     return enum_argument<ring::Device>("device", number, ring::kValues<ring::Device>);
+}
+
+// The choice of that name among those of a setting.
+template <class Choice, std::size_t N>
+Choice chosen(const char* setting, const std::string& text, const std::pair<const char*, Choice> (&choices)[N]) {
+    std::string names;
+    for (const auto& [name, choice] : choices) {
+        if (text == name) return choice;
+        names += (names.empty() ? "'" : ", '") + std::string(name) + "'";
+    }
+    throw ring::InvalidArgument(std::string(setting) + "='" + text + "': expected one of " + names);
 }
 
 // Bytes that another process has written need not be valid text.

@@ -9,7 +9,6 @@
 #include <utility>
 #include <vector>
 
-#include "call_site.hpp"
 #include "register.hpp"
 #include "ring/communicator/communicator.hpp"
 #include "ring/communicator/member_group.hpp"

@@ -1,7 +1,7 @@
 // The devices of a rank, a report about them, and the pure functions about them.
 #include <pybind11/stl.h>
 
-#include <cstring>
+#include <algorithm>
 #include <string>
 #include <utility>
 #include <vector>
@@ -17,12 +17,10 @@ using ring::Devices;
 
 namespace {
 
-ring::DeviceChoice choice_called(const std::string& name) {
-    if (name == "auto") return ring::DeviceChoice::Auto;
-    if (name == "nccl") return ring::DeviceChoice::Nccl;
-    if (name == "host") return ring::DeviceChoice::Host;
-    throw ring::InvalidArgument("Devices: choice='" + name + "': expected one of 'auto', 'nccl', 'host'");
-}
+constexpr double kAtOnce = 1e-9;  // seconds: as a limit 0 would mean never
+
+constexpr std::pair<const char*, ring::DeviceChoice> kChoices[] = {
+    {"auto", ring::DeviceChoice::Auto}, {"nccl", ring::DeviceChoice::Nccl}, {"host", ring::DeviceChoice::Host}};
 
 // The versions of the driver and of NCCL and the names of the devices, or why they cannot be loaded.
 py::dict report(Devices& self) {
@@ -81,9 +79,10 @@ void register_devices(py::module_& module) {
                                                   "The devices of this rank; see ring/device/devices.hpp.")
         .def(py::init([](const std::string& choice, std::string cuda, std::string nccl, std::string nccl_otherwise,
                          std::string refusal, bool shares, double abort_limit, double connect_limit) {
-                 return std::make_shared<Devices>(Devices::Settings{
-                     choice_called(choice), std::move(cuda), std::move(nccl), std::move(nccl_otherwise),
-                     std::move(refusal), shares, abort_limit, connect_limit});
+                 return std::make_shared<Devices>(
+                     Devices::Settings{chosen("Devices: choice", choice, kChoices), std::move(cuda), std::move(nccl),
+                                       std::move(nccl_otherwise), std::move(refusal), shares,
+                                       std::max(abort_limit, kAtOnce), std::max(connect_limit, kAtOnce)});
              }),
              py::kw_only(), py::arg("choice") = "auto", py::arg("cuda_library") = "", py::arg("nccl_library") = "",
              py::arg("nccl_otherwise") = "", py::arg("refusal") = "", py::arg("shares") = false,

@@ -15,9 +15,7 @@ namespace {
 void raise(const char* name, const std::string& message) {
     try {
         // A reason from another rank may be cut in the middle of a character.
-        const auto text = py::reinterpret_steal<py::str>(
-            PyUnicode_DecodeUTF8(message.data(), static_cast<py::ssize_t>(message.size()), "replace"));
-        PyErr_SetObject(py::module_::import("ring_notebook.errors").attr(name).ptr(), text.ptr());
+        PyErr_SetObject(py::module_::import("ring_notebook.errors").attr(name).ptr(), python_text(message).ptr());
     } catch (py::error_already_set& failed) {
         failed.restore();
     }

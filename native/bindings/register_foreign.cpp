@@ -17,7 +17,6 @@
 #include <utility>
 #include <vector>
 
-#include "call_site.hpp"
 #include "register.hpp"
 #include "ring/communicator/communicator.hpp"
 #include "ring/communicator/small_allreduce.hpp"

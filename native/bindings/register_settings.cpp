@@ -13,17 +13,6 @@ namespace py = pybind11;
 
 namespace {
 
-// The choice of that name among those of a setting.
-template <class Choice, std::size_t N>
-Choice chosen(const char* setting, const std::string& text, const std::pair<const char*, Choice> (&choices)[N]) {
-    std::string names;
-    for (const auto& [name, choice] : choices) {
-        if (text == name) return choice;
-        names += (names.empty() ? "'" : ", '") + std::string(name) + "'";
-    }
-    throw ring::InvalidArgument(std::string("Options: ") + setting + "='" + text + "': expected one of " + names);
-}
-
 constexpr std::pair<const char*, ring::DType> kWires[] = {
     {"", ring::DType::Float32}, {"float16", ring::DType::Float16}, {"bfloat16", ring::DType::BFloat16}};
 constexpr std::pair<const char*, ring::StagingWay> kStaging[] = {
@@ -38,8 +27,8 @@ void register_settings(py::module_& module) {
                          std::size_t segment_bytes, double spin, double stall_warning, double standstill,
                          std::uint64_t fusion_threshold) {
                  ring::Options options;
-                 options.wire = chosen("wire", wire, kWires);
-                 options.staging = chosen("staging", staging, kStaging);
+                 options.wire = chosen("Options: wire", wire, kWires);
+                 options.staging = chosen("Options: staging", staging, kStaging);
                  options.inline_bytes = inline_bytes;
                  options.segment_bytes = segment_bytes;
                  options.spin = spin;

@@ -11,7 +11,6 @@
 #include <optional>
 #include <utility>
 
-#include "call_site.hpp"
 #include "dlpack.hpp"
 #include "register.hpp"
 #include "ring/base/dtypes_and_ops.hpp"

@@ -4,7 +4,7 @@
 
 #include "collectives/inter_host/header_exchange.hpp"
 #include "ring/base/errors.hpp"
-#include "ring/collectives/device/late_failure.hpp"
+#include "ring/collectives/device/device_stream.hpp"
 #include "ring/collectives/inter_host/standstill_watch.hpp"
 
 namespace ring {

@@ -36,7 +36,7 @@ void Devices::keep(std::vector<std::shared_ptr<NcclCommunicator>> communicators)
         const std::lock_guard<std::mutex> lock(mutex_);
         std::swap(kept_, communicators);
     }
-    if (!communicators.empty()) Reaper::begin(std::move(communicators), Reaper::Way::Close)->wait(Reaper::kCloses);
+    if (!communicators.empty()) Reaper::begin(std::move(communicators), Reaper::Way::Close)->wait();
 }
 
 std::shared_ptr<NcclCommunicator> Devices::take(const NcclCommunicator::Key& key) {

@@ -12,7 +12,8 @@
 namespace ring {
 namespace {
 
-constexpr double kCloseLimit = 2.0;  // seconds; a rank that is still busy closes late
+constexpr double kCloseLimit = 2.0;              // seconds; a rank that is still busy closes late
+constexpr std::int64_t kCloses = 3'000'000'000;  // ns that closing usually takes at most
 constexpr std::chrono::milliseconds kPause{1};
 
 }  // namespace
@@ -38,13 +39,9 @@ std::shared_ptr<const Reaper> Reaper::begin(std::vector<std::shared_ptr<NcclComm
     return reaper;
 }
 
-bool Reaper::wait(double seconds) const {
-    const std::int64_t deadline = monotonic_ns() + static_cast<std::int64_t>(seconds * 1e9);
-    while (!over()) {
-        if (monotonic_ns() > deadline) return false;
-        std::this_thread::sleep_for(kPause);
-    }
-    return true;
+void Reaper::wait() const {
+    const std::int64_t deadline = monotonic_ns() + kCloses;
+    while (!over() && monotonic_ns() < deadline) std::this_thread::sleep_for(kPause);
 }
 
 void Reaper::close(const std::vector<std::shared_ptr<NcclCommunicator>>& all) {
@@ -59,7 +56,7 @@ void Reaper::close(const std::vector<std::shared_ptr<NcclCommunicator>>& all) {
         }
     };
     while (closed && !std::all_of(all.begin(), all.end(), finalized)) {
-        closed = deadline_now() < deadline;
+        closed = !is_past(deadline);
         std::this_thread::sleep_for(kPause);
     }
     if (!closed) return abort(all);

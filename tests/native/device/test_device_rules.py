@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -96,11 +97,12 @@ def test_a_device_that_fails_under_an_operation(seat: Seat) -> None:
     assert ("restart this engine" in own.given_up) is (seat.rank == 0)
 
 
+@pytest.mark.parametrize("limit", [5.0, inf])
 @on_ranks(2, as_processes)
-def test_kernels_that_end_behind_their_abort(seat: Seat) -> None:
+def test_kernels_that_end_behind_their_abort(seat: Seat, limit: float) -> None:
     """A tensor is its caller's again when no kernel touches it, whatever NCCL says of its abort."""
     with knobs(nccl_ends_late_us=300_000):
-        ring, _, work, _ = stuck(seat)
+        ring, _, work, _ = stuck(seat, abort_limit=limit)
         if seat.rank == 1:
             ring.abort("rank 1 was told to")
         with pytest.raises(CollectiveAborted, match="rank 1 was told to"):

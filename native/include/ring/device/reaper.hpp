@@ -16,15 +16,12 @@ class Reaper {
         Abort,  // ends their kernels, wherever they are
     };
 
-    // Seconds that `Close` usually takes at most.
-    static constexpr double kCloses = 3.0;
-
     // Ends all of them together: two aborts one after the other can wait for each other's kernels. Never waits.
     static std::shared_ptr<const Reaper> begin(std::vector<std::shared_ptr<NcclCommunicator>> all, Way way);
     // Whether the communicators have ended, with their kernels.
     bool over() const { return over_.load(std::memory_order_acquire); }
-    // Returns when they have, or false after so many seconds.
-    bool wait(double seconds) const;
+    // Returns when they have, or when `Close` has had its time.
+    void wait() const;
 
    private:
     static void close(const std::vector<std::shared_ptr<NcclCommunicator>>& all);

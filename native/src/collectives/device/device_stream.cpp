@@ -37,6 +37,41 @@ void give_up_failed(Devices& devices, const std::shared_ptr<DeviceContext>& cont
 
 }  // namespace
 
+void LaunchOrder::enter(HostGroup& group, std::uint64_t gate, std::uint64_t id) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    erase(group);
+    candidates_.push_back({&group, gate, id});
+}
+
+void LaunchOrder::leave(const HostGroup& group) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    erase(group);
+}
+
+void LaunchOrder::erase(const HostGroup& group) {
+    candidates_.erase(std::remove_if(candidates_.begin(), candidates_.end(),
+                                     [&](const Candidate& one) { return one.group == &group; }),
+                      candidates_.end());
+}
+
+bool LaunchOrder::is_next(HostGroup& group) const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto own =
+        std::find_if(candidates_.begin(), candidates_.end(), [&](const Candidate& one) { return one.group == &group; });
+    if (own == candidates_.end()) return false;
+    const Ticket ticket = group.tickets().look(own->gate);
+    if (ticket.state != Ticket::State::Taken) return false;
+    group.tickets().pass(ticket.number);  // first, so that the tickets that the other groups take now come later
+    return std::none_of(candidates_.begin(), candidates_.end(), [&](const Candidate& one) {
+        if (one.group == &group) return false;
+        const Ticket other = one.group->tickets().look(one.gate);
+        if (other.state == Ticket::State::Later) return false;
+        // Tickets that span hosts may have equal numbers.
+        return other.state == Ticket::State::Soon ||
+               std::make_pair(other.number, one.id) < std::make_pair(ticket.number, own->id);
+    });
+}
+
 DeviceStream::~DeviceStream() {
     if (!owner_.is_this_process()) return;
     if (!reaper_ && !communicators_.empty()) {
@@ -129,11 +164,6 @@ void DeviceStream::abandon() {
     communicators_.clear();
 }
 
-bool DeviceStream::abandoned() const {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    return reaper_ != nullptr;
-}
-
 // NCCL reports that an abort has returned, but not that all kernels have ended: a failed abort leaves them running.
 bool DeviceStream::is_idle() {
     try {
@@ -153,7 +183,7 @@ DeviceStream::Kernels DeviceStream::kernels() {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (!reaper_) return Kernels::Run;
     if (reaper_->over() && is_idle()) return Kernels::Ended;
-    if (deadline_now() < limit_) return Kernels::Ending;
+    if (!is_past(limit_)) return Kernels::Ending;
     devices_->give_up("device " + std::to_string(context_ ? context_->index() : 0) +
                       " of this rank is held by an operation that NCCL has not aborted in " +
                       seconds_text(devices_->settings().abort_limit) +

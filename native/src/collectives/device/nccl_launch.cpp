@@ -238,10 +238,7 @@ class DeviceCopy : public Launch {
 
 }  // namespace
 
-std::unique_ptr<Algorithm> make_nccl(const Operation& operation) { return std::make_unique<NcclLaunch>(operation); }
-
-std::unique_ptr<Algorithm> make_device_copy(const Operation& operation) {
-    return std::make_unique<DeviceCopy>(operation);
-}
+RING_MAKER(make_nccl, NcclLaunch, operation)
+RING_MAKER(make_device_copy, DeviceCopy, operation)
 
 }  // namespace ring

@@ -96,7 +96,7 @@ Communicator::Served DeviceOpening::advance() {
     if (stage_ == Stage::Dropping) {
         DeviceStream& stream = side_.stream();
         if (reaper_->over()) return conclude(why_);
-        if (deadline_now() <= deadline_) return Served::Polling;
+        if (!is_past(deadline_)) return Served::Polling;
         stream.abandon();
         throw DeviceError(why_ + ", and it could not be aborted");
     }
@@ -157,7 +157,7 @@ bool DeviceOpening::look() {
     const bool connects = stage_ == Stage::Connecting;
     try {
         if (connects ? side_.nccl()->ready() : look_at_sum()) return true;
-        if (deadline_now() <= deadline_) return false;
+        if (!is_past(deadline_)) return false;
         throw DeviceError((connects ? "NCCL has not connected in " : "a sum by NCCL was not done in ") +
                           seconds_text(side_.stream().devices().settings().connect_limit));
     } catch (const DeviceError& error) {

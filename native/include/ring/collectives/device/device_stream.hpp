@@ -6,18 +6,68 @@
 
 #include <atomic>
 #include <cstddef>
+#include <cstdint>
+#include <exception>
 #include <memory>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 #include "ring/base/process.hpp"
 #include "ring/collectives/device/device_work.hpp"
-#include "ring/collectives/device/late_failure.hpp"
-#include "ring/collectives/device/launch_order.hpp"
 #include "ring/device/devices.hpp"
 #include "ring/device/reaper.hpp"
+#include "ring/group/host_group.hpp"
 
 namespace ring {
+
+// The error of an operation that failed on its device after its call had returned. A later call of the generation
+// raises it, or its end does. Any thread.
+class LateFailure {
+   public:
+    // Remembers the first error.
+    void note(std::exception_ptr error) noexcept {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        if (!error_) error_ = std::move(error);
+    }
+    // Drops all errors from now on: a caller has already got the error that ended the generation, or has ended it.
+    void tell() noexcept { told_.store(true, std::memory_order_seq_cst); }
+    // The first error; null where there is none, after `tell`, and from the second call on.
+    std::exception_ptr take() noexcept {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        if (!error_ || told_.exchange(true, std::memory_order_seq_cst)) return nullptr;
+        return std::exchange(error_, nullptr);
+    }
+
+   private:
+    std::atomic<bool> told_{false};
+    std::mutex mutex_;
+    std::exception_ptr error_;
+};
+
+// The order in which this rank launches the operations on devices of all its groups. Any thread: a communicator may be
+// dropped while others are served.
+class LaunchOrder {
+   public:
+    // The rank has posted the header of an operation of that group that may be one on devices. `id` is the same on all
+    // ranks and tells groups apart that span hosts; 0 for others.
+    void enter(HostGroup& group, std::uint64_t gate, std::uint64_t id);
+    // The rank has launched the operation, or will not.
+    void leave(const HostGroup& group);
+    // Whether the operation of that group is the next one. False as long as its ticket is not taken.
+    bool is_next(HostGroup& group) const;
+
+   private:
+    struct Candidate {
+        HostGroup* group;
+        std::uint64_t gate;
+        std::uint64_t id;
+    };
+    void erase(const HostGroup& group);
+
+    mutable std::mutex mutex_;
+    std::vector<Candidate> candidates_;
+};
 
 class DeviceStream {
    public:
@@ -69,10 +119,9 @@ class DeviceStream {
         Ended,
         Hang,  // nothing ends them
     };
-    // Begins to abort all kernels; nothing is launched after this. Not while another thread carries out operations.
+    // Begins to abort all kernels; nothing is launched after this, and no thread calls the communicators any more. Not
+    // while another thread carries out operations.
     void abandon();
-    // Whether `abandon` was called; then no thread calls the communicators any more.
-    bool abandoned() const;
     // The state of the abort. When it exceeds the abort limit, gives up the devices of this rank.
     Kernels kernels();
     // Gives up the devices where the error lasts.
