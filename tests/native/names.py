@@ -25,11 +25,11 @@ def start(ring: Communicator, name: str, value: float, count: int = 3) -> tuple[
     return tensor, ring.allreduce([tensor.buffer], [tensor.buffer], name=name, blocking=False)
 
 
-def total(ring: Communicator) -> None:
-    """One blocking sum without a name that must be right."""
-    tensor = Tensor.of(ring, np.ones(5), DType.FLOAT32)
+def total(ring: Communicator, *, count: int = 3) -> None:
+    """One blocking sum without a name that must be right, of ranks that each hold their global rank."""
+    tensor = Tensor.of(ring, np.full(count, float(ring.ranks[ring.rank])), DType.FLOAT32)
     ring.allreduce([tensor.buffer], [tensor.buffer])
-    assert tensor.values.tolist() == [float(ring.size)] * 5
+    assert tensor.values.tolist() == [float(sum(ring.ranks))] * count
 
 
 def waits_for(ring: Communicator, name: str) -> bool:

@@ -47,10 +47,6 @@ std::mutex holding;                        // one thread holds or releases at a 
 std::atomic<std::int64_t> held_since{0};   // 0: deadlines are not held
 std::atomic<std::int64_t> held_before{0};  // ns
 
-}  // namespace
-
-namespace {
-
 std::atomic<std::int64_t> used_by_waits{0};  // ns, of all threads of this process
 
 }  // namespace

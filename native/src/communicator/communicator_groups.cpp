@@ -43,8 +43,6 @@ Room room_of(const Options& options, const RingMemory& ring_memory, const Fabric
 
 }  // namespace
 
-std::size_t Communicator::room_for_hosts(const Fabric& fabric) { return extra_bytes(fabric); }
-
 std::shared_ptr<Communicator> Communicator::open(Setup setup, double timeout, const Interruption& check) {
     RingMemory& ring_memory = *setup.ring_memory;
     Opening opening(ring_memory.slot(ring_memory.local_rank()), setup.generation);

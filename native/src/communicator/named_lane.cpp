@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "collectives/inter_host/header_exchange.hpp"
 #include "ring/base/hash.hpp"
 #include "ring/base/text.hpp"
 #include "ring/communicator/device_side.hpp"
@@ -145,11 +146,9 @@ bool NamedLane::open(bool called) {
     HostGroup::Members members{{}, group.ranks(), group.index(), 0, 0, group.options()};
     for (int member = 0; member < group.size(); ++member) members.local.push_back(group.local_rank(member));
     if ((called || has_own()) && group.claim_lane()) {
-        const Fabric* fabric = fabric_.get();
-        reservation =
-            std::make_unique<BlockReservation>(owner_.ring_memory(), members.local,
-                                               Room{owner_.ranks().size(), group.inline_bytes(), group.segment_bytes(),
-                                                    fabric ? owner_.room_for_hosts(*fabric) : 0});
+        const Room room{owner_.ranks().size(), group.inline_bytes(), group.segment_bytes(),
+                        fabric_ ? extra_bytes(*fabric_) : 0};
+        reservation = std::make_unique<BlockReservation>(owner_.ring_memory(), members.local, room);
         reserved_ = true;
         group.publish_lane(reservation->offset());
     }

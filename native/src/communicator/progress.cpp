@@ -1,7 +1,5 @@
 #include "ring/communicator/progress.hpp"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <string>
 #include <system_error>
@@ -21,7 +19,7 @@ constexpr std::chrono::microseconds kOnDevice{500};
 }  // namespace
 
 Progress::~Progress() {
-    if (pid_ != getpid()) {
+    if (!owner_.is_this_process()) {
         // A forked process has no such thread. It leaks the handle: even a detach would read the thread's memory, which
         // the C library may have freed.
         static_cast<void>(thread_.release());

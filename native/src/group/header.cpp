@@ -49,7 +49,7 @@ void set_name(Header& header, std::string_view name) {
 }
 
 std::string quoted_name(const Header& header) {
-    const std::string name(header.name, strnlen(header.name, kNameBytes));  // also of one that is damaged
+    const std::string name = text_of(header.name);
     return name.empty() ? "" : " '" + name + "'";
 }
 

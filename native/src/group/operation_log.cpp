@@ -13,28 +13,16 @@
 #include <utility>
 
 #include "ring/base/errors.hpp"
+#include "ring/base/text.hpp"
 #include "ring/base/wait.hpp"
 #include "ring/memory/memory_file.hpp"
 
 namespace ring {
 namespace {
 
-// The end of a text, or with `beginning` its beginning, cut to what fits with a zero behind it.
-template <std::size_t Size>
-void copy_text(char (&to)[Size], std::string_view text, bool beginning) {
-    if (text.size() >= Size) text = beginning ? text.substr(0, Size - 1) : text.substr(text.size() - (Size - 1));
-    std::memset(to, 0, Size);
-    std::memcpy(to, text.data(), text.size());
-}
-
-template <std::size_t Size>
-std::string text_in(const char (&from)[Size]) {
-    return {from, strnlen(from, Size)};
-}
-
 // "train.py:12 in step", or "line 3 of the cell"
 std::string line_of(const Site& site) {
-    const std::string file = text_in(site.file), function = text_in(site.function), line = std::to_string(site.line);
+    const std::string file = text_of(site.file), function = text_of(site.function), line = std::to_string(site.line);
     if (file.rfind("<cell of run ", 0) == 0) return "line " + line + " of the cell";
     const std::string where = file.substr(file.rfind('/') + 1) + ":" + line;
     return function == "<module>" ? where : where + " in " + function;
@@ -183,8 +171,8 @@ std::uint32_t OperationLog::add_site(std::string_view file, std::string_view fun
     Site& site = sites_[index % kSites];
     site.number = 0;
     std::atomic_thread_fence(std::memory_order_release);
-    copy_text(site.file, file, false);
-    copy_text(site.function, function, true);
+    set_text(site.file, file.substr(file.size() - std::min(file.size(), sizeof site.file - 1)));
+    set_text(site.function, function);
     site.line = line;
     std::atomic_thread_fence(std::memory_order_release);
     site.number = index + 1;

@@ -4,21 +4,11 @@
 #include <cstring>
 #include <sstream>
 
+#include "ring/base/text.hpp"
 #include "ring/group/block.hpp"
 
 namespace ring {
 namespace {
-
-template <std::size_t size>
-void set_text(char (&to)[size], std::string_view text) {
-    std::memset(to, 0, size);
-    text.copy(to, size - 1);
-}
-
-template <std::size_t size>
-std::string text_of(const char (&from)[size]) {
-    return {from, strnlen(from, size)};
-}
 
 // The ranks of "0, 2, ...".
 std::vector<int> numbers_of(const std::string& text) {

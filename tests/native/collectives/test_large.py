@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from native.ranks import Seat, as_threads
 from ring_notebook.core.buffers import from_memoryview
+from ring_notebook.core.native import core
 
 COUNT = (1 << 31) + 4098
 BYTES = COUNT * 2
-
-
-def available() -> int:
-    """Bytes that the machine can spare."""
-    fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-    return int(fields["MemAvailable"].split()[0]) * 1024
 
 
 @pytest.mark.slow
@@ -25,7 +18,7 @@ def available() -> int:
 @pytest.mark.parametrize(("hosts", "ring_memory"), [((), True), ((), False), ((0, 1), True)])
 def test_more_than_2_to_the_31_elements(hosts: tuple[int, ...], ring_memory: bool) -> None:
     """Allreduce, broadcast and (on one host) reducescatter are right at both ends and past 31 and 32 bits."""
-    if available() < 3 * BYTES:
+    if core.memory_left() < 3 * BYTES:
         pytest.skip(f"NOT TESTED: {BYTES >> 30} GiB on each of two ranks need {3 * BYTES >> 30} GiB of free memory")
     places = [0, 1, (1 << 30) - 1, 1 << 30, (1 << 31) - 1, 1 << 31, COUNT - 1]
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from native.collectives.matrix import SIZES
+from native.names import total
 from native.over_devices import also_on_devices
 from native.ranks import LAUNCHERS, Seat, as_threads, on_ranks
 from native.values import Tensor, produced
@@ -20,13 +21,6 @@ from ring_notebook.core.buffers import DType
 from ring_notebook.core.communicator import Communicator, ReduceOp
 from ring_notebook.core.work import Work
 from ring_notebook.errors import CollectiveMismatch
-
-
-def total(ring: Communicator, *, count: int = 3) -> None:
-    """One blocking sum over a group, of ranks that each hold their global rank."""
-    tensor = Tensor.of(ring, np.full(count, float(ring.ranks[ring.rank])), DType.FLOAT32)
-    ring.allreduce([tensor.buffer], [tensor.buffer])
-    assert tensor.values.tolist() == [float(sum(ring.ranks))] * count
 
 
 @also_on_devices

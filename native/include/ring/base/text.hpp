@@ -6,6 +6,7 @@
 #include <cstdarg>
 #include <cstdint>
 #include <cstdio>
+#include <cstring>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -74,6 +75,18 @@ inline std::string seconds_text(double seconds) {
         std::snprintf(text, sizeof text, "%.0f h %02d min", std::floor(minutes / 60), static_cast<int>(minutes) % 60);
     }
     return text;
+}
+
+// Sets an array to the beginning of a text, as much of it as fits with a zero behind it.
+template <std::size_t Size>
+void set_text(char (&to)[Size], std::string_view text) {
+    std::memset(to, 0, Size);
+    text.copy(to, Size - 1);
+}
+// What such an array holds, also one that is damaged.
+template <std::size_t Size>
+std::string text_of(const char (&from)[Size]) {
+    return {from, strnlen(from, Size)};
 }
 
 // A line on standard error.

@@ -170,8 +170,6 @@ class Communicator {
     void validate(const Request& request) const;
     InvalidArgument invalid(const Request& request, const std::string& why) const;
     HostGroup::Members members_here(const std::vector<int>& indices) const;
-    // Bytes in the block of a group for the agreement of its hosts.
-    static std::size_t room_for_hosts(const Fabric& fabric);
 
     // Ends this thread's turn. `drops_front`: removes the front of the queue, which has been carried out.
     // `front_has_arrived`: the queue has one operation, and no other rank waits for this one in it.

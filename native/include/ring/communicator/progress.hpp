@@ -2,9 +2,6 @@
 // operation and sleeps while there is none.
 #pragma once
 
-#include <sys/types.h>
-#include <unistd.h>
-
 #include <atomic>
 #include <chrono>
 #include <memory>
@@ -12,6 +9,7 @@
 #include <thread>
 #include <vector>
 
+#include "ring/base/process.hpp"
 #include "ring/base/wait.hpp"
 #include "ring/communicator/communicator.hpp"
 
@@ -20,7 +18,7 @@ namespace ring {
 class Progress {
    public:
     // `bell` is the doorbell of this rank, which other ranks ring.
-    Progress(Doorbell& bell, const SpinPolicy& spin) : shared_(bell), spin_(spin), pid_(getpid()) {}
+    Progress(Doorbell& bell, const SpinPolicy& spin) : shared_(bell), spin_(spin) {}
     ~Progress();
 
     void add(Communicator* communicator);
@@ -55,7 +53,7 @@ class Progress {
 
     Doorbell& shared_;
     SpinPolicy spin_;
-    pid_t pid_;
+    const Owner owner_;
     Doorbell own_;
     std::mutex mutex_;
     std::vector<Communicator*> communicators_;

@@ -249,8 +249,7 @@ void DeviceSide::check_launched() {
     const std::int64_t now = monotonic_ns();
     if (now < next_check_) return;
     next_check_ = now + kCheckEvery;
-    if (owner_.generation_.fabric) owner_.generation_.fabric->notices().read(*owner_.generation_.group);
-    if (owner_.fabric_ && owner_.fabric_ != owner_.generation_.fabric) owner_.fabric_->notices().read(*owner_.group_);
+    owner_.read_notices();
     owner_.group_->check_members();
     if (nccl_ != nullptr && !opening_) nccl_->ready();
     for (const Launched& one : launched_)
