@@ -9,6 +9,7 @@ import equinox
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 from flax import linen, nnx
 from flax.training.train_state import TrainState
 
@@ -246,3 +247,6 @@ def case_what_an_optimizer_decides_by_the_loss_is_the_same_on_all_ranks() -> Non
         equal_on_all_ranks(parts)
         for one, other in zip(jax.tree.leaves(parts), jax.tree.leaves(whole), strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-4, err_msg=str(names))
+        if names == line_search:  # what it keeps in its state is a sum already
+            with pytest.raises(ValueError, match="takes op=Average"):
+                trained(hvd.DistributedOptimizer(optimizer, op=hvd.Sum), names, *own_rows())
