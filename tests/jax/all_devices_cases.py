@@ -5,18 +5,21 @@ True for two ranks and more.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from functools import partial
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import jax
 import ring_notebook.jax as hvd
 from ring_notebook.core import world
 from ring_notebook.errors import CollectiveAborted, CollectiveMismatch
+from ring_notebook.jax import jax_private
 
 hvd.init()
 hvd.start_distributed()
@@ -68,6 +71,22 @@ def case_sums_are_equal_to_ours() -> None:
         np.testing.assert_allclose(value(total(rows(mesh()))), beside)
 
 
+def case_cpp_starts_programs_that_have_run_before() -> None:
+    """JAX's functions in Python, which would, are not called then."""
+    if "const_args" not in jax_private.private("start_data")._fields:
+        return
+    total, array, called = on(mesh(), step), rows(mesh()), set()
+    for _ in range(2):
+        value(total(array))
+    sys.setprofile(lambda frame, event, _: called.add(frame.f_globals.get("__name__", "")) if event == "call" else None)
+    try:
+        total(array)
+    finally:
+        sys.setprofile(None)
+    assert "ring_notebook.jax.all_devices" in called, "it has not passed the gate"
+    assert "jax._src.pjit" not in called
+
+
 def case_a_rank_that_starts_another_program_is_named_at_once() -> None:
     """Also in programs that `lower().compile()` made; the next ones match again."""
     for compiled in (False, True):
@@ -114,6 +133,18 @@ def case_each_collective_of_jax_waits_for_all() -> None:
             (mapped(lambda x: jax.lax.pmin(x, "ranks")) if is_last() else run)(rows(mesh()))
         assert text in str(caught.value), caught.value
         assert "all-reduce minimum f32[1,2]" in str(caught.value), caught.value
+
+
+def case_barriers_of_jax_wait_for_all() -> None:
+    """They are programs."""
+    for wait in (
+        lambda: multihost_utils.sync_global_devices("epoch"),
+        lambda: multihost_utils.process_allgather(np.ones(2, np.float32)),
+        lambda: multihost_utils.broadcast_one_to_all(np.ones(2, np.float32)),
+    ):
+        wait()
+        with pytest.raises(CollectiveMismatch, match=r"all-reduce minimum f32\[1,2\]"):
+            mapped(lambda x: jax.lax.pmin(x, "ranks"))(rows(mesh())) if is_last() else wait()
 
 
 def case_one_of_our_collectives_instead() -> None:

@@ -18,6 +18,7 @@ for absent in sys.argv[1:]:
 
 def main() -> None:
     hvd.init()
+    hvd.start_distributed()
     mean = np.arange(4.0) + (hvd.size() - 1) / 2
     own = jnp.arange(4.0) + hvd.rank()
     with warnings.catch_warnings(record=True) as warned:
@@ -41,6 +42,22 @@ def main() -> None:
         else:
             raise AssertionError("ranks with different shapes must fail")
         np.testing.assert_allclose(jax.jit(hvd.allreduce)(own), mean)
+    devices = jax.sharding.Mesh(np.array(jax.devices()), ("ranks",))
+    rows, everywhere = (
+        jax.sharding.NamedSharding(devices, jax.sharding.PartitionSpec(*axis)) for axis in (("ranks",), ())
+    )
+    whole = jax.make_array_from_process_local_data(rows, np.asarray(own)[None])
+    sums, others = (jax.jit(lambda x, f=f: f(x, axis=0), out_shardings=everywhere) for f in (jnp.sum, jnp.max))
+    for _ in range(3):
+        np.testing.assert_allclose(sums(whole).addressable_data(0), 2 * mean)
+    if "executable" not in sys.argv[1:]:  # XLA would wait
+        try:
+            (others if hvd.rank() == 1 else sums)(whole)
+        except hvd.CollectiveMismatch as error:
+            if "all-reduce maximum" not in str(error):
+                raise
+        else:
+            raise AssertionError("ranks that start other programs must fail")
     jax.effects_barrier()
     hvd.shutdown()
     sys.stdout.write("all is well\n")
