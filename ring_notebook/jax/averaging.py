@@ -86,7 +86,7 @@ def DistributedOptimizer(  # noqa: N802 - the name of the other faces
         if process_set.included():
             if op != ReduceOp.AVERAGE and more.get("value_fn") is not None:
                 raise ValueError(
-                    f"DistributedOptimizer: a line search (value_fn) takes op=Average, not {op}: optax keeps value and "
+                    f"DistributedOptimizer: a line search (value_fn) takes op=Average, not {ReduceOp(op).name.title()}: optax keeps value and "
                     "gradient of all ranks in its state, which the next step would reduce again"
                 )
             average = partial(average_gradients, op=op, process_set=process_set)
