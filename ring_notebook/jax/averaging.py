@@ -86,8 +86,9 @@ def DistributedOptimizer(  # noqa: N802 - the name of the other faces
         if process_set.included():
             if op != ReduceOp.AVERAGE and more.get("value_fn") is not None:
                 raise ValueError(
-                    f"DistributedOptimizer: a line search (value_fn) takes op=Average, not {ReduceOp(op).name.title()}: optax keeps value and "
-                    "gradient of all ranks in its state, which the next step would reduce again"
+                    "DistributedOptimizer: a line search (value_fn) takes op=Average, not "
+                    f"{ReduceOp(op).name.title()}: optax keeps value and gradient of all ranks in its state, which "
+                    "the next step would reduce again"
                 )
             average = partial(average_gradients, op=op, process_set=process_set)
             given = {name: more[name] for name in ("value", "grad") if more.get(name) is not None}

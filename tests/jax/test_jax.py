@@ -308,11 +308,10 @@ def test_a_wait_in_jax_for_a_rank_that_does_not_come_has_a_name_and_an_end(ends:
         assert job.stderr is not None
         told = ""
         if ends in ("is interrupted", "waits in a branch"):
-            while "has waited" not in told:
+            while "rank 1 has not called it" not in told:  # rank 1 too may wait, for a rank 0 that is late
                 told += job.stderr.readline()
                 assert job.poll() is None, told
             assert STANDS_IN in told
-            assert "rank 1 has not called it" in told
             job.send_signal(signal.SIGINT)
         told += job.communicate(timeout=100)[1]
     finally:
