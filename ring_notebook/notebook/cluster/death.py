@@ -69,6 +69,11 @@ def explain_rank(failure: RankFailure, output: str, logs: Path, alone: bool) -> 
     return Death(explain_failure(failure), failure.rank, log, _HEAL)
 
 
+def without_others(death: Death) -> Death:
+    """The same death, now that no other rank is left."""
+    return replace(death, advice=_RESTART) if death.advice == _HEAL else death
+
+
 def by_batch_system(death: Death) -> Death:
     """The same death, or what has ended the batch job of all ranks; asks the batch system."""
     ended = who_ended_it()

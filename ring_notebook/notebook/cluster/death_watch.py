@@ -13,7 +13,7 @@ from threading import Lock, Thread
 from ring_notebook.analysis.job_failure import SECONDS_TO_EXPLAIN
 from ring_notebook.machine.os_calls import Wake, exit_descriptor
 from ring_notebook.machine.process_life import is_alive, is_ending
-from ring_notebook.notebook.cluster.death import Death, by_batch_system, explain_rank, failures_of
+from ring_notebook.notebook.cluster.death import Death, by_batch_system, explain_rank, failures_of, without_others
 from ring_notebook.notebook.engines import Engine
 from ring_notebook.notebook.record.run_files import read_text
 
@@ -179,6 +179,8 @@ class LostRanks:
         with self._lock:
             if self._is_present(rank, start):  # nobody has started it again meanwhile
                 self._deaths[rank] = death
+                if not self._watched and not self._elsewhere:
+                    self._deaths = {rank: without_others(death) for rank, death in self._deaths.items()}
 
     def _is_present(self, rank: int, start: int) -> bool:
         return self._starts.get(rank, 0) == start

@@ -178,7 +178,9 @@ class Watch:
         deaths, ended = self._engines.deaths(), self._log.ended()
         for rank in self._ranks:
             engine = self._engines.all[rank].rank
-            if engine in deaths and rank not in ended and rank not in self._died:
+            if engine in deaths and rank in self._died:
+                self._died[rank] = deaths[engine]  # its advice changes when no other rank is left
+            elif engine in deaths and rank not in ended:
                 self._died[rank] = deaths[engine]
                 if isinstance(self._log, RunLog):
                     seconds = self._log.now() - self._log.started

@@ -187,6 +187,7 @@ def test_two_ranks_die_and_come_back_one_by_one(cluster: Cluster) -> None:
 def test_all_ranks_die(cluster: Cluster) -> None:
     run = ended(cluster.run("os._exit(7)"))
     assert "exited with code 7" in str(run.error)
+    assert "%ring heal" not in str(run.error)
     until(lambda: not cluster.running)
     with pytest.raises(ClusterError, match=r"no other rank is left\. `%ring restart` brings the cluster back"):
         cluster.heal()

@@ -92,5 +92,10 @@ def test_a_kernel_that_attaches_counts_no_rank_as_dead_that_was_started_again_on
             file.write(report[0])
         until(lambda: 0 in lost.deaths)  # a later report is of the present process
         assert 2 not in lost.deaths
+        assert all("`%ring heal` starts this one again" in str(death) for death in lost.deaths.values())
+        with log.open("a") as file:
+            file.write(report[0].replace('"rank": 0', '"rank": 2'))
+        until(lambda: 2 in lost.deaths)
+        assert all(str(death).endswith("`%ring restart` brings the cluster back.") for death in lost.deaths.values())
     finally:
         lost.close()
