@@ -29,8 +29,8 @@ _RARE = ("asleep", "off core")
 class OwnTime:
     """What Linux has counted of a rank's process over the seconds of its `Spent`; 0 for what it does not count.
 
-    Seconds of its main thread: ``on_cpu`` on a core, ``queued`` for a core that others used, of these ``throttled`` by
-    the limit of its control group and ``queued_for_data`` before `track` had a batch, and ``collecting`` garbage.
+    Seconds of its main thread: ``on_cpu`` on a core, of these ``collecting`` garbage; ``queued`` for a core that others
+    used, of these ``throttled`` by the limit of its control group and ``queued_for_data`` before `track` had a batch.
     ``beside``: seconds of a core that its other threads used. ``faults``: pages read from a disk. ``disk``: bytes read
     and written. ``samples``: as logged.
     """

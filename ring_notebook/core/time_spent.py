@@ -11,7 +11,7 @@ import resource
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import fields
-from time import monotonic, perf_counter, process_time
+from time import monotonic, process_time, thread_time
 from typing import Any
 
 from ring_notebook.analysis.time_breakdown import SENDING, SENT, OwnTime
@@ -35,9 +35,9 @@ class _Linux:
 
     def _note(self, phase: str, _: dict[str, int]) -> None:
         if phase == "start":
-            self._began = perf_counter()
+            self._began = thread_time()  # other processes may have the core meanwhile
         else:
-            self._collecting += perf_counter() - self._began
+            self._collecting += thread_time() - self._began
 
     def read(self, fresh: bool = False) -> dict[str, float]:
         """The values, at most a fifth of a second old; those of this moment if ``fresh``."""

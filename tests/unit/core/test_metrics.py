@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import os
 import subprocess
@@ -20,7 +21,7 @@ from PIL import Image
 
 from harness.programs import ran
 from ring_notebook.analysis import time_breakdown
-from ring_notebook.core import metrics
+from ring_notebook.core import metrics, time_spent
 from ring_notebook.protocol.records import MetricBatch
 
 
@@ -204,6 +205,23 @@ def test_samples_of_a_batch(batch: object, samples: int | None) -> None:
     for _ in metrics.track([batch]):
         metrics.log(loss=1)
     assert rows()[0].get("samples") == samples
+
+
+def test_a_collection_that_has_no_core_is_no_work_of_the_collector() -> None:
+    """Where others use the cores, each collection takes longer. A finalizer that sleeps waits as surely."""
+
+    class Sleeper:
+        def __init__(self) -> None:
+            self.cycle = self
+
+        def __del__(self) -> None:
+            time.sleep(1)
+
+    gc.collect()
+    Sleeper()
+    before = time_spent._linux.read(fresh=True)["collecting"]
+    gc.collect()
+    assert 0 < time_spent._linux.read(fresh=True)["collecting"] - before < 1
 
 
 def test_time_spent_waiting_for_data() -> None:
