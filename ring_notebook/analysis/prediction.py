@@ -22,7 +22,7 @@ from typing import Annotated
 
 from ring_notebook.analysis.scaling import PARTS, Kind, Measured, Scaling, batches, cause, kind_of, measure, rank_counts
 from ring_notebook.text.line_options import Option, count
-from ring_notebook.text.words import rate_text
+from ring_notebook.text.words import plural, rate_text
 
 BACKWARD = 2 / 3
 """The part of compute that can hide communication: backward takes about twice as long as forward."""
@@ -208,11 +208,13 @@ def predict(
         )
     lines = [f"Predicted from {', '.join(map(str, sorted({run.ranks for run in known})))} ranks: {model}."]
     for point in points:
-        if point.ranks in {run.ranks for run in runs}:
+        if compared := [run for run in runs if run.ranks == point.ranks]:
             got = _rate(runs, point.ranks)
+            few = next((run.cores * run.hosts for run in compared if 0 < run.cores * run.hosts < run.ranks), 0)
+            shared = f", because the measured ones took turns on {plural(few, 'core')}" if few else ""
             lines.append(
-                f"{point.ranks} ranks: predicted {point.rate:.4g} samples/s, measured {got:.4g}: "
-                f"off by {abs(point.rate / got - 1):.0%}."
+                f"{point.ranks} ranks: predicted {point.rate:,.0f} samples/s, measured {got:,.0f}: "
+                f"off by {abs(point.rate / got - 1):.0%}{shared}."
             )
     return points, "\n".join(lines)
 

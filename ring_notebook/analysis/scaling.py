@@ -16,6 +16,7 @@ from ring_notebook.text.words import plural
 Kind = Literal["", "strong", "weak"]
 PARTS = tuple(SHARES.values())
 _SCALES = 0.9  # efficiency from which nothing is worth a cause
+_HELD_UP = 0.3  # share of the time, off its cores, that makes the first size no measure for others
 _EQUAL = 0.1  # by which global batches may differ that are meant to be the same
 _CAUSES = {
     "compute": "in compute, which takes longer for each sample: ranks share memory and caches, or have smaller batches",
@@ -145,6 +146,11 @@ def cause(points: Sequence[Scaling], cores: int) -> str:
     if len(points) < 2:
         return ""
     reach = f"{plural(last.ranks, 'rank')} reach {last.efficiency:.0%} of ideal scaling"
+    if cores >= first.ranks and first.shares["off_core"] > _HELD_UP:
+        off = (
+            f"{plural(first.ranks, 'rank')} alone slept or waited for a core {first.shares['off_core']:.0%} of the time"
+        )
+        return f"{reach}, but {off}: if other programs use the cores, measure again without them."
     if last.efficiency >= _SCALES:
         return f"{reach}."
     if cores and last.ranks > cores:
@@ -192,7 +198,7 @@ def table(points: Sequence[Scaling]) -> tuple[list[str], list[list[str]]]:
         [
             f"{point.ranks} predicted" if point.interval else str(point.ranks),
             f"{point.seconds:.2f}",
-            *([f"{point.batch:.0f}", f"{point.rate:.0f}"] if counts else []),
+            *([f"{point.batch:,.0f}", f"{point.rate:,.0f}"] if counts else []),
             "" if point.interval else f"{point.spread:.0%}",
             f"{point.speedup:.2f}",
             f"{point.efficiency:.0%}" + (" ({:.0%} to {:.0%})".format(*point.interval) if point.interval else ""),

@@ -146,6 +146,8 @@ def test_a_size_that_was_measured_too_is_held_out_and_compared() -> None:
     points, notes = compare(runs, ScalingOptions(predict=[4]))
     assert [(point.ranks, point.interval is None) for point in points[-2:]] == [(4, True), (4, False)]
     assert notes[-1].endswith("off by 10%.")
+    few = [replace(run, hosts=1, cores=2) if run.ranks == 4 else run for run in runs]
+    assert compare(few, ScalingOptions(predict=[4]))[1][-1].endswith("because the measured ones took turns on 2 cores.")
     assert "Predicted from 1, 2, 3 ranks: 10 ms of compute a sample" in notes[-1]
     assert "10 MB a step over links of 1 Gbit/s" in notes[-1]
 

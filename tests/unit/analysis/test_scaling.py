@@ -84,6 +84,14 @@ def test_the_cause_of_what_is_lost(last: Measured, cores: int, said: str) -> Non
     assert said in cause(measure([one(1, 100.0), last]), cores)
 
 
+def test_one_rank_without_a_core_is_no_measure() -> None:
+    """84% on a machine that others used: there the ranks that shared two cores were not slow because of that."""
+    first = one(1, 100.0, parts=shares(off_core=0.84))
+    said = "1 rank alone slept or waited for a core 84% of the time: if other programs use the cores, measure again"
+    assert said in cause(measure([first, one(4, 100.0, parts=shares(waiting=0.7))]), 2)
+    assert "measure again" in cause(measure([first, one(2, 200.0)]), 2)
+
+
 @pytest.mark.parametrize(
     ("batches", "wanted", "said"),
     [
@@ -103,17 +111,17 @@ def test_which_scaling_was_measured(batches: tuple[int, int], wanted: Kind, said
 
 def test_the_numbers_as_a_file_and_as_a_table(tmp_path: Path) -> None:
     point = Scaling(2, 1.5, 100.0, 64.0, 0.1, 1.8, 0.9, shares(moving=0.25), joules=0.25)
-    predicted = Scaling(8, 2.0, 300.0, 256.0, 0.0, 6.0, 0.75, shares(moving=0.5), (0.5, 0.8))
+    predicted = Scaling(8, 2.0, 3000.0, 256.0, 0.0, 6.0, 0.75, shares(moving=0.5), (0.5, 0.8))
     write_csv([point, predicted], tmp_path / "scale.csv")
     assert (tmp_path / "scale.csv").read_text().splitlines() == [
         "ranks,seconds,samples_per_s,batch,spread,speedup,efficiency,compute,asleep,off_core,data,moving,waiting,bubble,low,high,"
         "joules_per_sample",
         "2,1.5,100,64,0.1,1.8,0.9,0.75,0,0,0,0.25,0,0,,,0.25",
-        "8,2,300,256,0,6,0.75,0.5,0,0,0,0.5,0,0,0.5,0.8,",
+        "8,2,3000,256,0,6,0.75,0.5,0,0,0,0.5,0,0,0.5,0.8,",
     ]
     columns, rows = table([point, predicted])
     assert columns[:7] == ["ranks", "seconds", "global batch", "samples/s", "spread", "speedup", "efficiency"]
     assert rows[0][:7] == ["2", "1.50", "64", "100", "10%", "1.80", "90%"]
-    assert rows[1][:7] == ["8 predicted", "2.00", "256", "300", "", "6.00", "75% (50% to 80%)"]
+    assert rows[1][:7] == ["8 predicted", "2.00", "256", "3,000", "", "6.00", "75% (50% to 80%)"]
     assert (columns[-1], rows[0][-1], rows[1][-1]) == ("J/sample", "0.25", "")
     assert "J/sample" not in table([predicted])[0]
