@@ -156,7 +156,7 @@ class TerminalRows:
     def open(self) -> list[str]:
         """The rows that may still change, without empty ones at the end."""
         rows = list(self._rows)
-        while rows and not rows[-1]:
+        while rows and not rows[-1].strip():  # progress bars erase a row with spaces
             rows.pop()
         return rows
 

@@ -141,6 +141,7 @@ def test_a_very_long_line_is_cut_on_a_page() -> None:
         ("\x1b[?25lhidden cursor\x1b[?25h", ["hidden cursor"]),
         ("\x1b[9Aabove the first row", ["above the first row"]),
         ("\x1b[999999999Bfar", [""] * 100 + ["far"]),
+        ("bar\n\rinner\r     \r\x1b[A\rdone\n", ["done"]),  # tqdm(leave=False) writes spaces over its row
     ],
 )
 def test_rows_as_a_terminal_shows_them(stream: str, shown: list[str]) -> None:
