@@ -45,7 +45,8 @@ def table(view: RunView, still: bool = False) -> Table:
     """The rows of a run. ``still`` leaves out the columns of a run in progress."""
     parts = shares([rank.spent for rank in view.ranks])
     compute = parts.pop("compute", None)  # the rest of the others
-    metrics = view.charted[:MOST_METRICS]
+    more = len(view.charted) - MOST_METRICS
+    metrics = view.charted[:MOST_METRICS] if more > 1 else view.charted  # one has room where the words would stand
     more = len(view.charted) - len(metrics)
     silent = not still and not view.paused and any(rank.quiet > SILENT and not rank.ended for rank in view.ranks)
     columns = ["rank", "status", "step", *[RATE] * bool(view.throughput), *parts, *["silent for"] * silent]

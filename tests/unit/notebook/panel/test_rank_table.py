@@ -105,6 +105,10 @@ def test_metrics_stand_together_before_the_load_of_the_machines() -> None:
     assert content.rows[0][start + 1 : start + 4] == ("0", "1", "2")
     assert content.rows[0][-2].endswith("90%")
     assert set(names[3:5]) < content.aside
+    state = running()
+    state.apply(MetricBatch("run", 0, names[:6], array("d", (1060.0, 60, *range(6)))), 1060.0)
+    seven = rank_table.table(state.view(1060.0)).columns
+    assert seven[start:] == ("loss", *names[:6], "CPU", "memory"), "as wide as the words for the one that is left out"
 
 
 def test_no_color_means_a_rank_and_a_phase() -> None:
