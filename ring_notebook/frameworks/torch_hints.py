@@ -45,11 +45,11 @@ def _hints(cell: CellCalls) -> Iterator[Hint]:
     if trains and optimizer and not cell.names & _AVERAGING and not cell.returns(optimizer):
         yield _averaging(cell, optimizer, loader)
     if wrapped and not cell.names & _SAME_START:
-        model = _model_of(optimizer) or "model"
+        weights = _tensors_of(optimizer) or f"{_model_of(optimizer) or 'model'}.state_dict()"
         yield Hint(
             wrapped.line,
             "the ranks may start from different weights: before this line add "
-            f"`ring.broadcast_parameters({model}.state_dict(), root_rank=0)`",
+            f"`ring.broadcast_parameters({weights}, root_rank=0)`",
         )
     if trains and loader and not cell.names & _SHARDING and not _shards_by_hand(cell, loader):
         yield Hint(
@@ -101,6 +101,13 @@ def _model_of(optimizer: Call | None) -> str:
     if isinstance(first, ast.Call) and isinstance(first.func, ast.Attribute) and first.func.attr == "parameters":
         return ast.unparse(first.func.value) if isinstance(first.func.value, ast.Name) else ""
     return ""
+
+
+def _tensors_of(optimizer: Call | None) -> str:
+    """The list of variables that the optimizer gets, or empty."""
+    first = optimizer.node.args[0] if optimizer is not None and optimizer.node.args else None
+    named = isinstance(first, ast.List) and all(isinstance(one, ast.Name) for one in first.elts)
+    return ast.unparse(first) if first is not None and named else ""
 
 
 def _shards_by_hand(cell: CellCalls, loader: Call) -> bool:

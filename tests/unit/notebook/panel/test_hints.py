@@ -79,7 +79,8 @@ def test_an_optimizer_that_is_not_wrapped() -> None:
 
 def test_no_broadcast_and_a_rate_for_one_process() -> None:
     hints = found(WRAPPED)
-    assert "broadcast_parameters" in hints[4]
+    assert "broadcast_parameters(model.state_dict(), " in hints[4]
+    assert "broadcast_parameters([w, b], " in found(WRAPPED.replace("model.parameters()", "[w, b]"))[4]
     assert "lr=0.1 * ring.size()" in hints[3]
     assert 3 not in found(
         WRAPPED.replace("DistributedOptimizer(optimizer", "DistributedOptimizer(optimizer, sync_every=50")
