@@ -103,7 +103,7 @@ def test_11_reading_data(workshop: Workshop) -> None:
     measured, _ = workshop(
         ("random.Random(epoch)", "random.Random(rank)", "Do the ranks shuffle alike?"),
         ("random.Random(epoch)", "random.Random(0)", "What differs between passes"),
-        ("len(files) - len(files) % size", "len(files)", "would wait for a partner"),
+        ("len(files) - len(files) % size", "len(files)", "fails in its last allreduce"),
     )
     waits = [measured[f"{way}, wait in a pass, s"] for way in ("all", "share", "workers", "packed")]
     assert waits == sorted(waits, reverse=True)
