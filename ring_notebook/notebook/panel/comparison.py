@@ -71,7 +71,10 @@ class Comparison:
         )
 
     def settings(self) -> Listing:
-        """A row for each hyper-parameter that differs, as set and as changed by knobs, and a column for each run."""
+        """A row for each hyper-parameter that differs, as set and as changed by knobs, and a column for each run.
+
+        Of one run alone all hyper-parameters.
+        """
         given = [self._set(log) for log in self.logs]
         facts = {
             "ranks": [str(log.size) for log in self.logs],
@@ -80,6 +83,9 @@ class Comparison:
         facts |= {
             name: [one.get(name, "") for one in given] for name in dict.fromkeys(key for one in given for key in one)
         }
+        if len(self.logs) == 1:
+            rows = [[name, *values] for name, values in facts.items() if any(values)]
+            return Listing(("set", *labels(self.logs)), rows)
         differ = [[name, *values] for name, values in facts.items() if len(set(values)) > 1]
         cells = "They ran the same cell." if len({log.source for log in self.logs}) == 1 else "Their cells differ."
         note = cells if differ else f"No hyper-parameter differs. {cells}"

@@ -235,6 +235,8 @@ def test_a_comparison_says_what_was_set_and_what_came_out(runs: Path) -> None:
 
 def test_a_best_value_may_be_an_earlier_one(runs: Path) -> None:
     logged(runs, "1-a", ["acc"], [[0.5], [0.9], [0.7]], [[0.52], [0.92], [0.72]]).finish("ok")
+    alone = catalogue.compare(["a"]).settings()
+    assert (alone.columns[0], alone.rows[0][0], alone.note) == ("set", "ranks", ""), "it differs from nothing"
     rows = {row[0]: row[1] for row in catalogue.compare(["a"]).outcome().rows}
     assert (rows["acc"], rows["best acc"]) == ("0.71", "0.91 (step 1)")
 
