@@ -85,7 +85,9 @@ class Answer:
 
     def text(self) -> str:
         """In at most 30 lines, whatever the size of the run."""
-        made = [line if len(line) <= MOST_CHARACTERS else clean(line) for line in self.lines()]
+        lines = self.lines()
+        said_once = [line for number, line in enumerate(lines) if line != NOTICE or number == lines.index(NOTICE)]
+        made = [line if len(line) <= MOST_CHARACTERS else clean(line) for line in said_once]
         if len(made) > MOST_LINES:
             made = [*made[: MOST_LINES - 1], f"({len(made) - MOST_LINES + 1:,} lines left out)"]
         return "\n".join(made)

@@ -101,6 +101,7 @@ def test_a_limit_of_steps_keeps_the_variables_and_branches_continue_from_there(l
     sound(branches[0].curves("loss"))
     assert re.fullmatch("base@20 lr=0.05", branches[0].name)
     compared = lab.compare(*branches)
+    assert compared.text().count("marks text of ranks") == 1
     settings = {row[0]: row[1:] for row in compared.differs.rows}
     assert settings["lr"] == tuple(f"0.01, then {lr} from step 20" for lr in (0.05, 0.001, 0.1))
     sound(compared)
