@@ -6,11 +6,12 @@ a run, and a page that is opened meanwhile shows no panel.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from inspect import isawaitable
 from typing import Any
 
 from IPython import get_ipython
-from ipywidgets import Widget
+from ipywidgets import Button, Layout, Widget
 
 # What a page asks a kernel for before it can show a widget, and the comm over which it asks for the state of widgets.
 _QUESTIONS = ("kernel_info_request", "comm_info_request")
@@ -26,6 +27,21 @@ def answer_while_busy(widget: Widget) -> None:
     """
     if hasattr(widget.comm, "_reply_subshell_for"):
         widget.comm._reply_subshell_for = lambda _data, default: default
+
+
+def stop_button(stop: Callable[[], None] | None, tooltip: str) -> Button:
+    """A button that calls ``stop``, also while a cell blocks the main shell; hidden without."""
+    size = Layout(width="70px", height="24px", flex="0 0 auto", visibility="visible" if stop else "hidden")
+    button = Button(description="Stop", icon="stop", tooltip=tooltip, layout=size)
+
+    def pressed(_: Button) -> None:
+        button.description = "Stopping…"
+        if stop is not None:
+            stop()
+
+    button.on_click(pressed)
+    answer_while_busy(button)
+    return button
 
 
 def show_to_later_pages() -> None:

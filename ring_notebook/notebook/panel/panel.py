@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from IPython import get_ipython
 from IPython.display import DisplayHandle, display
-from ipywidgets import HTML, Button, GridBox, HBox, Layout, VBox
+from ipywidgets import HTML, GridBox, HBox, Layout, VBox
 
 from ring_notebook.notebook import close_widgets
 from ring_notebook.notebook.panel import (
@@ -20,7 +20,7 @@ from ring_notebook.notebook.panel import (
     report,
     waits,
 )
-from ring_notebook.notebook.panel.busy_kernel import answer_while_busy, show_to_later_pages
+from ring_notebook.notebook.panel.busy_kernel import show_to_later_pages, stop_button
 from ring_notebook.notebook.panel.chart_area import MOST_CHARTS, ChartArea
 from ring_notebook.notebook.panel.charts import svg_chart
 from ring_notebook.notebook.panel.charts.chart import empty
@@ -32,7 +32,7 @@ from ring_notebook.notebook.style import CSS
 
 PERIOD = 0.2  # seconds between redraws
 PICTURE_PERIOD = 5.0  # seconds between pictures of the panel for a page without widgets
-_NOTHING = {"text/html": "", "text/plain": ""}
+NOTHING = {"text/html": "", "text/plain": ""}
 TEXT_BYTES = 60_000  # per second; a table of many ranks, and output after a clear_output, are drawn less often
 CHUNK = 2_000  # characters of output; a chunk is sent again when more output comes
 CHUNKS = 60
@@ -65,7 +65,6 @@ class Panel:
         self._log = log
         self._apart = apart
         self._plot = tuple(plot)
-        self._stop = stop
         self._asks = asks
         self._lint = report.lint(log)
         self._charts = ChartArea(plot, log.look, log.keep_look, plot or self._lint.metrics)
@@ -78,10 +77,7 @@ class Panel:
         self._redraw = Thread(target=self._loop, name=f"ring-panel-{log.run}", daemon=True)
 
         self._head, self._alarms = HTML(layout=Layout(flex="1 1 auto")), HTML()
-        size = Layout(width="70px", height="24px", flex="0 0 auto", visibility="visible" if stop else "hidden")
-        self._button = Button(description="Stop", icon="stop", tooltip="Interrupt every rank", layout=size)
-        self._button.on_click(self._on_stop)
-        answer_while_busy(self._button)
+        self._button = stop_button(stop, "Interrupt every rank")
         # Shown until the first step: what the ranks do, and axes in the place of the charts until the page has drawn
         # these, so that it does not jump.
         self._beginning = HTML()
@@ -127,7 +123,7 @@ class Panel:
         show_to_later_pages()
         # For pages without the widget: a notebook that was saved during the run. Pages with it show no picture.
         picture = report.last_state(self._log, self._plot, self._apart)
-        bundle = {**self._box._repr_mimebundle_(), **_NOTHING}
+        bundle = {**self._box._repr_mimebundle_(), **NOTHING}
         if places is None:
             self._picture, self._place = (display(one, raw=True, display_id=True) for one in (picture, bundle))
         else:
@@ -141,12 +137,12 @@ class Panel:
         self._ended.set()
         self._redraw.join()
         ended = still and self._log.status != "running"  # else this kernel has left the run
-        left = report.under_way(self._log) if still else _NOTHING
+        left = report.under_way(self._log) if still else NOTHING
         bundle = report.mime_bundle(self._log, self._plot, displays=True) if ended else left
         if self._place is not None:
             shown = report.mime_bundle(self._log, self._plot, error=False) if ended and self._apart else bundle
             self._picture.update(shown, raw=True)
-            self._place.update(_NOTHING, raw=True)
+            self._place.update(NOTHING, raw=True)
         live = self._box.children
         self._box.children = [HTML(bundle["text/html"])] if still else []
         for widget in live:
@@ -190,11 +186,6 @@ class Panel:
         self._output.add(view)
         self._gallery.draw(view.displays)
         self._media.draw(view.media)
-
-    def _on_stop(self, _button: Button) -> None:
-        self._button.description = "Stopping…"
-        if self._stop:
-            self._stop()
 
 
 class _OutputArea:

@@ -18,7 +18,7 @@ from ring_notebook.text.words import first_names, plural
 
 _METRICS = 3  # of the table, each with its best value; `%ring runs compare` has all
 _MOST_ERRORS = 8
-WAITS, STOPPED = "waits", "not begun"
+WAITS, STOPPED = "waiting", "not begun"
 
 
 @dataclass

@@ -15,7 +15,10 @@ from typing import Any
 from IPython.display import DisplayHandle, display
 
 from ring_notebook.errors import ClusterError, RingError
+from ring_notebook.notebook import close_widgets
 from ring_notebook.notebook.cluster.cluster import Cluster
+from ring_notebook.notebook.panel.busy_kernel import stop_button
+from ring_notebook.notebook.panel.panel import NOTHING
 from ring_notebook.notebook.record.constants import with_constants
 from ring_notebook.notebook.run.catalogue import find, resumes_from
 from ring_notebook.notebook.run.failures import brief
@@ -46,8 +49,8 @@ def sweep(
     fails does not end the others. With ``resume`` those are left out that have ended well under the same name with the
     same cell, and others continue from their last checkpoint where they have one.
 
-    An interrupt of this process, or of one of the runs, stops all and is raised. Raises RingError for a name that is no
-    constant of the cell or is given twice, for too many runs, and what the first run raised when none ended well.
+    Stop, an interrupt of this process, or of one of the runs, stops all and is raised. Raises RingError for a name that
+    is no constant of the cell or is given twice, for too many runs, and what the first run raised when none ended well.
     """
     if options.background or options.setup:
         raise RingError("--sweep goes without --background and without --setup")
@@ -81,13 +84,18 @@ class _Sweep:
         self._ended: list[Run] = []
         self._place: DisplayHandle | None = None
         self._drawn = 0.0
+        self._stopped = False
 
     def carry_out(self) -> None:
         if self._options.resume:
             self._waiting = deque(one for one in self.report.trials if not _ended_well(one))
+        button = stop_button(self._ask_to_stop, "Interrupt every run of the sweep")
+        button_place = display({**button._repr_mimebundle_(), **NOTHING}, raw=True, display_id=True)
         self._place = display(self.report, display_id=True)
         try:
             while self._waiting or self._running:
+                if self._stopped:
+                    raise KeyboardInterrupt
                 self._begin()
                 self._look()
                 self._draw()
@@ -99,10 +107,15 @@ class _Sweep:
             self._stop()
             raise
         finally:
+            button_place.update(NOTHING, raw=True)
+            close_widgets.close(button)
             self._draw(last=True)
         errors = [run.error for run in self._ended if run.error is not None]
         if errors and len(errors) == len(self.report.trials):
             raise errors[0]
+
+    def _ask_to_stop(self) -> None:
+        self._stopped = True
 
     def _begin(self) -> None:
         """Start runs on the parts of the cluster that are free."""

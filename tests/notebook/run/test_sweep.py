@@ -57,6 +57,27 @@ def test_a_stop_ends_all_of_a_sweep(notebook: Notebook, tmp_path: Path) -> None:
     assert notebook.text("%%ringtrain\nprint('idle')").count("idle") > 0
 
 
+def test_stop_of_a_sweep_is_pressed_while_its_cell_blocks(notebook: Notebook) -> None:
+    press = """
+import threading, time, ipywidgets
+def press():
+    while not any(one.status == "running" for one in swept.trials):
+        time.sleep(0.05)
+    widgets = ipywidgets.widgets.widget._instances.values()
+    [button] = [one for one in widgets if "of the sweep" in (getattr(one, "tooltip", "") or "")]
+    button.click()
+    seen.append(button.description)
+swept, seen = type("", (), {"trials": ()})(), []
+threading.Thread(target=press, daemon=True).start()
+"""
+    notebook.run(press)
+    name, text = notebook.error("%%ringtrain --sweep lr=1,2 --out swept\nlr = 0\nimport time\ntime.sleep(60)")
+    assert (name, "the sweep was stopped" in text) == ("KeyboardInterrupt", True)
+    assert (
+        notebook.text("[one.status for one in swept.trials], seen") == "(['interrupted', 'not begun'], ['Stopping…'])"
+    )
+
+
 def test_a_sweep_of_which_nothing_ends_well_raises_what_the_first_run_did(notebook: Notebook) -> None:
     name, text = notebook.error("%%ringtrain --out swept --sweep lr=1000.0,2\nlr = 0\nassert lr < 1, lr")
     assert (name, "AssertionError: 1000.0" in text) == ("AssertionError", True)
