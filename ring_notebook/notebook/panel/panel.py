@@ -35,7 +35,8 @@ PICTURE_PERIOD = 5.0  # seconds between pictures of the panel for a page without
 NOTHING = {"text/html": "", "text/plain": ""}
 TEXT_BYTES = 60_000  # per second; a table of many ranks, and output after a clear_output, are drawn less often
 CHUNK = 2_000  # characters of output; a chunk is sent again when more output comes
-CHUNKS = 60
+CHUNKS = 60  # full ones; a page with tens of thousands of lines stalls, until its server ends the connection
+MOST_LINES = 500  # of one chunk
 
 
 class Panel:
@@ -221,13 +222,19 @@ class _OutputArea:
         if not lines:
             return
         chunks = self._column.children[1:]
-        text = labelled_lines.html(lines)
+        text = labelled_lines.html(lines[-MOST_LINES:])
         if chunks and len(chunks[0].value) + len(text) < CHUNK:
             chunks[0].value += text
             return
         chunk = HTML(text)
         chunk.add_class("ring-lines")
         chunk.layout.flex = "0 0 auto"
-        for old in chunks[CHUNKS - 1 :]:
+        kept, room = 0, CHUNK * CHUNKS - len(text)
+        for old in chunks[: CHUNKS - 1]:
+            room -= len(old.value)
+            if room < 0:
+                break
+            kept += 1
+        for old in chunks[kept:]:
             close_widgets.close(old)
-        self._column.children = (self._unfinished, chunk, *chunks[: CHUNKS - 1])
+        self._column.children = (self._unfinished, chunk, *chunks[:kept])

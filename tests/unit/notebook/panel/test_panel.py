@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from harness.waiting import until
-from ring_notebook.notebook.panel.panel import Panel
+from ring_notebook.notebook.panel.panel import CHUNK, CHUNKS, Panel
 from ring_notebook.notebook.record.run_labels import Look
 from ring_notebook.notebook.record.run_log import RunLog
 from ring_notebook.notebook.record.run_record import RunRecord
-from ring_notebook.protocol.records import MetricBatch, Status, encode
+from ring_notebook.protocol.records import MetricBatch, Output, Status, encode
 
 
 @pytest.mark.parametrize(
@@ -73,6 +73,21 @@ def test_what_a_rank_does_is_shown_until_the_first_step(tmp_path: Path) -> None:
     assert panel._beginning.layout.display == "none"
     assert panel._axes.layout.display is None, "until the page has drawn a chart"
     assert panel._table.value.count("<tr>") == 3
+    log.finish("ok")
+
+
+def test_a_live_page_keeps_the_last_of_very_many_lines(tmp_path: Path) -> None:
+    """A page with tens of thousands of them stalls for so long that its server ends the connection."""
+    log = RunLog(tmp_path, "run", "name", 1, "", {}, {})
+    panel = Panel(log)
+    for batch in range(8):
+        lines = "".join(f"line {number}\n" for number in range(2000 * batch, 2000 * (batch + 1)))
+        log.put(encode([Output("run", 0, "stdout", lines)]))
+        until(lambda: log.taken == log.received)
+        panel._output.add(log.view())
+    newest, *others = (one.value for one in panel._output.widget.children[1:])
+    assert newest.endswith("line 15999</div>")
+    assert len(newest) + sum(map(len, others)) <= CHUNK * CHUNKS
     log.finish("ok")
 
 
