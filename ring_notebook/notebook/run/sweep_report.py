@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from IPython.display import display
+
+from ring_notebook.notebook import close_widgets
+from ring_notebook.notebook.panel.busy_kernel import stop_button
 from ring_notebook.notebook.panel.charts import svg_chart
 from ring_notebook.notebook.panel.charts.chart import compared
 from ring_notebook.notebook.panel.charts.metric_names import expanded, titles
 from ring_notebook.notebook.panel.comparison import outcome
+from ring_notebook.notebook.panel.panel import NOTHING
 from ring_notebook.notebook.record.run_labels import Look
 from ring_notebook.notebook.record.run_record import RunRecord
 from ring_notebook.notebook.record.run_view import charted_in
@@ -51,6 +56,19 @@ class Trial:
     def status(self) -> str:
         """That of its run, else why there is none."""
         return self.record.status if self.record is not None else self.state
+
+
+class StopOfSweep:
+    """A Stop button, shown above the report until `remove`; a click calls ``stop`` in a thread of the kernel."""
+
+    def __init__(self, stop: Callable[[], None]) -> None:
+        self._button = stop_button(stop, "Interrupt every run of the sweep")
+        self._place = display({**self._button._repr_mimebundle_(), **NOTHING}, raw=True, display_id=True)
+
+    def remove(self) -> None:
+        """Take the button away."""
+        self._place.update(NOTHING, raw=True)
+        close_widgets.close(self._button)
 
 
 class SweepReport:

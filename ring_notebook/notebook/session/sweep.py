@@ -15,15 +15,12 @@ from typing import Any
 from IPython.display import DisplayHandle, display
 
 from ring_notebook.errors import ClusterError, RingError
-from ring_notebook.notebook import close_widgets
 from ring_notebook.notebook.cluster.cluster import Cluster
-from ring_notebook.notebook.panel.busy_kernel import stop_button
-from ring_notebook.notebook.panel.panel import NOTHING
 from ring_notebook.notebook.record.constants import with_constants
 from ring_notebook.notebook.run.catalogue import find, resumes_from
 from ring_notebook.notebook.run.failures import brief
 from ring_notebook.notebook.run.run import Run
-from ring_notebook.notebook.run.sweep_report import STOPPED, SweepReport, Trial
+from ring_notebook.notebook.run.sweep_report import STOPPED, StopOfSweep, SweepReport, Trial
 from ring_notebook.notebook.session.cell_queue import QueuedCell
 from ring_notebook.notebook.session.run_cell import send_cell
 from ring_notebook.notebook.session.session import Session
@@ -89,8 +86,7 @@ class _Sweep:
     def carry_out(self) -> None:
         if self._options.resume:
             self._waiting = deque(one for one in self.report.trials if not _ended_well(one))
-        button = stop_button(self._ask_to_stop, "Interrupt every run of the sweep")
-        button_place = display({**button._repr_mimebundle_(), **NOTHING}, raw=True, display_id=True)
+        stop = StopOfSweep(self._ask_to_stop)
         self._place = display(self.report, display_id=True)
         try:
             while self._waiting or self._running:
@@ -107,8 +103,7 @@ class _Sweep:
             self._stop()
             raise
         finally:
-            button_place.update(NOTHING, raw=True)
-            close_widgets.close(button)
+            stop.remove()
             self._draw(last=True)
         errors = [run.error for run in self._ended if run.error is not None]
         if errors and len(errors) == len(self.report.trials):
