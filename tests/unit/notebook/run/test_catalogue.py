@@ -225,7 +225,7 @@ def test_a_comparison_says_what_was_set_and_what_came_out(runs: Path) -> None:
     rows = {row[0]: row[1:] for row in made.outcome().rows}
     assert rows["status"] == ["ok", "failed"]
     assert rows["error"] == ["", "rank 0: ValueError: no <data>"]
-    assert rows["seconds"] == ["20.0", "20.0"]
+    assert all(float(seconds) >= 20 for seconds in rows["seconds"])
     assert rows["loss"] == ["0.3", "0.1"]
     assert rows["best loss"] == ["0.3 (step 1)", "0.1 (step 1)"]
     text = repr(made)
