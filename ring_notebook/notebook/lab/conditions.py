@@ -112,7 +112,8 @@ def _stale(view: RunView, name: str, count: int, unit: str) -> str:
         return ""
     at, value = view.extremes[name][direction(name) > 0]
     line = mean_line("", view.curves[name], "")
-    steps = [float(x) for x, y in zip(line.x, line.y, strict=True) if math.isfinite(y)]
+    told = min(own.x[-1] for own in view.curves[name].values() if len(own.x))  # by all ranks, as the extremes are
+    steps = [float(x) for x, y in zip(line.x, line.y, strict=True) if math.isfinite(y) and x <= told]
     newest = max(steps, default=at)
     if unit == "step":
         since = int(newest - at)
