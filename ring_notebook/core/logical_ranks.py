@@ -61,6 +61,8 @@ class LogicalRanks:
         self._rounds = self._divisions = 0
         self.models = 0
         """That were followed since this was made."""
+        self.reducers: weakref.WeakSet[object] = weakref.WeakSet()
+        """Those of optimizers that average the gradients of these logical ranks."""
         self._followers: weakref.WeakValueDictionary[str, Follower] = weakref.WeakValueDictionary()
         self.divide()
 
@@ -181,7 +183,7 @@ def _undivided(number: int, models: int) -> LogicalRanks:
     made = object.__new__(LogicalRanks)
     vars(made).update(number=number, models=models, rank=0, ranks=0, turns=0, first=0)
     vars(made).update(now=None, reductions=0, stepped=None, _rounds=0, _divisions=0)
-    vars(made).update(_followers=weakref.WeakValueDictionary())
+    vars(made).update(reducers=weakref.WeakSet(), _followers=weakref.WeakValueDictionary())
     return made
 
 

@@ -169,6 +169,7 @@ class LogicalReducer(GradientReducer):
     def __init__(self, logical: LogicalRanks, *made_with: Any) -> None:
         super().__init__(*made_with)
         self.logical = logical
+        logical.reducers.add(self)
         self._flat_layout: _Layout | None = None
         self._mark: tuple[weakref.ref[Communicator], int, _Layout, str] | None = None
         self._sum: OrderedSum[list[Tensor]] | None = None

@@ -91,7 +91,7 @@ class OfRank:
 
 
 def for_snapshot() -> tuple[Any, OfRank] | None:
-    """What a snapshot keeps of logical ranks, for `from_snapshot`; None where there are none.
+    """What a snapshot keeps of logical ranks, for `from_snapshot`; None where nothing trains as them any more.
 
     The first belongs to the variables of this rank, the second to all ranks.
     """
@@ -99,6 +99,8 @@ def for_snapshot() -> tuple[Any, OfRank] | None:
     if logical is None or _numbers is None or _numbers.logical is not logical:
         return None
     buffers = {model: one for model, one in _buffers.items() if one.logical is logical}
+    if not (buffers or logical.reducers or any(one.logical is logical for one in loaders_in_use())):
+        return None
     kept = _kept(logical, _by_number(_numbers, buffers.values()))
     return (_numbers, buffers), OfRank(logical.number, logical.rank, logical.ranks, kept)
 

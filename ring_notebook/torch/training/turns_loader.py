@@ -35,8 +35,8 @@ def shard_by_turns(
     and ValueError for a loader that is divided already.
     """
     if isinstance(loader, TurnsLoader):
-        if (loader._logical.number, loader._logical.ranks) == (logical.number, logical.ranks):
-            loader._logical = logical
+        if (loader.logical.number, loader.logical.ranks) == (logical.number, logical.ranks):
+            loader.logical = logical
             return loader
         made_again = shard_by_turns(loader._of, logical, kind=kind, number=number)
         cast(TurnsLoader[T], made_again).load_state_dict(loader.position()["state"])
@@ -54,7 +54,7 @@ def shard_by_turns(
                 f"prepare(logical=...) cannot divide what {type(made._preparation._share._given).__name__} draws: only "
                 "the samplers of torch draw alike for all logical ranks; use one of these"
             )
-    return _whole(loader, shares[0], _made=shares, _logical=logical, _how=(kind, number), _kept=None)  # type: ignore[no-any-return]
+    return _whole(loader, shares[0], _made=shares, logical=logical, _how=(kind, number), _kept=None)  # type: ignore[no-any-return]
 
 
 def _whole(of: Any, like: Any, **own: Any) -> Any:
@@ -84,7 +84,7 @@ class TurnsLoader(PreparedLoader[T]):
     """What `shard_by_turns` returns; its length is that of the loop: the batches of all turns."""
 
     _made: list[Any]
-    _logical: LogicalRanks
+    logical: LogicalRanks
     _of: Any
     _how: tuple[str | None, int]
     _kept: dict[str, Any] | None
@@ -94,7 +94,7 @@ class TurnsLoader(PreparedLoader[T]):
 
     @property
     def _shares(self) -> list[Any]:
-        self._logical.check()
+        self.logical.check()
         if (kept := self._kept) is not None:
             self._kept = None
             self.divide()
@@ -105,11 +105,11 @@ class TurnsLoader(PreparedLoader[T]):
         return self._in_turns()
 
     def __len__(self) -> int:
-        with self._logical.shares(0):
-            return len(self._shares[0]) * self._logical.turns
+        with self.logical.shares(0):
+            return len(self._shares[0]) * self.logical.turns
 
     def _in_turns(self) -> Iterator[Any]:
-        logical, shares = self._logical, self._shares
+        logical, shares = self.logical, self._shares
         act_once()
         self._follow_first()
         passes: list[Any] = [None] * logical.turns
@@ -149,21 +149,21 @@ class TurnsLoader(PreparedLoader[T]):
 
     def state_dict(self, *, is_in_pass: bool = True) -> dict[str, Any]:
         """As the base class, between two rounds; it holds for any number of ranks."""
-        with self._logical.shares(0):
+        with self.logical.shares(0):
             state: dict[str, Any] = self._shares[0].state_dict(is_in_pass=is_in_pass)
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As the base class."""
         for turn, one in enumerate(self._shares):
-            with self._logical.shares(turn):
+            with self.logical.shares(turn):
                 one.load_state_dict(state_dict)
 
     def divide(self) -> None:
         """Have as many shares as this rank has logical ranks now; a pass in progress is over."""
-        turns = self._logical.turns
+        turns = self.logical.turns
         with without_others():
-            self._made += _shares(self._of, self._logical, range(len(self._made), turns), *self._how)
+            self._made += _shares(self._of, self.logical, range(len(self._made), turns), *self._how)
         del self._made[turns:]
 
     def position(self) -> dict[str, Any]:
@@ -172,7 +172,7 @@ class TurnsLoader(PreparedLoader[T]):
             return self._kept
         about = self._made[0]._preparation
         is_in_pass = self._pass is not None and bool(about._batches or about._loaded)
-        with self._logical.shares(0):
+        with self.logical.shares(0):
             return {"state": self._made[0].state_dict(is_in_pass=is_in_pass), "is_in_pass": is_in_pass}
 
     def continue_at(self, position: dict[str, Any]) -> None:
@@ -180,21 +180,21 @@ class TurnsLoader(PreparedLoader[T]):
         self.load_state_dict(position["state"])
         self._pass = object() if position["is_in_pass"] else None
         if position["is_in_pass"]:
-            self.before_next_pass(self._logical.draw_again)
+            self.before_next_pass(self.logical.draw_again)
 
     @property
     def about_continuation(self) -> str:
         """As the base class."""
-        with self._logical.shares(0):
+        with self.logical.shares(0):
             remark: str = self._shares[0].about_continuation
         return remark
 
     def __reduce_ex__(self, protocol: Any) -> Any:  # with its place, for any number of ranks
-        return _undivided, (self._of, self._logical, self._how, self.position())
+        return _undivided, (self._of, self.logical, self._how, self.position())
 
 
 def _undivided(of: Any, logical: LogicalRanks, how: tuple[str | None, int], position: dict[str, Any]) -> Any:
-    return _whole(of, of, _made=[], _logical=logical, _how=how, _kept=position)
+    return _whole(of, of, _made=[], logical=logical, _how=how, _kept=position)
 
 
 def _generators_of(loader: Any) -> list[torch.Generator]:
