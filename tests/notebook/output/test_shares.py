@@ -58,9 +58,8 @@ for number in ring.track(slow()):
 """
 
 
-# At least half of what a program sleeps counts as sleep: what its threads compute beside it does not, nor do waits for a
-# core of a busy machine while data moves, so that little of it moves here. No share of the whole time: that grows where
-# others compute.
+# At least half of what a program sleeps counts as sleep. What its threads compute beside it does not, nor do waits for
+# a core while data moves: little moves here. No share of the whole time: that grows where others compute.
 def seconds_of(cluster: Cluster, source: str) -> list[dict[str, float]]:
     run = cluster.run(source, options=RECORDED).wait()
     assert run.status == "ok"
