@@ -26,7 +26,7 @@ class Config:
 
     algorithm: Literal["auto", "push", "ring"] = "auto"
     """RING_ALGORITHM: how ranks of one host reduce. ``auto`` (or ``push``): in memory that they share. ``ring``, for
-    comparison and teaching: each rank acts as a host of its own, and tensors travel around a ring of ranks."""
+    comparison and teaching: each rank acts as a host of its own, and tensors travel around a ring, over TCP."""
 
     framework: str = ""
     """RING_FRAMEWORK: the framework of cells that use none by name; engines load it when they start. Empty: torch."""
