@@ -328,6 +328,7 @@ class Communicator:
 
     @property
     def hosts(self) -> int:
+        """The number of hosts that its ranks are on."""
         return len(set(self._native.host_of))
 
     def mates(self) -> Communicator:

@@ -222,6 +222,7 @@ class _Steering:
             self.take(agreed)
 
     def take(self, agreed: int) -> None:
+        """Take the changes up to that number."""
         while self.taken < agreed:
             self.taken += 1
             self._make(self._received.pop(self.taken))

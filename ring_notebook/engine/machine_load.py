@@ -137,9 +137,7 @@ def _gpu_values(gpu: str, library: ModuleType | None) -> dict[str, float]:
     if library is None:
         return {}
     values: dict[str, float] = {}
-    with suppress(
-        library.NVMLError
-    ):  # there is none of this name; or a part of one (MIG) has no utilization of its own
+    with suppress(library.NVMLError):  # of a name that it does not know; a part of a GPU (MIG) has no utilization
         device = handle_of(library, gpu)
         memory = library.nvmlDeviceGetMemoryInfo(device)
         values |= {"gpu_memory": float(memory.used), "gpu_memory_left": float(memory.free)}

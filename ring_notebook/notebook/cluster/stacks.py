@@ -158,7 +158,8 @@ def render(found: Sequence[Stack], runs: Sequence[RunRecord]) -> str:
         cell = CELL.fullmatch(frame.file)
         where = "Cell" if cell else frame.file
         code = cells[cell["run"]].code_at(frame.line) if cell and cell["run"] in cells else ""
-        return f"    {where}, line {frame.line}, in {frame.function}{code and f'{chr(10)}      {code}'}"
+        place = f"    {where}, line {frame.line}, in {frame.function}"
+        return f"{place}\n      {code}" if code else place
 
     groups: dict[str, list[int]] = {}
     for one in found:

@@ -241,7 +241,7 @@ class RunVerdict(Answer):
         lines += [MARK + one.from_ranks for one in (*self.others[:4], *self.alarms[:4])]
         lines += [f"slow: {self.slow.sentence}"] if self.slow is not None else []
         lines += [f"{MARK}{_metric(name, one)}" for name, one in (self.metrics or {}).items()]
-        lines += [f"{self.more_metrics:,} more metric{'s' * (self.more_metrics > 1)}"] * bool(self.more_metrics)
+        lines += [plural(self.more_metrics, "more metric")] * bool(self.more_metrics)
         for title, values in ("knobs", self.knobs), ("set", self.params):
             text = ", ".join(f"{name} = {shown(value)}" for name, value in (values or {}).items())
             lines += [f"{MARK}{title}: {text}"] * bool(text)

@@ -54,8 +54,9 @@ def headline(log: RunRecord, view: RunView, stuck: Sequence[RankView] = ()) -> H
         facts.append(f"{duration(batch.left)} until the time limit of {batch.job}")
     if running and (epochs := [rank.last[EPOCH] for rank in view.ranks if EPOCH in rank.last]):
         facts.append(f"epoch {min(epochs):g}")
-    first = stall_sentence(stuck, log.code_at) if stuck else left_out(view, log.code_at) if running else ""
-    alarms = [*filter(None, [first, left_out_in_loop(view) if running else ""])]
+    alarms = [stall_sentence(stuck, log.code_at)] if stuck else [left_out(view, log.code_at)] if running else []
+    alarms += [left_out_in_loop(view)] if running else []
+    alarms = [*filter(None, alarms)]
     slow = None if stuck else view.slow
     waits = any(rank.status and rank.status.waiting for rank in stuck)
     done = progress(view, log.source) if running else Progress(None, None)

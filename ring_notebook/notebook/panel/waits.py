@@ -168,7 +168,8 @@ def left_out(view: RunView, code_at: CodeAt) -> str:
         if past:
             own, theirs = _number(rank, "calls"), _number(by_number[past[0]], "calls")
             calls = f"{own:,} calls on {ranks([rank.rank])}, {theirs:,} on {ranks(past)}"
-            return f"{calls}; the last differs {_place(rank, code_at)}, which {ranks(past)} has left"
+            place = _place(rank, code_at) or "at an unknown line"
+            return f"{calls}; the last differs {place}, which {ranks(past)} has left"
     return ""
 
 
