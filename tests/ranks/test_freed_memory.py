@@ -6,6 +6,7 @@ import os
 import resource
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import median
 from types import ModuleType
 
 import pytest
@@ -41,13 +42,15 @@ def taken() -> int:
 def test_steps_of_a_training_find_the_pages_of_the_steps_before(hvd: ModuleType) -> None:
     model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH))
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01))
-    for step in range(18):
-        if step == 8:
-            before = faults()
+    of_steps = []
+    for _ in range(15):
+        before = faults()
         optimizer.zero_grad()
         model(torch.ones(16, WIDTH)).sum().backward()
         optimizer.step()
-    assert faults() - before < 4 * PAGES  # ten steps take at least as many each where nothing is kept
+        of_steps.append(faults() - before)
+    # Where nothing is kept each step takes four tensors at least. Now and then a free piece is a little too small.
+    assert median(of_steps) < PAGES, of_steps
 
 
 def test_the_end_of_an_epoch_gives_free_memory_back(hvd: ModuleType) -> None:
