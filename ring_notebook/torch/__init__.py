@@ -39,12 +39,12 @@ from ring_notebook.torch.tensors import TorchAdapter, empty
 from ring_notebook.torch.training.broadcast_state import broadcast_optimizer_state, broadcast_parameters
 from ring_notebook.torch.training.checkpoint import checkpoint, load, save
 from ring_notebook.torch.training.consistency import check
-from ring_notebook.torch.training.data import DistributedSampler
 from ring_notebook.torch.training.kept_objects import TorchKeeper
 from ring_notebook.torch.training.lars_lamb import LAMB, LARS
 from ring_notebook.torch.training.memory import memory
 from ring_notebook.torch.training.noise_scale import noise_scale
 from ring_notebook.torch.training.prepare import prepare
+from ring_notebook.torch.training.rank_shares import DistributedSampler
 from ring_notebook.torch.training.schedules import LinearScalingLR
 from ring_notebook.torch.training.sync_batch_norm import SyncBatchNorm
 from ring_notebook.torch_backend import register

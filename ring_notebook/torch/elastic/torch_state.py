@@ -15,7 +15,7 @@ from ring_notebook.api.object_state import ObjectState
 from ring_notebook.core import logical_ranks
 from ring_notebook.errors import HostsUpdatedInterrupt
 from ring_notebook.torch.training import checkpoint
-from ring_notebook.torch.training.data import share_of
+from ring_notebook.torch.training.rank_shares import share_of
 from ring_notebook.torch.training.turn_state import ElasticTurns
 
 

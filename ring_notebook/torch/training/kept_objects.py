@@ -13,7 +13,7 @@ from ring_notebook.torch.optimizer.unoptimized_gradients import average_rest, mo
 from ring_notebook.torch.optimizer.wrapper import Wrapper, put_kept, wrap
 from ring_notebook.torch.steps.optimizer_notes import notes_of
 from ring_notebook.torch.tensors import is_sharded
-from ring_notebook.torch.training.data import DistributedSampler
+from ring_notebook.torch.training.rank_shares import DistributedSampler
 from ring_notebook.torch.training.turn_state import for_snapshot, from_snapshot
 
 _PLAIN = (Tensor, nn.Parameter, nn.Buffer)

@@ -40,7 +40,7 @@ from ring_notebook.core.logical_ranks import share_size as size
 from ring_notebook.errors import RingError
 from ring_notebook.torch.tensors import real_view
 from ring_notebook.torch.training.agreed_numbers import AgreedNumbers, draw_seed, states
-from ring_notebook.torch.training.data import (
+from ring_notebook.torch.training.rank_shares import (
     DistributedSampler,
     SeededSampler,
     ShardedIterable,
@@ -73,8 +73,8 @@ _DIVISIONS = (
 def shard(loader: DataLoader[T], *, kind: str | None = None, number: int = 0) -> DataLoader[T]:
     """``loader`` over this rank's share, in batches of the same size; all ranks call this.
 
-    It is of a subclass of the loader's class and has its attributes: those of the samplers, and of an iterable data
-    set, stand in the place of the user's and have their attributes and methods. Rank r's batches of step k on p ranks
+    The result has a subclass of the loader's class, and the loader's attributes. Its samplers, or its iterable data
+    set, stand in for the user's, and pass on their attributes and methods. Rank r's batches of step k on p ranks
     are together the batch of step k of one process, whose batch is p times as large: of a batch sampler p consecutive
     batches. Their order is that of one process, by the loader's generator or by the random numbers of rank 0 now;
     ``number`` tells apart loaders that are prepared together.

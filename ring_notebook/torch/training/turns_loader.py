@@ -15,8 +15,8 @@ from ring_notebook.api.objects import without_others
 from ring_notebook.core.gradient_log import gradient_log
 from ring_notebook.core.logical_ranks import LogicalRanks
 from ring_notebook.torch.optimizer.act_once import act_once
-from ring_notebook.torch.training.data import SeededSampler, ShardedSampler
 from ring_notebook.torch.training.loaders import PreparedLoader, blank, nested, shard
+from ring_notebook.torch.training.rank_shares import SeededSampler, ShardedSampler
 
 T = TypeVar("T")
 

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 
 from ranks.training.test_loaders import CASES, Case, Range, flat, of_numbers, passes_of_one_process, reseed, streamed
 from ring_notebook.errors import RingError
-from ring_notebook.torch.training.data import batches_of
+from ring_notebook.torch.training.rank_shares import batches_of
 
 BATCH, DONE = 4, 2
 """Steps of the second pass before it is left. Workers have taken equal turns then, and begin with the first again."""

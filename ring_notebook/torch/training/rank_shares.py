@@ -39,6 +39,11 @@ def share_of(order: Sequence[T]) -> Iterator[T]:
     return islice(cycle(order), rank(), made_up, size())
 
 
+def of_each(left: int, ranks: int, drop_last: bool) -> int:
+    """How many of ``left`` elements each rank gets: all equally many, some twice or left out."""
+    return max(0, left // ranks if drop_last else -(-left // ranks))
+
+
 def length_of(source: Any) -> int | None:
     """The length of a sampler or data set; None if it has none, whatever it raises then (PyG: ValueError)."""
     try:
@@ -95,7 +100,7 @@ class DistributedSampler(TorchDistributedSampler[Any]):
 
     def __len__(self) -> int:
         self._follow_ranks()
-        return self._each(self._length - self.used)
+        return of_each(self._length - self.used, self.num_replicas, self.drop_last)
 
     def kept(self) -> dict[str, Any]:
         """Its attributes for another process, where the next pass continues the one in progress."""
@@ -151,11 +156,8 @@ class DistributedSampler(TorchDistributedSampler[Any]):
         """
         order = self._order()
         made_up = chain(islice(order, used, None), cycle(order))
-        return islice(made_up, self.rank, self._each(len(order) - used) * self.num_replicas, self.num_replicas)
-
-    def _each(self, left: int) -> int:
-        """How many of so many elements each rank gets."""
-        return max(0, left // self.num_replicas if self.drop_last else -(-left // self.num_replicas))
+        ranks = self.num_replicas
+        return islice(made_up, self.rank, of_each(len(order) - used, ranks, self.drop_last) * ranks, ranks)
 
     def _order(self) -> Sequence[Any]:
         """The elements of all ranks in the next pass."""
@@ -334,8 +336,7 @@ class ShardedSampler(_StandIn, Sampler[Any]):
             yield next(islice(chain(rest, cycle(first)), own, None))
 
     def __len__(self) -> int:
-        length = len(self._given) - self._continued[0]
-        return max(0, length // size() if self._drop_last else -(-length // size()))
+        return of_each(len(self._given) - self._continued[0], size(), self._drop_last)
 
     @property
     def used(self) -> int:
@@ -446,8 +447,8 @@ class ShardedIterable(_StandIn, IterableDataset[Any]):
 
     def __len__(self) -> int:
         _, ranks = self._follow_ranks()
-        length = len(self._given) - (sum(self._continued.used) if self._continued is not None else 0)
-        return max(0, length // ranks if self._drop_last else -(-length // ranks))
+        used = sum(self._continued.used) if self._continued is not None else 0
+        return of_each(len(self._given) - used, ranks, self._drop_last)
 
     def begin(self, workers: int, are_new: bool) -> None:
         """Begin a pass with so many workers, which did not serve another pass before if they ``are_new``."""
