@@ -14,6 +14,7 @@ from math import inf
 from typing import Literal, get_args, get_type_hints
 
 _MIB = 1 << 20
+_FOR_EVER = 1e6  # seconds; select takes no infinite number
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +73,9 @@ class Config:
 
     start_timeout: float = -1.0
     """RING_START_TIMEOUT (HOROVOD_START_TIMEOUT): seconds that an mpiexec or srun has to start all ranks before it is
-    killed, that other hosts have to answer our own supervisor, and that a rank waits for others at RING_RENDEZVOUS. 0:
-    for ever. -1: 600 (for ever if the mpiexec has options of its own, which may hide the output of ranks), 30 for
-    hosts, and 120 at RING_RENDEZVOUS."""
+    killed, that other hosts have to answer our own supervisor, that the engines of a notebook have to register, and
+    that a rank waits for others at RING_RENDEZVOUS. 0: for ever. -1: 600 (for ever if the mpiexec has options of its
+    own, which may hide the output of ranks), 30 for hosts, 120 for engines and at RING_RENDEZVOUS."""
 
     checkpoint_timeout: float = 300.0
     """RING_CHECKPOINT_TIMEOUT: seconds for which a rank may write nothing to a checkpoint in the background; then that
@@ -157,6 +158,10 @@ class Config:
     trace_on_error: str = ""
     """RING_TRACE_ON_ERROR: file for a Chrome trace of the last operations of all ranks, which ``ringrun`` writes if the
     job fails."""
+
+    def start_limit(self, default: float) -> float:
+        """Seconds that something has to start: ``start_timeout``, or ``default`` where that is not set."""
+        return default if self.start_timeout < 0 else min(self.start_timeout or _FOR_EVER, _FOR_EVER)
 
 
 _ALIASES = {

@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ring_notebook.analysis.job_failure import RENDEZVOUS_LIMIT
 from ring_notebook.config import config
 from ring_notebook.errors import CollectiveTimeout, RingError
 from ring_notebook.machine.os_calls import namespace, peer_of
@@ -44,8 +45,6 @@ _TAKEN = f"{RENDEZVOUS}_TAKEN"
 """Set to what a process has taken part in, so that its children do not."""
 JOB = (RANK, SIZE, RENDEZVOUS, SECRET, SECRET_FILE, _TAKEN)
 """The variables that make a process a rank of a job."""
-_LIMIT = 120.0
-"""Seconds that a rank which no supervisor watches waits for the others, unless RING_START_TIMEOUT says how many."""
 _SECONDS_TO_ANSWER = 10.0
 _PAUSE = 0.05
 _CAPACITY = 1 << 16
@@ -116,12 +115,12 @@ class Rendezvous:
         """
         where = env.get(RENDEZVOUS, "")
         if where and not where.isdigit():
-            return cls._join(where, _secret(env), *_numbers(env), env) if is_offered(env) else None
+            return cls._join(where, _secret(env), *_numbers(env)) if is_offered(env) else None
         if "TORCHELASTIC_RUN_ID" in env:  # started within a rank of ours, or without any
             name = _name_of_torchrun(env)
             if not name or env.get(_TAKEN) == _mark(name, env):
                 return None
-            return cls._join(name, name.encode(), int(env["RANK"]), int(env["WORLD_SIZE"]), env)
+            return cls._join(name, name.encode(), int(env["RANK"]), int(env["WORLD_SIZE"]))
         return cls._inherit(int(where), env) if where.isdigit() else None
 
     @classmethod
@@ -141,9 +140,8 @@ class Rendezvous:
         return made
 
     @classmethod
-    def _join(cls, where: str, secret: bytes, rank: int | None, size: int | None, env: Mapping[str, str]) -> Rendezvous:
-        limit = config().start_timeout
-        limit = limit if limit > 0 else _LIMIT if limit < 0 else math.inf
+    def _join(cls, where: str, secret: bytes, rank: int | None, size: int | None) -> Rendezvous:
+        limit = config().start_limit(RENDEZVOUS_LIMIT)
         deadline = time.monotonic() + limit
         server = _serve(where, secret, size) if rank == 0 and size else None
         channel: socket.socket | None = None

@@ -33,7 +33,6 @@ from ring_notebook.launch.supervisor.tagged_output import put
 from ring_notebook.rank.rank_status import RankStatus
 
 _CAPACITY = 1 << 16
-_FOR_EVER = 1e6  # seconds
 _LAST_WORDS = 4096  # bytes of what ssh says
 
 
@@ -331,8 +330,7 @@ def connect(hosts: Sequence[RemoteRanks]) -> None:
 
     Raises HostsLostError with those that have not.
     """
-    given = config().start_timeout
-    limit = job_failure.SECONDS_TO_CONNECT if given < 0 else given or _FOR_EVER
+    limit = config().start_limit(job_failure.SECONDS_TO_CONNECT)
     until = time.monotonic() + limit
     with selectors.DefaultSelector() as selector:
         for host in hosts:

@@ -13,6 +13,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from ring_notebook.analysis.job_failure import REGISTERING
+from ring_notebook.config import config
 from ring_notebook.errors import ClusterError, RingError
 from ring_notebook.files.run_folders import runs_directory
 from ring_notebook.files.snapshot_files import Snapshot
@@ -40,7 +42,6 @@ from ring_notebook.protocol.ringtrain_options import CellOptions
 from ring_notebook.protocol.sent_functions import dumps
 from ring_notebook.rank.named_interrupt import DEBUGGER
 
-_START_TIMEOUT = 120.0
 _SECONDS_TO_END = 10.0  # for a run, one of whose ranks was ended
 _ATTACH_TIMEOUT = 10.0
 _SECONDS_TO_NAME = 2.0  # the user has pressed Tab and waits
@@ -147,9 +148,10 @@ class Cluster:
             forks = self._fork_from()
             lent = self._lent.environment if self._lent else {}
             self._processes = Processes.launch(self.directory, self.n, self._hosts, self._keep, lent, forks)
-            client = self._processes.connect(_START_TIMEOUT)
+            limit = config().start_limit(REGISTERING)
+            client = self._processes.connect(limit)
             self._engines = self._engines_of(client, self._processes, self._processes.trouble_at_start)
-            self._engines.wait_for(range(self.n), _START_TIMEOUT)
+            self._engines.wait_for(range(self.n), limit)
             self._prepare(self._engines, self._processes)
             self._engines.trouble = self._processes.trouble
             self._begin_sync(self._engines)

@@ -9,6 +9,8 @@ from pathlib import Path
 from socket import gethostname
 from time import time
 
+from ring_notebook.analysis.job_failure import REGISTERING
+from ring_notebook.config import config
 from ring_notebook.errors import ClusterError
 from ring_notebook.launch.supervisor.engine_supervisor import Request
 from ring_notebook.machine.process_life import began
@@ -23,7 +25,6 @@ NOT_HERE = (
 )
 """What to say where engines cannot be started one by one."""
 
-_START_TIMEOUT = 120.0
 _FORGET_TIMEOUT = 10.0
 
 
@@ -40,8 +41,8 @@ def heal(
     """Start the engines of ``ranks``, which are among ``n``, and have all `meet` in ``formation``.
 
     They take the place of engines that have died, or are ended, or come after all that there are. ``request`` asks the
-    supervisor. Whatever fails, or interrupts it: ``ranks`` have died then as before, and another call may start them;
-    those that are new are no ranks of the cluster. Raises ClusterError, with the story of a rank that died meanwhile.
+    supervisor. If it fails or is interrupted, ``ranks`` count as dead again, another call may start them, and new ones
+    are not added. Raises ClusterError, with the story of a rank that died meanwhile.
     """
     deaths, before = lost.deaths, len(engines.all)
     try:
@@ -51,7 +52,7 @@ def heal(
             engines.forget(rank, formation, _FORGET_TIMEOUT)
             request("start", rank, str(formation))
         ended = functools.partial(_failed, lost, ranks)  # they are watched only when it is known who they are
-        engines.wait_for(ranks, _START_TIMEOUT, ended)
+        engines.wait_for(ranks, config().start_limit(REGISTERING), ended)
         for started in prepare_engines(engines, n, directory, keep, True, ranks, ended):
             engine = replace(started, replaced=time(), reports=lost.reports(started.rank))
             engines.all[engine.rank : engine.rank + 1] = [engine]

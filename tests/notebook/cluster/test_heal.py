@@ -345,7 +345,7 @@ def test_the_new_engine_dies_before_its_heart_beats(cluster: Cluster, monkeypatc
             cluster.heal()
     finally:
         monitor.resume()
-    monkeypatch.setattr("ring_notebook.notebook.cluster.heal._START_TIMEOUT", 20.0)
+    monkeypatch.setattr("ring_notebook.notebook.cluster.heal.REGISTERING", 20.0)
     assert cluster.heal() == [2]
     assert names(cluster) == ["int 0", "int 1", None]
     assert_whole(cluster)
@@ -364,7 +364,7 @@ def test_a_dead_engine_asks_for_its_number_late(cluster: Cluster, monkeypatch: p
     forget = Engines.forget
     with monkeypatch.context() as patch:
         patch.setattr(Engines, "forget", forget_and_ask)
-        patch.setattr("ring_notebook.notebook.cluster.heal._START_TIMEOUT", 20.0)
+        patch.setattr("ring_notebook.notebook.cluster.heal.REGISTERING", 20.0)
         assert cluster.heal() == [2]
     assert names(cluster) == ["int 0", "int 1", None]
     assert_whole(cluster)

@@ -81,6 +81,12 @@ def test_a_wrong_value_is_named(monkeypatch: pytest.MonkeyPatch, variable: str, 
         config()
 
 
+@pytest.mark.parametrize(("text", "seconds"), [("", 120.0), ("-1", 120.0), ("7.5", 7.5), ("0", 1e6), ("inf", 1e6)])
+def test_how_long_a_start_may_take(monkeypatch: pytest.MonkeyPatch, text: str, seconds: float) -> None:
+    monkeypatch.setenv("RING_START_TIMEOUT", text)
+    assert config().start_limit(120.0) == seconds
+
+
 def test_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     before = config()
     monkeypatch.setenv("RING_TIMEOUT", "9")

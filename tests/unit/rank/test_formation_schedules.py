@@ -272,7 +272,7 @@ class Caller:
                 channel.sendall(f'cmd={JOIN} value={{"rank": 0}}'.encode()[: 9 * self.step])
                 reset(channel)
                 return
-            rendezvous = Rendezvous._join(where, secret, self.rank, self.size, {})
+            rendezvous = Rendezvous._join(where, secret, self.rank, self.size)
             channel = rendezvous._channel
             try:
                 self.formed = form(rendezvous, lambda step: self._disturb(step, rendezvous._channel))
