@@ -61,7 +61,8 @@ class RankFailure:
     """How the program of one rank failed. ``code`` is negative for a signal, as in subprocess.
 
     ``code`` is 0 for a rank that exited in the middle of the job. ``time`` is the clock of its host. ``out_of_memory``:
-    the Linux kernel of the host has killed a process meanwhile because memory ran out. ``aborted``: the rank ended only
+    the Linux kernel of the host has killed a process meanwhile because memory ran out; None where it does not count
+    these. ``aborted``: the rank ended only
     because another one failed. ``reason`` is set if the code does not say why: the rank could not be started, or its
     host is lost. ``behind``: the rank that an aborted one knows only to be out of reach; -1 for any other end.
     """
@@ -70,14 +71,14 @@ class RankFailure:
     host: str
     code: int
     time: float
-    out_of_memory: bool = False
+    out_of_memory: bool | None = None
     aborted: bool = False
     reason: str = ""
     behind: int = -1
 
     @property
     def how(self) -> str:
-        return self.reason or describe_exit(self.code)
+        return self.reason or describe_exit(self.code, self.out_of_memory)
 
     @property
     def sentence(self) -> str:
@@ -374,16 +375,22 @@ def signal_name(number: int) -> str:
         return f"SIGRTMIN+{above}" if above > 0 else f"signal {number}"
 
 
-def describe_exit(code: int) -> str:
-    """A subprocess return code in words."""
+_KILLERS = {
+    True: ", probably out of memory",
+    False: ", not out of memory",
+    None: "; if nobody sent it, the Linux kernel did, out of memory",
+}
+
+
+def describe_exit(code: int, out_of_memory: bool | None = None) -> str:
+    """A subprocess return code in words. ``out_of_memory`` is that of `RankFailure`."""
     # Programs give the code of SIGINT themselves.
     if _OF_SHELL < code <= _OF_SHELL + signal.SIGRTMAX and code != _OF_SHELL + signal.SIGINT:
         return f"exit code {code}, that of a shell whose program was {describe_exit(_OF_SHELL - code)}"
     if code >= 0:
         return f"exit code {code}"
     name = signal_name(-code)
-    hint = "; if nobody sent it, the Linux kernel did, out of memory" if name == "SIGKILL" else ""
-    return f"killed by {name}{hint}"
+    return f"killed by {name}{_KILLERS[out_of_memory] if name == 'SIGKILL' else ''}"
 
 
 def judge_late_rank(failed_at: float | None, now: float) -> int:

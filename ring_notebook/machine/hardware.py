@@ -52,8 +52,11 @@ def _quota_of(folder: Path) -> float:
     return 0.0
 
 
-def oom_kills() -> int:
-    """How often the Linux kernel has killed a process of this machine or container because memory ran out."""
+def oom_kills() -> int | None:
+    """How often the Linux kernel has killed a process of this machine or container because memory ran out.
+
+    None where it does not count them, as in gVisor.
+    """
     counts = []
     for path in (_VMSTAT, _CGROUPS / "memory.events", _CGROUPS / "memory" / "memory.oom_control"):
         try:
@@ -61,7 +64,7 @@ def oom_kills() -> int:
         except OSError:
             continue
         counts += [int(line.split()[1]) for line in lines if line.split()[0] == "oom_kill"]
-    return sum(counts)
+    return sum(counts) if counts else None
 
 
 def throttled() -> float:

@@ -58,8 +58,10 @@ class MemoryKills:
             self._before, self._newer, self._read_at = self._newer, oom_kills(), time.monotonic()
 
     @property
-    def recent(self) -> bool:
-        return oom_kills() > self._before
+    def recent(self) -> bool | None:
+        """None where the kernel does not count them."""
+        now = oom_kills()
+        return None if now is None or self._before is None else now > self._before
 
 
 def failure_of(rank: int, code: int, status: RankStatus, kills: MemoryKills) -> RankFailure:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-import signal
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
 
-from ring_notebook.analysis.job_failure import RankFailure, first_failure, signal_name
+from ring_notebook.analysis.job_failure import RankFailure, describe_exit, first_failure
 from ring_notebook.files.rank_logs import of_last_cell
 from ring_notebook.launch.batch_job import who_ended_it
 from ring_notebook.launch.supervisor.stderr_reports import split_reports
@@ -89,9 +88,7 @@ def explain_failure(failure: RankFailure) -> str:
     """How a rank has ended, in words."""
     how = f"failed: {failure.reason}" if failure.reason else f"exited with code {failure.code}"
     if failure.code < 0:
-        how = f"was killed by {signal_name(-failure.code)}"
-        if -failure.code == signal.SIGKILL:
-            how += ", probably out of memory" if failure.out_of_memory else ", not out of memory"
+        how = f"was {describe_exit(failure.code, failure.out_of_memory)}"
     return f"rank {failure.rank} on {failure.host} {how}"
 
 

@@ -24,8 +24,7 @@ for step in range(3):
 """
 STORIES = {
     "raise": "rank 1 never came: it raised ValueError: boom at train.py:9 after barrier 'a' at train.py:7",
-    "kill": "rank 1 never came: it ended (killed by SIGKILL; if nobody sent it, the Linux kernel did, out of memory) "
-    "after barrier 'a' at train.py:7",
+    "kill": "rank 1 never came: it ended (killed by SIGKILL, not out of memory) after barrier 'a' at train.py:7",
     "return": "rank 1 never came: it ended (exit code 0) after barrier 'a' at train.py:7",
 }
 

@@ -29,7 +29,8 @@ def test_the_kernel_has_killed_some_process_of_the_host_maybe_another_one() -> N
     """Its count is of the machine, and anybody may have killed the rank."""
     killed = "rank 3 on b was killed by SIGKILL, "
     assert explain_failure(RankFailure(3, "b", -9, 2.0, out_of_memory=True)) == f"{killed}probably out of memory"
-    assert explain_failure(RankFailure(3, "b", -9, 2.0)) == f"{killed}not out of memory"
+    assert explain_failure(RankFailure(3, "b", -9, 2.0, out_of_memory=False)) == f"{killed}not out of memory"
+    assert "killed by SIGKILL; if nobody sent it," in explain_failure(RankFailure(3, "b", -9, 2.0))
 
 
 def test_stacks_that_were_asked_for_are_no_part_of_the_log() -> None:

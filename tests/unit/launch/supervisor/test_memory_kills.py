@@ -22,3 +22,8 @@ def test_a_kill_of_long_ago_says_nothing_of_a_rank(monkeypatch: pytest.MonkeyPat
         recent.append(kills.recent)
     assert all(recent[:30]), "the process may take so long to end"
     assert not any(recent[60:])
+
+
+def test_where_nobody_counts_them_nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stderr_reports, "oom_kills", lambda: None)
+    assert stderr_reports.MemoryKills().recent is None
