@@ -51,7 +51,6 @@ py::dict report(Devices& self) {
     } catch (const ring::DeviceError& error) {
         found["nccl_error"] = std::string(error.what());
     }
-    found["given_up"] = self.given_up();
     return found;
 }
 

@@ -108,8 +108,6 @@ class DeviceReport:
     """Names of the GPUs, in the order of their indices."""
     errors: tuple[str, ...]
     """Why the driver or NCCL cannot be used."""
-    given_up: str
-    """Why this process cannot use its GPUs any more, and what to do; empty while it can."""
 
 
 # The variable overrides the core's own setting; NCCL would then wait for a rank that never comes.
@@ -140,7 +138,6 @@ def device_report() -> DeviceReport:
         nccl=found.get("nccl", ""),
         names=tuple(found.get("devices", ())),
         errors=tuple(errors),
-        given_up=found["given_up"],
     )
 
 

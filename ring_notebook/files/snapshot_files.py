@@ -302,7 +302,7 @@ def _prune(folder: Path, newest: Snapshot) -> None:
     if newest.about.get("automatic"):
         run = newest.about["run"]["id"]
         own = [one for one in others if one.about.get("automatic") and one.about["run"]["id"] == run and one not in old]
-        old += own[: max(0, len(own) + 1 - int(newest.about.get("keep", KEPT)))]
+        old += own[: max(0, len(own) + 1 - KEPT)]
     for one in old:
         remove(one)
     for path in folder.iterdir():

@@ -8,6 +8,7 @@ from difflib import unified_diff
 from html import escape
 from typing import Any, NamedTuple
 
+from ring_notebook.notebook.colors import GREY, STATUS_COLORS
 from ring_notebook.notebook.panel import display_area, headline
 from ring_notebook.notebook.panel.charts import svg_chart
 from ring_notebook.notebook.panel.charts.chart import Chart, compared, results
@@ -23,7 +24,7 @@ from ring_notebook.text.words import plural
 
 _MOST_CHANGES = 3  # of one knob, in the cell of a table
 _CONTEXT = 2  # lines of a cell around those that differ
-_COLORS = {"+": "#059669", "-": "#d64545", "@": "#8791a0"}
+_COLORS = {"+": STATUS_COLORS["ok"], "-": STATUS_COLORS["failed"], "@": GREY}
 
 
 class Origin(NamedTuple):

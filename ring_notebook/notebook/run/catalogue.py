@@ -18,6 +18,7 @@ from ring_notebook.errors import RingError
 from ring_notebook.files import checkpoint_names
 from ring_notebook.files.private_files import open_private
 from ring_notebook.files.run_folders import RUN, runs_directory
+from ring_notebook.notebook.colors import GREY, STATUS_COLORS
 from ring_notebook.notebook.panel import labelled_lines
 from ring_notebook.notebook.panel.charts.chart import axes
 from ring_notebook.notebook.panel.comparison import Comparison, Origin, changes_of
@@ -41,7 +42,6 @@ from ring_notebook.text.words import plural
 
 _SHOWN = 6  # metrics and hyper-parameters that a list shows; the others are folded
 _TRIVIAL_SECONDS = 10.0  # a cell that ended well before and logged nothing is no experiment
-_DOTS = {"ok": "#22a06b", "failed": "#d64545", "interrupted": "#c9962b", "running": "#3b82f6"}
 _LOST = "running or lost"
 _FACTS = ("name", "status", "samples/s", "J/sample", "kJ", "seconds", "ranks", "checkpoint", "started", "run")
 _CURVE = "curve"
@@ -338,7 +338,7 @@ class _Entry:
     def named(self) -> str:
         """The name behind a dot in the color of the status, as HTML."""
         status, name = self.cell("status"), self.cell("name")
-        dot = f"<span title='{escape(status)}' style='color:{_DOTS.get(status, '#8a8f98')}'>●</span>"
+        dot = f"<span title='{escape(status)}' style='color:{STATUS_COLORS.get(status, GREY)}'>●</span>"
         return f"{dot} <span title='{escape(name, quote=True)}'>{escape(name)}</span>"
 
     def has(self, word: str) -> bool:

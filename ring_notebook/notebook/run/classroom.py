@@ -25,7 +25,7 @@ from IPython.display import display
 from ring_notebook.errors import RingError
 from ring_notebook.files.private_files import open_regular
 from ring_notebook.files.whole_file import checked
-from ring_notebook.notebook.colors import RED, STATUS_COLORS
+from ring_notebook.notebook.colors import GREY, RED, STATUS_COLORS
 from ring_notebook.notebook.run.sharing import MOST_BYTES, PERIOD, SIGN_OF_LIFE, SUFFIX, Tile, read_tile
 from ring_notebook.notebook.style import duration, number, sparkline, whole
 from ring_notebook.text.words import aligned, plural
@@ -177,7 +177,7 @@ def _row(seen: Seen) -> list[str]:
 
 def _tile_html(seen: Seen) -> str:
     name, state, run, value, facts, problem = map(escape, _row(seen))
-    color = RED if state in ("stuck", "no progress", "unreadable") else STATUS_COLORS.get(state, "#8791a0")
+    color = RED if state in ("stuck", "no progress", "unreadable") else STATUS_COLORS.get(state, GREY)
     curve = sparkline(seen.tile.curve, 200, 40) if seen.tile else ""
     return (
         f"<div style='border-left-color:{color}'><b>{name}</b> <span style='color:{color}'>● {state}</span> {run}"
@@ -185,12 +185,13 @@ def _tile_html(seen: Seen) -> str:
     )
 
 
-_CSS = """<style>
-.ring-tiles { display: grid; grid-template-columns: repeat(auto-fill, minmax(230px, 1fr)); gap: 8px; font-size: 12px; }
-.ring-tiles > div { border: 1px solid var(--jp-border-color2, #8885); border-left: 4px solid; border-radius: 6px;
-  padding: 5px 8px; min-width: 0; overflow: hidden; line-height: 1.5; overflow-wrap: anywhere; }
-.ring-tiles img { max-width: 100%; display: block !important; }
-.ring-facts { color: #8791a0; }
-.ring-wrong { color: #ef4444; display: -webkit-box; -webkit-line-clamp: 3; -webkit-box-orient: vertical;
-  overflow: hidden; }
+_CSS = f"""<style>
+.ring-tiles {{ display: grid; grid-template-columns: repeat(auto-fill, minmax(230px, 1fr)); gap: 8px;
+  font-size: 12px; }}
+.ring-tiles > div {{ border: 1px solid var(--jp-border-color2, #8885); border-left: 4px solid; border-radius: 6px;
+  padding: 5px 8px; min-width: 0; overflow: hidden; line-height: 1.5; overflow-wrap: anywhere; }}
+.ring-tiles img {{ max-width: 100%; display: block !important; }}
+.ring-facts {{ color: {GREY}; }}
+.ring-wrong {{ color: {RED}; display: -webkit-box; -webkit-line-clamp: 3; -webkit-box-orient: vertical;
+  overflow: hidden; }}
 </style>"""

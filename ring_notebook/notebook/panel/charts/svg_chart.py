@@ -63,7 +63,7 @@ def svg(chart: Chart) -> str:
         at = f"{100 * x.place(tick):.2f}%"
         anchor = _anchor(x.place(tick), _BEGIN, _END)
         parts.append(f"<text{kind} x='{at}' y='{height + 17}' text-anchor='{anchor}'>{x.label(tick)}</text>")
-    parts += _epochs(chart, x, height)
+    parts += _epochs(chart, x)
     inner = f"width='100%' height='100%' viewBox='0 0 {_ACROSS} {_UNIT}' preserveAspectRatio='none'"
     parts.append(f"<svg {inner} overflow='visible'>")
     parts += [*_lines(chart.curves, x, y), "</svg>", *_points(chart, x, y), "</svg></svg>"]
@@ -155,7 +155,7 @@ def _points(chart: Chart, x: Scale, y: Scale) -> list[str]:
     return parts
 
 
-def _epochs(chart: Chart, x: Scale, height: int) -> list[str]:
+def _epochs(chart: Chart, x: Scale) -> list[str]:
     marks = chart.some_epochs
     parts = []
     for mark in marks:
