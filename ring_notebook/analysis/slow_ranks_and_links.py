@@ -1,7 +1,7 @@
 """Why a run is slow: ranks that the others wait for and their cause, a link between hosts, or what all ranks do.
 
-Panel, report, timeline and `ringrun` show the sentence of what `find` finds; a timeline, which has recorded all, that
-of `explain`. Noise never counts.
+Panel, report and `ringrun` show what `find` finds. A timeline has recorded every step, so it shows `explain`, which
+always has a sentence. Noise never counts.
 
 Each process measures what its time went to. A slow rank takes some seconds longer than the usual rank, and each cause
 explains a part of them. The cause of the largest part is named, if that is more than a third.
@@ -85,8 +85,8 @@ class SlowRanks:
 class SlowLink:
     """A link between hosts that is slower than the others, from a rank to one of another host.
 
-    ``rate``: bytes a second while data is on its way; ``factor``: how many times as much the others carry, at least:
-    what acknowledges data on the way back goes through the slow link and waits there. ``moving``: the share of time
+    ``rate``: bytes a second while data is on its way; ``factor``: how many times faster the other links are, at
+    least: their acknowledgements also pass the slow link. ``moving``: the share of time
     that the ranks move data.
     """
 

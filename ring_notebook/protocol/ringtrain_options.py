@@ -19,7 +19,7 @@ class CellOptions:
         Option("-t, --ranks 0,2-3", "run on these ranks, which count from 0 in the run", rank_numbers, exclusive=True),
     ] = None
     name: Annotated[str, Option("--name NAME", "name of the run")] = ""
-    timeout: Annotated[float, Option("--timeout 2h", "stop the run after this time", duration)] = 0.0
+    timeout: Annotated[float, Option("--timeout 20m", "stop the run after this time", duration)] = 0.0
     plot: Annotated[
         Sequence[str], Option("--plot loss,acc", "metrics to chart; loss+val_loss: both in one", name_list)
     ] = ()

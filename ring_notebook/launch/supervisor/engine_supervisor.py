@@ -43,7 +43,7 @@ def request(path: Path, what: Request, number: int, name: str = "") -> None:
 
 
 class EngineSupervisor(Supervisor):
-    """``program`` on ``n`` engines, as many of which live as do; it ends when all have. ``requests`` is the pipe."""
+    """Runs ``program`` on ``n`` engines; others continue when one ends. ``requests`` is the pipe."""
 
     def __init__(self, hosts: Hosts, connections: Connections, n: int, program: list[str], requests: str) -> None:
         self._wanted: dict[int, int] = {}  # ranks to be started again when their processes have ended: for a formation

@@ -25,9 +25,9 @@ _LOOK = 0.1  # at the log, for ranks of other hosts
 class LostRanks:
     """Watches engines in a thread of its own; ``deaths`` has those that have ended, by rank.
 
-    It watches processes of this host, and for other hosts what the supervisor reports. A report counts once: those that
-    were there when a process began to be watched are of others before it. ``log`` is the file to which the engines and
-    their supervisor write, ``logs`` holds the ranks' own logs.
+    It watches processes of this host, and for other hosts what the supervisor reports. A report counts once: what
+    was in the log before a process was watched belongs to earlier processes of its rank. ``log`` is the file to which
+    the engines and their supervisor write, ``logs`` holds the ranks' own logs.
     """
 
     def __init__(self, log: Path, logs: Path) -> None:

@@ -19,7 +19,8 @@ def compared(before: RunRecord, now: RunRecord, called: tuple[str, str], is_part
     """Which metrics of two runs are equal, and for each other metric the first values that differ, as text.
 
     ``called`` names the two runs in it. Rows are compared by step and logical rank, without logical ranks by step and
-    rank; of two numbers of ranks that have logical ones, what these have not logged is compared for rank 0. Metrics
+    rank; if both runs have logical ranks and their numbers of ranks differ, metrics that no
+    logical rank logged are compared for rank 0. Metrics
     that measure time differ in any two runs. The gradients of logical ranks come first, because metrics follow from
     them. Where ``now`` has stopped, as ``is_part`` says, rows that it has not reached are left out.
     """

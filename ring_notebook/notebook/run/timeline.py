@@ -49,7 +49,7 @@ HELD = ("held", "held up")
 
 @dataclass(frozen=True)
 class Account:
-    """Where the seconds of one rank went, and how long the usual one of those that waited for it has done so."""
+    """Where the seconds of one rank went, and the median time for which other ranks waited for it."""
 
     rank: int
     spent: Spent

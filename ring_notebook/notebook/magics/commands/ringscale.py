@@ -27,7 +27,7 @@ def scale(
     cell: str,
     sizes: Annotated[Sequence[int], Option("1,2,4", "numbers of ranks", rank_counts)],
     name: Annotated[str, Option("--name NAME", "name of the runs")] = "",
-    timeout: Annotated[float, Option("--timeout 2h", "stop each run after this time", duration)] = 0.0,
+    timeout: Annotated[float, Option("--timeout 20m", "stop each run after this time", duration)] = 0.0,
     logical: Annotated[
         int, Option("--logical L", "train as L ranks would on each size, and compare all that they log", count)
     ] = 0,
