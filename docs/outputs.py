@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+NOTEBOOKS = sorted([*(ROOT / "notebooks").glob("*.ipynb"), *(ROOT / "notebooks" / "gallery").glob("*.ipynb")])
 BIN = Path(sys.executable).parent  # a script for a batch job names it
 VEGA = "application/vnd.vegalite.v5+json"
 DRAW = """

@@ -41,8 +41,8 @@ class Config:
     added in float32, and all ranks get the same result. Within a host nothing is rounded."""
 
     overlap: Literal["auto", "inline", "thread"] = "auto"
-    """RING_OVERLAP: ``thread`` reduces buckets on the progress thread during backward, ``inline`` in ``step()``
-    (DistributedDataParallel on backend "ring": in backward). ``auto`` takes ``thread`` if a core is free."""
+    """RING_OVERLAP: ``thread`` reduces buckets on the progress thread during backward, ``inline`` at its end
+    (DistributedDataParallel on backend "ring": in it). ``auto`` takes ``thread`` if a core is free."""
 
     gate: Literal["on", "off"] = "on"
     """RING_GATE: whether ranks compare what they call before each operation of groups of torch.distributed with other

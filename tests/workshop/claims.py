@@ -148,7 +148,7 @@ def failing(
     cells = list(sources)
     known = {"measured": measured, "seconds": seconds}
     names: dict[str, Any] = {
-        **{name: getattr(math, name) for name in ("ceil", "isclose", "sqrt")},
+        **{name: getattr(math, name) for name in ("ceil", "isclose", "log", "sqrt")},
         **constants(cells),
         **{name: value for name, value in known.items() if value is not None},
         "LocalSteps": LocalSteps,

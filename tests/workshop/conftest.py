@@ -86,10 +86,16 @@ def workshop(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Worksho
         return found, "".join(_text(cell) for cell in notebook.cells)
 
     yield run
-    if "RING_KEEP_OUTPUTS" in os.environ and request.node.stash.get(_PASSED, False):
+    if request.node.stash.get(_PASSED, False):
+        keep(name, notebook, tmp_path)
+
+
+def keep(name: str, notebook: NotebookNode, folder: Path) -> None:
+    """With RING_KEEP_OUTPUTS, keep what the cells of a notebook have shown, executed in ``folder``."""
+    if "RING_KEEP_OUTPUTS" in os.environ:
         shown = {cell.id: cell.outputs for cell in notebook.cells if cell.cell_type == "code"}  # the last attempt's
         outputs = runpy.run_path(str(NOTEBOOKS.parent / "docs" / "outputs.py"))
-        outputs["keep"](NOTEBOOKS / f"{name}.ipynb", [*shown.values()], tmp_path)
+        outputs["keep"](NOTEBOOKS / f"{name}.ipynb", [*shown.values()], folder)
 
 
 def _attempt(notebook: NotebookNode, wrong: Sequence[Wrong]) -> list[str]:

@@ -9,8 +9,9 @@ import pytest
 
 from workshop.claims import NOTEBOOKS, claims_of, code_of, failing
 from workshop.conftest import RUNS, demo, lesson
+from workshop.test_gallery import GALLERY
 
-NAMES = [path.stem for path in sorted(NOTEBOOKS.glob("*.ipynb")) if path.stem != "00_index"]
+NAMES = [path.stem for path in sorted(NOTEBOOKS.glob("*.ipynb")) if path.stem != "00_index"] + GALLERY
 
 
 @pytest.mark.slow
