@@ -144,11 +144,11 @@ def _of_devices(cell: CellCalls, optimizer: Call | None, loader: Call | None) ->
     moved = cell.names & _MOVING or any(call.has("device") for call in cell.calls)
     stays = "backward" in cell.names and not moved
     prepared = "prepare" in cell.names
-    if stays and loader and prepared:
+    if stays and prepared and loader and _is_kept_from_prepare(cell, loader):
         yield Hint(
             loader.line,
-            "`ring.prepare` moves the model to the rank's GPU, and the batches stay on the CPU: move each one in the "
-            "loop, as in `x = x.to('cuda')`",
+            "`ring.prepare` moves the model to the rank's GPU, and the batches stay on the CPU: pass it the loader "
+            "too, or move each batch in the loop, as in `x = x.to('cuda')`",
         )
     elif stays and optimizer and not prepared:
         model = _model_of(optimizer) or "model"
@@ -164,6 +164,14 @@ def _of_devices(cell: CellCalls, optimizer: Call | None, loader: Call | None) ->
             min(chosen),
             "every rank sees its own GPU as `cuda:0` and those of others after it: write `cuda`, whatever the rank",
         )
+
+
+def _is_kept_from_prepare(cell: CellCalls, loader: Call) -> bool:
+    """Whether the cell gives the loader a name, and certainly does not pass it to `prepare`."""
+    passed = [one for call in cell.calls if call.name == "prepare" for one in ast.walk(call.node)]
+    names = {one.id for one in passed if isinstance(one, ast.Name)}
+    name = cell.result_of(loader)
+    return bool(name) and name not in names and not any(isinstance(one, ast.Starred) for one in passed)
 
 
 def _numbers_a_gpu(node: ast.JoinedStr) -> bool:

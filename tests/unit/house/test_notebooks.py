@@ -12,6 +12,8 @@ import pytest
 from packaging.utils import canonicalize_name
 
 from install.environments import with_requirements
+from ring_notebook.notebook.panel.hints import Lint
+from ring_notebook.notebook.record.run_view import RunState
 from workshop.claims import claims, claims_of, code_of, failing
 
 NOTEBOOKS = Path(__file__).parents[3] / "notebooks"
@@ -73,6 +75,15 @@ def test_a_gallery_installs_what_a_lesson_does(name: str) -> None:
     code = [cell for cell in cells(name) if cell["cell_type"] == "code"]
     assert code[0]["source"].startswith(INSTALL.strip())
     assert not any(cell["outputs"] or cell["execution_count"] for cell in code)
+
+
+@pytest.mark.parametrize("name", [*NAMES, *GALLERY])
+def test_what_its_cells_do_with_gpus_gets_no_hint(name: str) -> None:
+    """As that a rank's own GPU is not the one of its number, or that batches stay on the CPU."""
+    view = RunState(2, 0.0).view(1.0)
+    sources = [one.partition("\n")[2] for one in code_of(name) if one.startswith("%%ringtrain")]
+    hints = [{*Lint(source, gpus=True).hints(view)} - {*Lint(source).hints(view)} for source in sources]
+    assert [one for one in hints if one] == []
 
 
 def test_it_leaves_the_server_that_shows_it_as_it_is() -> None:

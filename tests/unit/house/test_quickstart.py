@@ -8,9 +8,6 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from ring_notebook.notebook.panel.hints import Lint
-from ring_notebook.notebook.record.run_view import RunState
-
 NOTEBOOK = Path(__file__).parents[3] / "notebooks" / "01_quickstart.ipynb"
 
 
@@ -60,10 +57,6 @@ def test_the_changed_script_is_the_cell_that_runs(notebook: nbformat.NotebookNod
 def test_four_lines_differ(notebook: nbformat.NotebookNode) -> None:
     changed, removed = ([line for line in difference(notebook) if line.startswith(sign)] for sign in ("+ ", "- "))
     assert len(removed) <= len(changed) == 4
-
-
-def test_it_gets_no_hint_where_every_rank_has_a_gpu(notebook: nbformat.NotebookNode) -> None:
-    assert Lint(sides(notebook)[1].partition("\n")[2], gpus=True).hints(RunState(2, 0.0).view(1.0)) == ()
 
 
 def test_all_tensors_are_made_on_the_device(notebook: nbformat.NotebookNode) -> None:

@@ -113,12 +113,15 @@ def test_a_model_that_stays_on_the_cpu_beside_a_gpu() -> None:
 
 
 def test_batches_that_stay_on_the_cpu_while_prepare_moves_the_model() -> None:
-    hints = devices(PREPARED)
+    assert devices(PREPARED) == {}, "it moves the batches of its loaders"
+    source = PREPARED.replace("optimizer, loader", "optimizer")
+    hints = devices(source)
     assert list(hints) == [2]
     assert "the batches stay on the CPU" in hints[2]
-    assert devices(PREPARED.replace("    loss(", "    x, y = x.to('cuda'), y.to('cuda')\n    loss(")) == {}
-    assert devices(f"with torch.device('cuda'):\n    data = make()\n{PREPARED}") == {}
-    assert devices(PREPARED.replace("loader = DataLoader(data, batch_size=8)\n", "")) == {}  # made in an earlier cell
+    assert devices(source.replace("    loss(", "    x, y = x.to('cuda'), y.to('cuda')\n    loss(")) == {}
+    assert devices(f"with torch.device('cuda'):\n    data = make()\n{source}") == {}
+    assert devices(source.replace("loader = DataLoader(data, batch_size=8)\n", "")) == {}  # made in an earlier cell
+    assert devices(source.replace("ring.prepare(model, optimizer)", "ring.prepare(*everything)")) == {}
 
 
 @pytest.mark.parametrize(
