@@ -17,7 +17,8 @@ GALLERY = sorted(f"gallery/{path.stem}" for path in NOTEBOOKS.glob("gallery/*.ip
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("scale", [2, 1])
 @pytest.mark.parametrize("name", GALLERY)
-def test_it_learns(name: str, scale: int, tmp_path: Path) -> None:
+def test_it_learns(name: str, scale: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo, "SECONDS", 600)
     notebook = lesson(name)
     (setup,) = (cell for cell in notebook.cells if re.search(r"^SCALE\b", cell.source, re.MULTILINE))
     setup.source, changed = re.subn(r"^(SCALE(?:, \w+)*) = 1\b", rf"\1 = {scale}", setup.source, flags=re.MULTILINE)

@@ -124,7 +124,7 @@ def test_each_number_of_a_lesson_has_a_check(name: str) -> None:
 
 def kept(name: str) -> tuple[dict[str, Any], float]:
     """What the last cell of a lesson had measured when its outputs were kept, and the seconds that its cells tell."""
-    path = NOTEBOOKS.parent / "docs" / "outputs" / f"{name}.json"
+    path = NOTEBOOKS.parent / "docs" / "outputs" / f"{Path(name).name}.json"
     outputs = [one for shown in json.loads(path.read_text()).values() for one in shown]
     texts = ["".join(one.get("text") or one.get("data", {}).get("text/plain", "")) for one in outputs]
     *_, measured = (text for text in texts if text.startswith("{"))
@@ -132,7 +132,7 @@ def kept(name: str) -> tuple[dict[str, Any], float]:
     return ast.literal_eval(measured), sum(60 * float(minutes or 0) + float(seconds) for minutes, seconds in times)
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name != INDEX])
+@pytest.mark.parametrize("name", [*(name for name in NAMES if name != INDEX), *GALLERY])
 def test_what_a_lesson_says_is_so_in_its_kept_outputs(name: str) -> None:
     measured, seconds = kept(name)
     assert failing(claims_of(name), code_of(name), measured, seconds) == []
