@@ -27,6 +27,7 @@ from ring_notebook.text.words import plural, rate_text
 BACKWARD = 2 / 3
 """The part of compute that can hide communication: backward takes about twice as long as forward."""
 _DISTINCT = 1.1  # times by which batches differ that tell a fixed time from one for each sample
+_ROUNDED = 0.005  # efficiencies closer than this look the same
 _UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 
 
@@ -155,7 +156,8 @@ def predict(
     ``per_host``: ranks of each host, by default the most that were measured on one; where no network is known, all.
     The interval of an efficiency spans the models that leave one run or one size out, widened by what the model is off
     on the sizes that it was fitted to; where a link is given and no run has crossed one, also whether nothing or all of
-    backward hides communication.
+    backward hides communication. No size is predicted to scale better than the best that was measured, unless the
+    smallest one shared cores or a network as it will not: what fits better than that is a smallest size held up.
     Raises ValueError where the runs do not tell enough.
     """
     known = [run for run in runs if run.ranks not in sizes]
@@ -176,10 +178,11 @@ def predict(
         whole = batch if strong else batch / base.ranks * ranks
         return whole / sum(model.step(ranks, hosts, whole / ranks).values())
 
+    best = max(measure(known), key=lambda point: point.efficiency)
     model = fit(known, link)
     models = [model, *_other_models(known, link, model)]
     off = max(abs(rate_of(model, run.ranks, run.hosts) / _rate(known, run.ranks) - 1) for run in known)
-    points = []
+    points, more = [], []
     for ranks in sorted(set(sizes)):
         hosts = ceil(ranks / each)
         if hosts > 1 and link is None and not crossed:
@@ -193,17 +196,21 @@ def predict(
         shares = {**dict.fromkeys(PARTS, 0.0), **{name: seconds / step for name, seconds in parts.items()}}
         ideal = pace * ranks / base.ranks
         reached = [rate_of(one, ranks, hosts) / ideal for one in models]
+        freed = rate_of(model, ranks, hosts) / ranks * base.ranks / rate_of(model, base.ranks, base.hosts)
+        most = max(1.0, best.efficiency, freed)
+        efficiency, high = min(reached[0], most), min(max(reached) * (1 + off), most)
+        more += _above_ideal(ranks, hosts, reached[0], high, base, best, freed)
         points.append(
             Scaling(
                 ranks,
-                base.seconds / base.step * step,
-                whole / step,
+                base.seconds / base.step * whole / (efficiency * ideal),
+                efficiency * ideal,
                 whole,
                 0.0,
-                whole / step / pace,
-                whole / step / ideal,
+                efficiency * ranks / base.ranks,
+                efficiency,
                 shares,
-                (min(reached) * (1 - off), max(reached) * (1 + off)),
+                (min(min(reached) * (1 - off), efficiency), high),
             )
         )
     lines = [f"Predicted from {', '.join(map(str, sorted({run.ranks for run in known})))} ranks: {model}."]
@@ -216,7 +223,26 @@ def predict(
                 f"{point.ranks} ranks: predicted {point.rate:,.0f} samples/s, measured {got:,.0f}: "
                 f"off by {abs(point.rate / got - 1):.0%}{shared}."
             )
-    return points, "\n".join(lines)
+    return points, "\n".join([*lines, *more])
+
+
+def _above_ideal(
+    ranks: int, hosts: int, reached: float, high: float, base: Measured, best: Scaling, freed: float
+) -> list[str]:
+    """Why ``ranks`` are predicted to reach more than 100%, up to ``high``, or were cut to less than the model gives."""
+    first = plural(base.ranks, "rank")
+    lines = []
+    if reached > high + _ROUNDED:
+        lines.append(
+            f"{plural(ranks, 'rank')}: the model gives {reached:.0%} of ideal scaling; it is cut to the best that was "
+            f"measured, {high:.0%}: measure {first} again, with --repeat 3."
+        )
+    if high > 1 + _ROUNDED:
+        why = f"because {first} shared cores or a network as {ranks} on {plural(hosts, 'host')} would not"
+        if freed < best.efficiency:
+            why = f"as {plural(best.ranks, 'rank')} were measured at {best.efficiency:.0%}"
+        lines.append(f"{plural(ranks, 'rank')}: more than 100%, {why}.")
+    return lines
 
 
 def _other_models(runs: Sequence[Measured], link: float | None, model: StepModel) -> list[StepModel]:

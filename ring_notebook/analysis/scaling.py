@@ -151,6 +151,13 @@ def cause(points: Sequence[Scaling], cores: int) -> str:
             f"{plural(first.ranks, 'rank')} alone slept or waited for a core {first.shares['off_core']:.0%} of the time"
         )
         return f"{reach}, but {off}: if other programs use the cores, measure again without them."
+    if last.efficiency > 1 + _EQUAL:
+        same = first.batch and batches(points)[0]
+        caches = " or smaller batches, which fit caches better" if same else ""
+        return (
+            f"{reach}, more than ideal. Usual causes: {plural(first.ranks, 'rank')} alone was held up by other "
+            f"programs{caches}. Measure again with --repeat 3."
+        )
     if last.efficiency >= _SCALES:
         return f"{reach}."
     if cores and last.ranks > cores:

@@ -189,3 +189,47 @@ def test_rates_of_links(text: str, expected: float) -> None:
 def test_what_is_no_rate_of_a_link(text: str) -> None:
     with pytest.raises(ValueError, match="expected the rate of a host's network such as 25Gbit"):
         link_rate(text)
+
+
+@pytest.mark.parametrize(
+    ("runs", "per_host", "most", "said"),
+    [
+        # The smallest size was held up: the model, which has no rank do less work than it did, knows no better.
+        ([run_of(PLAIN, 1, 1, slower=1.9), run_of(PLAIN, 1, 1)], None, 1.0, ""),
+        (
+            [run_of(PLAIN, 1, 1, slower=1.6), run_of(PLAIN, 2, 1, slower=1.5)],
+            None,
+            1.6 / 1.5,
+            "4 ranks: more than 100%, as 2 ranks were measured at 107%.",
+        ),
+        # Four ranks took turns on the two cores that each of them will have.
+        (
+            [run_of(replace(PLAIN, cores=2), 4, 1), run_of(replace(PLAIN, cores=2), 8, 1)],
+            2,
+            2.0,
+            "more than 100%, because 4 ranks shared cores or a network as 16 on 8 hosts would not.",
+        ),
+    ],
+)
+def test_more_than_ideal_is_explained_or_not_predicted(
+    runs: list[Measured], per_host: int | None, most: float, said: str
+) -> None:
+    sizes = [16] if per_host else [4]
+    points, note = predict(runs, sizes, link=1e15, per_host=per_host)
+    low, high = points[0].interval or (0.0, 0.0)
+    assert low <= points[0].efficiency <= high <= most * (1 + 1e-6)
+    assert points[0].speedup == pytest.approx(points[0].efficiency * points[0].ranks / runs[0].ranks)
+    assert said in note
+    assert ("more than 100%" in note) == (high > 1.005)
+
+
+def test_a_model_that_beats_what_was_measured_is_cut_and_says_so() -> None:
+    """One rank alone was held up by 60%, and moved nothing that would show it in its compute."""
+    held_up = replace(
+        run_of(PLAIN, 1, 1, slower=1.6), shares={**dict.fromkeys(PARTS, 0.0), "compute": 0.5, "moving": 0.5}
+    )
+    (point,), note = predict([held_up], [4])
+    assert point.efficiency == pytest.approx(1.0)
+    assert point.rate == pytest.approx(4 * held_up.rate)
+    assert "4 ranks: the model gives " in note
+    assert "it is cut to the best that was measured, 100%: measure 1 rank again, with --repeat 3" in note

@@ -78,6 +78,13 @@ def test_what_is_lost_adds_up() -> None:
         (one(4, 200.0, parts=shares(moving=0.4)), 8, "50% is lost, most of it (40%) in moving data between ranks"),
         (one(4, 200.0, parts=shares(data=0.5)), 0, "50% is lost, most of it (50%) in waiting for data"),
         (one(4, 200.0), 8, "50% is lost, most of it (50%) in compute, which takes longer for each sample"),
+        (
+            one(4, 564.0),
+            8,
+            "4 ranks reach 141% of ideal scaling, more than ideal. Usual causes: 1 rank alone was held up by other "
+            "programs or smaller batches, which fit caches better. Measure again with --repeat 3.",
+        ),
+        (one(4, 564.0, 256.0), 8, "was held up by other programs. Measure again"),
     ],
 )
 def test_the_cause_of_what_is_lost(last: Measured, cores: int, said: str) -> None:
