@@ -62,8 +62,8 @@ def workshop(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Worksho
     """Execute the lesson that the test is called after: ``workshop(wrong, ...)`` with wrong answers for its exercise.
 
     The exercise is executed with its blanks, with the wrong answers, and with the solution. No cell fails; the check
-    says "Not yet" and the words of the wrong answer, then "Right"; and what the text says with numbers is so. Returns
-    what the notebook has measured, and all text that it shows.
+    says "Not yet" and what to fill in or the words of the wrong answer, then "Right"; and what the text says with
+    numbers is so. Returns what the notebook has measured, and all text that it shows.
     """
     name = request.node.name.removeprefix("test_")
     notebook = lesson(name)
@@ -73,8 +73,9 @@ def workshop(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Worksho
         demo.execute(notebook, RUNS)
         for cell, expected in zip(demo.tagged(notebook, "check"), words, strict=True):
             said = _text(cell)
-            assert expected in said
+            assert expected in (said.lower() if expected == "fill in" else said)
             assert ("Not yet" in said) == (expected != "Right")
+            assert "ellipsis" not in next((line for line in said.splitlines() if "Not yet" in line), "")
         found = demo.measured(notebook)
         seconds = [_seconds(cell) for cell in notebook.cells if cell.cell_type == "code"]
         keeps = "RING_KEEP_OUTPUTS" in os.environ  # what is kept says how long it took
@@ -110,7 +111,7 @@ def _attempt(notebook: NotebookNode, wrong: Sequence[Wrong]) -> list[str]:
     place = notebook.cells.index(exercise)
     notebook.cells.remove(check)
     notebook.cells[place : place + 1] = [cell for one in tried for cell in (one, copy.deepcopy(check))]
-    return ["Not yet", *(words for _, _, words in wrong), "Right"]
+    return ["fill in", *(words for _, _, words in wrong), "Right"]
 
 
 def _text(cell: NotebookNode) -> str:
