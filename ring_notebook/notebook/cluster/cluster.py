@@ -33,6 +33,7 @@ from ring_notebook.notebook.cluster.processes import Processes, require_descript
 from ring_notebook.notebook.cluster.readiness import UnfinishedRuns, check_ranks, require_living
 from ring_notebook.notebook.cluster.stacks import Stack, stacks
 from ring_notebook.notebook.cluster.synced_folder import Synced, SyncedFolder
+from ring_notebook.notebook.deferred_interrupt import DeferredInterrupt
 from ring_notebook.notebook.engines import Engine, Engines
 from ring_notebook.notebook.record.run_record import RunRecord
 from ring_notebook.notebook.run.run import Run
@@ -41,6 +42,7 @@ from ring_notebook.notebook.run.takeover import logs_in_progress
 from ring_notebook.protocol.ringtrain_options import CellOptions
 from ring_notebook.protocol.sent_functions import dumps
 from ring_notebook.rank.named_interrupt import DEBUGGER
+from ring_notebook.text.words import plural
 
 _SECONDS_TO_END = 10.0  # for a run, one of whose ranks was ended
 _ATTACH_TIMEOUT = 10.0
@@ -157,9 +159,15 @@ class Cluster:
             self._begin_sync(self._engines)
         except BaseException as error:
             message = self._processes.not_started(str(error)) if self._processes else str(error)
-            self.stop()
+            with DeferredInterrupt():  # a second one would leave processes
+                self.stop()
             if isinstance(error, ClusterError):
                 raise ClusterError(message) from None
+            if isinstance(error, KeyboardInterrupt):
+                raise KeyboardInterrupt(
+                    f"interrupted {time.monotonic() - started:.1f} s after the start of {plural(self.n, 'engine')}; all "
+                    "of it was ended, and no cluster runs. Execute the cell again to start them again"
+                ) from None
             raise
         self.seconds_to_start = time.monotonic() - started
         return self

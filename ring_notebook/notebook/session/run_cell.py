@@ -99,7 +99,13 @@ def start_ranks(session: Session, start: Callable[[Cluster], list[int]], again: 
     cluster = session.require()
     with session.waiting.held():  # until the set-up cells have run
         began = time.monotonic()
-        started = start(cluster)
+        try:
+            started = start(cluster)
+        except KeyboardInterrupt as error:
+            dead = sorted(set(range(cluster.n)) - set(cluster.living)) if cluster.running else []
+            then = f"`%ring heal` starts {rank_text(dead)}" if dead else "execute the cell again to start them"
+            text = f"interrupted before the ranks had started; the cluster has {plural(cluster.n, 'engine')}, {then}"
+            raise brief(error, f"KeyboardInterrupt: {text}") from None
         if not started:
             return ""
         session.tell(

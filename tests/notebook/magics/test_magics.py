@@ -34,6 +34,20 @@ def test_before_there_is_a_cluster(notebook: Notebook) -> None:
     assert shown == "ClusterError: there is no cluster; `%ring start` starts one"
 
 
+INTERRUPTED = "import os, signal, threading\nthreading.Timer({}, os.kill, (os.getpid(), signal.SIGINT)).start()\n"
+
+
+def test_an_interrupted_start_says_what_was_ended(notebook: Notebook) -> None:
+    for cell in ("%ring start -n 2", "get_ipython().run_cell_magic('ringtrain', '-n 2', 'pass')"):
+        name, shown = notebook.error(f"{INTERRUPTED.format(0.1)}{cell}")
+        assert name == "KeyboardInterrupt"
+        said = r"interrupted 0\.\d s after the start of 2 engines; all of it was ended, and no cluster runs. "
+        assert re.fullmatch(f"KeyboardInterrupt: {said}Execute the cell again to start them again", shown), shown
+        family = psutil.Process(notebook.pid).children(recursive=True)
+        assert not [one for one in family if "ipcontroller" in " ".join(one.cmdline())]
+        assert notebook.error("%ring status")[1] == "ClusterError: there is no cluster; `%ring start` starts one"
+
+
 def test_a_syntax_error_costs_no_cluster(notebook: Notebook) -> None:
     name, shown = notebook.error("%%ringtrain\nx = 1\nif x\n    pass")
     assert name == "CellSyntaxError"
@@ -449,6 +463,8 @@ def test_heal_starts_a_dead_rank_with_its_set_up_cells(notebook: Notebook) -> No
     told = json.loads(notebook.text("%ring status --json"))
     assert [(rank["state"], rank["memory"] is None) for rank in told["ranks"]] == [("idle", False), ("died", True)]
     assert "rank 1 has died; `%ring heal` starts it again" in notebook.error("%%ringtrain\npass")[1]
+    shown = notebook.error(f"{INTERRUPTED.format(0.05)}%ring heal")[1]
+    assert "interrupted before the ranks had started; the cluster has 2 engines, `%ring heal` starts rank 1" in shown
     healed = notebook.text("%ring heal")
     assert "Started rank 1 again" in healed
     assert re.search(r"Ran \d+ set-up cells? on rank 1\.", healed)  # other tests have given theirs
