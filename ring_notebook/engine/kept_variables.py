@@ -80,19 +80,21 @@ def variables() -> dict[str, Any]:
     }
 
 
-def load(folder: str, ranks: int) -> dict[str, Any]:
+def load(folder: str, ranks: int, size: int | None = None) -> dict[str, Any]:
     """Load what this rank gets of a snapshot of ``ranks``, without using it. Returns what to tell the user.
+
+    It gets what it has as a rank of ``size``, by default all; a rank behind these is a copy of one of them.
 
     Raises RingError, with what to do, when it cannot be loaded.
     """
     global _pending
-    _pending, rank = None, setup.rank()
+    _pending, rank, size = None, setup.rank(), size or setup.size()
     setup.wait_for_preload()
     path = Path(folder)
     snapshot_files.check_folder(path.parent)
     try:
         _pending = kept_state.load(
-            (rank, setup.size()),
+            (rank % size, size),
             ranks,
             partial(snapshot_files.read_rank, path),
             partial(snapshot_files.read_blob, path),

@@ -165,8 +165,8 @@ class Cluster:
                 raise ClusterError(message) from None
             if isinstance(error, KeyboardInterrupt):
                 raise KeyboardInterrupt(
-                    f"interrupted {time.monotonic() - started:.1f} s after the start of {plural(self.n, 'engine')}; all "
-                    "of it was ended, and no cluster runs. Execute the cell again to start them again"
+                    f"interrupted {time.monotonic() - started:.1f} s after the start of {plural(self.n, 'engine')}; "
+                    "all of it was ended, and no cluster runs. Execute the cell again to start them again"
                 ) from None
             raise
         self.seconds_to_start = time.monotonic() - started
@@ -545,13 +545,16 @@ class Cluster:
         """
         return snapshots.keep(self._idle(), name, setup)
 
-    def restore(self, name: str) -> str:
+    def restore(self, name: str, size: int | None = None) -> str:
         """Put the variables of a snapshot in the place of those of all ranks; returns in words what was restored.
 
-        The number of ranks may be another one. Raises RingError when there is none of this name that is whole, or a
+        The number of ranks may be another one. They are those of a run on the first ``size`` ranks, by default all; the
+        ranks behind these are copies of them. Raises RingError when there is none of this name that is whole, or a
         rank cannot load it: then no rank has changed.
         """
-        return snapshots.bring_back(self._idle(), snapshots.find(name))
+        if size is not None:
+            self.check_size(size)
+        return snapshots.bring_back(self._idle(), snapshots.find(name), size)
 
     def stacks(self) -> list[Stack]:
         """Where each rank is now, by rank: also while a run is in progress, and while native code runs.

@@ -41,8 +41,10 @@ def keep(engines: Engines, name: str, setup: Sequence[RunRecord] = ()) -> Snapsh
         shutil.rmtree(folder / f".{id}.partial", ignore_errors=True)
 
 
-def bring_back(engines: Engines, snapshot: Snapshot) -> str:
+def bring_back(engines: Engines, snapshot: Snapshot, size: int | None = None) -> str:
     """Put the variables of a snapshot in the place of those of all ranks; returns what to tell the user.
+
+    They are those of a run on ``size`` ranks, by default all; the next ``size`` ranks are copies of these, and so on.
 
     When one rank cannot load them, raises RingError, and no rank has changed.
     """
@@ -52,12 +54,12 @@ def bring_back(engines: Engines, snapshot: Snapshot) -> str:
             "and classes of cells cannot be loaded; use that Python"
         )
     try:
-        loaded = _call(engines, "load", str(snapshot.path), snapshot.size)
+        loaded = _call(engines, "load", str(snapshot.path), snapshot.size, size)
     except BaseException:
         engines.call_beside(f"{_RANK_SIDE}:forget")
         raise
     _call(engines, "use")
-    return _restored(snapshot, len(engines.all), loaded)
+    return _restored(snapshot, size or len(engines.all), loaded)
 
 
 def _call(engines: Engines, function: str, *arguments: Any) -> list[Any]:
@@ -71,11 +73,12 @@ def _call(engines: Engines, function: str, *arguments: Any) -> list[Any]:
 
 
 class Continued(NamedTuple):
-    """The cell that continues a run from a snapshot on. ``begins_anew`` says which functions do not continue."""
+    """The cell that continues run ``of`` from a snapshot on. ``begins_anew`` says which functions do not continue."""
 
     source: str
     options: CellOptions
     begins_anew: str
+    of: str
 
 
 def continued(snapshot: Snapshot, name: str = "") -> Continued:
@@ -101,7 +104,7 @@ def continued(snapshot: Snapshot, name: str = "") -> Continued:
         who="",
     )
     anew = f"{functions}() begins anew: variables of functions are not kept; those of the cell are."
-    return Continued(run["source"], options, anew * bool(functions))
+    return Continued(run["source"], options, anew * bool(functions), run["name"])
 
 
 def set_up_cells(snapshot: Snapshot) -> list[RunRecord]:

@@ -182,11 +182,11 @@ class Lab:
         if not 1 <= len(settings) <= _MOST_BRANCHES:
             raise RingError(f"expected 1 to {_MOST_BRANCHES} settings of branches, got {len(settings)}")
         cell, cluster = continued(snapshot), self.cluster
-        # A larger cluster has the variables of rank r % size on each rank r, so its parts are copies of the snapshot.
+        # Rank r of a larger cluster has all that rank r % size has, so its parts are copies of the snapshot.
         parts: list[range | None] = [None]
-        if beside and cluster.n >= 2 * snapshot.size:
+        if cluster.n > snapshot.size:
             starts = range(0, cluster.n - snapshot.size + 1, snapshot.size)
-            parts = [range(start, start + snapshot.size) for start in starts]
+            parts = [range(start, start + snapshot.size) for start in starts][: None if beside else 1]
         options = replace(cell.options, timeout=limits.seconds, who=self.who)
         options = replace(options, pause_at=(limits.steps,) if limits.steps else ())
         branches: list[Handle] = []
@@ -194,7 +194,7 @@ class Lab:
         def begin(first: int, names: Sequence[str], runs: dict[int, Run]) -> Run:
             if by := next((one for one in branches if one.ended_by == PERSON), None):
                 raise RingError(f"a person stopped {by.name}, so the branches after it do not begin")
-            self.cluster.restore(snapshot.name)
+            self.cluster.restore(snapshot.name, snapshot.size if parts[0] else None)
             for at, name in enumerate(names):
                 own = replace(options, name=name, ranks=parts[at], knobs=dict(settings[first + at]))
                 runs[at] = send_cell(self.session, cell.source, own, QueuedCell(name, frozenset()))

@@ -110,8 +110,10 @@ def test_a_limit_of_steps_keeps_the_variables_and_branches_continue_from_there(l
 
 
 def test_branches_run_side_by_side_on_parts_of_the_cluster(lab: Lab) -> None:
-    run = lab.run(TRAINING, n=1, steps=10, keep=True)
+    run = lab.run(TRAINING.replace("ring.log(", "ring.log(draw=torch.rand(1).item(), "), n=1, steps=10, keep=True)
     run.wait(timeout=60)
+    (alone,) = run.branch([{"lr": 0.02}], steps=5, side_by_side=False)
+    alone.wait(timeout=60)
     one, other, third = run.branch([{"lr": 0.05}, {"lr": 0.001}, {"lr": 0.1}], steps=150)
     until(lambda: one.run is not None and other.run is not None)
     assert one.run is not None
@@ -120,6 +122,10 @@ def test_branches_run_side_by_side_on_parts_of_the_cluster(lab: Lab) -> None:
     assert third.status == "waiting"
     assert "base" not in third.verdict().waits_for
     assert [each.wait(timeout=60).verdict.ended_by for each in (one, other, third)] == ["its limit of 150 steps"] * 3
+    assert alone.run is not None
+    assert alone.run.ranks == {0}  # as many as the run had
+    draws = [[row.values["draw"] for row in each.run.metrics][:4] for each in (alone, one, other) if each.run]
+    assert draws[0] == draws[1] == draws[2]
 
 
 def test_the_verdict_on_a_failure_names_rank_line_operation_and_the_others(lab: Lab) -> None:

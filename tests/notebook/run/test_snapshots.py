@@ -296,6 +296,43 @@ def test_a_branch_begins_bit_for_bit_where_the_run_was(notebook: Notebook) -> No
     notebook.text("assert branch.knobs['lr'] == 0.02 and len(branch.metrics) > 0, branch.knobs")
 
 
+ALONE = """%%ringtrain -n 1 --background --out run --name alone
+import pathlib, time
+import torch
+model = torch.nn.Linear(6, 1)
+model, optimizer = ring.prepare(model, torch.optim.SGD(model.parameters(), lr=0.01))
+for step in range(40):
+    optimizer.zero_grad()
+    model(torch.ones(6)).sum().backward()
+    optimizer.step()
+    ring.log(draw=torch.rand(1).item())
+    while step == 20 and not pathlib.Path("on").exists():
+        time.sleep(0.01)
+"""
+KEPT = """import pathlib, time
+while len(run.metrics) < 20: time.sleep(0.01)
+run.snapshot("alone-mid")
+pathlib.Path("on").touch()
+run.wait()
+None
+"""
+
+
+def test_a_branch_takes_as_many_ranks_as_its_run(notebook: Notebook) -> None:
+    notebook.run(ALONE)
+    notebook.text(KEPT)
+    text = notebook.text("%ring snapshots branch alone-mid --out branch")
+    assert "The branch runs on rank 0 of 2 ranks, as run alone did; `-n 2` takes all." in text
+    assert "shared anew" not in text
+    notebook.text("assert {row.rank for row in branch.metrics} == {0}")
+    notebook.text("draws, own = ([row.values['draw'] for row in one.metrics] for one in (run, branch))")
+    notebook.text("first = draws.index(own[0])\nassert draws[first:first + 10] == own[:10], (draws, own)")
+    text = notebook.text("%ring snapshots branch alone-mid -n 2 --out branch")
+    assert "rank 1 has the variables of rank 0" in text
+    assert "The branch runs on" not in text
+    notebook.text("assert {row.rank for row in branch.metrics} == {0, 1}")
+
+
 REGULARLY = """%%ringtrain --background --out run --name often --snapshot 0.4s
 import time
 

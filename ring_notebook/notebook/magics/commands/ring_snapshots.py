@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Annotated
 
 from ring_notebook.errors import RingError
-from ring_notebook.files.snapshot_files import kept_text
+from ring_notebook.files.snapshot_files import Snapshot, kept_text
 from ring_notebook.notebook.cluster import snapshots as kept
 from ring_notebook.notebook.line_command import Option, command
 from ring_notebook.notebook.magics.commands.ring_restart import restart
@@ -19,6 +19,7 @@ from ring_notebook.notebook.table import Listing
 from ring_notebook.protocol.ringtrain_options import CellOptions
 from ring_notebook.text.line_options import count, knob_value
 from ring_notebook.text.words import plural
+from ring_notebook.text.words import ranks as rank_text
 
 _N = Annotated[int | None, Option("-n N", "number of engines; by default as there are, or were", count)]
 _Snapshot = Annotated[str, Option("NAME", "of a snapshot", complete=known_names.snapshots)]
@@ -58,7 +59,11 @@ def restore(
 
     Raises as `Cluster.restore`, and while a run is in progress.
     """
-    found = kept.find(name)
+    return _bring_back(session, kept.find(name), n, rerun)
+
+
+def _bring_back(session: Session, found: Snapshot, n: int | None, rerun: bool = False, size: int | None = None) -> str:
+    """Restore a snapshot in a cluster of ``n``, for a run on the first ``size`` ranks, by default all."""
     if runs := session.in_progress:
         raise RingError(
             f"run {runs[0].log.title} is in progress, and a restore replaces all variables; `%ring stop --runs` first"
@@ -72,14 +77,14 @@ def restore(
         for cell in session.setup if rerun else ():
             options = CellOptions.of(cell.options)
             run_cell(session, cell.source, replace(options, n=None, ranks=None, setup=False), first=True)
-        return session.require().restore(name)
+        return session.require().restore(found.name, size)
 
 
 @snapshots.command
 def branch(
     session: Session,
     name: Annotated[str, Option("RUN@STEP", "a snapshot of a run", complete=known_names.snapshots)],
-    n: _N = None,
+    n: Annotated[int | None, Option("-n N", "number of ranks; by default as the run had", count)] = None,
     called: Annotated[str, Option("--name NAME", "name of the new run")] = "",
     background: Annotated[bool, Option("--background", "return at once")] = False,
     knobs: Annotated[
@@ -93,10 +98,15 @@ def branch(
     """
     found = kept.find(name)
     cell = kept.continued(found, called)
-    session.tell(restore(session, name, n))
+    there = session.cluster.n if session.cluster is not None else 0
+    size = n or (min(found.size, there) if there else found.size)
+    session.tell(_bring_back(session, found, size if size > there else None, size=size))
+    if size < there:
+        why = "" if n else f", as run {cell.of} did; `-n {there}` takes all"
+        session.tell(f"The branch runs on {rank_text(range(size))} of {plural(there, 'rank')}{why}.")
     if cell.begins_anew:
         session.tell(cell.begins_anew)
-    options = replace(cell.options, background=background, knobs=dict(knobs))
+    options = replace(cell.options, n=size if size < there else None, background=background, knobs=dict(knobs))
     run_cell(session, cell.source, options, give=lambda given: assign(session, out, given))
 
 
