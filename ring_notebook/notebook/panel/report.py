@@ -59,7 +59,9 @@ def under_way(log: RunRecord) -> dict[str, str]:
     return _bundle(f"<div>{escape(text)}</div>", text)
 
 
-_HERE = "%ring attach shows it, here or in another notebook"
+# A page outlives its kernel and the cluster, so what it advises holds whether they run or not.
+_ENDS = "a cluster ends with its notebook's kernel, unless it was started with --keep"
+_HERE = f"While its cluster runs, %ring attach shows it, here or in another notebook; {_ENDS}"
 
 
 def _later(log: RunRecord) -> str:
@@ -80,9 +82,9 @@ def last_state(log: RunRecord, plot: Sequence[str] = (), waiting: bool = False) 
     attach, stop = _HERE, ""
     if waiting:
         name = quote(Path(notebook()).name or "NOTEBOOK")
-        attach = f"`%ring attach {name}` in another notebook shows and steers it"
+        attach = f"`%ring attach {name}` in another notebook shows and steers it while its cluster runs"
         stop = (
-            "%ring attach shows it here after a restart of the kernel, of a cluster that was started with --keep. "
+            f"{_ENDS[0].upper()}{_ENDS[1:]}: then %ring attach shows the run here after a restart of the kernel. "
             "While the cell waits for the run, interrupt the kernel (■) to stop it; "
         )
     attach += f"; {_later(log)}"

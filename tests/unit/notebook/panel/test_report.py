@@ -240,13 +240,15 @@ def test_the_last_state_is_a_picture_that_says_what_to_do_and_text_that_says_how
     monkeypatch.setenv("JPY_SESSION_NAME", "/home/me/my first.ipynb")
     waiting = report.last_state(log, waiting=True)
     assert "interrupt the kernel" in waiting["text/html"]
-    assert "of a cluster that was started with --keep" in waiting["text/html"], "others end with the kernel"
+    for form in (page, waiting["text/html"], report.under_way(log)["text/html"]):
+        ends = "cluster ends with its notebook's kernel, unless it was started with --keep"
+        assert ends in html.unescape(form), "true also where the kernel, and with it the cluster, has ended"
     for form in waiting.values():
         assert "`%ring attach 'my first.ipynb'` in another notebook" in html.unescape(form)
         assert "was in progress" not in form, "the headline says so"
     assert waiting["text/plain"].splitlines()[-1] == (
-        f"`%ring attach 'my first.ipynb'` in another notebook shows and steers it; its records are in {tmp_path / 'r1'}"
-        "; once it has ended, `%ring runs compare r1` shows them"
+        "`%ring attach 'my first.ipynb'` in another notebook shows and steers it while its cluster runs; its records "
+        f"are in {tmp_path / 'r1'}; once it has ended, `%ring runs compare r1` shows them"
     ), "a terminal has no button, and no kernel that could be restarted"
     log.finish("ok")
 
@@ -260,7 +262,8 @@ def test_the_last_state_before_the_first_step_says_what_ranks_do(tmp_path: Path)
     headline, *doing, notice = state["text/plain"].splitlines()
     assert headline.startswith("running · digits · 2 ranks")
     assert notice.startswith(
-        f"%ring attach shows it, here or in another notebook; its records are in {tmp_path / 'r1'};"
+        "While its cluster runs, %ring attach shows it, here or in another notebook; a cluster ends with its notebook's "
+        f"kernel, unless it was started with --keep; its records are in {tmp_path / 'r1'};"
     )
     assert [re.sub(r" \(.*", "", line) for line in doing] == [
         "importing torch on rank 0, line 1: import torch",
@@ -433,7 +436,7 @@ def test_a_value_that_is_no_number_is_said_first_and_drawn_in_red(tmp_path: Path
     bundle = report.mime_bundle(run(tmp_path / "r1", 2, bad))
     assert bundle["text/plain"].splitlines()[1] == "loss is NaN on rank 1 since step 60"
     assert "NaN, rank 1" in texts(images(bundle["text/html"])[0])
-    assert "<td style='color:#ef4444'>inf</td>" in bundle["text/html"]
+    assert "<td class='ring-fold-0' style='color:#ef4444'>inf</td>" in bundle["text/html"]
 
 
 def test_a_value_that_was_no_number_for_a_while_is_said_so(tmp_path: Path) -> None:
