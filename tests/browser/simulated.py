@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["BEGINNING", "BROKEN", "LOGICAL", "MANY", "REPORT", "STUCK", "TRAINING"]
+__all__ = ["BEGINNING", "BROKEN", "LOGICAL", "MANY", "REPORT", "STUCK", "TRAINING", "WIDE"]
 
 _SOURCE = (
     "import torch\n"
@@ -77,6 +77,12 @@ panel.close()
 """
 # A learning rate that is too high: the loss of one rank is no number from step 151 on.
 BROKEN = TRAINING.replace("(now, step, loss,", "(now, step, math.nan if step > 150 and rank == 1 else loss,")
+# Long names and more metrics than have room: columns are folded away.
+WIDE = (
+    TRAINING.replace('"accuracy", "lr"', '"validation/top5_accuracy", "scheduler/learning_rate"')
+    .replace('("val_loss",)', '("validation/cross_entropy", "validation/perplexity")')
+    .replace("2.2 * math.exp(-step / 70) + 0.16)", "2.2 * math.exp(-step / 70) + 0.16, 9.0)")
+)
 # Eight logical ranks, each with its loss; the data of logical rank 5 is harder.
 LOGICAL = (
     TRAINING.replace(

@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import Locator, expect
 
 from browser.lab import Lab, NotebookPage, Open, Picture
-from browser.simulated import BEGINNING, BROKEN, LOGICAL, REPORT, STUCK, TRAINING
+from browser.simulated import BEGINNING, BROKEN, LOGICAL, REPORT, STUCK, TRAINING, WIDE
 
 RANKS = (1, 2, 8, 128)
 WIDTHS = (1401, 1200, 800, 700)  # with an odd one, half a pixel is left for each chart
@@ -31,9 +31,10 @@ SCENES = {
     "broken": BROKEN,
     "logical": LOGICAL,
     "beginning": BEGINNING,
+    "wide": WIDE,
 }
 # By default one live panel and one report; all others, and the dark theme, are slow.
-DEFAULT = {("running", 8), ("report", 8)}
+DEFAULT = {("running", 8), ("report", 8), ("wide", 8)}
 
 
 RUNS = """

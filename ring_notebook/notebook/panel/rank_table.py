@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from html import escape
+from math import ceil
 
 from ring_notebook.analysis.time_breakdown import SHARES, shares
 from ring_notebook.notebook.colors import PHASE_COLORS, PHASE_WORDS, RED, STATUS_COLORS, rank_color
@@ -22,6 +23,12 @@ SILENT = 5.0  # seconds without a record until the table says so
 MOST_METRICS = 6  # columns,
 FIRST_METRICS = 2  # of which a narrow page always shows so many
 NARROW = 6  # columns of metrics and machines for which a narrow page has room
+# Pixels, as in the style sheet: of characters in a cell, a title and the legend; between columns, and what else there is.
+_CHARACTER, _BOLD, _SMALL = 6.9, 7.2, 6.2
+_BESIDE, _BESIDE_NARROW, _BAR_NARROW = 9.0, 5.0, 56.0
+_SPARKS, _SWATCH, _SLOW = 58.0, 14.0, 32.0
+_NO_SPARKS, _NARROW_PAGE = 1100, 760  # up to which a page leaves out sparklines, and has another legend
+_STEP = 25  # columns are not folded and shown again whenever a number gets a digit
 SAID = 0.15  # the smallest share of time with room for its number in the bar
 
 
@@ -31,7 +38,8 @@ class Table:
 
     Where a rank carries several logical ranks, their rows are below it, with what they have logged. ``bars`` show on a
     page where the time of each rank went; empty if no rank has reported it. ``aside``: columns that a narrow page
-    leaves out, because a chart shows them too.
+    leaves out, because a chart shows them too. ``folds``: columns that any page leaves out without room for all, the
+    last ones first.
     """
 
     columns: tuple[str, ...]
@@ -39,6 +47,7 @@ class Table:
     stragglers: frozenset[int]
     bars: tuple[str, ...] = ()
     aside: frozenset[str] = frozenset()
+    folds: tuple[str, ...] = ()
 
 
 def table(view: RunView, still: bool = False) -> Table:
@@ -52,7 +61,9 @@ def table(view: RunView, still: bool = False) -> Table:
     columns = ["rank", "status", "step", *[RATE] * bool(view.throughput), *parts, *["silent for"] * silent]
     titles = [title for name, title in machines.COLUMNS.items() if view.loads.get(name)]
     aside = frozenset({RATE, *metrics[max(FIRST_METRICS, NARROW - len(titles)) :]})
-    columns += [*metrics, *[f"and {more:,} more metrics"] * (more > 0), *titles]
+    rest = [f"and {more:,} more metrics"] * (more > 0)
+    columns += [*metrics, *rest, *titles]
+    folds = tuple([*metrics, *rest, *[RATE] * bool(view.throughput)])
     slow = view.slow
     late = frozenset(slow.ranks if slow else ())
     # Of very many ranks the page shows the first ones, so slow ranks come first.
@@ -79,7 +90,7 @@ def table(view: RunView, still: bool = False) -> Table:
             before = ["" for _ in columns[1 : len(columns) - len(titles) - (more > 0) - len(metrics)]]
             rows.append((f"{LOGICAL} {one}", *before, *_last(newest, metrics), *behind))
             bars.append("")
-    return Table(tuple(columns), tuple(rows), late, tuple(bars) if parts else (), aside)
+    return Table(tuple(columns), tuple(rows), late, tuple(bars) if parts else (), aside.union(rest), folds)
 
 
 def _step(rank: RankView) -> str:
@@ -123,18 +134,65 @@ def html(content: Table) -> str:
     colors = (logical or len(content.rows)) <= MOST_COLORS
     rows = [
         _row(
-            *(columns, content.aside, cells, bars[index] if bars else None, cells[0] in late),
+            *(columns, content.aside, content.folds, cells, bars[index] if bars else None, cells[0] in late),
             colors and cells[0].startswith(LOGICAL) == (logical > 0),
         )
         for index, cells in enumerate(content.rows)
     ]
-    body = f"{_head(columns, content.aside, bool(bars))}<tbody>{''.join(rows)}</tbody>"
-    return f"<div class='ring-fit'><table class='ring-table'>{body}</table></div>"
+    body = f"{_head(columns, content.aside, content.folds, bool(bars))}<tbody>{''.join(rows)}</tbody>"
+    needs = _needs(content)
+    group = "-".join(["ring-w", *(str(pixels) for one in needs for pixels in one)])
+    loads = sum(name in machines.COLUMNS.values() for name in columns)
+    return (
+        f"{_folding(group, needs, loads)}<div class='ring-fit'><table class='ring-table {group}'>{body}</table></div>"
+    )
+
+
+def _needs(content: Table) -> tuple[tuple[int, int], ...]:
+    """The pixels of a page with room for each column of ``folds`` and those before it: a narrow one, and a wide one,
+    which shows the legend in a title. Sparklines come on top of it.
+    """
+    short = shortened(content.columns)
+    characters = {}
+    for index in _layout(content.columns)[1]:
+        name = content.columns[index]
+        longest = max((len(_BLOCKS.sub("", row[index])) for row in content.rows), default=0)
+        characters[name] = max(len(short[name]) * _BOLD, longest * _CHARACTER)
+    legend = len(re.sub("<[^>]*>|&nbsp;", " ", _legend(content.columns))) * _SMALL
+    made = []
+    for beside, bar in ((_BESIDE_NARROW, _BAR_NARROW), (_BESIDE, legend)):
+        need = _SWATCH + _SLOW * bool(content.stragglers) + (bar + beside) * bool(content.bars)
+        need += sum(pixels + beside for name, pixels in characters.items() if name not in content.folds)
+        needs = []
+        for name in content.folds:
+            need += characters[name] + beside
+            needs.append(ceil(need / _STEP) * _STEP)
+        made.append(needs)
+    return tuple(zip(*made, strict=True))
+
+
+@lru_cache(maxsize=64)
+def _folding(group: str, needs: tuple[tuple[int, int], ...], loads: int) -> str:
+    """The rules for columns that a page of some width has no room for."""
+    rules = []
+    for number, (narrow, wide) in enumerate(needs):
+        hidden = f"{{ .{group} .ring-fold-{number} {{ display: none; }} }}"
+        sparks = wide + loads * _SPARKS
+        for above, below in ((0, min(narrow, _NARROW_PAGE)), (_NARROW_PAGE, wide), (_NO_SPARKS, sparks)):
+            if above < below:
+                rules.append(f"@container ({above}px < width <= {below}px) {hidden}")
+    return f"<style>{' '.join(rules)}</style>" if rules else ""
 
 
 @lru_cache(maxsize=1024)
 def _row(
-    columns: tuple[str, ...], aside: frozenset[str], cells: tuple[str, ...], bar: str | None, slow: bool, color: bool
+    columns: tuple[str, ...],
+    aside: frozenset[str],
+    folds: tuple[str, ...],
+    cells: tuple[str, ...],
+    bar: str | None,
+    slow: bool,
+    color: bool,
 ) -> str:
     """The row of a rank for a page; ``color`` marks it with the color of its line."""
     rank = cells[0]
@@ -143,19 +201,19 @@ def _row(
     place, kept = _layout(columns)
     made = [f"<td>{swatch}{rank}{mark}</td>"]
     made += [f"<td style='color:{STATUS_COLORS.get(cells[1], 'inherit')}'>{cells[1]}</td>"]
-    made += [_cell(cells[column], _aside(columns[column], aside)) for column in kept[2:]]
+    made += [_cell(cells[column], _aside(columns[column], aside, folds)) for column in kept[2:]]
     if bar is not None:
         made.insert(place, f"<td>{bar}</td>")
     return f"<tr>{''.join(made)}</tr>"
 
 
 @lru_cache(maxsize=16)
-def _head(columns: tuple[str, ...], aside: frozenset[str], bars: bool) -> str:
+def _head(columns: tuple[str, ...], aside: frozenset[str], folds: tuple[str, ...], bars: bool) -> str:
     """The titles. A narrow page has no room in them for the legend of the bars, and shows it above."""
     place, kept = _layout(columns)
     short = shortened(columns)
     heads = [
-        f"<th{_aside(name, aside)} title='{escape(name, quote=True)}'>{escape(short[name])}</th>"
+        f"<th{_aside(name, aside, folds)} title='{escape(name, quote=True)}'>{escape(short[name])}</th>"
         for name in (columns[index] for index in kept)
     ]
     if bars:
@@ -171,8 +229,11 @@ def _layout(columns: tuple[str, ...]) -> tuple[int, list[int]]:
     return place, [index for index, column in enumerate(columns) if column not in SHARES]
 
 
-def _aside(column: str, aside: frozenset[str]) -> str:
-    return " class='ring-aside'" if column in aside else ""
+def _aside(column: str, aside: frozenset[str], folds: tuple[str, ...]) -> str:
+    classes = ["ring-aside"] * (column in aside)
+    if column in folds:
+        classes.append(f"ring-fold-{folds.index(column)}")
+    return f" class='{' '.join(classes)}'" if classes else ""
 
 
 def _cell(text: str, aside: str) -> str:

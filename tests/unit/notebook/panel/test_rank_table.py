@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+import re
 from array import array
 from collections.abc import Callable
 from types import FrameType
@@ -81,6 +82,21 @@ def test_what_is_remembered_is_what_there_is() -> None:
     assert "GPU" in page(state.view(1006.0))
 
 
+def test_any_page_leaves_out_columns_that_it_has_no_room_for() -> None:
+    """The last metrics first, and the pace before them; each from a width on that grows with all that stands before."""
+    state = running()
+    names = ("loss", "validation/top5_accuracy", "scheduler/learning_rate", "a", "b", "c", "d", "e")
+    state.apply(MetricBatch("run", 0, names, array("d", (1060.0, 60, *(0.5,) * 8))), 1060.0)
+    content = rank_table.table(state.view(1060.0))
+    assert content.folds == (*names[:6], "and 2 more metrics", "samples/s")
+    page = rank_table.html(content)
+    widths = [max(map(int, re.findall(rf"<= (\d+)px\) {{ .\S+ .ring-fold-{number} ", page))) for number in range(8)]
+    assert widths == sorted(widths)
+    assert widths[0] < 700 < 900 < widths[-1]
+    for number, name in enumerate(content.folds):
+        assert page.count(f"ring-fold-{number}'") == 1 + RANKS, name
+
+
 def test_a_narrow_page_leaves_out_columns_that_charts_show() -> None:
     state = running()
     state.apply(Load("run", 0, 1060.0, {"gpu": 20.0, "gpu_memory": 1e9}), 1060.0)
@@ -88,8 +104,9 @@ def test_a_narrow_page_leaves_out_columns_that_charts_show() -> None:
     state.apply(MetricBatch("run", 0, ("loss", "accuracy", "lr", "f1"), rows), 1060.0)
     content = rank_table.table(state.view(1060.0))
     assert content.aside == {"samples/s", "lr", "f1"}
-    assert "<th class='ring-aside' title='lr'>lr</th>" in rank_table.html(content)
-    assert rank_table.html(content).count("class='ring-aside'") == 3 * (1 + RANKS)
+    page = rank_table.html(content)
+    assert "<th class='ring-aside ring-fold-2' title='lr'>lr</th>" in page
+    assert page.count("class='ring-aside ring-fold-") == 3 * (1 + RANKS)
     few = running()
     few.apply(MetricBatch("run", 0, ("loss", "accuracy", "lr"), array("d", (1060.0, 60, 0.5, 0.9, 1e-3))), 1060.0)
     assert rank_table.table(few.view(1060.0)).aside == {"samples/s"}, "there is room where there are no GPUs"
