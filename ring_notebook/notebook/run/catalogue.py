@@ -152,8 +152,24 @@ def names() -> list[str]:
 
 
 def compare(names: Sequence[str]) -> Comparison:
-    """Several runs side by side. Raises RingError for one that does not exist."""
-    return compared([find(name) for name in names])
+    """Several runs side by side; a name alone may be that of a sweep, for all its runs.
+
+    Raises RingError for one that does not exist.
+    """
+    return compared((_of_sweep(names[0]) if len(names) == 1 else []) or [find(name) for name in names])
+
+
+def _of_sweep(name: str) -> list[RunRecord]:
+    """The newest run for each combination of values in the sweep of this name, in the order of their begin."""
+    found: dict[str, RunRecord] = {}
+    for directory in reversed(_directories()):
+        with suppress(*UNREADABLE):
+            title = _name(read_about(directory))
+            if name in (title, directory.name):
+                return []
+            if title.startswith(f"{name} ") and "=" in title:
+                found.setdefault(title, RunRecord.load(directory))
+    return list(reversed(found.values()))
 
 
 def compared(records: Sequence[RunRecord]) -> Comparison:

@@ -40,7 +40,7 @@ def runs(
 
 @runs.command
 def compare(_session: Session, names: _Runs) -> Any:
-    """Show runs side by side: what was set, what came out, charts, and how their cells differ."""
+    """Show runs, or all of a sweep, side by side: what was set, what came out, charts, and how their cells differ."""
     return catalogue.compare(names)
 
 

@@ -233,6 +233,15 @@ def test_a_comparison_says_what_was_set_and_what_came_out(runs: Path) -> None:
     assert "rank 0: ValueError: no <data>" in text
 
 
+def test_the_name_of_a_sweep_alone_compares_all_its_runs(runs: Path) -> None:
+    for name in ("1-sw lr=1", "2-sw lr=2", "3-sw lr=2", "4-swing lr=9"):  # the second one was run again
+        logged(runs, name, ["acc"], [[0.5]]).finish("ok")
+    made = catalogue.compare(["sw"]).outcome()
+    assert made.columns[1:] == ("sw lr=1", "sw lr=2")
+    logged(runs, "5-sw", ["acc"], [[0.5]]).finish("ok")
+    assert catalogue.compare(["sw"]).outcome().columns[1:] == ("sw",), "a run of this very name comes first"
+
+
 def test_a_best_value_may_be_an_earlier_one(runs: Path) -> None:
     logged(runs, "1-a", ["acc"], [[0.5], [0.9], [0.7]], [[0.52], [0.92], [0.72]]).finish("ok")
     alone = catalogue.compare(["a"]).settings()
