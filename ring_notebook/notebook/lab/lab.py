@@ -185,8 +185,8 @@ class Lab:
         # Rank r of a larger cluster has all that rank r % size has, so its parts are copies of the snapshot.
         parts: list[range | None] = [None]
         if cluster.n > snapshot.size:
-            starts = range(0, cluster.n - snapshot.size + 1, snapshot.size)
-            parts = [range(start, start + snapshot.size) for start in starts][: None if beside else 1]
+            last = cluster.n - snapshot.size if beside else 0
+            parts = [range(start, start + snapshot.size) for start in range(0, last + 1, snapshot.size)]
         options = replace(cell.options, timeout=limits.seconds, who=self.who)
         options = replace(options, pause_at=(limits.steps,) if limits.steps else ())
         branches: list[Handle] = []

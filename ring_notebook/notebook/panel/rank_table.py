@@ -23,7 +23,7 @@ SILENT = 5.0  # seconds without a record until the table says so
 MOST_METRICS = 6  # columns,
 FIRST_METRICS = 2  # of which a narrow page always shows so many
 NARROW = 6  # columns of metrics and machines for which a narrow page has room
-# Pixels, as in the style sheet: of characters in a cell, a title and the legend; between columns, and what else there is.
+# Pixels, as in the style sheet: of a character in a cell, a title and the legend; between columns; what else there is.
 _CHARACTER, _BOLD, _SMALL = 6.9, 7.2, 6.2
 _BESIDE, _BESIDE_NARROW, _BAR_NARROW = 9.0, 5.0, 56.0
 _SPARKS, _SWATCH, _SLOW = 58.0, 14.0, 32.0
@@ -63,7 +63,7 @@ def table(view: RunView, still: bool = False) -> Table:
     aside = frozenset({RATE, *metrics[max(FIRST_METRICS, NARROW - len(titles)) :]})
     rest = [f"and {more:,} more metrics"] * (more > 0)
     columns += [*metrics, *rest, *titles]
-    folds = tuple([*metrics, *rest, *[RATE] * bool(view.throughput)])
+    folds = (*metrics, *rest, *[RATE] * bool(view.throughput))
     slow = view.slow
     late = frozenset(slow.ranks if slow else ())
     # Of very many ranks the page shows the first ones, so slow ranks come first.
@@ -175,8 +175,8 @@ def _needs(content: Table) -> tuple[tuple[int, int], ...]:
 def _folding(group: str, needs: tuple[tuple[int, int], ...], loads: int) -> str:
     """The rules for columns that a page of some width has no room for."""
     rules = []
-    for number, (narrow, wide) in enumerate(needs):
-        hidden = f"{{ .{group} .ring-fold-{number} {{ display: none; }} }}"
+    for place, (narrow, wide) in enumerate(needs):
+        hidden = f"{{ .{group} .ring-fold-{place} {{ display: none; }} }}"
         sparks = wide + loads * _SPARKS
         for above, below in ((0, min(narrow, _NARROW_PAGE)), (_NARROW_PAGE, wide), (_NO_SPARKS, sparks)):
             if above < below:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-import sys
 import re
+import sys
 from array import array
 from collections.abc import Callable
 from types import FrameType

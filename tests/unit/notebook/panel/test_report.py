@@ -262,8 +262,8 @@ def test_the_last_state_before_the_first_step_says_what_ranks_do(tmp_path: Path)
     headline, *doing, notice = state["text/plain"].splitlines()
     assert headline.startswith("running · digits · 2 ranks")
     assert notice.startswith(
-        "While its cluster runs, %ring attach shows it, here or in another notebook; a cluster ends with its notebook's "
-        f"kernel, unless it was started with --keep; its records are in {tmp_path / 'r1'};"
+        "While its cluster runs, %ring attach shows it, here or in another notebook; a cluster ends with its notebook's"
+        f" kernel, unless it was started with --keep; its records are in {tmp_path / 'r1'};"
     )
     assert [re.sub(r" \(.*", "", line) for line in doing] == [
         "importing torch on rank 0, line 1: import torch",
