@@ -234,8 +234,8 @@ def _above_ideal(
     lines = []
     if reached > high + _ROUNDED:
         lines.append(
-            f"{plural(ranks, 'rank')}: the model gives {reached:.0%} of ideal scaling; it is cut to the best that was "
-            f"measured, {high:.0%}: measure {first} again, with --repeat 3."
+            f"{plural(ranks, 'rank')}: the model gives {reached:.0%} of ideal scaling, because it has {first} faster "
+            f"than measured; it is cut to {high:.0%}. Measure {first} again, with --repeat 3."
         )
     if high > 1 + _ROUNDED:
         why = f"because {first} shared cores or a network as {ranks} on {plural(hosts, 'host')} would not"

@@ -232,4 +232,4 @@ def test_a_model_that_beats_what_was_measured_is_cut_and_says_so() -> None:
     assert point.efficiency == pytest.approx(1.0)
     assert point.rate == pytest.approx(4 * held_up.rate)
     assert "4 ranks: the model gives " in note
-    assert "it is cut to the best that was measured, 100%: measure 1 rank again, with --repeat 3" in note
+    assert "it has 1 rank faster than measured; it is cut to 100%. Measure 1 rank again, with --repeat 3." in note
