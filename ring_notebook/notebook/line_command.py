@@ -101,7 +101,7 @@ class Command(Generic[P, R]):
             name = word.partition("=")[0]
             if name not in known and (like := get_close_matches(name, known, 1)):
                 return f"; did you mean {like[0]}?"
-            if name.isdecimal() and "-n" in known:
+            if name.isdecimal() and "-n" in known and not any(one[:1] == "-" for one in words):  # a value of an option
                 return f"; did you mean -n {name}?"
         if self.commands and words and words[0][:1] not in "-0123456789":
             return f"; {self.prog} knows {', '.join(self.commands)}"

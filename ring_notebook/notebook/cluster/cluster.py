@@ -270,12 +270,21 @@ class Cluster:
             cluster_folders.remove(self.directory)
 
     def restart(self, n: int | None = None) -> Cluster:
-        """Stop the cluster and start it again with ``n`` engines, by default as many. All variables are lost."""
+        """Stop the cluster and start it again with ``n`` engines, by default as many. All variables are lost.
+
+        Raises ClusterError as `start`; where there may not be so many, the cluster that there is stays.
+        """
+        try:
+            size = choose_size(n, self._named) if n and not self._on else None
+        except ValueError as error:
+            raise ClusterError(str(error)) from None
+        require_processes(n or self._n)  # before the cluster that there is has ended
+        require_descriptors(n or self._n)
         self._end(leave=self.foreign)
-        if n and self._on:
-            self._n = n
+        if size is not None:
+            self._n, self._hosts, self._why = size.n, size.hosts, size.why
         elif n:
-            self._choose_size(n)
+            self._n = n
         return self.start()
 
     def end(self, ranks: Sequence[int]) -> None:

@@ -26,6 +26,8 @@ _MOST_NAMES = 12
 
 def keep(engines: Engines, name: str, setup: Sequence[RunRecord] = ()) -> Snapshot:
     """Have all ranks, which are idle, keep their variables. Raises RingError; the snapshots before it then stay."""
+    if not name:  # only a run gives one a name
+        raise RingError("a snapshot between runs needs a name, as in `%ring snapshots save before`")
     folder, id = snapshot_files.root(), new_run_id()
     snapshot_files.check_folder(folder)
     arguments = str(folder), id, snapshot_files.about(name, setup), None, len(engines.all)

@@ -470,6 +470,9 @@ def test_heal_starts_a_dead_rank_with_its_set_up_cells(notebook: Notebook) -> No
     assert re.search(r"Ran \d+ set-up cells? on rank 1\.", healed)  # other tests have given theirs
     notebook.run("%%ringtrain\nassert base == (10 * ring.rank(), 2)\nassert (kept if ring.rank() == 0 else 7) == 7")
     assert notebook.text("%ring heal") == "No rank has died.\n"
+    for line in ("%ring restart -n 1000000000", "%ring snapshots save ''"):
+        assert "KeyError" not in notebook.error(line)[1]
+    notebook.text("%%ringtrain -n 1\nassert kept == 7  # a start that is not allowed ends no cluster")
     grown = notebook.text("%ring resize 3")
     assert re.match(r"Started rank 2 in [\d.]+ s, without variables; the others keep theirs\.\n", grown)
     assert re.search(r"Ran \d+ set-up cells? on rank 2\.", grown)

@@ -159,6 +159,19 @@ def test_a_wrong_line_is_explained(line: str, said: str) -> None:
     assert said in str(caught.value)
 
 
+def test_no_option_is_offered_that_stands_there() -> None:
+    for line in ("start -n 0", "start -n 2 --nodes 3"):
+        with pytest.raises(UsageError) as caught:
+            given(RING, line)
+        assert "did you mean -n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["1x", "for", "a.b"])
+def test_what_is_no_name_of_a_variable(name: str) -> None:
+    with pytest.raises(UsageError, match="argument --out: expected the name of a variable, got"):
+        given(MAGICS["ringtrain"], f"--out {name}")
+
+
 def of_session(session: Session, _begun: str) -> list[str]:
     return list(session.variables)
 

@@ -32,4 +32,5 @@ def resize(
         return start_ranks(session, lambda cluster: cluster.grow(n, hosts))
     with session.waiting.held():
         ended = cluster.shrink(n)
-    return f"Ended {rank_text(ended)}; the other {plural(cluster.n, 'engine')} keep their variables."
+    others = "the other engine keeps its" if cluster.n == 1 else f"the other {cluster.n} engines keep their"
+    return f"Ended {rank_text(ended)}; {others} variables."

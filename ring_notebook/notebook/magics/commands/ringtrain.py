@@ -1,6 +1,7 @@
 """`%%ringtrain`: the cell on the ranks. The options of a cell are those of `protocol/ringtrain_options.py`."""
 
 from collections.abc import Sequence
+from keyword import iskeyword
 from typing import Annotated, Any
 
 from ring_notebook.notebook.line_command import Option, command
@@ -19,7 +20,16 @@ _Sweep = Annotated[
     Sequence[tuple[str, list[Any]]] | None,
     Option("--sweep lr=0.1,0.01", "run the cell with each of these values of a constant", values_of, repeats=True),
 ]
-Out = Annotated[str, Option("--out VAR", "assign the run to this variable")]
+
+
+def _variable(text: str) -> str:
+    """The name of a variable, or nothing, the default. Raises ValueError for what is none."""
+    if text and (not text.isidentifier() or iskeyword(text)):
+        raise ValueError(f"expected the name of a variable, got {text!r}")
+    return text
+
+
+Out = Annotated[str, Option("--out VAR", "assign the run to this variable", _variable)]
 
 
 @command("cells", CellOptions)
