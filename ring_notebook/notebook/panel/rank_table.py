@@ -26,7 +26,7 @@ NARROW = 6  # columns of metrics and machines for which a narrow page has room
 # Pixels, as in the style sheet: of a character in a cell, a title and the legend; between columns; what else there is.
 _CHARACTER, _BOLD, _SMALL = 6.9, 7.2, 6.2
 _BESIDE, _BESIDE_NARROW, _BAR_NARROW = 9.0, 5.0, 56.0
-_SPARKS, _SWATCH, _SLOW = 58.0, 14.0, 32.0
+_SPARKS, _SWATCH, _SLOW = 54.0, 14.0, 32.0
 _NO_SPARKS, _NARROW_PAGE = 1100, 760  # up to which a page leaves out sparklines, and has another legend
 _STEP = 25  # columns are not folded and shown again whenever a number gets a digit
 SAID = 0.15  # the smallest share of time with room for its number in the bar
@@ -158,7 +158,7 @@ def _needs(content: Table) -> tuple[tuple[int, int], ...]:
         name = content.columns[index]
         longest = max((len(_BLOCKS.sub("", row[index])) for row in content.rows), default=0)
         characters[name] = max(len(short[name]) * _BOLD, longest * _CHARACTER)
-    legend = len(re.sub("<[^>]*>|&nbsp;", " ", _legend(content.columns))) * _SMALL
+    legend = len(re.sub("<[^>]*>", "", _legend(content.columns)).replace("&nbsp;", " ")) * _SMALL
     made = []
     for beside, bar in ((_BESIDE_NARROW, _BAR_NARROW), (_BESIDE, legend)):
         need = _SWATCH + _SLOW * bool(content.stragglers) + (bar + beside) * bool(content.bars)
