@@ -27,6 +27,7 @@ from ring_notebook.text.words import plural, rate_text
 BACKWARD = 2 / 3
 """The part of compute that can hide communication: backward takes about twice as long as forward."""
 _DISTINCT = 1.1  # times by which batches differ that tell a fixed time from one for each sample
+_USELESS = 2.0  # a model this far off what it was fitted to predicts nothing
 _ROUNDED = 0.005  # efficiencies closer than this look the same
 _UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 
@@ -158,7 +159,7 @@ def predict(
     on the sizes that it was fitted to; where a link is given and no run has crossed one, also whether nothing or all of
     backward hides communication. No size is predicted to scale better than the best that was measured, unless the
     smallest one shared cores or a network as it will not: what fits better than that is a smallest size held up.
-    Raises ValueError where the runs do not tell enough.
+    Raises ValueError where the runs do not tell enough, or are too noisy for any model.
     """
     known = [run for run in runs if run.ranks not in sizes]
     if not known:
@@ -182,6 +183,11 @@ def predict(
     model = fit(known, link)
     models = [model, *_other_models(known, link, model)]
     off = max(abs(rate_of(model, run.ranks, run.hosts) / _rate(known, run.ranks) - 1) for run in known)
+    if off > _USELESS:
+        raise ValueError(
+            f"the model of a step is off by {off:.0%} on a size that was measured; measure longer, with --repeat 3, "
+            "while nothing else runs"
+        )
     points, more = [], []
     for ranks in sorted(set(sizes)):
         hosts = ceil(ranks / each)
@@ -210,7 +216,7 @@ def predict(
                 efficiency * ranks / base.ranks,
                 efficiency,
                 shares,
-                (min(min(reached) * (1 - off), efficiency), high),
+                (min(min(reached) / (1 + off), efficiency), high),
             )
         )
     lines = [f"Predicted from {', '.join(map(str, sorted({run.ranks for run in known})))} ranks: {model}."]

@@ -80,6 +80,7 @@ def listing(
     older = len(entries) - most
     notes = [*unreadable, f"and {older} more in {runs_directory()}" if older > 0 else ""]
     notes += [f"{plural(trivial, 'short cell')} without metrics not listed; --all lists them"] * (trivial > 0)
+    notes += [f"no runs {'with these words ' if where else ''}in {runs_directory()}"] * (not entries and not trivial)
     return _listing(entries[:most], "\n".join(filter(None, notes)))
 
 
@@ -154,9 +155,13 @@ def names() -> list[str]:
 def compare(names: Sequence[str]) -> Comparison:
     """Several runs side by side; a name alone may be that of a sweep, for all its runs.
 
-    Raises RingError for one that does not exist.
+    Raises RingError for one that does not exist, and for two that are the same run.
     """
-    return compared((_of_sweep(names[0]) if len(names) == 1 else []) or [find(name) for name in names])
+    records = (_of_sweep(names[0]) if len(names) == 1 else []) or [find(name) for name in names]
+    for index, (name, record) in enumerate(zip(names, records, strict=False)):
+        if record.run in {one.run for one in records[:index]}:
+            raise RingError(f"{name!r} is {record.run} again, the newest run of that name; `%ring runs` has all ids")
+    return compared(records)
 
 
 def _of_sweep(name: str) -> list[RunRecord]:

@@ -164,6 +164,12 @@ def test_a_size_that_was_measured_too_is_held_out_and_compared() -> None:
         ([run_of(PLAIN, 2, 1)], [2], None, "every size that was measured is to be predicted; measure others too"),
         ([Measured(2, 1.0, 0.0, 0.0, {})], [4], None, "no samples are known; let each step call ring.log(samples=...)"),
         ([run_of(PLAIN, 1, 1, 8), run_of(PLAIN, 4, 1, 4)], [8], None, "it takes the same global batch for all sizes"),
+        (
+            [run_of(PLAIN, 1, 1, slower=9), run_of(PLAIN, 2, 1), run_of(PLAIN, 3, 1)],
+            [4],
+            None,
+            "the model of a step is off by",
+        ),
     ],
 )
 def test_what_cannot_be_predicted(runs: list[Measured], sizes: list[int], per_host: int | None, said: str) -> None:

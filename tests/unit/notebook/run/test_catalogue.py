@@ -242,6 +242,19 @@ def test_the_name_of_a_sweep_alone_compares_all_its_runs(runs: Path) -> None:
     assert catalogue.compare(["sw"]).outcome().columns[1:] == ("sw",), "a run of this very name comes first"
 
 
+def test_two_names_of_one_run_are_no_comparison(runs: Path) -> None:
+    for number in (1, 2):
+        trained(runs, f"{number}-same", 0.1, 1.0)
+    with pytest.raises(RingError, match="'same' is 2-same again, the newest run of that name"):
+        catalogue.compare(["2-same", "same"])
+
+
+def test_a_list_without_runs_says_where_it_has_looked(runs: Path) -> None:
+    assert f"no runs in {runs}" in str(catalogue.listing())
+    trained(runs, "1-a", 0.1, 1.0)
+    assert "no runs with these words" in str(catalogue.listing(where=["xyz"]))
+
+
 def test_a_best_value_may_be_an_earlier_one(runs: Path) -> None:
     logged(runs, "1-a", ["acc"], [[0.5], [0.9], [0.7]], [[0.52], [0.92], [0.72]]).finish("ok")
     alone = catalogue.compare(["a"]).settings()
