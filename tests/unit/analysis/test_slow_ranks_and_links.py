@@ -80,8 +80,9 @@ def measured(
     beside: float,
     data: float = 0.0,
     queued_for_data: float = 0.0,
+    collecting: float = 0.0,
 ) -> Spent:
-    own = OwnTime(on_cpu=on_cpu, queued=queued, queued_for_data=queued_for_data, beside=beside)
+    own = OwnTime(on_cpu, queued, collecting=collecting, queued_for_data=queued_for_data, beside=beside)
     return Spent(seconds, moving, waiting, 0.0, data, own)
 
 
@@ -95,6 +96,17 @@ def measured(
         ((5.878, 0.601, 4.984, 0.1378, 2.030, 0.0418), (5.869, 0.671, 0.580, 0.1450, 1.736, 0.0416), "asleep"),
         # 20 steps with 20 ms of computing
         ((5.439, 0.283, 4.986, 0.0746, 1.148, 0.0349), (5.448, 0.520, 0.241, 0.5429, 4.900, 0.0373), "compute"),
+        # 40 steps with 40 ms of garbage collection
+        (
+            (7.817, 0.306, 5.067, 0.2979, 2.702, 0.0399, 0.219, 0.216),
+            (7.936, 0.243, 0.181, 1.2477, 6.555, 0.0367, 0.090, 0.087, 0.954),
+            "garbage",
+        ),
+        (
+            (5.830, 0.149, 2.442, 0.3340, 3.328, 0.0290, 0.063, 0.060),
+            (5.887, 0.204, 0.052, 0.7197, 5.098, 0.0290, 0.110, 0.105, 0.391),
+            "garbage",
+        ),
         # 20 steps beside a thread of its own that computes: it waits for Python's lock, woken again and again.
         (
             (8.904, 0.640, 4.063, 0.1581, 5.420, 0.0406, 0.404),
