@@ -57,7 +57,7 @@ def test_an_exception_that(cluster: Cluster, what: str) -> None:
         ),
         ("get_ipython().run_cell_magic('nothing', '', 'x')", "UsageError", "Cell magic `%%nothing` not found"),
         ("exec('x = = 3')", "SyntaxError", "Cell, line 2"),
-        ("return 3", "SyntaxError", "'return' outside function"),
+        ("return 3", "CellSyntaxError", "'return' outside function"),
         ("raise IndentationError('mine')", "IndentationError", "Cell, line 2"),
         ("raise SystemExit(3)", "RunFailed", "SystemExit: 3"),
         ("import sys; sys.exit(3)", "RunFailed", "SystemExit: 3"),
