@@ -58,24 +58,28 @@ def test_ranks_that_have_parted_are_named_and_made_equal(cluster: Cluster) -> No
 
 
 @pytest.mark.parametrize(
-    ("kind", "strategy"), [("SGD", None), ("SGD", "ddp"), pytest.param("LBFGS", None, marks=pytest.mark.slow)]
+    ("made", "strategy"),
+    [("SGD(p, lr=0.1)", None), ("LBFGS(p, lr=0.1, max_iter=2)", None), ("SGD(p, lr=0.1)", "ddp")],
+    ids=["SGD", "LBFGS", "SGD with ddp"],
 )
 def test_one_element_of_a_large_tensor_is_found_within_16_steps(
-    cluster: Cluster, kind: str, strategy: str | None
+    cluster: Cluster, made: str, strategy: str | None
 ) -> None:
     begin = (
-        f"optimizer_of, strategy = torch.optim.{kind}, {strategy!r}"
-        + """
+        f"""
 layer = torch.nn.Linear(512, 512)
-optimizer = optimizer_of(layer.parameters(), lr=0.1)
-model, optimizer = ring.prepare(layer, optimizer, strategy=strategy)
+p = layer.parameters()
+optimizer = torch.optim.{made}
+model, optimizer = ring.prepare(layer, optimizer, strategy={strategy!r})
+"""
+        """
 def closure():
     optimizer.zero_grad()
     loss = model(torch.ones(4, 512)).square().mean()
     loss.backward()
     return loss
 def step():
-    if optimizer_of is torch.optim.LBFGS: return optimizer.step(closure)
+    if isinstance(optimizer, torch.optim.LBFGS): return optimizer.step(closure)
     closure()
     optimizer.step()
 step()
