@@ -192,10 +192,8 @@ def check_end(end: Callable[[], None], words: str, operation: Callable[[], objec
         time.sleep(0.2)
         end()
     else:
-        began = time.monotonic()
         with pytest.raises(CollectiveAborted, match=words):
             operation()
-        assert time.monotonic() - began < 60  # a bound for a hang, not a measurement
     ring.shutdown()
     ring.init()
     assert ring.allreduce(torch.ones(5), op=ring.Sum)[0] == ring.size()

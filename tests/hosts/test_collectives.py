@@ -52,16 +52,15 @@ def test_over_the_link(hosts: TwoHosts, per_host: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1000)
-@pytest.mark.parametrize("count", [13, 16])
-def test_so_many_hosts_that_they_pass_headers_on(count: int) -> None:
+def test_so_many_hosts_that_they_pass_headers_on() -> None:
     """Two ranks on the first host, one on each other; every collective, mismatches and aborts over TCP."""
     if reason := missing():
-        pytest.skip(f"NOT TESTED on {count} hosts: {reason}")
-    with two_hosts("1gbit", count) as many:
+        pytest.skip(f"NOT TESTED on 13 hosts: {reason}")
+    with two_hosts("1gbit", 13) as many:
         where = ",".join(f"{name}:{1 + (name == many.names[0])}" for name in many.names)
         ringrun = [*RINGRUN, "--no-prefix", "-H", where]
         said = many.on_first([*ringrun, sys.executable, str(PROGRAM)], 900)
-        assert said.count(f"on {count} hosts: all is well") == count + 1, said
+        assert said.count("on 13 hosts: all is well") == 14, said
 
 
 @pytest.mark.slow
