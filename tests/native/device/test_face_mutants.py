@@ -6,6 +6,7 @@ processes of their own.
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -19,23 +20,25 @@ ROOT = Path(__file__).parents[3]
 TESTS = ROOT / "tests" / "ranks" / "devices"
 # Every process that finds it imports it first.
 IMPORTED_FIRST = """
-import importlib.machinery, importlib.util, os, sys
+import importlib.machinery, importlib.util, json, os, sys
 
-name, passage, replacement = (os.environ["MUTATED_" + part] for part in ("MODULE", "PASSAGE", "REPLACEMENT"))
+mutations = json.loads(os.environ["MUTATIONS"])
 
 
 class Changed(importlib.machinery.SourceFileLoader):
     def get_code(self, fullname):
-        return compile(self.get_source(fullname).replace(passage, replacement), self.path, "exec")
+        return compile(self.get_source(fullname).replace(*self.mutation), self.path, "exec")
 
 
 class Finder:
     def find_spec(self, fullname, path=None, target=None):
-        if fullname != name:
+        if fullname not in mutations:
             return None
-        sys.meta_path.remove(self)
+        mutation = mutations.pop(fullname)
         found = importlib.util.find_spec(fullname)
-        return importlib.util.spec_from_file_location(name, found.origin, loader=Changed(name, found.origin))
+        loader = Changed(fullname, found.origin)
+        loader.mutation = mutation
+        return importlib.util.spec_from_file_location(fullname, found.origin, loader=loader)
 
 
 sys.meta_path.insert(0, Finder())
@@ -82,15 +85,13 @@ MUTANTS = {
 }
 
 
-def run(test: str, folder: Path, mutation: tuple[str, str, str]) -> subprocess.CompletedProcess[str]:
-    module, passage, replacement = mutation
+def run(folder: Path, mutations: dict[str, tuple[str, str]], *tests: str) -> subprocess.CompletedProcess[str]:
+    (folder / "sitecustomize.py").write_text(IMPORTED_FIRST)
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH")))),
-        "MUTATED_MODULE": f"ring_notebook.{module}",
-        "MUTATED_PASSAGE": passage,
-        "MUTATED_REPLACEMENT": replacement,
+        "MUTATIONS": json.dumps({f"ring_notebook.{module}": one for module, one in mutations.items()}),
     }
-    choice = ["-m", "slow or not slow", f"{TESTS}/{test}"]
+    choice = ["-m", "slow or not slow", *(f"{TESTS}/{test}" for test in tests)]
     return ran(
         [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *choice],
         cwd=ROOT,
@@ -99,15 +100,21 @@ def run(test: str, folder: Path, mutation: tuple[str, str, str]) -> subprocess.C
     )
 
 
+@pytest.fixture(scope="module")
+def _pass_unchanged(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The tests pass where modules are replaced and nothing is left out."""
+    same = {module: (passage, passage) for module, passage, _, _ in MUTANTS.values()}
+    done = run(tmp_path_factory.mktemp("unchanged"), same, *{test: None for *_, test in MUTANTS.values()})
+    assert done.returncode == 0, done.stdout
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+@pytest.mark.usefixtures("_pass_unchanged")
 @pytest.mark.parametrize("name", MUTANTS)
 def test_tests_of_the_face_notice_when_it_is_left_out(name: str, tmp_path: Path) -> None:
     module, passage, replacement, test = MUTANTS[name]
     file = ROOT / "ring_notebook" / f"{module.replace('.', '/')}.py"
     assert file.read_text().count(passage) == 1, f"{module} has changed: the mutation must name one passage of it"
-    (tmp_path / "sitecustomize.py").write_text(IMPORTED_FIRST)
-    unchanged = run(test, tmp_path, (module, passage, passage))
-    assert unchanged.returncode == 0, unchanged.stdout
-    changed = run(test, tmp_path, (module, passage, replacement))
+    changed = run(tmp_path, {module: (passage, replacement)}, test)
     assert changed.returncode == 1, f"no test notices that {name} is missing: {changed.stdout}"
