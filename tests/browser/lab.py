@@ -26,6 +26,9 @@ from harness.waiting import LIMIT
 __all__ = ["ARTIFACTS", "Lab", "NotebookPage", "Open", "Picture"]
 
 ARTIFACTS = Path(__file__).with_name("artifacts")
+# Live charts take a new width a moment after their places.
+FOLLOWED = """[...document.querySelectorAll("[_echarts_instance_]")].every(
+    place => Math.abs(place.clientWidth - place.firstElementChild.clientWidth) < 1)"""
 
 
 class Lab:
@@ -130,11 +133,11 @@ class NotebookPage:
         return self.cell(index).locator(".jp-OutputArea").first
 
     def size(self, width: int, height: int = 1400, scale: int = 2) -> None:
-        """Give the window this size in pixels of the page, and the screen this scale; wait until the page has it."""
+        """Give the window this size in pixels of the page, and the screen this scale; live charts have it too."""
         metrics = {"width": width, "height": height, "deviceScaleFactor": scale, "mobile": False}
         self._screen.send("Emulation.setDeviceMetricsOverride", metrics)
         self.until(lambda: self.page.evaluate("[innerWidth, devicePixelRatio]") == [width, scale])
-        self.page.wait_for_timeout(700)  # charts follow a moment later
+        self.until(lambda: bool(self.page.evaluate(FOLLOWED)))
 
     def picture(self, index: int, path: Path) -> None:
         """Save what a code cell shows. Playwright's own pictures would give the window its first size again."""
