@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from itertools import pairwise
 
 import pytest
@@ -214,9 +213,8 @@ def test_a_page_that_was_closed_in_the_middle_shows_all_of_it(
     expect(printed).to_contain_text("printed before anybody else looked")
     before.save()
     before.close()
-    time.sleep(2)
 
-    again = open_notebook("closed.ipynb")
+    again = open_notebook("closed.ipynb")  # seconds, in which the run goes on
     panel = again.output(1).locator(".ring-panel")
     panel.wait_for()
     expect(panel).to_contain_text("printed before anybody else looked")
