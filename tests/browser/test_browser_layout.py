@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from playwright.sync_api import Locator, expect
@@ -81,6 +82,11 @@ def show(notebook: NotebookPage, cell: int, scene: str) -> Locator:
     return shown
 
 
+def found(shown: Locator, selector: str, judge: str) -> Any:
+    """What ``judge`` makes of the elements in one step: a live panel replaces its tables meanwhile."""
+    return shown.evaluate(f"shown => ({judge})([...shown.querySelectorAll('{selector}')])")
+
+
 def fits(notebook: NotebookPage, shown: Locator, scene: str, size: int) -> None:
     """Nothing is wider than the cell, charts fill it, and the slow rank is marked where there are others."""
     assert shown.evaluate("element => element.scrollWidth <= element.clientWidth")
@@ -97,13 +103,13 @@ def fits(notebook: NotebookPage, shown: Locator, scene: str, size: int) -> None:
     left = min(box["x"] for box in boxes if box)
     assert right - left > 0.93 * width
     assert shown.locator("th:text-is('GPU mem')").count() == 1
-    assert shown.locator(".ring-table").evaluate_all(CUT) == [], "nothing of a table is cut"
-    assert shown.locator(".ring-fit :is(th, td)").evaluate_all(OVER) == [], "no text lies over the next column"
+    assert found(shown, ".ring-table", CUT) == [], "nothing of a table is cut"
+    assert found(shown, ".ring-fit :is(th, td)", OVER) == [], "no text lies over the next column"
     assert shown.locator("span:text-is('loading'):visible").count() == 1, "what the colors of the bars mean"
     if scene == "report":  # what zooms a chart covers nothing that its title says
         zoom, chart = (shown.locator(one).first.bounding_box() for one in (".ring-zoom summary", ".ring-wide img"))
         assert zoom["y"] > chart["y"] + chart["height"] / 2  # type: ignore[index]
-    assert shown.locator("td.ring-load").evaluate_all(BESIDE), "sparklines beside their numbers"
+    assert found(shown, "td.ring-load", BESIDE), "sparklines beside their numbers"
     said = shown.inner_text()
     assert ("slower in compute; the others wait 28%" in said) == (size > 1 and scene != "stuck")
     assert shown.locator(".ring-slow").count() == (size > 1)
