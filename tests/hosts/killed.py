@@ -60,11 +60,17 @@ def _parent(pid: int) -> int:
 
 
 def _kill_host(pid: int) -> None:
-    """Cut the link of the network namespace of ``pid``, and kill all processes there, this one last."""
+    """Cut the link of the network namespace of ``pid``, and kill all processes there.
+
+    This one is last, behind those that have started it: the end of an agent ends its ranks.
+    """
     numbers = _on_host_of(pid)
     command = ["nsenter", "--target", str(pid), "--net", "ip", "link", "set", "link0", "down"]
     subprocess.run(command, check=True)
-    for number in sorted(numbers, key=lambda number: number == os.getpid()):
+    line = [os.getpid()]
+    while line[-1] > 1:
+        line.append(_parent(line[-1]))
+    for number in sorted(numbers, key=lambda number: -line.index(number) if number in line else -len(line)):
         with contextlib.suppress(OSError):
             os.kill(number, signal.SIGKILL)
 
