@@ -173,8 +173,8 @@ RANKS = [f"rank {rank}" for rank in range(4)]
     ("where", "joins", "cells"),
     [
         # The kernel is on ring-a, rank 0 also elsewhere.
-        ("ring-a:2,ring-b:2", "", [*RANKS, "agent 2", "host 3", "cut 2"]),
-        ("ring-b:2,ring-a:2", "", [*RANKS, "agent 1", "host 0", "cut 1"]),
+        ("ring-a:2,ring-b:2", "", ["rank 0", "rank 3", "agent 2", "host 3", "cut 2"]),
+        ("ring-b:2,ring-a:2", "", ["rank 0", "rank 3", "agent 1", "host 0", "cut 1"]),
         ("ring-b:1,ring-a:2,ring-c:1", "", [*RANKS, "agent 3", "host 0", "host 3", "cut 3", "cut 0"]),
         ("ring-a:2,ring-b:2", "ring-a:1,ring-b:1", ["rank 3", "rank 0", "host 1"]),
         ("ring-a:1,ring-b:2,ring-c:1", "ring-a:1,ring-b:2", ["rank 3", "host 3", "cut 1"]),
