@@ -8,7 +8,6 @@ Each test always belongs to the same tenth, so ten runs with different numbers r
 
 from __future__ import annotations
 
-import os
 import time
 from collections import Counter
 from collections.abc import Iterable
@@ -29,10 +28,10 @@ day or one a week, run all ten tenths.
 """
 TARGETS = ("places", "slurm", "workshop")
 """Folders in no tenth: a target of their own runs them, with what a machine of CI lacks or at a length it has not."""
-UNTIL = "TEST_UNTIL"
-"""Environment, for the lanes too: the time of the monotonic clock after which no test begins."""
 NO_TIME = "NOT RUN: no time was left"
 
+# The time of the monotonic clock after which no test begins. No variable: a pytest that a test starts runs all its tests.
+_UNTIL = pytest.StashKey[float]()
 _TENTH = pytest.StashKey[int]()
 _OTHERS = pytest.StashKey[list[str]]()
 
@@ -70,8 +69,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     minutes = config.getoption("--minutes")
-    if minutes is not None:
-        os.environ[UNTIL] = str(time.monotonic() + 60 * minutes)
+    config.stash[_UNTIL] = float("inf") if minutes is None else time.monotonic() + 60 * minutes
 
 
 # After the choice by marks; before `rank_tests`, which is loaded later, makes launches of what is left.
@@ -92,7 +90,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    if time.monotonic() > float(os.environ.get(UNTIL, "inf")):
+    if time.monotonic() > item.config.stash[_UNTIL]:
         pytest.skip(NO_TIME)
 
 
