@@ -30,7 +30,7 @@ TARGETS = ("places", "slurm", "workshop")
 """Folders in no tenth: a target of their own runs them, with what a machine of CI lacks or at a length it has not."""
 NO_TIME = "NOT RUN: no time was left"
 
-# The time of the monotonic clock after which no test begins. No variable: a pytest that a test starts runs all its tests.
+# The time of the monotonic clock after which no test begins. No variable, for pytests that tests start have none.
 _UNTIL = pytest.StashKey[float]()
 _TENTH = pytest.StashKey[int]()
 _OTHERS = pytest.StashKey[list[str]]()
