@@ -35,6 +35,9 @@ PRIVATE_NAMES = {
     # Whether a backward pass runs on this thread. Without: DistributedDataParallel's operations always go to the
     # progress thread, and its futures complete before they are returned; prepared optimizers average in `step`.
     "current_graph_task": "torch._C:_current_graph_task_id",
+    # What the backward pass of this thread computes; None in functions that run at its end. Without: futures complete
+    # before they are returned.
+    "current_node": "torch._C:_current_autograd_node",
     # The function that calls C++ in `backward`. Without: we assume that `torch.autograd.backward` calls it itself.
     "run_backward": "torch.autograd.graph:_engine_run_backward",
     # Runs a function at the end of a backward pass. Without: futures complete before they are returned, waits of

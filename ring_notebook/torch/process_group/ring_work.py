@@ -21,6 +21,7 @@ _NO_TIMEOUT = timedelta(0)
 _RUN_BACKWARD = (private("run_backward") or torch.autograd.backward).__code__
 _at_end_of_backward = private("at_end_of_backward")
 _current_graph_task = private("current_graph_task")
+_current_node = private("current_node")
 
 
 class BaseWork(c10d.Work):
@@ -130,10 +131,12 @@ def _is_asked_by_reducer() -> bool:
     """Whether the reducer of DistributedDataParallel, which is C++ in the backward pass, asks for a future.
 
     A hook in Python may ask too, and wait for it at once. Below the reducer Python sees the call of backward, or on a
-    thread of autograd nothing.
+    thread of autograd nothing. With a static graph the reducer asks at the end of the first pass, and waits there: what
+    is queued for the end then runs too late.
     """
     asking = sys._getframe(1).f_back
-    return in_backward() and (asking is None or asking.f_code is _RUN_BACKWARD)
+    in_node = in_backward() and _current_node is not None and _current_node() is not None
+    return in_node and (asking is None or asking.f_code is _RUN_BACKWARD)
 
 
 class CompletedWork(RingWork):

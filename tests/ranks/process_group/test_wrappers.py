@@ -172,6 +172,19 @@ def until_others_wait(rank: int) -> None:
     until(lambda: all(rank in entry["missing"] for entry in world.snapshot() if entry["rank"] != rank))
 
 
+@pytest.mark.sizes(3, slow=(2,))
+@pytest.mark.timeout(60)
+def test_gradients_that_are_reduced_at_the_end_of_backward(rank: int, size: int, settings: Callable[..., None]) -> None:
+    """As those of the first pass of a static graph. Rank 1 comes when all others wait for it."""
+    settings(overlap="thread")
+    model = DistributedDataParallel(network(), static_graph=True)
+    if rank == 1:
+        until_others_wait(rank)
+    train(model, rank=rank, size=size)
+    for ours, theirs in zip(model.parameters(), alone(), strict=True):
+        torch.testing.assert_close(ours.detach(), theirs, rtol=1e-5, atol=1e-6)
+
+
 PLACES = [in_ddp, in_all_reduce, in_wait, in_future]
 
 
