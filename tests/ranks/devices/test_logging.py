@@ -33,6 +33,7 @@ def values(limit: float = 0.0) -> list[float]:
     return [row[-1] for batch in metrics.drain("run", 0, limit) for row in batch.rows()]
 
 
+@pytest.mark.timeout(30)  # a mutant of the face waits for ever
 def test_a_logged_loss_does_not_wait_for_its_device(hvd: ModuleType, device: torch.device, gpu: PretendedGpu) -> None:
     loss, more = torch.full((), 2.0, device=device), torch.full((), 3.0, device=device)
     with gpu.held():
