@@ -42,7 +42,7 @@ class Allocation:
 def find_allocation(env: Mapping[str, str] = os.environ, cpus_per_rank: int = 0) -> Allocation | None:
     """The allocation that this process is in; None outside of one.
 
-    Where each rank is to have ``cpus_per_rank`` cores, and the system tells the cores of each host, slots follow them.
+    With ``cpus_per_rank``, a host of Slurm has one slot for so many of its cores, and at least one.
 
     Raises ValueError when its variables cannot be read, OSError when its host file cannot.
     """
@@ -83,14 +83,14 @@ def _pbs(env: Mapping[str, str]) -> list[Host]:
 def _lsf(env: Mapping[str, str]) -> list[Host]:
     words = env["LSB_MCPU_HOSTS"].split()
     hosts = [Host(name, int(slots)) for name, slots in zip(words[::2], words[1::2], strict=True)]
-    # Where jsrun starts ranks, the job's script runs on a batch node, which comes first with one slot and runs none.
+    # With jsrun, the job's script runs on a batch node: listed first, with one slot, and without ranks.
     has_batch_node = len(hosts) > 1 and hosts[0].slots == 1 and shutil.which("jsrun", path=env.get("PATH", ""))
     return hosts[1:] if has_batch_node else hosts
 
 
 @dataclass(frozen=True, slots=True)
 class _System:
-    """A batch system: the variable that tells it, that of the job's number, and how to read its hosts."""
+    """A batch system: the ``variable`` that shows it, the variable of the ``job`` number, and how to read the hosts."""
 
     name: str
     variable: str

@@ -1,4 +1,4 @@
-"""What the batch system says of the job that this process runs in: until when it may run, and who has ended it."""
+"""The batch job that this process runs in: its time limit, and who ended it."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from ring_notebook.launch.batch_systems import SLURM, ask
 from ring_notebook.launch.launchers.hosts import Host
 
 _LOST = ("down", "fail", "unknown", "error", "not_responding")
-_ended: dict[str, str] = {}  # by job that has ended: the sentence that says why
+_ended: dict[str, str] = {}  # why each ended job ended, by `job_name`
 
 
 def job_name() -> str:
-    """Such as ``Slurm job 17``; empty outside of a job of Slurm, which alone is asked."""
+    """Such as ``Slurm job 17``; empty outside of a Slurm job: PBS and LSF are not asked."""
     number = os.environ.get("SLURM_JOB_ID")
     return f"Slurm job {number}" if number else ""
 
@@ -39,7 +39,7 @@ def who_ended_it() -> str:
 
 
 def end_of_job() -> float | None:
-    """When the batch system will end the job of this process, in seconds since the epoch; None where nobody says."""
+    """When the batch system will end the job of this process, in seconds since the epoch; None if unknown."""
     found = SLURM.state(os.environ["SLURM_JOB_ID"]) if job_name() else None
     return found.end if found else None
 
@@ -60,7 +60,7 @@ class Walltime:
 
     @property
     def left(self) -> float | None:
-        """Seconds; None where nobody limits them."""
+        """Seconds; None if unknown."""
         return None if self.end is None else max(0.0, self.end - time.time())
 
     def close(self) -> None:
@@ -82,12 +82,12 @@ class Walltime:
 
 @cache
 def walltime() -> Walltime:
-    """That of the job of this process, followed from the first call on."""
+    """The `Walltime` of this process's job, followed from the first call on."""
     return Walltime()
 
 
 def enter(job: str, hosts: Sequence[Host]) -> None:
-    """Make this process of a login node one of Slurm's ``job``: what it starts on ``hosts`` starts in that job."""
+    """Put this process of a login node into Slurm's ``job``: what it starts on ``hosts`` then runs in that job."""
     leave()
     os.environ["SLURM_JOB_ID"] = job
     os.environ["SLURM_JOB_NODELIST"] = ",".join(host.name for host in hosts)
@@ -95,7 +95,7 @@ def enter(job: str, hosts: Sequence[Host]) -> None:
 
 
 def leave() -> None:
-    """Be in no job again, and forget what was said of it."""
+    """Leave the job of `enter`, and forget its state."""
     walltime().close()
     for name in ("SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_TASKS_PER_NODE"):
         os.environ.pop(name, None)

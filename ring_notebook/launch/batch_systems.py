@@ -30,9 +30,9 @@ class BatchError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class JobState:
-    """What the batch system says of a job. Times are seconds since the epoch, None where it tells none.
+    """The state of a job. Times are seconds since the epoch, None if unknown.
 
-    ``word`` and ``reason`` are its own words; ``start`` is estimated while the job waits.
+    ``word`` and ``reason`` are the batch system's own words; ``start`` is estimated while the job waits.
     """
 
     phase: Literal["waits", "runs", "ended"]
@@ -45,12 +45,12 @@ class JobState:
 
 @dataclass(frozen=True, slots=True)
 class BatchSystem:
-    """The commands of one batch system; the number of a job follows the query and what cancels.
+    """The commands of one batch system. ``query`` and ``cancel`` are followed by the number of a job.
 
-    ``accepted`` finds the number of a job in what the submission prints. ``read`` makes the state of a job of the
-    output of the query; None where it cannot. ``unknown`` finds that no such job is known any more. ``requeue`` are the
-    options against and for a second start of a job that has lost a host. ``members`` lists hosts that run jobs.
-    ``test`` tells when a script that comes over standard input would start.
+    ``accepted`` matches the number of a job in the output of ``submit``, ``unknown`` the message that the job is not
+    known any more. ``read`` parses the output of ``query``; None if it cannot. ``requeue``: the options against and for
+    a second start of a job that lost a host. ``members`` lists hosts that run jobs. ``test`` tells when a script on
+    standard input would start.
     """
 
     name: str
@@ -105,7 +105,7 @@ class BatchSystem:
         return None
 
     def end(self, job: str) -> bool:
-        """Cancel a job; whether the batch system has taken that, or does not know the job."""
+        """Cancel a job. Returns whether the batch system accepted that, or does not know the job."""
         done = ask([*self.cancel, job], _SECONDS_TO_SUBMIT)
         return done is not None and (done.returncode == 0 or bool(re.search(self.unknown, done.stderr + done.stdout)))
 
@@ -116,10 +116,7 @@ class BatchSystem:
         return f"{said}; it should start at {clock(state.start)}" if (state.start or 0) > time.time() else said
 
     def starts(self, script: str) -> float | None:
-        """When a job of the text ``script`` would start if it was submitted now; None where nobody says.
-
-        In seconds since the epoch. Nothing is submitted.
-        """
+        """When a job ``script`` would start, in seconds since the epoch; None if unknown. Submits nothing."""
         if not self.test:
             return None
         with tempfile.TemporaryFile("w+") as file:
@@ -131,15 +128,15 @@ class BatchSystem:
 
 
 def clock(at: float | None) -> str:
-    """A time of this day as ``14:05``, later ones with their day."""
+    """A time within 12 hours as ``14:05``, a later one with its day."""
     near = (at or 0.0) < time.time() + 12 * 3600
     return time.strftime("%H:%M" if near else "%a %H:%M", time.localtime(at))
 
 
 def login_node_of(env: Mapping[str, str] = os.environ) -> BatchSystem | None:
-    """The batch system whose login node this host is; None where nothing says so.
+    """The batch system whose login node this host is, if any.
 
-    That is where the system answers, this process is in no job, and the host is none of those that run jobs.
+    On a login node the batch system answers, but this process is in no job and the host runs no jobs.
     """
     here = socket.gethostname().split(".")[0]
     if any(env.get(name) for name in ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")):

@@ -36,13 +36,13 @@ from ring_notebook.rank.launch_check import started_several
 from ring_notebook.rank.rank_threads import threads_started
 from ring_notebook.text.words import aligned
 
-_SECONDS_TO_SAY = 2.0  # that the first of several ringruns has to say what is wrong; srun may end all when one ends
+_SECONDS_TO_SAY = 2.0  # for the first of several ringruns to print the error; srun may end all when one exits
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point. Returns the exit code: the failed rank's own, 2 for a wrong command line.
 
-    126 and 127 for a program that cannot be started, as shells have it.
+    126 or 127, as in shells, for a program that cannot be started.
     """
     _reserve_standard_streams()
     parser, options = parse(sys.argv[1:] if argv is None else argv)
@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not options.command:
         parser.error("nothing to run; for example: ringrun -np 4 train.py")
     options.command = _with_python(options.command)
-    # Within a rank of ours its variables are ours. With -np 1 each is meant to be alone.
+    # In a rank of ours (ADDED) these variables are ours. With -np 1 each ringrun is meant to be alone.
     if options.np != 1 and ADDED not in os.environ and (several := started_several()):
         launcher, number, n = several
         if number:
@@ -114,7 +114,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _diagnose(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
-    """Check the hosts that are named, else those of the allocation, else this one. 1 where a check has failed."""
+    """Check the named hosts, else the allocation's, else this one. Returns 1 if a check has failed."""
     from ring_notebook.launch.doctor import as_json, diagnose_hosts, render
 
     try:
@@ -169,7 +169,7 @@ def _run(
     times: dict[int, RankTimes] | None = None,
     folder: str = "",
 ) -> int:
-    """The exit code of the job; ``times`` takes what its ranks have measured, ``folder`` is below ``--output-dir``."""
+    """Run one job; returns its exit code. ``times`` gets what ranks measured; ``folder`` is below ``--output-dir``."""
     files = RankFiles(Path(options.output_dir, folder), n) if options.output_dir else None
     run = ShellRun(options.command, n)
     job = Job(
@@ -193,7 +193,7 @@ def _run(
     elif slow := _what_is_slow(job.times):
         print_message(slow.sentence)
     error = ""
-    if code:  # a batch system that has ended the job comes before its ranks: they have failed because of it
+    if code:  # if the batch system ended the job, that is why ranks failed
         error = who_ended_it() or ("" if job.verdict.ended_by else job.describe_failure())
     if error:
         print_message(error)
@@ -208,13 +208,13 @@ def _run(
 
 
 def _what_is_slow(times: Mapping[int, RankTimes]) -> SlowRanks | SlowLink | None:
-    """The ranks that the others wait for, or the link, in steps of a script that has logged them."""
+    """The ranks or the link that other ranks wait for, if the script logged its steps."""
     accounts = {rank: spent(one.spent, one.seconds) for rank, one in times.items()}
     return find(accounts, max((one.steps for one in times.values()), default=0))
 
 
 def _reserve_standard_streams() -> None:
-    """Keep the numbers of streams that are closed: a pipe or a socket that gets one would be taken for the stream."""
+    """Open closed standard streams on /dev/null, so that no pipe or socket gets their numbers."""
     for number in range(3):
         try:
             os.fstat(number)
@@ -223,7 +223,7 @@ def _reserve_standard_streams() -> None:
 
 
 def _with_python(command: list[str]) -> list[str]:
-    """A Python script behind ``python``, unless it says itself, in its first line, what runs it."""
+    """``command`` with ``python`` before a Python script, unless its first line names an interpreter."""
     script = command[0]
     if not script.endswith(".py") or not os.path.isfile(script):
         return command

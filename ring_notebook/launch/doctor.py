@@ -1,7 +1,7 @@
 """The doctor of all hosts of a job: visits each, compares them, and has ranks of all of them sum.
 
-On each host it starts this module as a program, as an agent is started: that one says that it is there, tells the time
-when asked, gets one text of JSON, and answers with one: its checks, and what is compared between hosts.
+It starts this module as a program on each host, like an agent. The program greets, tells its time when asked, reads one
+JSON text and answers with one: its checks, and what is compared between hosts.
 """
 
 from __future__ import annotations
@@ -52,19 +52,19 @@ from ring_notebook.machine.os_calls import clone3_is_refused, number_in
 from ring_notebook.machine.own_python import module_command
 
 _SECONDS_TO_ANSWER = 240.0  # for all checks of a host: MPI, torch and GPUs are used, and a disk may be slow
-_CLOCKS_APART = 1.0  # seconds from which the order of what ranks of two hosts report may be wrong
+_CLOCKS_APART = 1.0  # seconds; beyond, reports of two hosts may come in the wrong order
 _MOST_VISITS = 64  # at a time
 _INTERFACES = Path("/sys/class/net")
 _PROGRAM = "ring_notebook.launch.doctor"
 _FIRST = ("versions", "core", "network")
-"""Checks whose failure is the reason that ranks of several hosts cannot sum: that is not tried then."""
+"""When one of these fails, ranks of several hosts cannot sum, so this is not tried."""
 _NO_WAY = "connect|timed out|time out|unreachable|no route|refused|no result within|no answer"
 _SAME = "install the same environment at the same path on every host"
 
 
 @dataclass(frozen=True)
 class Visit:
-    """What became of the visit to one host: its checks, and what is compared with other hosts.
+    """The result of one host: its checks, and what is compared with other hosts.
 
     ``offset``: how many seconds its clock is before ours, give or take ``doubt``. ``speed``: bytes per second that its
     network interface claims; None where it is unknown.
@@ -241,7 +241,7 @@ def compare(visits: Sequence[Visit]) -> list[Check]:
 
 
 def _between(visits: Sequence[Visit], slots: Mapping[str, int]) -> Check:
-    """Have ranks of all hosts sum, against what their network interfaces claim."""
+    """Measure sums over all hosts, against the speed that their network interfaces claim."""
     ranks, hosts = sum(slots.values()), len(visits)
     where = ",".join(f"{host}:{count}" for host, count in slots.items())
     measured = measure_allreduce(["-np", str(ranks), "-H", where])
@@ -316,7 +316,7 @@ def _disk(folder: str, token: str, text: str) -> Check:
 
 
 def _no_pipes() -> str:
-    """Why no named pipe can be made among temporary files; empty where one can, or nothing at all."""
+    """Why the temporary folder takes no named pipe; empty if it does, or if this process may not write there."""
     path = f"{temporary_folder()}/ring-doctor-{uuid.uuid4().hex}"
     try:
         os.mkfifo(path)

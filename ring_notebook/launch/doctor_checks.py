@@ -55,8 +55,8 @@ class Check:
 def diagnose(slots: int = 0) -> list[Check]:
     """Run all checks that need no other host, for ``slots`` ranks; 0: as many as a cluster has by default.
 
-    Without the core no rank starts: what would only say that again is left out. It takes a few seconds: MPI, torch and
-    GPUs are really used.
+    Without the core, checks that would fail for the same reason are left out. Takes a few seconds: MPI, torch and GPUs
+    are really used.
     """
     found = check_system()
     if starts_no_rank(found):

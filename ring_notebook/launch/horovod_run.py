@@ -47,7 +47,7 @@ def run(
     ``num_proc``, ``min_num_proc`` and ``max_num_proc``. Raises as `ring_notebook.run` does.
 
     min_num_proc: the job is elastic, and continues without ranks that fail while so many are left.
-    reset_limit: 0 makes the job one that ends with its first failure; other limits are not counted.
+    reset_limit: with 0 the job ends with its first failure; other limits are ignored.
     hosts, hostfile: ``"a:2,b:2"``, or a file of such lines; one of them. Default: the allocation of a batch system, or
         this host.
     output_filename: a folder for what the ranks print, also in files ``rank.<N>/stdout`` and ``stderr``.

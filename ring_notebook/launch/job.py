@@ -37,20 +37,19 @@ from ring_notebook.launch.supervisor.tagged_output import SOON, TAGGED, Carrier,
 from ring_notebook.machine.os_calls import Wake, exit_descriptor
 from ring_notebook.rank.rank_variables import MASTER
 
-_HIDING = ("SLURM_STDERRMODE", "SLURM_STDOUTMODE")  # by which srun keeps from us what the ranks say
-_LOOK = 0.5  # seconds after which a signal is handled that did not interrupt the wait for the job
+_HIDING = ("SLURM_STDERRMODE", "SLURM_STDOUTMODE")  # with these srun hides output of ranks from us
+_LOOK = 0.5  # seconds; a signal that did not interrupt the wait for the job is handled then
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *job_failure.ENDS_NOTHING)
 
 
 class Job:
     """``program`` on ``n`` ranks. It ends when this process does, however this process ends.
 
-    What the ranks print goes to ``sys.stdout`` and ``sys.stderr`` as they are when the job starts, which in a
-    notebook are the cell's. All of ``env`` reaches the ranks of all hosts. ``elastic`` has the rules of an elastic
-    job. ``start_timeout`` is in seconds; None means that of
-    `config`. With ``prefix`` lines begin with their rank, in colour on a terminal, with ``times`` also with the time,
-    and ``files`` take what each rank prints too; tracebacks then come in one piece each. Raises MPIMissingError and
-    ValueError as `find_launcher` and `Launcher.command` do.
+    What the ranks print goes to ``sys.stdout`` and ``sys.stderr`` as they are when the job starts, which in a notebook
+    are the cell's. All of ``env`` reaches the ranks of all hosts. ``elastic`` has the rules of an elastic job.
+    ``start_timeout`` is in seconds, by default `config`'s. With ``prefix`` lines begin with their rank, in colour on a
+    terminal, with ``times`` also with the time, and ``files`` take what each rank prints too; tracebacks then come in
+    one piece each. Raises MPIMissingError and ValueError as `find_launcher` and `Launcher.command` do.
     """
 
     def __init__(
@@ -103,7 +102,7 @@ class Job:
         self._looked = self._deaf = 0.0
         self._events: list[Event] = []
         self.verdict = judge(self._rules, (), 0.0)
-        """On what has happened so far; final after `wait`."""
+        """Of what has happened so far; final after `wait`."""
         self._exited, self._wake = exit_descriptor(self._process.pid), Wake()
         weakref.finalize(self, os.close, self._exited)
         weakref.finalize(self, self._wake.close)
@@ -153,10 +152,7 @@ class Job:
         return self.verdict.code or int(bool(self._output_error))
 
     def _wait(self) -> None:
-        """Carry out what is due until the launcher has ended.
-
-        In steps: a signal that comes just before a system call does not interrupt it.
-        """
+        """Carry out what is due until the launcher ends. Polls: a signal just before a system call interrupts none."""
         poll = select.poll()
         poll.register(self._exited, select.POLLIN)
         poll.register(self._wake, select.POLLIN)
@@ -173,7 +169,7 @@ class Job:
 
     def _look(self) -> None:
         now, before = self._now(), self.verdict
-        # What came while a signal had stopped this process has yet to be read.
+        # After a SIGSTOP of this process, reports of ranks are yet to be read.
         waited, self._looked = now - self._looked, now
         self._deaf += waited if any(output.is_writing for output in self._outputs) else max(0.0, waited - 2 * _LOOK)
         latest = judge(self._rules, self._events, now, self._deaf)
@@ -188,7 +184,7 @@ class Job:
                 os.kill(self._process.pid, signum)
             if signum == signal.SIGTSTP:  # of the command line, whose shell waits for it
                 os.kill(os.getpid(), signal.SIGSTOP)
-        for text in latest.words[len(before.words) :]:  # which nobody may read: a thread that is stuck is left behind
+        for text in latest.words[len(before.words) :]:  # stderr may block: a stuck thread is left behind
             printer = threading.Thread(target=print_message, args=(text,), daemon=True)
             printer.start()
             printer.join(_LOOK)
@@ -282,9 +278,7 @@ class _Output:
         self._write(self._lines.feed(self._kept) + self._lines.close() if self._lines else self._kept)
 
     def _write(self, data: bytes) -> None:
-        """Write ``data``. Raises BrokenPipeError when the reader has gone; ranks that write more then learn of it.
-
-        A terminal that has gone is such a reader.
+        """Write ``data``. Raises BrokenPipeError when the reader or terminal has gone; later writes of ranks then fail.
         """
         if not data or self.error:
             return
@@ -303,7 +297,7 @@ class _Output:
 
 
 def _start_limit(given: float | None, hides: bool) -> float:
-    """Seconds that a launcher has to start all ranks, 0 without end; ``hides``: not all marks may reach us."""
+    """Seconds that a launcher has to start all ranks, 0: no limit. ``hides``: some start marks may not reach us."""
     limit = config().start_timeout if given is None else given
     if limit < 0:
         return 0.0 if hides else job_failure.START_LIMIT

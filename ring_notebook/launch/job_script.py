@@ -77,7 +77,7 @@ class BatchRequest:
     def script(self, command: Sequence[str], output: Path, name: str = "ring_notebook") -> str:
         """The script that runs ``command`` in a job, which writes to ``output``.
 
-        A line of the template is left out when one of its values is empty; of ``{:ngpus=gpus}`` the piece alone is.
+        A line of the template with an empty value is left out; of a line with ``{:ngpus=gpus}``, only this piece.
         """
         values = {
             "name": name,
@@ -128,7 +128,7 @@ def batch_request(
     requeue: bool = False,
     ran_with: int = 1,
 ) -> BatchRequest:
-    """What a user asks of a site; what is not given is the site's.
+    """A request to a site, which has the defaults.
 
     Without ``n`` each host has ``per_host`` ranks of the site, else one for each GPU. Without these there are as many
     ranks as the cell ``ran_with``, at least one a host.

@@ -21,7 +21,7 @@ class Lender(NamedTuple):
     address: str
     """As a user types it."""
     package: str
-    """What its module needs; empty where that is part of no extra."""
+    """The package that its module needs, an extra of ours; empty without one."""
 
 
 LENDERS = {
@@ -36,41 +36,41 @@ _SECONDS_TO_COME = 300.0  # for places: an engine may start machines for them
 
 
 class Engine(Protocol):
-    """What lends places."""
+    """An engine that lends places."""
 
     name: str
     """As users know it."""
     address: str
-    """Of this host, as the places reach it."""
+    """The address at which the places reach this host."""
     most: int
-    """For how many places it has room."""
+    """The number of places that it has room for."""
     threads: int
-    """With how many threads the rank of a place computes; 0 where the engine does not say."""
+    """The compute threads of the rank in a place; 0 if the engine does not say."""
 
     def begin(self, size: int, relay: Relay) -> None:
         """Begin to call ``serve(*relay.where)`` in ``size`` processes at once, and do not wait.
 
-        ``relay.admit`` takes before what ``introduce()`` returns in each. Raises RingError where there are too few.
+        First passes to ``relay.admit`` what ``introduce()`` returns in each. Raises RingError if there are too few.
         """
 
     def trouble(self) -> str:
-        """Why a place has ended that was not given back, or will not come; empty while all is well."""
+        """Why a place ended before it was given back, or will not come; empty while all is well."""
 
     def end(self) -> None:
-        """Give the places back, where `serve` has returned, or is to end."""
+        """Give the places back; `serve` there has returned, or must end."""
 
 
 class GrowingEngine(Engine, Protocol):
     """One that may lend more places later."""
 
     def offer(self, count: int, relay: Relay) -> None:
-        """Do the same in up to ``count`` more processes, whenever there is room; again where one ends."""
+        """Like `begin`, in up to ``count`` more processes when there is room; replaces processes that end."""
 
 
 class LentPlaces:
     """``size`` places of an engine, from `__enter__` to `__exit__`; job after job may run in them.
 
-    With a greater ``most`` further ones come while the engine has room, up to so many; elastic jobs grow into them.
+    With a greater ``most`` the engine lends up to so many when it has room; elastic jobs grow into them.
     """
 
     def __init__(self, engine: Engine, size: int, most: int = 0) -> None:
@@ -121,8 +121,8 @@ class LentPlaces:
     ) -> list[Any]:
         """Call ``fn`` on a rank in each place, a fresh process; see `ring_notebook.run`.
 
-        A job that may grow begins with the ``size`` of the places, and is elastic from ``min_np`` ranks, or as many.
-        ``take`` is called with what ranks report.
+        A job that may grow begins with all ``size`` places; ``min_np`` is then the same number by default. ``take`` is
+        called with what ranks report.
         """
         given = {**self.environment, **(env or {})}
         elastic = elastic_of(self._size if min_np is None and self._script else min_np, self._most or None)

@@ -62,7 +62,7 @@ class Style:
 class RankFiles:
     """The files ``folder/rank.N/stdout`` and ``stderr``, as horovodrun names them; N has leading zeros.
 
-    Those of ranks after the first ``ranks`` are made when they print something.
+    Files of ranks beyond the first ``ranks`` are made when these print something.
     """
 
     def __init__(self, folder: Path, ranks: int) -> None:
@@ -106,8 +106,8 @@ class RankOutput:
     causes: dict[int, str] = field(default_factory=dict)
     """What each rank raised last, and where (`cause_of`)."""
     _kept: bytes = b""
-    _writer: int = _SHARED  # of the piece that comes next
-    _open: int | None = None  # whose unfinished line is the last that was shown
+    _writer: int = _SHARED  # rank of the next piece
+    _open: int | None = None  # rank whose unfinished line was shown last
     _began: dict[int, bool] = field(default_factory=dict)  # whether a rank's next piece continues a line
     _held: dict[int, tuple[float, bytes]] = field(default_factory=dict)  # tracebacks, since when
 
@@ -124,7 +124,7 @@ class RankOutput:
         return shown
 
     def _is_plain(self, data: bytes) -> bool:
-        """Whether ``data`` is nothing but whole lines of ranks: most of what comes in masses is."""
+        """Whether ``data`` is whole lines of ranks only, as most bulk output is."""
         lines = data.count(b"\n")
         return (
             not (self.files or self._kept or self._held or self._open is not None or any(self._began.values()))
@@ -151,7 +151,7 @@ class RankOutput:
             since, text = self._held[rank]
             self._held[rank] = since, text + line
             last = _LINE.findall(text + line)[-1]
-            # An error may hold the traceback of a callback, as those of JAX do: what that raised is the cause.
+            # An error may quote the traceback of a callback, as in JAX: the exception there is the cause.
             within = last.startswith((b" ", b"\t", b"\n", _TRACEBACK)) or last.rstrip().endswith(_TRACEBACK)
             if not last.endswith(b"\n") or within:
                 return b""

@@ -52,7 +52,7 @@ _IDLE: tuple[tuple[tuple[str, ...], int, str], ...] = (
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says of an option that it does not know which one may be meant."""
+    """Suggests the option that an unknown one may mean."""
 
     def error(self, message: str) -> NoReturn:
         words = message.removeprefix("unrecognized arguments: ")
@@ -132,7 +132,7 @@ def _given(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Iter
 
 
 def check_values(options: argparse.Namespace) -> None:
-    """Raise ValueError for a value that an option cannot have, and for options of which one would not count."""
+    """Raise ValueError for a value that an option cannot have, and for two options of which one would be ignored."""
     least = {
         **dict.fromkeys(("np", "ppn", "cpus_per_rank", "logical", "slots_per_host", "ssh_port"), 1),
         **dict.fromkeys(("start_timeout", "stall_warning", "stall_shutdown", "fusion_threshold_mb", "reset_limit"), 0),
@@ -140,7 +140,7 @@ def check_values(options: argparse.Namespace) -> None:
     }
     for name, lowest in least.items():
         value = getattr(options, name)
-        if value is not None and not value >= lowest:  # so put, because no comparison holds for a NaN
+        if value is not None and not value >= lowest:  # `not >=`, so that NaN fails too
             flag = {"np": "-np"}.get(name) or f"--{name.replace('_', '-')}"
             flag = {"--stall-warning": _STALL[0], "--stall-shutdown": _STALL[1]}.get(flag, flag)
             seconds = " seconds" if isinstance(value, float) else ""

@@ -3,9 +3,8 @@
 ``python -m ring_notebook.launch.supervise N ELASTIC REQUESTS HOSTS PROGRAM ARGS...``. HOSTS is ``HOST:SLOTS,...``,
 empty for this host. Nothing starts anywhere before the agents of all other hosts have answered.
 
-With an ELASTIC of 0 all ranks end soon after one fails. Otherwise the job is elastic, as `Elastic` says: it continues
-while so many ranks are left, which have no MPI, and may grow. With REQUESTS the ranks are engines of a notebook
-(`EngineSupervisor`).
+With an ELASTIC of 0 all ranks end soon after one fails. Otherwise the job is elastic (`Elastic`): it continues while so
+many ranks are left, may grow, and has no MPI. With REQUESTS the ranks are engines of a notebook (`EngineSupervisor`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The sockets between a supervisor and its ranks, through which the ranks find each other, and MPI its own."""
+"""The sockets between a supervisor and its ranks, for our rendezvous and MPI's."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def new_job_name() -> str:
 
 
 class Unsent(dict[int, bytes]):
-    """What the sockets of ranks have not taken yet, by rank.
+    """Bytes that the sockets of ranks have not taken yet, by rank.
 
-    A rank that asks without end and reads no answer gets none beyond `_MOST_UNSENT` bytes.
+    A rank that asks without reading gets no answers beyond `_MOST_UNSENT` bytes.
     """
 
     def send(self, rank: int, channel: socket.socket, more: bytes = b"") -> None:
@@ -66,11 +66,11 @@ class Connections:
         self.gathering.resize(size)
 
     def dismiss(self, ranks: set[int]) -> None:
-        """Have these ranks of an elastic job leave it when it assembles next."""
+        """Have these ranks leave the elastic job at its next formation."""
         self._reply(lines(self.gathering.dismiss(ranks)))
 
     def pair(self, rank: int) -> tuple[socket.socket, socket.socket]:
-        """A new socket to the process that is ``rank`` from now on: our end, and the one that it has to inherit."""
+        """A new socket for the process of ``rank``: our end, and the end that it must inherit."""
         ours, theirs = socket.socketpair()
         self._channels[rank] = ours
         self.unsent.pop(rank, None)
@@ -84,11 +84,11 @@ class Connections:
         self._host.close()
 
     def variables(self, size: int, rank: int, channel: socket.socket, formation: int) -> dict[str, str]:
-        """Those that tell ``rank`` of ``size`` of its socket, as the first process or for a later ``formation``."""
+        """The variables that tell ``rank`` its socket, and a process that joins a running job its ``formation``."""
         return self._host.variables(size, rank, channel, formation)
 
     def take_abort(self, rank: int) -> int | None:
-        """The exit code with which ``rank`` has asked to end the whole job, once; None when it has not."""
+        """The exit code of ``rank``'s MPI_Abort, returned once; None if it has called none."""
         return self._pmi.aborted.pop(rank, None)
 
     def receive(self, rank: int) -> bool:
@@ -112,7 +112,7 @@ class Connections:
 
     def exited(self, rank: int, how: str) -> None:
         while rank in self._channels and self._has_data(rank) and self.receive(rank):
-            pass  # whether it has finalized may still lie in the socket
+            pass  # its MPI_Finalize may still lie in the socket
         self._reply(lines(self.gathering.exited(rank, how)))
 
     def _has_data(self, rank: int) -> bool:
@@ -122,7 +122,7 @@ class Connections:
             return False
 
     def deserters(self, exited: Mapping[int, RankStatus]) -> set[int]:
-        """Those of the ranks that ``exited`` with 0, and have reported this before, which others still need."""
+        """The ranks that ``exited`` with 0 although others still need them."""
         if self._elastic:
             return self.gathering.left_out
         # Once one rank uses MPI, every other one has to: it waits for them when it starts and when it ends.

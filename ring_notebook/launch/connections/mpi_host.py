@@ -47,7 +47,7 @@ def mpich_problem(ranks: int) -> str:
             return f"MPI needs Unix sockets with abstract names, which this system refuses ({error.strerror})"
     try:
         os.sched_getaffinity(0)
-    except OSError as error:  # hwloc, which MPICH has in it, would ask for ever
+    except OSError as error:  # hwloc, a part of MPICH, would retry for ever
         return f"MPI needs sched_getaffinity, which this system refuses ({error.strerror})"
     return ""
 
@@ -76,9 +76,9 @@ class MpiHost:
         self._folder = FOLDER / job
 
     def variables(self, size: int, rank: int, channel: socket.socket, formation: int) -> dict[str, str]:
-        """Those that make a process rank ``rank`` of ``size``, which must inherit ``channel``.
+        """Variables that make a process rank ``rank`` of ``size``; it must inherit ``channel``.
 
-        One that joins ranks which run has no MPI.
+        A process that joins a running job has no MPI.
         """
         descriptor = channel.fileno()  # one socket for our rendezvous and for MPI's
         found = {**rendezvous.variables(rank, size, descriptor), **self._network}
@@ -86,19 +86,19 @@ class MpiHost:
             return {**found, STARTED_AGAIN: str(formation)} if formation else found
         if self._problem:
             found[NO_MPI] = self._problem
-        # What UCX names while it starts would outlive ranks that are killed then.
+        # In our folder, because UCX's files would outlive ranks that are killed while they start.
         return {**found, **pmi.variables(rank, size, descriptor), "UCX_POSIX_DIR": str(self._folder)}
 
     def close(self) -> None:
-        """All ranks have exited: remove what they have named."""
+        """Remove the files of the ranks; all have exited."""
         self._cleaner.close()
         os.close(self._claim)
 
 
 def claim_folder(job: str) -> int:
-    """Make the folder of ``job`` in `FOLDER`; a descriptor that keeps it from `remove_abandoned` while one has it.
+    """Make the folder of ``job`` in `FOLDER`; `remove_abandoned` keeps it while the returned descriptor is open.
 
-    Two names of a job's hosts may mean this one.
+    It may exist: two host names of the job may mean this host.
     """
     return claim(FOLDER / job)
 
@@ -114,7 +114,7 @@ def remove_abandoned() -> None:
 
 
 def _remove(prefixes: tuple[str, ...]) -> None:
-    """Remove all of this user whose name begins with ``prefixes``; folders last, because they say what to remove."""
+    """Remove this user's files whose names begin with ``prefixes``; folders last, because they say what to remove."""
     found = [path for path in FOLDER.iterdir() if path.name.startswith(prefixes)]
     for path in sorted(found, key=lambda path: path.name.startswith("ring-")):
         with contextlib.suppress(OSError):
@@ -128,10 +128,10 @@ def _remove(prefixes: tuple[str, ...]) -> None:
 
 
 class Cleaner:
-    """A process that outlives this one, however this one dies, and then removes all that begins with ``prefixes``.
+    """A process that outlives this one, and then removes the files whose names begin with ``prefixes``.
 
-    Before, it calls ``at_death`` unless this process has called `close`. It keeps the descriptor ``claim`` open.
-    Create it before this process has threads.
+    Unless this process has called `close`, it calls ``at_death`` first. It keeps the descriptor ``claim`` open. Create
+    it before this process has threads.
     """
 
     def __init__(self, prefixes: tuple[str, ...], claim: int, at_death: Callable[[], None] | None = None) -> None:

@@ -153,14 +153,14 @@ def lines(replies: Replies) -> dict[int, bytes]:
 
 
 def _answers(replies: Replies) -> dict[int, str]:
-    # Of a gathering all ranks get one reply, with the values of all.
+    # All ranks of a gathering get the same reply, with all values.
     texts = {id(reply): reply for reply in replies.values()}
     written = {number: f"cmd={GATHERED} value={json.dumps(reply)}" for number, reply in texts.items()}
     return {to: written[id(reply)] for to, reply in replies.items()}
 
 
 def _abort_code(text: str) -> int:
-    """The exit code that a rank asks for, as the 8 bits that a process has for it; 1 where these would say success."""
+    """The exit code that a rank asks for, in a process's 8 bits; 1 where these would mean success."""
     try:
         return int(text) & 0xFF or 1
     except ValueError:

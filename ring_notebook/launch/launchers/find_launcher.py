@@ -81,7 +81,7 @@ def find_launcher(elastic: Elastic = NOT_ELASTIC, mpi_args: Sequence[str] = (), 
 def _version(path: str) -> str:
     command = [path, "--version"]
     try:
-        # In a file: a pipe would be waited for while a child of a launcher that hangs has it.
+        # Output to a file: a pipe would stay open while a child of a launcher that hangs has it.
         with tempfile.TemporaryFile("w+", errors="replace") as output:
             subprocess.run(command, stdout=output, stderr=subprocess.DEVNULL, timeout=_SECONDS_TO_ANSWER, check=False)
             output.seek(0)

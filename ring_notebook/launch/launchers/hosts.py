@@ -102,9 +102,9 @@ def check_slots(n: int, hosts: Sequence[Host]) -> None:
 
 
 def check_interface(name: str, hosts: Sequence[Host]) -> None:
-    """Raises ValueError when ranks of this host are to connect to other ``hosts`` through an interface it has not.
+    """Raises ValueError if ranks here are to reach other ``hosts`` through an interface that this host does not have.
 
-    An empty ``name`` leaves the choice to us. What other hosts have is not known here.
+    An empty ``name`` leaves the choice to us. The interfaces of other hosts are not checked.
     """
     if not name or only_here(hosts) or not any(is_local(host.name) for host in hosts):
         return

@@ -40,7 +40,7 @@ class Launcher(ABC):
     """The MPIs whose ranks it can connect; every other MPI would start jobs of size 1."""
 
     foreign: ClassVar[bool] = True
-    """Whether it is somebody else's, which does not say how its ranks end."""
+    """Whether it is not ours, and so does not say how its ranks end."""
 
     path: str
 

@@ -32,7 +32,7 @@ _UNLIMITED = 1 << 30
 class Own(Launcher):
     """Our supervisor on this host. An agent on each other host starts the ranks there, and nothing of ours listens.
 
-    An agent gets the whole environment, over the streams of ssh or what a batch system has for it.
+    An agent gets the whole environment, over the streams of ssh or the batch system's own program.
 
     An ``elastic`` job continues without ranks that fail, may grow, and has no MPI.
     With a named pipe for ``requests`` the ranks are a notebook's engines: those that live continue, and others are

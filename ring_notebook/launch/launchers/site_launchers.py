@@ -84,7 +84,7 @@ def _number(host: Host) -> str:
 
 
 class Jsrun(Launcher):
-    """By which LSF's Job Step Manager starts the ranks of Spectrum MPI.
+    """The launcher of LSF's Job Step Manager, for ranks of Spectrum MPI.
 
     Each host is one resource set, with all of its cores and GPUs, that binds no rank: the ranks share them out.
     """
@@ -112,7 +112,7 @@ _PMI = {"MPICH": "pmi2", "Open MPI": "pmix"}
 
 
 class Srun(Launcher):
-    """Slurm's, within an allocation; sends the whole environment to all hosts."""
+    """Slurm's launcher, within an allocation; sends the whole environment to all hosts."""
 
     mpis = ("MPICH", "Open MPI")
 

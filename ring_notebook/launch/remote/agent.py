@@ -1,8 +1,7 @@
 """Starts and watches the ranks of this host for a supervisor elsewhere: ``python -m ...agent WAY``, by ssh or srun.
 
-The two talk in frames over the agent's standard input and output, which are protected as WAY says; nothing listens.
-When the supervisor is gone, by the end of the stream or its silence, the ranks are killed. When the agent is killed, so
-are they.
+The two talk in frames over the agent's standard input and output, which are protected as WAY says; nothing listens. The
+ranks are killed when the stream ends, when the supervisor is silent for too long, and when the agent is killed.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ _CAPACITY = 1 << 16
 
 
 def greeting() -> dict[str, str]:
-    """What an agent says first, and a supervisor expects: the host, and versions that have to be the same."""
+    """An agent's first message: its host, and the versions that must equal the supervisor's."""
     return {
         "host": socket.gethostname(),
         "ring_notebook": __version__,
@@ -59,7 +58,7 @@ class Agent:
         self._windows = {1: Window(), 2: Window()}
         self._program: list[str] = []
         self._refusal: OSError | None = None  # why this host can start no rank
-        self._input_ends: tuple[int, int] | None = None  # of the pipe from which rank 0 reads
+        self._input_ends: tuple[int, int] | None = None  # of rank 0's standard input
         self._input: Inlet | None = None
         self._over = False  # all ranks have exited and what they printed is sent
         self._lost = False  # the supervisor is gone
@@ -186,11 +185,11 @@ class Agent:
             self._stream.send(Kind.OUTPUT, fd, piece)
 
     def _speak(self) -> None:
-        self._stream.check(self._silence)  # whether the supervisor is silent shows when it is read again
+        self._stream.check(self._silence)  # a silent supervisor is noticed when the agent reads again
 
     def _tell_exit(self, how: RankFailure) -> None:
         while self._channels.pass_on(how.rank):
-            pass  # whether it has finalized may still lie in the socket
+            pass  # its MPI_Finalize may still lie in the socket
         self._channels.close(how.rank)
         status = self._job.status(how.rank)
         report: dict[str, Any] = {"failure": asdict(how), "times": status.times}

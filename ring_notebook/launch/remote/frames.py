@@ -47,13 +47,13 @@ class Kind(enum.IntEnum):
     ASSIGNMENT = 2
     """To the agent: what its ranks have to run."""
     START = 3
-    """To the agent: start a rank [rank]; with a payload, the ranks of the host and of the job now, it joins others."""
+    """To the agent: start a rank [rank]. With a payload, the ranks of host and job now, it joins running ones."""
     STARTED = 4
     """To the agent: all ranks have been started."""
     REFUSED = 5
     """From the agent: why a rank could not be started [rank]."""
     MESSAGE = 6
-    """Bytes between a rank and the supervisor [rank]; none when one side has closed."""
+    """Bytes between a rank and the supervisor [rank]; empty when one side has closed."""
     EXIT = 7
     """From the agent: how a rank ended [rank]."""
     SIGNAL = 8
@@ -61,11 +61,11 @@ class Kind(enum.IntEnum):
     OUTPUT = 9
     """From the agent: what ranks have printed [1: stdout, 2: stderr]."""
     INPUT = 10
-    """To the agent: standard input of rank 0; none at its end."""
+    """To the agent: standard input of rank 0; empty at its end."""
     TAKEN = 11
     """So many bytes of a stream have been passed on [0: input, 1: stdout, 2: stderr]; none when its reader has gone."""
     END = 12
-    """To the agent: all ranks have exited, so end [1: with what they have left behind]."""
+    """To the agent: all ranks have exited, so exit [1: and end the processes that they left]."""
     ALIVE = 13
     """From both sides, every few seconds."""
     KILL = 14
@@ -73,7 +73,7 @@ class Kind(enum.IntEnum):
     INTERRUPT = 15
     """To the agent: interrupt a rank, if it still executes what the payload names [rank]."""
     CERTIFICATE = 16
-    """From both sides, as the first one: the certificate of the sender, and what proves it."""
+    """From both sides, first: the sender's certificate, and its proof."""
     SEALED = 17
     """Bytes of TLS, which carries frames of all other kinds."""
 
@@ -91,7 +91,7 @@ def encode(kind: Kind, number: int = 0, payload: bytes = b"") -> bytes:
 
 
 class Parser:
-    """Takes a stream of bytes apart; with ``magic``, what comes before `MAGIC` is no frame."""
+    """Takes a stream of bytes apart; with ``magic``, bytes before `MAGIC` are no frames."""
 
     def __init__(self, magic: bool) -> None:
         self.noise = b""
@@ -156,7 +156,7 @@ class _Sealed:
             context = tls_context(own_identity(), [certificate], server=self._agent)
             self._tls = Tls(context, server=self._agent)
             return [], _in_frames(self._tls.begin() + self._tls.seal(self._waiting))
-        if self._tls is None and outer.kind == Kind.HELLO:  # of an older version, which its reader has to say
+        if self._tls is None and outer.kind == Kind.HELLO:  # of an older version; its reader reports that
             return [outer], b""
         if self._tls is None or outer.kind != Kind.SEALED:
             raise ValueError(f"a frame of kind {outer.kind.name} that is not encrypted")
@@ -223,9 +223,9 @@ class FrameStream:
                 self.wake()
 
     def check(self, silence: float) -> str:
-        """Give a sign of life when it is time. Returns why the other side, silent for so many seconds, is lost.
+        """Send a sign of life when one is due. Returns why the other side is lost, if silent for so many seconds.
 
-        It is not while something of it is unread, as after work of this process that took longer.
+        It is not lost while bytes from it are unread: this process may have been busy for longer.
         """
         now = time.monotonic()
         lost, speaks = judge_silence(self._heard, self._spoke, now, silence)
@@ -236,7 +236,7 @@ class FrameStream:
 
     @property
     def _has_unread(self) -> bool:
-        """Whether anything of the other side waits to be read, if only its end."""
+        """Whether bytes of the other side, or its end, wait to be read."""
         poll = select.poll()
         poll.register(self._source, select.POLLIN)
         return bool(poll.poll(0))
@@ -246,7 +246,7 @@ class FrameStream:
 
     @property
     def known(self) -> bool:
-        """Whether the other side has proven who it is, or what carries the stream has."""
+        """Whether the other side has proven who it is, or ssh has for it."""
         return self._sealed is None or self._sealed.known
 
     @property
@@ -300,11 +300,11 @@ class FrameStream:
             self._stop("")
 
     def _open(self, sealed: _Sealed, outer: Frame) -> list[Frame]:
-        """The frames in one of TLS, or in none."""
+        """The frames that ``outer`` completes."""
         with self._lock:
             frames, back = sealed.open(outer)
             self._unsent += back
-        self.wake()  # what has waited until the other side is known
+        self.wake()  # frames may have waited until the other side is known
         return frames
 
     def _stop(self, why: str) -> None:
@@ -341,7 +341,7 @@ class Dialogue:
         self._stream.send(Kind.HELLO, payload=text.encode())
 
     def hear(self, seconds: float = inf) -> str:
-        """The next text of the other side. Raises EOFError where none comes, in time, which may say why."""
+        """The next text of the other side. Raises EOFError, with a reason if known, when none comes in time."""
         until = time.monotonic() + seconds
         while not self._heard:
             if self._ended is not None:

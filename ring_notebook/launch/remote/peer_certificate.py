@@ -26,11 +26,11 @@ from ring_notebook.files.private_files import make_private_folder, open_own, ope
 from ring_notebook.rank.secure_streams import own_identity
 
 Way = Literal["plain", "stream", "batch"]
-"""How a stream to a host is protected: by what carries it, as ssh is; by TLS with certificates that come over the
-stream; and by TLS with certificates that are proven beside it, as this module does."""
+"""How a stream to a host is protected: "plain": by its carrier, such as ssh; "stream": by TLS with certificates sent
+over the stream; "batch": by TLS with certificates that this module proves."""
 _SECONDS_TO_ANSWER = 20.0
 _SECONDS_TO_APPEAR = 5.0
-"""For a file of the other host in a home that NFS shares, which shows what is new a little later."""
+"""For a file of the other host in a shared home: NFS shows new files late."""
 _UID = re.compile(r"^UID:.*\((\d+)\)$", re.MULTILINE)
 _SOCKET = re.compile(r"^AuthInfo\s*=.*\bsocket=([^\s,]+)", re.MULTILINE)
 _LONGEST = 1 << 12  # bytes of a certificate
@@ -42,7 +42,7 @@ class UnprovenPeerError(Exception):
 
 
 def own_certificate(way: Way) -> bytes:
-    """What this process sends first, for the other end to take it as known."""
+    """The first message of this process, by which the other end knows it."""
     certificate = own_identity().certificate
     found = {"certificate": certificate}
     if way == "batch" and _munge_options() is not None:
@@ -105,7 +105,7 @@ def _problem(certificate: str, credential: str) -> str:
 
 
 def forget() -> None:
-    """Remove what this process has left for the other ends: all of them know it now."""
+    """Remove this process's certificate file; all other ends have read it."""
     while _left:
         with suppress(OSError):
             _left.pop().unlink()
@@ -128,7 +128,7 @@ def _munge_options() -> list[str] | None:
     """The options with which munge answers here; None where it does not."""
     if _munge("munge", "", []).returncode == 0:
         return []
-    # Slurm may have a munge of its own, beside none or that of another cluster.
+    # Slurm may use a munge of its own, even where the default is missing or another cluster's.
     with suppress(OSError, subprocess.SubprocessError):
         command = ["scontrol", "show", "config"]
         shown = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS_TO_ANSWER, check=False)

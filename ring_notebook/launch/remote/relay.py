@@ -5,7 +5,7 @@ the process that wants ranks. The remote shell that a supervisor starts (`main`)
 socket file, with a host and a command. The relay has a place on that host run the command, and carries its streams.
 
 Places connect over TLS. The engine carries the certificate of the relay to the places, and theirs back (`introduce`,
-`Relay.admit`). Who hears these can do nothing with them.
+`Relay.admit`). They are no secrets.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Where(NamedTuple):
 class Relay(Serving):
     """Waits at ``address``, which the places reach, and at a socket file in ``folder``, a private one.
 
-    ``trouble`` says why a place has ended that nobody has given back; any thread may call it.
+    ``trouble`` says why a place ended before it was given back; any thread may call it.
     """
 
     def __init__(self, address: str, folder: Path, trouble: Callable[[], str] = str) -> None:
@@ -198,11 +198,9 @@ class _Place(NamedTuple):
 def wait_for_places(
     relay: Relay, size: int, limit: float, trouble: Callable[[], str], engine: str, grows: bool = False
 ) -> list[Host]:
-    """The hosts of ``size`` places, once they have connected; ``trouble`` says why none will come any more.
+    """The hosts of ``size`` places, once these have connected; if more have and the job ``grows``, of all.
 
-    Of more where they are there and the job ``grows``.
-
-    Raises RingError then, and after ``limit`` seconds.
+    Raises RingError when ``trouble`` says why no more will come, and after ``limit`` seconds.
     """
     deadline = time.monotonic() + limit
     while True:
@@ -291,7 +289,7 @@ def _name_of(writer: asyncio.StreamWriter) -> str:
 def main() -> None:
     """The remote shell: ``SOCKET HOST COMMAND...`` runs a command on a host, with the streams of this process.
 
-    Where the place has ended against the will of the supervisor, its last words are why.
+    If the place ended before the supervisor wanted it to, standard error says why.
     """
     where, host, *command = sys.argv[1:]
     with socket.socket(socket.AF_UNIX) as channel:
@@ -305,7 +303,7 @@ def main() -> None:
                     data = data[os.write(1, data) :]
     os.close(1)
     deadline = time.monotonic() + _SECONDS_TO_TELL
-    while sending.is_alive() and time.monotonic() < deadline:  # a supervisor that has wanted this end closes the input
+    while sending.is_alive() and time.monotonic() < deadline:  # a supervisor that has ended the agent closes the input
         with socket.socket(socket.AF_UNIX) as channel:
             if why := _ask(channel, where, {}):
                 os.write(2, why.encode())
@@ -315,7 +313,7 @@ def main() -> None:
 
 
 def _ask(channel: socket.socket, where: str, request: dict[str, str]) -> str:
-    """What the relay says to a ``request``, or why it says nothing; empty where all is well."""
+    """The relay's answer to ``request``, or why there is none; empty if all is well."""
     try:
         with short_path(where) as name:
             channel.connect(name)

@@ -56,7 +56,7 @@ class RemoteRanks(HostRanks):
         self.unusable: RankFailure | None = None
         """The failure of its first rank, where it was lost before its agent had answered."""
         self._others = list(others)
-        self._host = name  # its own name for itself, once its agent has sent it
+        self._host = name  # its own name, once its agent has sent it
         self._job = job
         self._command = agent_command(name)
         self._running: set[int] = set()
@@ -261,7 +261,7 @@ class RemoteRanks(HostRanks):
         self._on_exit(replace(self.failure(rank, code), reason=reason))
 
     def lose(self, why: str, advice: str = "") -> None:
-        """The stream has ended, or nothing comes: by the will of the agent, or because the host is lost."""
+        """The stream has ended or is silent: the agent has finished, or the host is lost."""
         if self._asked_to_end and not why:
             self._ended = True
             return
@@ -282,7 +282,7 @@ class RemoteRanks(HostRanks):
             self._fail(rank, 1, reason)
 
     def _why_it_ended(self) -> str:
-        """What the remote shell says, which has closed its output."""
+        """The last words of the remote shell, which has closed its output."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(job_failure.SECONDS_TO_HANG_UP)
         self._read_words()

@@ -30,7 +30,7 @@ def make_requests(path: Path) -> None:
 
 
 def request(path: Path, what: Request, number: int, name: str = "") -> None:
-    """Ask the supervisor of the pipe at ``path`` for something: of a rank, or a number, by the ``name`` of host, run or
+    """Send a request to the supervisor at the pipe ``path``; ``number`` is a rank or a count, ``name`` a host, run or
     formation.
 
     Raises OSError when no supervisor reads from it.
@@ -46,7 +46,7 @@ class EngineSupervisor(Supervisor):
     """Runs ``program`` on ``n`` engines; others continue when one ends. ``requests`` is the pipe."""
 
     def __init__(self, hosts: Hosts, connections: Connections, n: int, program: list[str], requests: str) -> None:
-        self._wanted: dict[int, int] = {}  # ranks to be started again when their processes have ended: for a formation
+        self._wanted: dict[int, int] = {}  # the formation for which to start a rank again when its process has ended
         self._unread = b""
         super().__init__(hosts, connections, Rules(n, engines=True), program)
         # For writing too: so the pipe has a writer when all kernels have closed it, and never reads as closed.
@@ -90,7 +90,7 @@ class EngineSupervisor(Supervisor):
         self._hosts.resize(size)
 
     def _start_engine(self, rank: int, formation: int) -> None:
-        # A cluster that has shrunk and grown since the request has taken the rank from its host.
+        # Since the request the cluster may have shrunk and grown, so that the rank has another host.
         name = self._hosts.names([rank]).get(rank) or self._hosts.free(self._running)
         self._start_again(rank, name, formation)
 

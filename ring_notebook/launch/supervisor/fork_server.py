@@ -2,14 +2,14 @@
 
 The server imports modules and waits at a socket, which supervisors find in RING_FORK_SERVER. A rank that they ask for
 becomes the program that it is to be, as if a fresh interpreter ran it: with its own arguments, environment, folder,
-limits and descriptors, and the same exit. What an interpreter and its libraries read when they start has to be equal in
-server and rank; otherwise the server refuses the rank, and it is started as usual. The number of threads may differ
-where torch is loaded, which takes another one. Two things all ranks have from the server: the seed of `hash`, and the
-addresses of libraries.
+limits and descriptors, and the same exit. Variables that an interpreter and its libraries read at their start have to
+be equal in server and rank; otherwise the server refuses the rank, and it is started as usual. The number of threads
+may differ where torch is loaded, which takes another one. All ranks share two things with the server: the seed of
+`hash`, and the addresses of libraries.
 
-What a rank may not need at once can wait: the server imports that when nobody asks for ranks, in a thread, so that it
-tells of ranks that end meanwhile. Ranks that are forked before import it themselves, each on a core of its own; on a
-host that is busy, or has fewer cores, that would take longer, so they wait for the server.
+Modules that ranks may not need at once can wait (`later`): the server imports them in a thread while nobody asks for
+ranks, and meanwhile still reports ranks that end. A rank forked before that imports them itself, on a core of its own;
+on a host that is busy or has fewer cores, it waits for the server instead.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ from ring_notebook.rank.rank_threads import OMP
 _ROOM = 16 << 10
 """Bytes that a server keeps free in its command line and environment, which `ps` and others read there."""
 _LONGEST = 1 << 20
-_LOOK = 0.01  # seconds after which ranks are looked at where the system does not tell that they have ended
+_LOOK = 0.01  # seconds between looks at ranks, where the system does not report their ends
 _QUIET = 10.0  # seconds after a fork, in which its job may ask for more, and ranks import what they need
 _LATER = "+"
 _SET_OPENBLAS = tuple(
@@ -76,8 +76,8 @@ def start_server(
     """Start a server that imports ``modules`` and ends with this thread. Supervisors find it by `ADDRESS`.
 
     Jobs may be started at once: their ranks wait until it is ready. Modules that are not installed are left out; when
-    one raises anything else, the server ends and ranks are started as usual. One that is ``apart`` gets no signal that
-    is for this process and its group, and prints nothing.
+    one raises anything else, the server ends and ranks are started as usual. A server that is ``apart`` gets no signals
+    of this process's group, and prints nothing.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(socket_address(address))
@@ -154,7 +154,7 @@ class _Server:
         return self._program
 
     def _begin_imports(self) -> None:
-        """Import in a thread what could wait."""
+        """Import in a thread the modules that can wait."""
         names, self._can_wait = self._can_wait, ()
 
         def run() -> None:
@@ -168,7 +168,7 @@ class _Server:
             self._importer = importer
 
     def _end_imports(self, ranks: int) -> None:
-        """Return when no thread imports, before a host with so many ``ranks`` gets one: only this thread may fork."""
+        """Wait for the thread that imports, since it must not run in a fork; a host full of ``ranks`` imports first."""
         if self._can_wait and (ranks > cores() or os.getloadavg()[0] > (os.cpu_count() or 1)):
             self._begin_imports()
         if self._importer is not None:
@@ -201,7 +201,7 @@ class _Server:
                 raise PermissionError("too few descriptors here, or another environment")
             self._end_imports(int(request.environment.get("LOCAL_WORLD_SIZE") or 1))
             server, pid = os.getpid(), os.fork()
-        except Exception:  # whatever was sent, and where no process can be started: ranks that run live on
+        except Exception:  # after a bad request, or if no process can be started, running ranks live on
             connection.close()
             for fd in received:
                 os.close(fd)
@@ -265,9 +265,9 @@ class _Server:
 
 
 def _take_descriptors(received: Sequence[int], targets: Sequence[int]) -> None:
-    """Have what was received at the numbers that the rank knows, and nothing else open."""
+    """Move the received descriptors to the rank's numbers, and close all others."""
     _, hard = resource_limits(resource.RLIMIT_NOFILE)
-    set_resource_limits(resource.RLIMIT_NOFILE, hard, hard)  # until those of the rank: the supervisor may have more
+    set_resource_limits(resource.RLIMIT_NOFILE, hard, hard)  # for now: the supervisor may have more
     above = max(targets) + 1
     copies = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, above) for descriptor in received]
     os.closerange(0, above)
@@ -303,7 +303,7 @@ def _make_program(request: Request) -> Callable[[], None]:
 
 
 def _compute_with(threads: int) -> None:
-    """Have libraries that have read OMP_NUM_THREADS already compute with so many threads: torch, OpenBLAS of numpy."""
+    """Set the threads of libraries that have already read OMP_NUM_THREADS: torch, and numpy's OpenBLAS."""
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(threads)
     mapped = (line.split(maxsplit=5)[-1].strip() for line in Path("/proc/self/maps").read_text().splitlines())
@@ -357,7 +357,7 @@ def _reopen_streams(unbuffered: bool) -> None:
 
 
 def _show(program: Sequence[str], environment: Mapping[str, str]) -> None:
-    """Have /proc show the rank's command line and environment in the place of the server's, as far as there is room."""
+    """Show the rank's command line and environment in /proc, as far as the server's leave room."""
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     begin, end, env_begin, env_end = map(int, fields[45:49] or 4 * ["0"])
     if not 0 < begin < end or not 0 < env_begin < env_end:  # gVisor does not tell

@@ -1,4 +1,4 @@
-"""A rank that a fork server starts: how a supervisor asks for one, and what it has in place of a child of its own.
+"""A rank that a fork server starts: how a supervisor asks for one, and its substitute for a child process.
 
 RING_FORK_SERVER names the socket of the server (`fork_server`). Without it, and for programs and environments that the
 server cannot provide, ranks are started as children, each with an interpreter of its own.
@@ -30,18 +30,18 @@ _READ_AT_START = (
     *("PYTHON", "LD_", "LC_", "LANG", "MALLOC_", "GLIBC_"),
     *("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "TORCH_"),
 )
-"""How the names of variables begin that the interpreter, the loader and libraries read when they start."""
-UNBUFFERED = "PYTHONUNBUFFERED"  # what it does can be done later
+"""Prefixes of the variables that the interpreter, the loader and libraries read when they start."""
+UNBUFFERED = "PYTHONUNBUFFERED"  # its effect can be had later
 _NAMESPACES = ("mnt", "net", "pid", "user", "uts")
 _LIMITS = tuple(value for name, value in vars(resource).items() if name.startswith("RLIMIT_"))
 _LOOK = 500  # milliseconds
 NUMBER = struct.Struct("i")
-"""How a server tells a process id, and an exit code (minus the number of the signal, for a rank that one has ended)."""
+"""The format of a process id, and of an exit code (after a signal, minus its number)."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """What a rank is to be. ``targets`` are the numbers that it has for the descriptors which come with this."""
+    """A rank to start. ``targets`` are its numbers for the descriptors that come with the request."""
 
     program: list[str]
     environment: dict[str, str]
@@ -50,7 +50,7 @@ class Request:
     limits: dict[int, tuple[int, int]]
     targets: list[int]
     fixed: dict[str, str]
-    """What has to be equal in server and rank."""
+    """Must be equal in server and rank."""
 
 
 class ForkedRank(subprocess.Popen[bytes]):
@@ -81,8 +81,8 @@ class ForkedRank(subprocess.Popen[bytes]):
     ) -> ForkedRank | None:
         """Have the server of RING_FORK_SERVER start ``program``; None where there is none, or it must not.
 
-        ``streams`` and ``descriptors`` are as for Popen, ``limits`` are those by which the rank's differ from ours.
-        ``waiting`` is called twice a second until the server has imported what it is to import.
+        ``streams`` and ``descriptors`` are as for Popen; ``limits`` are the rank's limits that differ from ours.
+        ``waiting`` is called twice a second until the server has imported its modules.
         """
         address = os.environ.get(ADDRESS)
         if not address or not _is_python(program, environment):

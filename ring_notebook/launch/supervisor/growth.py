@@ -23,7 +23,8 @@ class Elastic:
 
     It grows if there is a ``max_np`` or a ``script`` that names the hosts: to so many ranks, 0 for as many as there are
     slots. ``slots`` are those of hosts that the script names without a number. ``cooldown``: the seconds for which a
-    host rests after its first failure, and at most. ``patience``: for how many the job waits while too few are left.
+    host rests after its first failure, and at most. ``patience``: the seconds that the job waits while too few ranks
+    are left.
     """
 
     min_np: int = 0
@@ -39,7 +40,7 @@ class Elastic:
         return bool(self.max_np or self.script)
 
     def most(self, n: int) -> int:
-        """With how many ranks at most a job that begins with ``n`` is shown."""
+        """The number of ranks that prefixes of lines have room for, in a job that begins with ``n``."""
         return max(n, self.max_np or (_MOST if self.script else 0))
 
     def __str__(self) -> str:
@@ -106,12 +107,12 @@ class Growth:
 
 
 class Discovery(Thread):
-    """Has ``ask`` look which hosts there are now, once a second; ``say`` takes why it cannot, each reason once."""
+    """Calls ``ask`` for the current hosts once a second; ``say`` gets each new reason why that fails."""
 
     def __init__(self, ask: Callable[[], Mapping[str, int]], say: Callable[[str], None]) -> None:
         super().__init__(name="ring-discovery", daemon=True)
         self.changed = Wake()
-        """Readable when ``slots`` are others than before."""
+        """Readable when ``slots`` have changed."""
         self.slots: dict[str, int] = {}
         """The last answer."""
         self._ask = ask

@@ -1,4 +1,4 @@
-"""The ranks of one host, wherever that is, for a supervisor; and those of this host, which are processes of ours."""
+"""The ranks of one host, for a supervisor: an interface, and its form for this host."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ from ring_notebook.rank.rank_threads import thread_variables
 from ring_notebook.rank.rank_variables import rank_variables
 
 SHARED_IMPORTS = "RING_SHARED_IMPORTS"
-"""Environment of a job: the modules that one process of each host imports for all ranks there, which are its forks.
-Importing PyTorch costs a rank 2 s of processor time and 160 MB. Before them may stand the address of a process that has
-imported them already."""
+"""Environment of a job: the modules that one process of each host imports; all ranks there are its forks. Importing
+PyTorch costs a rank 2 s of processor time and 160 MB. Before them may stand the address of a process that has imported
+them already."""
 
 _SECONDS_TO_REAP = 1.0
 
@@ -48,8 +48,8 @@ class Assignment:
     """What the ranks of one host have to run.
 
     ``environment`` is that of the job; each rank gets its own variables besides. ``master`` is what `rank_variables`
-    takes. ``min_np`` is not 0 in an elastic job. ``tagged`` has what ranks print carry their numbers. ``engines`` are
-    ended with all that they have started, because others live on.
+    takes. ``min_np`` is not 0 in an elastic job. ``tagged``: printed lines carry their rank. ``engines`` are ended with
+    all their children, because others live on.
     """
 
     program: list[str]
@@ -90,7 +90,7 @@ class HostRanks(ABC):
         on_exit: Callable[[RankFailure], None],
         while_starting: Callable[[], None] = nothing,
     ) -> None:
-        """Have what happens here noticed by ``selector``, whose keys carry functions to call.
+        """Register the events of this host with ``selector``, whose keys carry functions to call.
 
         ``on_exit`` takes how a rank has exited; with code 0 it has ended well, as far as is known. ``while_starting``
         is called after each rank is started, and while one takes long: nothing else happens then.
@@ -103,9 +103,8 @@ class HostRanks(ABC):
     def start(self, rank: int, channel: socket.socket, formation: int = 0) -> None:
         """Start the program as ``rank``, with its end of the socket between rank and supervisor.
 
-        A process that joins ranks which run is told the number of their next ``formation``, from 1. It gets no MPI,
-        because it cannot join that of the others. Raises NoProgramError when the program is the reason that it cannot,
-        OSError else.
+        A process that joins running ranks gets the number of their next ``formation``, from 1, and no MPI, because it
+        cannot join theirs. Raises NoProgramError when the program is the reason, OSError else.
         """
 
     def check(self) -> None:  # noqa: B027 - most have nothing to check
@@ -116,7 +115,7 @@ class HostRanks(ABC):
 
     @abstractmethod
     def carry_output(self) -> None:
-        """All ranks have been started: pass on what they print."""
+        """Pass on what ranks print; all have been started."""
 
     @abstractmethod
     def send(self, signum: int) -> None:
@@ -144,11 +143,11 @@ class HostRanks(ABC):
 
     @abstractmethod
     def end_children(self) -> None:
-        """All ranks have exited, some because they had to: end what they have left behind."""
+        """End the processes that ranks left behind; all ranks have exited, some by force."""
 
     @abstractmethod
     def close(self) -> None:
-        """All ranks have exited: return when what they printed is written."""
+        """Wait until all output of the ranks is written; all have exited."""
 
 
 def raise_file_limit() -> tuple[int, int]:
@@ -161,7 +160,7 @@ def raise_file_limit() -> tuple[int, int]:
 class LocalRanks(HostRanks):
     """The ranks of this host, with their environment, status and output.
 
-    ``variables`` gives those by which a rank of so many finds the others through its socket; ``files`` are its limits.
+    ``variables`` makes the variables with which a rank finds the others through its socket; ``files`` are its limits.
     """
 
     def __init__(
@@ -176,7 +175,7 @@ class LocalRanks(HostRanks):
         self._variables = variables
         self._files = files
         self._carrier = carrier
-        self._stdin = stdin  # of rank 0; None for that of this process
+        self._stdin = stdin  # of rank 0; None: this process's
         self._memory_kills = MemoryKills()
         self._gpus = gpus()
         self._status_files: dict[int, StatusFile] = {}
@@ -241,7 +240,7 @@ class LocalRanks(HostRanks):
         for rank, process in self._processes.items():
             if end_if_late(process, self.status(rank)):
                 self._late.add(rank)
-        # A number that no process has any more may become that of somebody else's group.
+        # A free process number may be given to a group of somebody else.
         running = {process.pid for process in self._processes.values()}
         self._groups = [group for group in self._groups if group in running or has_members(group)]
 
@@ -303,7 +302,7 @@ class LocalRanks(HostRanks):
     def _environment(self, rank: int, variables: dict[str, str]) -> dict[str, str]:
         job = self._assignment
         own = {name: value for name, value in job.environment.items() if name != SHARED_IMPORTS}
-        # As MPI has it: what ranks print comes when they do.
+        # Unbuffered, as under MPI, so that output comes when it is printed.
         defaults = {"PYTHONUNBUFFERED": "1", **variables}
         added = {name: value for name, value in defaults.items() if name not in own}
         local_rank = self.ranks.index(rank)
@@ -317,7 +316,7 @@ class LocalRanks(HostRanks):
 
 
 def _exit_code(process: subprocess.Popen[bytes]) -> int:
-    """How a process has exited. Of one that was traced, Linux tells its debugger first, which may never ask."""
+    """How a process has exited. Linux tells a tracer first, which may never ask."""
     try:
         return process.wait(_SECONDS_TO_REAP)
     except subprocess.TimeoutExpired:

@@ -1,8 +1,8 @@
 """The environment of a new job, and of the programs of batch systems that start its parts.
 
-A job has none of what makes the process that starts it a rank of another job.
-A batch script, and a task of srun, have a rank of their own in their variables. A rank of ours that inherited it would
-be taken for that one: Lightning reads SLURM_PROCID before anything else.
+A job inherits no variables that make the process that starts it a rank of another job. Batch scripts and tasks of srun
+have such variables too; a rank of ours that inherited them would be taken for that one: Lightning reads SLURM_PROCID
+first.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PREFIXES = (
     "PALS_",
     "PMIX_",
     "PMI_",
-    "SLURM_STEP",  # the step that a process belongs to; what says which job and hosts stays
+    "SLURM_STEP",  # of the step; the variables of job and hosts stay
     "TORCHELASTIC_",
 )
 _OF_LAUNCHERS = (

@@ -25,7 +25,7 @@ FORWARDED = (
 )
 """Signals that are passed on to the program."""
 _TO_ALL = (signal.SIGINT, signal.SIGQUIT, signal.SIGKILL, signal.SIGSTOP, signal.SIGCONT)
-"""Signals that the program's children get too: those of a terminal's keys, and the one that nobody can pass on."""
+"""Signals that the program's children get too: the terminal's, and SIGKILL, which cannot be passed on."""
 
 
 def start_rank(
@@ -94,7 +94,7 @@ def send_signal(process: subprocess.Popen[bytes], signum: int) -> None:
 
 
 def end_if_late(process: subprocess.Popen[bytes], status: RankStatus) -> bool:
-    """End a rank that waits for the others in its exit handlers after a failure; whether it has been told to end."""
+    """End a rank that waits for the others in exit handlers after a failure. Returns whether it was told to end."""
     signum = judge_late_rank(status.times.get("raised", status.times.get("aborted")), time.monotonic())
     if signum:
         send_signal(process, signum)

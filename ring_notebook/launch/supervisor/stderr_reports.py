@@ -36,7 +36,7 @@ _RECENT = 30.0  # seconds: a process that is killed for its memory takes some of
 
 @dataclass(frozen=True, slots=True)
 class RankMark:
-    """A rank of somebody else's launcher has started, or ``ended``."""
+    """A rank of a launcher that is not ours has started, or ``ended``."""
 
     rank: int
     ended: bool
@@ -45,7 +45,7 @@ class RankMark:
 class MemoryKills:
     """Whether the Linux kernel has killed a process here for lack of memory in the last half minute to minute.
 
-    It counts those of all users and containers of the machine, so that one of an hour ago says nothing of a rank.
+    Only recent kills count, because the kernel counts those of all users and containers of the machine.
     """
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class MemoryKills:
 
 def failure_of(rank: int, code: int, status: RankStatus, kills: MemoryKills) -> RankFailure:
     """The failure of a rank of this host that exits now with ``code`` and has reported ``status``."""
-    # Across hosts only the clocks agree. One that is set meanwhile must not change which rank of this host was first.
+    # Hosts share only the wall clock. Setting it must not change the order of failures on one host.
     failed_at = _BOOTED + (status.failed_at(code) or time.monotonic())
     return RankFailure(rank, socket.gethostname(), code, failed_at, kills.recent, status.aborted, behind=status.behind)
 
@@ -123,7 +123,7 @@ def explain_start(
 ) -> tuple[int, str] | None:
     """The exit code and the reason why ``command`` cannot be started on this host; None when nothing speaks against it.
 
-    Programs are looked up in ``path`` (default: PATH). ``error`` is that of a start that has failed; then there always
+    Programs are looked up in ``path`` (default: PATH). ``error`` is the error of a failed start; with it there always
     is a reason.
     """
     program = command[0]

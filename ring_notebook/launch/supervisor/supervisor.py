@@ -1,4 +1,4 @@
-"""Starts the ranks of a job, connects them, feeds `verdict` with what becomes of them, and carries out what it says."""
+"""Starts and connects the ranks of a job, passes events to `judge`, and carries out its verdicts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Make = Callable[[str, list[int], int, Iterable[str]], HostRanks]
 
 
 class Hosts:
-    """The hosts of a job by name, and which of them has each rank; ``slots`` are those of all that it may use.
+    """The hosts of a job by name, and the host of each rank; ``slots``: of all hosts that the job may use.
 
     ``make(name, ranks, size, others)`` makes another one, for these ranks of a job of ``size`` on the hosts ``others``.
     """
@@ -94,7 +94,7 @@ class Supervisor:
         self._rules = rules
         self._connections = connections
         self._growth = growth
-        self._joining: set[int] = set()  # ranks that were started, and that an elastic job has yet to take in
+        self._joining: set[int] = set()  # started ranks that the elastic job has yet to admit
         self._began = time.monotonic()
         self._events: list[Event] = []
         self._verdict = judge(rules, (), 0.0)
@@ -122,7 +122,7 @@ class Supervisor:
     def run(self) -> int:
         """Wait for all ranks; the exit code of the job.
 
-        0 when all finished, of an elastic job ``min_np``; else that of the first failure, 128 + signal for a signal.
+        0 when all ranks finished, in an elastic job ``min_np``; else the first failure's, 128 + signal for a signal.
         """
         while self._running:
             for key, _ in self._selector.select(max(0.0, min(_LOOK, self._verdict.look_at - self._now()))):
@@ -177,7 +177,7 @@ class Supervisor:
         self._running.add(rank)
 
     def _grow(self) -> None:
-        """Start the ranks for which there are slots now, and end those for which there are none any more."""
+        """Start ranks in new slots, and end ranks whose slots are gone."""
         growth = self._growth
         if growth is None or self._verdict.is_ending:
             return
@@ -188,7 +188,7 @@ class Supervisor:
             self._note("joined", rank)
         while gathering.dismissed:
             self._note("unwanted", gathering.dismissed.pop())
-        if self._verdict.finished or self._running <= self._joining:  # nobody is left who would take them in
+        if self._verdict.finished or self._running <= self._joining:  # no rank is left that could admit them
             for rank in self._joining & self._running:
                 self._note("unwanted", rank)
             return
@@ -287,7 +287,7 @@ def _write_trace(path: Path, logs: Mapping[int, bytes], failures: Sequence[RankF
     if not operations:
         return f"{path} was not written: no rank has called an operation"
     first = first_failure(failures)
-    # What a rank has raised it says itself.
+    # A rank prints its own exception.
     ends = {first.rank: f"ended ({first.how})"} if first and (first.reason or first.code != 1) else {}
     events = complete(as_events(operations), ends)
     try:

@@ -48,7 +48,7 @@ def carry(
 ) -> Carrier:
     """Pass the output of ``process``, started with `outlet`, on to the stdout and stderr of this process.
 
-    With ``rank`` before each line, if that is given; ``into`` takes the place of a write to these streams.
+    A given ``rank`` stands before each line; ``into`` replaces the write to these streams.
     """
     write = into or put
 
@@ -69,7 +69,7 @@ def tagged(rank: int, data: bytes) -> bytes:
         at = 0
         while at < len(line):
             end = at + most
-            if line[end - 1 : end] == _TAG:  # which means itself only with what follows
+            if line[end - 1 : end] == _TAG:  # keep an escaped tag byte in one part
                 end -= 1
             parts += [tag, line[at:end]]
             at = end
