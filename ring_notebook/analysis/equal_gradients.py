@@ -1,4 +1,4 @@
-"""Whether two trainings of logical ranks have had the same gradients, and where they part.
+"""Whether two trainings of logical ranks had the same gradients, and where they first differ.
 
 They are compared by marks (`records.Gradients`): of each parameter's average, and of all gradients of a logical rank.
 """
@@ -33,7 +33,7 @@ def marks_of(batches: Iterable[Gradients]) -> Marks:
 
 
 def first_difference(before: Marks, now: Marks) -> tuple[int, list[str]] | None:
-    """The first step that both have had with marks that differ, and whose these are."""
+    """The first step of both whose marks differ, and the names of these marks."""
     for step in sorted(before.keys() & now.keys()):
         one, other = before[step], now[step]
         if names := [name for name in other if name in one and one[name] != other[name]]:

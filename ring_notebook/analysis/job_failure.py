@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 
 from ring_notebook.text.words import plural
 
-_OF_SHELL = 128  # what it adds to the number of a signal
+_OF_SHELL = 128  # added to the number of a signal
 
 # All in seconds. Those of a job:
 LINGER = 1.0  # for ranks to end with errors of their own after one has failed; none after one was killed
@@ -62,9 +62,9 @@ class RankFailure:
 
     ``code`` is 0 for a rank that exited in the middle of the job. ``time`` is the clock of its host. ``out_of_memory``:
     the Linux kernel of the host has killed a process meanwhile because memory ran out; None where it does not count
-    these. ``aborted``: the rank ended only
-    because another one failed. ``reason`` is set if the code does not say why: the rank could not be started, or its
-    host is lost. ``behind``: the rank that an aborted one knows only to be out of reach; -1 for any other end.
+    these. ``aborted``: the rank ended only because another one failed. ``reason`` is set if the code does not say why:
+    the rank could not be started, or its host is lost. ``behind``: the rank to which an aborted rank has lost its link,
+    if it knows no more; else -1.
     """
 
     rank: int
@@ -153,8 +153,8 @@ class Verdict:
     """The verdict on a job, from `judge`. From one verdict to the next its lists only grow."""
 
     def __init__(self, rules: Rules) -> None:
-        self.signals: list[int] = []  # that all ranks, or their launcher, must have been sent by now
-        self.words: list[str] = []  # for the user, who must have read them by now
+        self.signals: list[int] = []  # due by now, to all ranks or their launcher
+        self.words: list[str] = []  # due by now, to the user
         self.failures: list[RankFailure] = []
         self.finished: dict[int, RankFailure] = {}  # ranks that have ended well so far
         self.doomed: set[int] = set()  # ranks to kill while the others live on
@@ -433,10 +433,10 @@ def judge_run(
 
 
 def judge_stop(seconds: float, limit: float, unheard: float, where: str) -> str:
-    """Why a rank of a notebook is ended that runs on after an interrupt; empty while it has time.
+    """Why to end a rank of a notebook that continues after an interrupt; empty while it has time.
 
-    ``seconds`` ago the user has stopped the run; ``limit`` is RING_STOP_LIMIT. For ``unheard`` seconds the rank has
-    waited in code that looks at no signal, as ``where`` says, if it is known.
+    The user stopped the run ``seconds`` ago; ``limit`` is RING_STOP_LIMIT. For ``unheard`` seconds the rank has waited
+    in code that ignores signals; ``where`` names it, if known.
     """
     if unheard > UNHEARD:
         waits = where or "code of another library"

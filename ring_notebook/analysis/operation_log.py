@@ -39,8 +39,7 @@ class Operation:
 
     ``group`` is one number on all members, 0 for all ranks of ``generation``; ``sequence`` counts the operations of a
     group that match by order, and is 0 for those that match by name. ``state`` is "note" for what a rank says of
-    itself, with the text in ``name``. ``line`` is where it was called, where that is known: operations that need no
-    wait are not looked up.
+    itself, with the text in ``name``. ``line`` is where it was called; not known for operations that did not wait.
     """
 
     rank: int
@@ -71,12 +70,12 @@ class Operation:
 
     @property
     def at(self) -> str:
-        """Where it was called, behind what was: " at train.py:12"; empty where that is not known."""
+        """Where it was called, to follow its title: " at train.py:12"; empty if unknown."""
         return f" at {self.line}" if self.line else ""
 
 
 def read_log(path: str) -> bytes:
-    """What the log at ``path`` holds; empty where it has gone with its owner."""
+    """The log at ``path``; empty if it has gone with its owner."""
     try:
         with open(path, "rb") as file:
             return file.read(MOST_BYTES)
@@ -90,7 +89,7 @@ def pack(log: bytes) -> str:
 
 
 def unpack(text: str) -> bytes:
-    """The log of a `pack`. Raises ValueError for what is none."""
+    """The log in a text of `pack`. Raises ValueError for any other text."""
     try:
         return zlib.decompressobj().decompress(base64.b64decode(text), MOST_BYTES)
     except zlib.error as error:
@@ -115,7 +114,7 @@ def died(last: Operation) -> Operation:
 
 
 def as_events(operations: Iterable[Operation]) -> list[dict[str, Any]]:
-    """Them in Chrome's trace format, one event each, for `complete`."""
+    """The operations in Chrome's trace format, one event each, for `complete`."""
     return [
         {
             "name": one.title,
@@ -131,9 +130,9 @@ def as_events(operations: Iterable[Operation]) -> list[dict[str, Any]]:
 
 
 def complete(events: Sequence[dict[str, Any]], ends: Mapping[int, str] | None = None) -> list[dict[str, Any]]:
-    """A trace in which each event of `as_events` is one for its wait and one for its movement, as in a timeline.
+    """``events`` with each event of `as_events` split into its wait and its movement, as in a timeline.
 
-    One more says where ranks part, if they do; ``ends`` are those of `parting`. Other events stay.
+    Adds an event where ranks part, if they do; ``ends`` as in `parting`. Other events stay.
     """
     operations = [Operation(**one["args"]) for one in events if one.get("cat") == OPERATION]
     others = [one for one in events if one.get("cat") != OPERATION]
@@ -217,7 +216,7 @@ def _candidates(group: Sequence[Operation], all_of_them: Sequence[Operation], en
     oldest = {rank: min((n for n, calls in ordered.items() if rank in calls), default=0) for rank in members}
     for sequence in sorted(ordered):
         calls = ordered[sequence]
-        if any(sequence < oldest[rank] for rank in members):  # some have written over it
+        if any(sequence < oldest[rank] for rank in members):  # some logs have overwritten it
             continue
         if {one.state for one in calls.values()} != {"done"}:
             # After an abort an operation fails before it gets a sequence.

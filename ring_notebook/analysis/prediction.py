@@ -26,7 +26,7 @@ from ring_notebook.text.words import plural, rate_text
 
 BACKWARD = 2 / 3
 """The part of compute that can hide communication: backward takes about twice as long as forward."""
-_DISTINCT = 1.1  # times by which batches differ that tell a fixed time from one for each sample
+_DISTINCT = 1.1  # least ratio of two batches that tells fixed time from time per sample
 _USELESS = 2.0  # a model this far off what it was fitted to predicts nothing
 _ROUNDED = 0.005  # efficiencies closer than this look the same
 _UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
@@ -111,8 +111,8 @@ class ScalingOptions:
 def fit(runs: Sequence[Measured], link: float | None = None) -> StepModel:
     """The model of these runs, which all have samples; ``link``: bytes per second of a host, where the user knows it.
 
-    With a ``link`` what is left of the time between hosts is that of each hop, or is hidden behind compute. Without one
-    it is divided between rate and hops, and what is hidden makes the link look faster.
+    With a ``link``, the rest of the time between hosts goes to hops, or is hidden behind compute. Without one, it is
+    divided between rate and hops, and hidden time makes the link look faster.
     """
     cores = runs[0].cores
     # Ranks on CPUs share cores, caches and threads: those of the fullest hosts are most like those of more hosts.
@@ -154,11 +154,11 @@ def predict(
 ) -> tuple[list[Scaling], str]:
     """Predict ``sizes`` from runs of other sizes, and say in a sentence from what; runs of these sizes only compare.
 
-    ``per_host``: ranks of each host, by default the most that were measured on one; where no network is known, all.
-    The interval of an efficiency spans the models that leave one run or one size out, widened by what the model is off
-    on the sizes that it was fitted to; where a link is given and no run has crossed one, also whether nothing or all of
-    backward hides communication. No size is predicted to scale better than the best that was measured, unless the
-    smallest one shared cores or a network as it will not: what fits better than that is a smallest size held up.
+    ``per_host``: ranks of each host, by default the most that were measured on one; where no network is known, all. The
+    interval of an efficiency spans the models that leave one run or one size out, widened by what the model is off on
+    the sizes that it was fitted to; where a link is given and no run has crossed one, also whether nothing or all of
+    backward hides communication. An efficiency is at most the best measured one or 1, unless the smallest size shared
+    cores or a network that this size does not share: a model that gives more shows that the smallest size was held up.
     Raises ValueError where the runs do not tell enough, or are too noisy for any model.
     """
     known = [run for run in runs if run.ranks not in sizes]
@@ -252,7 +252,7 @@ def _above_ideal(
 
 
 def _other_models(runs: Sequence[Measured], link: float | None, model: StepModel) -> list[StepModel]:
-    """What the runs may mean as well as ``model``, which fits all of them: see `predict`."""
+    """Other models that the runs allow besides ``model``, which fits all of them: see `predict`."""
     without = [[other for other in runs if other is not run] for run in runs]
     without += [[other for other in runs if other.ranks != run.ranks] for run in runs]
     models = [fit(rest, link) for rest in without if rest and (link is not None or _crosses(rest) == _crosses(runs))]

@@ -15,8 +15,8 @@ from ring_notebook.text.words import plural
 
 Kind = Literal["", "strong", "weak"]
 PARTS = tuple(SHARES.values())
-_SCALES = 0.9  # efficiency from which nothing is worth a cause
-_HELD_UP = 0.3  # share of the time, off its cores, that makes the first size no measure for others
+_SCALES = 0.9  # efficiency from which no cause is named
+_HELD_UP = 0.3  # share of the time off its cores, above which the first size is no measure for others
 _EQUAL = 0.1  # by which global batches may differ that are meant to be the same
 _CAUSES = {
     "compute": "in compute, which takes longer for each sample: ranks share memory and caches, or have smaller batches",

@@ -209,7 +209,7 @@ def cause(slow: Spent, usual: Spent) -> str:
     """
     own, other = slow.own, usual.own
     longer = slow.busy - usual.busy
-    # For each second on a core both wait as long for one, where others use all cores alike.
+    # If others use all cores alike, both wait equally long for each second on a core.
     each = other.queued / other.on_cpu if other.on_cpu else 0.0
     queued = max(0.0, own.queued - max(other.queued, each * own.on_cpu))
     throttled = min(max(0.0, own.throttled - other.throttled), queued)
@@ -242,7 +242,7 @@ def cause(slow: Spent, usual: Spent) -> str:
 def _slept_longer(slow: Spent, usual: Spent) -> float:
     """Seconds that the main thread of ``slow`` slept longer in its own work; 0 where unknown.
 
-    Of its waits for others, and for data that another thread moves, it sleeps as large a part as the usual rank.
+    It is taken to sleep for the same part of its waits and movements of data as the usual rank.
     """
     held, usually_held = slow.idle + slow.moving, usual.idle + usual.moving
     in_waits = min(usual.blocked, usually_held)
@@ -260,8 +260,8 @@ def _worked_longer(slow: Spent, usual: Spent) -> float:
 def _held_by_threads(slow: Spent, usual: Spent, seconds: float, each: float) -> str:
     """The cause if other threads of its process have computed while a main thread waited ``seconds`` longer, or empty.
 
-    For each second on a core they wait for one, too, where that is more than chance, and the main thread with them.
-    Where that of the usual rank waits for others most of the time, they compute for it, as TensorFlow's and XLA's.
+    Their waits for cores count too, if they computed longer by more than chance. If the usual rank's other threads use
+    more of a core than its main thread, they compute for it, as in TensorFlow and XLA.
     """
     own, other = slow.own, usual.own
     longer = own.beside - other.beside

@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 SENDING, SENT = "sending to ", "sent to "
-"""Before a rank of another host: seconds in which data was on its way to it, and bytes."""
+"""Prefixes of a rank of another host: the seconds in which data was on its way to it, and bytes."""
 SHARES = {
     "compute": "compute",
     "asleep": "asleep",
@@ -77,7 +77,7 @@ class Spent:
 
     @property
     def data(self) -> float:
-        """Seconds until `track` had a batch, without those in which the rank could have gone on but had no core."""
+        """Seconds until `track` had a batch, without those in which the rank could have continued but had no core."""
         return max(0.0, self.fetching - self.own.queued_for_data)
 
     @property
@@ -105,8 +105,8 @@ class Spent:
     def asleep(self) -> float:
         """Seconds of the rank's own work in which its process was on no core and wanted none; 0 where not counted.
 
-        At least: a main thread that sleeps while others of its process compute may wait for them, and while it moves
-        data it may sleep or not.
+        A lower bound: a main thread that sleeps while other threads compute may wait for them, and it may sleep while
+        it moves data.
         """
         return min(max(0.0, self.blocked - self.own.beside - self.idle - self.moving), self.own_work)
 
@@ -126,7 +126,7 @@ class Spent:
         return max(0.0, self.own_work - self.asleep - self.off_core)
 
     def over(self, seconds: float) -> Spent:
-        """The same shares and rates over so many seconds; of nothing, nothing."""
+        """The same shares and rates over so many seconds."""
         times = seconds / self.seconds if self.seconds > 0 else 1.0
         parts = self.moving, self.waiting, self.bubble, self.fetching
         moving, waiting, bubble, fetching = (times * part for part in parts)

@@ -24,14 +24,14 @@ from ring_notebook.text.error_text import printable
 Piece = Output | Display | Cleared
 
 
-# Characters of one Output. The kernel holds several copies of a record while it takes it in, and of one record only.
+# Characters of one Output: the kernel holds several copies of a record while it reads it.
 MOST_TEXT = 250_000
 
 
 LATE = "Written between this cell and the one before:"
 
 _current: Capture | None = None  # of the present run
-_process = 0  # this engine's, which another process may have forked after it had imported this module
+_process = 0  # this engine's; not set at import, because engines may be forked later
 
 
 class Capture:

@@ -36,7 +36,7 @@ _REST = "__ring_rest__"
 class Begin:
     """Where a cell begins that continues another run: index of the statement, line, and whether that iteration is done.
 
-    ``behind``: the innermost loop around the line continues behind the present value of its variable.
+    ``behind``: the innermost loop around the line continues after the present value of its variable.
     """
 
     statement: int
@@ -99,7 +99,7 @@ class Cell:
     def importing(self) -> str:
         """The package that the main thread imports for the cell; "" when it imports none. From any thread.
 
-        In place of ours, the one that ours import.
+        While we import a package ourselves, that package and not ours.
         """
         found = ""
         for frame in takewhile(lambda one: one.f_code.co_filename != self.file, main_frames()):
@@ -184,7 +184,7 @@ def _loops_around(statement: ast.stmt, line: int) -> Iterator[ast.For]:
 
 
 def _behind(statement: ast.stmt, text: str) -> bytes:
-    """What stands behind a statement on its last line."""
+    """The text after a statement on its last line."""
     assert statement.end_lineno is not None
     return text.split("\n")[statement.end_lineno - 1].encode()[statement.end_col_offset :].lstrip()
 

@@ -66,7 +66,7 @@ def break_in_cell() -> None:
 
 
 def stop() -> None:
-    """Stop tracing, if a debugger traces: the cell has ended, and what follows is not the user's code."""
+    """Stop tracing, if a debugger traces: the cell has ended, and our code follows."""
     if _traces():
         sys.settrace(None)
         release()
@@ -166,7 +166,7 @@ def keep_frames(traceback: TracebackType | None) -> None:
 
 
 def forget_frames() -> bool:
-    """Release the frames, when another cell begins; whether there were any."""
+    """Release the frames when another cell begins. Returns whether there were any."""
     global _traceback, _debugger
     kept = _traceback is not None
     _traceback = _debugger = None

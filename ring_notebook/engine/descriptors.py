@@ -54,7 +54,7 @@ _taker: int | None = None  # the thread that holds it
 
 
 def redirect(folder: Path, rank: int) -> int:
-    """Have descriptors 1 and 2 write to files from now on: ``rank-N.out`` and ``rank-N.err`` in ``folder``.
+    """Redirect descriptors 1 and 2 to files: ``rank-N.out`` and ``rank-N.err`` in ``folder``.
 
     Where there is no such folder the files have no name. Returns the descriptor for what a crash writes: that of
     ``rank-N.log``, or what descriptor 2 was.
@@ -84,16 +84,16 @@ def redirect(folder: Path, rank: int) -> int:
 
 
 def cell_begins() -> None:
-    """Remember that what these files hold by now is of earlier cells."""
+    """Mark the present text of these files as that of earlier cells."""
     if _kept_in is not None:
         rank_logs.cell_begins(*_kept_in)
 
 
 def take() -> Generator[tuple[Stream, str], None, None]:
-    """What was written since the last call, of which nothing is left to another caller.
+    """What was written since the last call, by any caller.
 
-    Other threads wait until all of it was taken, so that a text that one of them adds comes behind it. A thread that
-    calls this while it takes, as a finalizer does, gets nothing.
+    Other threads wait until all of it is taken, so that text which they add comes after it. A thread that calls this
+    while it takes, as a finalizer does, gets nothing.
     """
     global _taker
     if _taker == threading.get_ident() or not _lock.acquire(timeout=_SECONDS_TO_READ):

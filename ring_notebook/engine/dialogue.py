@@ -21,7 +21,7 @@ from ring_notebook.text.error_text import printable
 _MOST_TEXT = 100_000  # characters shown before a prompt
 _numbers = itertools.count(1)
 _answers: SimpleQueue[tuple[int, str | None, str]] = SimpleQueue()
-_process = 0  # this engine's, which another process may have forked after it had imported this module
+_process = 0  # this engine's; not set at import, because engines may be forked later
 _send: Callable[[Question], None] | None = None  # to the notebook, while a cell runs
 _said = Question(0)  # the last question that was sent
 

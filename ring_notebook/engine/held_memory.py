@@ -31,7 +31,7 @@ def free() -> dict[str, Any]:
 def forget_failure() -> bool:
     """Forget the exception that ended the last cell: ours for the debugger, Python's, and those that IPython keeps.
 
-    Whether there was one: what it held in circles goes with the next collection.
+    Returns whether there was one; the next collection frees its reference cycles.
     """
     failed = debuggers.forget_frames()
     for name in _LAST:

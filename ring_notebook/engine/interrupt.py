@@ -28,7 +28,7 @@ class Interruptible:
     A signal before the call is raised in it; a signal after it is ignored. Python handles a signal when its main thread
     is back in the interpreter. C++ code that waits without checking signals delays that; `unheard` reports it, and an
     exception of the call then counts as the interrupt. A system call that began just after Python had checked for
-    signals, such as that of a long sleep, is interrupted again. ``name`` is what interrupts from the kernel name.
+    signals, such as that of a long sleep, is interrupted again. ``name``: the target in interrupts from the kernel.
     """
 
     def __init__(self, name: str = "") -> None:

@@ -1,4 +1,4 @@
-"""Keeps the variables of this rank in a snapshot, and brings those of one back."""
+"""Saves the variables of this rank in a snapshot, and restores them."""
 
 from __future__ import annotations
 
@@ -81,9 +81,9 @@ def variables() -> dict[str, Any]:
 
 
 def load(folder: str, ranks: int, size: int | None = None) -> dict[str, Any]:
-    """Load what this rank gets of a snapshot of ``ranks``, without using it. Returns what to tell the user.
+    """Load this rank's part of a snapshot of ``ranks``, without using it. Returns what to tell the user.
 
-    It gets what it has as a rank of ``size``, by default all; a rank behind these is a copy of one of them.
+    Loads it as a rank of ``size``, by default all; rank r beyond these copies rank r modulo ``size``.
 
     Raises RingError, with what to do, when it cannot be loaded.
     """
@@ -114,7 +114,7 @@ def load(folder: str, ranks: int, size: int | None = None) -> dict[str, Any]:
 
 
 def use() -> None:
-    """Put what `load` has loaded in the place of all variables."""
+    """Replace all variables by those that `load` has loaded."""
     global _pending
     assert _pending is not None
     shell = InteractiveShell.instance()
@@ -126,7 +126,7 @@ def use() -> None:
 
 
 def forget() -> None:
-    """Drop what `load` has loaded: another rank could not."""
+    """Drop what `load` has loaded: another rank failed to load."""
     global _pending
     _pending = None
 

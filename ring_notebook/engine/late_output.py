@@ -1,6 +1,6 @@
-"""What threads and children of a cell write when it has ended: kept for its notebook, which shows it below that cell.
+"""Output of a cell's threads and children after its end: kept for its notebook, which shows it below that cell.
 
-The notebook asks with `take`. What it does not ask for, the next cell shows, marked as late.
+The notebook asks with `take`. The next cell shows output that was not asked for, marked as late.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from ring_notebook.machine.process_life import has_children
 
 _Written = list[tuple[Stream, str]]
 
-_SECONDS_ASKED = 10.0  # a notebook that has not asked for longer asks no more
+_SECONDS_ASKED = 10.0  # after which a notebook counts as gone
 
 _NO_RUN = ""
 _OURS = "ring-"  # how the names of our own threads begin, which write nothing for a cell
 
 _lock = threading.Lock()
 _started_in: WeakKeyDictionary[threading.Thread, str] = WeakKeyDictionary()  # the run of each thread; none before runs
-_asked: dict[str, float] = {}  # when the notebook has last asked for what a run writes
+_asked: dict[str, float] = {}  # by run: when the notebook last asked for its output
 _kept: dict[str, _Written] = {}  # of these runs
 _last = _NO_RUN  # the last run that has ended, until the next one begins
 
 
 def cell_begins() -> _Written:
-    """What was written since the last cell ended and no notebook asks for; nothing of the start of the engine."""
+    """Output since the last cell's end that no notebook asks for; without output of the engine's start."""
     global _last
     written = list(descriptors.take())
     descriptors.cell_begins()
@@ -75,7 +75,7 @@ def add(stream: Stream, text: str) -> bool:
 
 def take(run: str) -> tuple[_Written, bool]:
     """What ``run`` has written since it ended and since the last call; and whether more may come."""
-    more = is_left_by(run)  # first: what it writes last is there then
+    more = is_left_by(run)  # first, so that its last output is taken below
     written = list(descriptors.take()) if run == _last else []
     with _lock:
         before = _kept.pop(run, [])

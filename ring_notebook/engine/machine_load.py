@@ -1,4 +1,4 @@
-"""The load of a rank's process, of those that it has started, such as the workers of a loader, and of its machine."""
+"""The load of a rank's process, of its children, such as the workers of a loader, and of its machine."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SHORTEST = 0.5  # seconds over which a rate is measured
 class Machine:
     """The load of this rank's processes and machine since the last reading, from psutil and NVML.
 
-    The memory of a child is what it shares with nobody: a worker that was forked shares most with the rank.
+    Only unshared memory of children counts: a forked worker shares most with the rank.
     """
 
     def __init__(self) -> None:
@@ -101,7 +101,7 @@ class Machine:
         cpu, self._cpu = self._cpu, self._cpu_seconds(children)
         disk, self._disk = self._disk, self._disk_bytes()
         network, self._network = self._network, _network_bytes()
-        used = max(0.0, self._cpu - cpu)  # that of a child that nobody has waited for is lost
+        used = max(0.0, self._cpu - cpu)  # the time of a child that nobody has waited for is lost
         values = {"cpu": 100 * used / seconds, "network": (self._network - network) / seconds}
         if self._disk >= 0:
             values["disk"] = (self._disk - disk) / seconds

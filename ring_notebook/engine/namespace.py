@@ -87,7 +87,7 @@ def tells_of_lost_rank(error: BaseException) -> bool:
 
 
 def original(error: BaseException) -> BaseException:
-    """The exception of a collective of which a framework's runtime has made ``error``, else ``error`` itself."""
+    """The exception of a collective that a framework's runtime turned into ``error``, else ``error`` itself."""
     for function in _of_loaded(lambda one: one.original):
         if found := resolve_name(function)(error):
             return cast(BaseException, found.with_traceback(error.__traceback__))

@@ -145,7 +145,7 @@ class _Execution:
             debuggers.keep_frames(from_cell(self.error, self.cell.file if self.cell else ""))
 
     def _at_snapshot(self, asked: Mapping[str, Any], number: int) -> None:
-        """All ranks have made the same steps: keep this rank's variables, or do it before its next batch."""
+        """Save this rank's variables now, or before its next batch; all ranks have made the same steps."""
         keep = partial(self._keep_variables, asked, number)
         if step_points.is_in_pass() and not steering.is_paused:
             step_points.at_next_batch(keep)

@@ -278,8 +278,7 @@ class _Output:
         self._write(self._lines.feed(self._kept) + self._lines.close() if self._lines else self._kept)
 
     def _write(self, data: bytes) -> None:
-        """Write ``data``. Raises BrokenPipeError when the reader or terminal has gone; later writes of ranks then fail.
-        """
+        """Write ``data``. Raises BrokenPipeError when the reader or terminal has gone; later writes of ranks fail."""
         if not data or self.error:
             return
         if self._sink is None:

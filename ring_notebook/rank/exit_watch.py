@@ -3,7 +3,7 @@
 MPI_Finalize is such a handler, which waits for all ranks. Python shows an uncaught exception to `sys.excepthook`, and
 an exit code to nobody, so `sys.exit` is replaced: its exception notices when the interpreter itself reads the code.
 
-What a rank forks is no rank: its exit handlers, what it tells and what follows the user's code stay the rank's.
+A process that a rank forks is no rank: it ends with the user's code, reports nothing and runs no exit handler of ours.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _tell_others: _Tell | None = None  # what `watch_exits` was given
 
 
 def at_exit(handler: Callable[..., object], *arguments: object) -> None:
-    """Have ``handler`` called when this process exits, as `atexit` does. A process that it forks does not call it."""
+    """Call ``handler`` when this process exits, as `atexit` does, but not in processes that it forks."""
     process = os.getpid()
 
     def handle() -> None:
@@ -37,9 +37,9 @@ def at_exit(handler: Callable[..., object], *arguments: object) -> None:
 
 
 class EndingForks:
-    """What the block forks ends where it would leave the block: what follows is for the process that has entered it.
+    """A context that only the process that entered it leaves: processes forked inside end there.
 
-    It ends as a program does, with an exit code and, after an exception, a traceback; exit handlers are not called.
+    They end as a program does, with an exit code and, after an exception, a traceback, but without exit handlers.
     """
 
     # No generator: contextlib sets an attribute of the exception that leaves the block, which a user's may refuse.
@@ -65,10 +65,10 @@ def _end(error: BaseException | None) -> NoReturn:
 
 
 def watch_exits(tell_others: _Tell) -> None:
-    """Have ``tell_others`` called with what ends this process: an uncaught exception, or an exit code but 0.
+    """Call ``tell_others`` with the error that ends this process: an uncaught exception, or an exit code other than 0.
 
-    A `SystemExit` that a program raises itself, without `sys.exit`, `exit` or `quit`, is not seen. The end of a process
-    that this one forks is not told.
+    A `SystemExit` that a program raises itself, without `sys.exit`, `exit` or `quit`, is not seen. Forked processes
+    report nothing.
     """
     global _tell_others
     _tell_others = tell_others
@@ -103,7 +103,7 @@ def _watch_exit_codes(report: _Tell) -> None:
     original = sys.exit
 
     class WatchedExit(SystemExit):
-        """Reports itself when the interpreter reads its code, which it does from no frame, to exit with it."""
+        """Reports itself when the interpreter reads its code to exit, which it does from no frame."""
 
         def __getattribute__(self, name: str) -> Any:
             value = super().__getattribute__(name)
@@ -117,7 +117,7 @@ def _watch_exit_codes(report: _Tell) -> None:
     WatchedExit.__module__, WatchedExit.__name__, WatchedExit.__qualname__ = "builtins", "SystemExit", "SystemExit"
 
     def exit_watched(*status: object) -> None:
-        # Of other threads it ends the thread alone, which Python knows by the exact type.
+        # In other threads SystemExit ends only the thread, and Python checks for the exact type.
         if len(status) > 1 or threading.current_thread() is not threading.main_thread():
             original(*status)  # type: ignore[arg-type]
         raise WatchedExit(*status)

@@ -42,7 +42,7 @@ _sends = threading.Lock()
 def report(value: Any) -> None:
     """Send ``value`` to the process that called `run`, by cloudpickle, in the middle of the function.
 
-    Raises RuntimeError in a process that is no rank of one.
+    Raises RuntimeError outside of a rank of `run`.
     """
     if _launcher is None:
         raise RuntimeError("only a function that runs on ranks can report; this process is no rank of one")
@@ -68,7 +68,7 @@ def main() -> int:
 
 
 def _import_as(path: list[str]) -> None:
-    """Have the function's imports find what they find in the process that called `run`, whose ``sys.path`` this is."""
+    """Import from ``path`` too, the ``sys.path`` of the process that called `run`."""
     own = [folder for folder in sys.path if folder not in path]
     same_python = os.path.dirname(os.__file__) in path  # else the standard library of another Python would come first
     sys.path[:] = [*path, *own] if same_python else [*sys.path, *(one for one in path if one not in sys.path)]
@@ -108,7 +108,7 @@ def _failure(rank: int, error: BaseException) -> Outcome:
 
 
 def _hide_watch(error: SystemExit) -> None:
-    """Take the last frame off the traceback where that is `exit_watch`'s, in place of `sys.exit`."""
+    """Remove the traceback's last frame if it is that of our `sys.exit`, in `exit_watch`."""
     tb = error.__traceback__
     while tb is not None and tb.tb_next is not None:
         if tb.tb_next.tb_frame.f_code.co_filename == exit_watch.__file__:

@@ -1,4 +1,4 @@
-"""Objects between processes that know each other, by pickle: `KnownCallers` serves those that `call` it.
+"""Pickled objects between processes that know each other: `KnownCallers` serves those that `call` it.
 
 On one host they meet at a socket file, and the kernel says whose process the other one is. Between hosts both prove by
 TLS that they know a secret.
@@ -112,7 +112,7 @@ class KnownCallers:
         self._acceptor.start()
 
     def close(self) -> None:
-        """Take what the callers have sent, all of which have ended, and stop."""
+        """Read what the callers have sent, and stop; all callers have ended."""
         self._closing.set()
         self._acceptor.join()
         self._closing.close()

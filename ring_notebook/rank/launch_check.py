@@ -1,4 +1,4 @@
-"""Whether a process that finds no other ranks was started together with some, which would each train alone."""
+"""Whether a process that finds no other ranks was started together with others: each would then train alone."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class _Start(NamedTuple):
     connects: str = ""
 
 
-# Of MPI launchers, ours among them, the word counts: `ringrun -np 1` is how a user says one process.
+# MPI launchers, and ours, are taken at their word: with `ringrun -np 1` the user wants one process.
 _MPI = (
     _Start("mpiexec", "PMI_SIZE", "PMI_RANK"),
     _Start("mpirun of Open MPI", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
@@ -30,7 +30,7 @@ _OTHERS = (_Start("torchrun", "WORLD_SIZE", "RANK"), _SRUN)
 
 
 def started_several() -> tuple[str, int, int] | None:
-    """The launcher that has started this process together with others, its number among them, and how many they are.
+    """The launcher that started this process together with others, its number among them, and their count.
 
     Launchers of ranks only: torchrun's variables are also set by hand. None for a process that was started alone.
     """

@@ -1,4 +1,4 @@
-"""Interrupts that name what they are to end, such as a run: one that comes late does not end what follows it.
+"""Interrupts that name their target, such as a run: a late one does not end what follows the target.
 
 A rank writes what it executes to the beginning of its status file. The sender of an interrupt locks that file, compares
 the name, and sends the signal. The rank takes the same lock before it executes something else.

@@ -1,8 +1,8 @@
-"""What a rank reports to the launcher that started it: that it initialized, raised or exited, and whom it lost.
+"""What a rank reports to the launcher that started it: that it initialized, raised or exited, or lost a link.
 
-A rank writes lines to a file that its launcher holds, behind what it executes now (`named_interrupt`). An exit code
-alone does not tell a rank that has finished from one that left in the middle of the job. In another such file it keeps
-its last operations.
+A rank writes lines to a file that its launcher holds, after the name of what it executes now (`named_interrupt`). An
+exit code alone does not tell a rank that has finished from one that left in the middle of the job. In another such file
+it keeps its last operations.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class RankStatus:
     code: int = 1
     """What it exits with if it has raised."""
     behind: int = -1
-    """The rank to which it has lost its link, if it knows no more of what has aborted it."""
+    """The rank to which it has lost its link, if it knows no other cause of its abort."""
 
     @property
     def aborted(self) -> bool:
@@ -124,7 +124,7 @@ class StatusFile:
 def report_status(event: Event, *number: int) -> None:
     """Report ``event`` to the launcher, if it wants to know.
 
-    Its number is the exit code of a rank that has raised, and the rank to which an aborted one has lost its link.
+    ``number``: the exit code of a rank that raised, or the rank to which an aborted rank has lost its link.
     """
     if not config().status_file:
         return

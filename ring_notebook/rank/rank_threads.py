@@ -26,14 +26,14 @@ def _share(own: int, shared: int, ranks: int, asked: int = 0) -> int:
 
 
 def thread_variables(ranks: int, env: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """What sets the threads of each of ``ranks`` ranks that this process starts; empty where the user has set them."""
+    """The variables that set the threads of ranks that this process starts; empty if the user has set them."""
     own = cores_of(processors())
     shared = min(own, _number(env, "SLURM_CPUS_ON_NODE") or own)
     return _variables(_share(own, shared, ranks, _number(env, "SLURM_CPUS_PER_TASK")), env)
 
 
 def launched_thread_variables(env: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """What sets the threads of the rank that an mpiexec or srun, our parent, has started as this process.
+    """The variables that set the threads of this process, a rank that mpiexec or srun, our parent, has started.
 
     It may have bound this rank to cores. Empty where the user has set the threads, or the launcher does not say how
     many ranks are here.
@@ -45,7 +45,7 @@ def launched_thread_variables(env: Mapping[str, str] = os.environ) -> dict[str, 
     own = cores_of(usable)
     shared = cores_of(of_launcher) if usable <= of_launcher else own
     asked = _number(env, "SLURM_CPUS_PER_TASK") if "SLURM_PROCID" in env else 0
-    # What Slurm gives each of its tasks is that task's alone, and its own processes may be bound elsewhere.
+    # Slurm gives each task cores of its own; Slurm's own processes may be bound to others.
     return _variables(_share(own, max(shared, asked * ranks), ranks, asked), env)
 
 
@@ -64,7 +64,7 @@ def threads_started(ranks: int, here: bool) -> str:
 
 
 def threads_set(env: Mapping[str, str] = os.environ) -> int:
-    """The threads that this environment sets for a process, 0 where it sets none. In torch MKL has the first word."""
+    """The threads that this environment sets for a process, 0 where it sets none. In torch MKL's comes first."""
     return _number(env, MKL) or _number(env, OMP)
 
 

@@ -11,8 +11,8 @@ from ring_notebook.rank.rank_threads import slurm_tasks
 MASTER = "RING_MASTER"
 """The variable in which a launcher tells ranks the host of rank 0 and a port of it, as ``host:port``."""
 STARTED_AGAIN = "RING_STARTED_AGAIN"
-"""Set for a process that joins ranks which run, maybe in place of one that has died. MPI cannot take it in. For an
-engine it is the number of the formation that it was started for."""
+"""Set for a process that joins running ranks, maybe in place of a dead one, and so has no MPI. For an engine it is the
+number of the formation that it was started for."""
 NO_MPI = "RING_NO_MPI"
 """Why MPICH would end this process when it starts; unset where it would not."""
 _LOOPBACK, _USUAL_PORT = "127.0.0.1", 29500
@@ -50,9 +50,9 @@ def variables_of_rank(env: Mapping[str, str] = os.environ) -> dict[str, str]:
 
 
 def rank_variables(rank: int, size: int, local_rank: int, local_size: int, master: str) -> dict[str, str]:
-    """What rank ``rank`` of ``size`` has in its environment.
+    """The environment variables of rank ``rank`` of ``size``.
 
-    Where one host is all, Gloo listens on loopback only.
+    On a single host Gloo listens on loopback only.
     """
     address, _, port = master.rpartition(":")
     variables = {

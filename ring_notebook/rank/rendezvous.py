@@ -48,7 +48,7 @@ JOB = (RANK, SIZE, RENDEZVOUS, SECRET, SECRET_FILE, _TAKEN)
 _SECONDS_TO_ANSWER = 10.0
 _PAUSE = 0.05
 _CAPACITY = 1 << 16
-_SHORTEST = 16  # characters of a secret: who connects to the server can try all shorter ones
+_SHORTEST = 16  # characters of a secret; a shorter one could be found by trying all
 
 
 def variables(rank: int, size: int, descriptor: int) -> dict[str, str]:
@@ -63,13 +63,13 @@ def is_offered(env: Mapping[str, str] = os.environ) -> bool:
 
 
 class FormationError(RingError):
-    """A member has exited, or cannot form. Those of an elastic job that live assemble, and form again."""
+    """A member has exited, or cannot form. In an elastic job the living ranks assemble, and form again."""
 
 
 class Assembled(NamedTuple):
-    """What ranks of an elastic job that have assembled open: a generation, of these members.
+    """The next generation of an elastic job, and its members, once they have assembled.
 
-    Where processes have joined them, all form before, in ``formation`` of a job of ``size`` ranks; 0 where none has.
+    If processes have joined, all form first, in ``formation`` of a job of ``size`` ranks; 0 if none has joined.
     """
 
     generation: int
@@ -85,7 +85,7 @@ class Rendezvous:
         self.rank = rank
         self.size = size
         self.host = this_host()
-        """What the ranks of this host, and no others, have in common."""
+        """Equal on all ranks of this host, and on no others."""
         self.members: tuple[int, ...] = tuple(range(size))
         """The ranks that gather."""
         self.key = b""
@@ -95,13 +95,13 @@ class Rendezvous:
         self.has_mpi = False
         """Whether MPI.COMM_WORLD has the same ranks."""
         self.joins = False
-        """Whether the others of an elastic job have formed without this one, which they are to take in."""
-        self._updated = False  # processes wait to be taken in
+        """Whether this rank joins an elastic job whose other ranks have formed without it."""
+        self._updated = False  # processes wait to be admitted
         self._channel = channel
         self._where = where  # the address of the server; empty where our supervisor serves
         self._server: RendezvousServer | None = None  # where this process serves
         self.formation = 0
-        """Of the formation that this rank has begun last."""
+        """The number of the formation that this rank began last."""
         self._step = 0
         self._unread = b""
         self._limit = self._deadline = math.inf
@@ -166,7 +166,7 @@ class Rendezvous:
 
     @property
     def address(self) -> str:
-        """The address of this host on the way to the server; empty where nothing says it."""
+        """The address of this host on the way to the server; empty if unknown."""
         return str(self._channel.getsockname()[0]) if self._channel.family != socket.AF_UNIX else ""
 
     def begin(self, formation: int, members: Sequence[int], size: int = 0) -> None:
@@ -212,14 +212,14 @@ class Rendezvous:
             raise CollectiveTimeout(
                 f"rank {self.rank} waited {limit:g} s for {names} to join the next generation (RING_TIMEOUT)"
             )
-        self._updated = False  # who waited then has been taken in
+        self._updated = False  # the waiting processes have been admitted
         number, members = int(found["next"]), list(found["members"])
-        if "forms" in found:  # who has joined comes last: the others give it what they have
+        if "forms" in found:  # joined processes come last: the others send them their state
             return Assembled(number, members, *found["forms"])
         return Assembled(number, [one for one in ranks if one in members], 0, self.size)
 
     def is_updated(self) -> bool:
-        """Whether processes have come since this rank has assembled last, which wait for it and the others to do so."""
+        """Whether processes that came after this rank's last assembly wait for the next one."""
         if not self._updated and self.elastic:
             with contextlib.suppress(OSError):  # nothing has come
                 self._unread += self._channel.recv(_CAPACITY, socket.MSG_DONTWAIT)
@@ -229,7 +229,7 @@ class Rendezvous:
         return self._updated
 
     def formed(self) -> None:
-        """The ranks have found each other. A supervisor can be asked again, of any other server nothing is left."""
+        """The ranks have found each other. A supervisor stays connected; any other server is left."""
         if self._where:
             os.environ[_TAKEN] = _mark(self._where, os.environ)
             self.close()
@@ -254,7 +254,7 @@ class Rendezvous:
                     self._updated = True
                     continue
                 echoed = {name: found[name] for name in ("formation", "step", "generation") if name in found}
-                if echoed.items() <= request.items():  # else it is to a request that was interrupted
+                if echoed.items() <= request.items():  # else it answers an interrupted request
                     answer = found
         except (OSError, RecursionError, ValueError):
             gone = (
@@ -382,7 +382,7 @@ def _secret(env: Mapping[str, str]) -> bytes:
 
 
 def _mark(where: str, env: Mapping[str, str]) -> str:
-    """What tells one rendezvous from another, and no secret."""
+    """Identifies a rendezvous, without its secret."""
     text = "\0".join((where, env.get(SECRET, ""), env.get(SECRET_FILE, "")))
     return hashlib.blake2b(text.encode(errors="surrogateescape"), digest_size=16).hexdigest()
 
@@ -390,8 +390,8 @@ def _mark(where: str, env: Mapping[str, str]) -> str:
 def _name_of_torchrun(env: Mapping[str, str]) -> str:
     """Where ranks that torchrun has started on one host meet; empty for several hosts.
 
-    It is a name in Linux's abstract namespace, which no file and no port stands for; processes of other users are
-    refused there. Ranks of one start have one parent, and those of a restart another count.
+    The name is in Linux's abstract namespace: no file and no port; processes of other users are refused. Ranks of one
+    start have the same parent; a restart has another count.
     """
     if env.get("GROUP_WORLD_SIZE") != "1":
         return ""
@@ -402,7 +402,7 @@ def _name_of_torchrun(env: Mapping[str, str]) -> str:
 
 
 def this_host() -> str:
-    """What processes that can share memory have in common: the machine, and namespaces of processes and networks."""
+    """Equal for processes that can share memory: the machine, and namespaces of processes and networks."""
     facts = [socket.gethostname(), *map(namespace, ("pid", "net"))]
     with contextlib.suppress(OSError):
         facts.append(Path("/proc/sys/kernel/random/boot_id").read_text())

@@ -1,4 +1,4 @@
-"""The server of the rendezvous: what ranks give goes to all, from a supervisor or at an address of its own.
+"""The server of the rendezvous, in a supervisor or at an address of its own: values of ranks go to all.
 
 `Gathering` decides, without sockets. A supervisor feeds it from the sockets that its ranks inherit
 (`ring_notebook.launch.connections`), `RendezvousServer` from connections whose other ends prove that they know a
@@ -30,10 +30,10 @@ Replies = dict[int, dict[str, Any]]
 
 
 class Gathering:
-    """What ranks 0 to ``size`` - 1 of a job have given; ``elastic`` says whether the job is an elastic one.
+    """The values that ranks 0 to ``size`` - 1 of a job, which may be ``elastic``, have given.
 
-    Each formation has a number, in which ranks form once. A request of a newer formation ends what others still wait
-    for. The living ranks of an elastic job assemble for each generation. New processes join them there: then all form
+    Ranks form once in each formation, which has a number. A request of a newer formation ends the waits of an older
+    one. The living ranks of an elastic job assemble for each generation. New processes join them there: then all form
     again, in the next formation.
     """
 
@@ -41,21 +41,21 @@ class Gathering:
         self._size = size
         self._elastic = elastic
         self.least = 0
-        """With how many ranks an elastic job continues; others wait until so many have joined them."""
+        """The least ranks with which an elastic job continues; fewer wait for others to join."""
         self._gone: dict[int, str] = {}
-        self._joining: dict[int, int] = {}  # processes that wait to be taken in: after which generation
+        self._joining: dict[int, int] = {}  # by waiting process: the generation after which it joins
         self._formed = set(range(size))  # members of the newest formation that live
         self._next = 0  # the newest formation that an elastic job is to form
-        self._since: dict[int, int] = {}  # the formation that has taken a rank in
-        # Who waits: for which ranks, after which generation.
+        self._since: dict[int, int] = {}  # the formation that admitted each rank
+        # By waiting rank: the ranks that it waits for, and the last generation.
         self._assembling: dict[int, tuple[frozenset[int], int]] = {}
         self._assembled: dict[int, dict[str, Any]] = {}  # what each rank was answered last
         self.left_out: set[int] = set()
         """The ranks that others have continued without."""
         self.joined: set[int] = set()
-        """The ranks that formations have taken in, until somebody removes them here."""
+        """The ranks that formations have admitted; the reader removes them."""
         self.dismissed: set[int] = set()
-        """The ranks that others have continued without because they were to leave, until somebody removes them here."""
+        """The dismissed ranks that others have continued without; the reader removes them."""
         self._leaving: set[int] = set()
         self._begin(0)
 
@@ -63,7 +63,7 @@ class Gathering:
         self._formation = formation
         self._key = secrets.token_hex(_KEY_BYTES)
         self._values: dict[int, Any] = {}
-        self._awaited: tuple[int, tuple[int, ...], bool] | None = None  # step and members of those who wait, and `last`
+        self._awaited: tuple[int, tuple[int, ...], bool] | None = None  # step and members of waiting ranks, and `last`
         self.has_formed = False
         self.error = ""
         """Why the ranks of this formation have not formed, and will not."""
@@ -110,12 +110,12 @@ class Gathering:
         return formation, step, tuple(members), bool(request.get("last")), request.get("value")
 
     def assemble(self, rank: int, request: object) -> Replies:
-        """Rank ``rank`` is to open one after ``generation`` with those of ``ranks`` that live, once all of them ask.
+        """``rank`` asks for the generation after ``generation``, with the living ``ranks``; answer when all ask.
 
-        All get the same number of the ``next`` generation and the same ``members``. A rank that was interrupted asks
-        again. A process that joins asks with no ``ranks``. The others learn that it waits, and when they assemble it
-        gets the same answer. ``forms`` then says in which formation all form first, and how many ranks the job has;
-        those that have joined are the last of the ``members``. Raises ValueError for a request of another form.
+        All get the same number of the ``next`` generation and the same ``members``. An interrupted rank asks again. A
+        process that joins asks with no ``ranks``: the others are notified, and when they assemble it gets the same
+        answer. ``forms`` then holds the formation in which all form first, and the size of the job; joined processes
+        are the last ``members``. Raises ValueError for a request of another form.
         """
         if not isinstance(request, dict):
             raise ValueError(f"rank {rank}: expected a request, got {request!r:.100}")
@@ -146,9 +146,9 @@ class Gathering:
         return replies
 
     def _count(self, rank: int) -> Replies:
-        """Once all living ranks that ``rank`` waits for assemble: answer these, and the processes that join them."""
+        """Answer ``rank``, the ranks that it waits for and the processes that join, once all of them assemble."""
         members = self._assembling[rank][0].difference(self._gone)
-        # A rank that has not seen the generation before open still counts on those that were to be in it.
+        # A rank that did not see the last generation open still names the members of that one.
         waiting = {one: call for one, call in self._assembling.items() if call[0].difference(self._gone) == members}
         if not waiting.keys() >= members:
             return {}
@@ -182,7 +182,7 @@ class Gathering:
         return {one: self._assembled[one] for one in waiting}
 
     def dismiss(self, ranks: set[int]) -> Replies:
-        """Have these ranks, and no others, leave when the job assembles next; notifies the ranks that train."""
+        """Have these ranks, and no others, leave at the job's next assembly; notifies the ranks that train."""
         before, self._leaving = self._leaving, ranks & self._formed
         return {} if self._leaving <= before else self._update()
 
@@ -229,14 +229,14 @@ class Gathering:
         return set(self._values)
 
     def refuse(self, why: str) -> Replies:
-        """End what ranks wait for."""
+        """Answer all waiting ranks with the error ``why``."""
         waiting, self._values = list(self._values), {}
         replies = {rank: {"error": why} | self._echo() for rank in waiting}
         self._awaited = None
         return replies
 
     def _echo(self) -> dict[str, Any]:
-        """Which request an answer is to: a rank that was interrupted has asked another one since."""
+        """Which request an answer belongs to: an interrupted rank has sent another one since."""
         return {"formation": self._formation, "step": self._awaited[0] if self._awaited else None}
 
 
@@ -313,7 +313,7 @@ class RendezvousServer(Serving):
                 writer.close()
 
     def _join(self, writer: asyncio.StreamWriter, command: str, request: Any) -> _Member | None:
-        """A process is to be a rank; where that cannot be, nobody is, because the others would wait for ever."""
+        """Make a process a rank. If that fails, refuse all, because the others would wait for ever."""
         if command != JOIN or not isinstance(request, dict):
             raise ValueError("no rank")
         rank, size = request.get("rank"), request.get("size")
@@ -357,7 +357,7 @@ class RendezvousServer(Serving):
             )
         elif command == GATHER and self._gathering is not None:
             writers = {one.rank: one.writer for one in self._members}
-            lines: dict[int, bytes] = {}  # by reply: that of a gathering is one, with the values of all
+            lines: dict[int, bytes] = {}  # by reply, because a gathering's is the same for all
             for rank, reply in self._gathering.take(member.rank, request).items():
                 if id(reply) not in lines:
                     lines[id(reply)] = _line(reply)

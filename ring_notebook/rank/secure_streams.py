@@ -2,8 +2,8 @@
 
 An `Identity` is a private key and a certificate that nobody else has signed. A certificate is no secret. Where a
 channel that both ends trust carries it, each has an identity of its own (`Identity.new`). Where both ends share a
-secret, they make the same identity from it (`Identity.of_secret`). OpenSSL does the rest: who does not have the private
-key of a known certificate is refused in the handshake, and what was recorded can be neither read nor sent again.
+secret, they make the same identity from it (`Identity.of_secret`). OpenSSL does the rest: it refuses a peer without the
+private key of a known certificate in the handshake, and recorded traffic can be neither read nor replayed.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def own_identity() -> Identity:
 
 
 def tls_context(own: Identity, known: Iterable[str], *, server: bool) -> ssl.SSLContext:
-    """TLS of a process that is ``own``, and takes only peers with one of the ``known`` certificates.
+    """TLS for a process with the identity ``own``, which accepts only peers with one of the ``known`` certificates.
 
     `know` adds others.
     """
@@ -95,7 +95,7 @@ def tls_of_secret(secret: bytes, *, server: bool) -> ssl.SSLContext:
 
 
 def know(context: ssl.SSLContext, certificate: str) -> None:
-    """Take peers with ``certificate`` from now on. Raises ValueError for what is no certificate."""
+    """Accept peers with ``certificate`` too. Raises ValueError if it is no certificate."""
     try:
         context.load_verify_locations(cadata=certificate)
     except (ssl.SSLError, ValueError) as error:
@@ -120,7 +120,7 @@ class Tls:
         self.known = False
         """Whether the other end has proven who it is."""
         self.ended = False
-        """Whether the other end has said that it says no more."""
+        """Whether the other end has ended its side."""
 
     def begin(self) -> bytes:
         return self._advance()
@@ -151,7 +151,7 @@ class Tls:
         return data, back + self._outgoing.read()
 
     def end(self) -> bytes:
-        """Say no more. The other end has said all that it has to say once it has `ended`."""
+        """End this side. The other end has sent everything once it has `ended`."""
         with contextlib.suppress(ssl.SSLWantReadError):
             self._tls.unwrap()
         return self._outgoing.read()

@@ -24,10 +24,10 @@ _PAUSE = 0.1  # seconds, where no connection can be accepted
 
 
 class Strangers:
-    """The tasks that find out who has connected: for one more than `MOST_STRANGERS` the oldest is cancelled.
+    """The tasks that identify new callers; beyond `MOST_STRANGERS`, one of them is cancelled.
 
-    That is the oldest of the address that has most of them: who floods a port displaces its own connections, and a
-    rank needs few round trips to be a stranger no more.
+    It is the oldest of the address with the most tasks: a flood displaces its own connections, and a rank proves who it
+    is in a few round trips.
     """
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class Strangers:
         self._places[task] = str(address[0]) if isinstance(address, tuple) else ""
 
     def discard(self, task: asyncio.Task[Any]) -> None:
-        """It has found out, or has ended."""
+        """The task has identified its caller, or has ended."""
         self._places.pop(task, None)
 
 
@@ -55,7 +55,7 @@ class Serving(threading.Thread):
         self._listener = listener
         self._listener.setblocking(False)
         self._strangers = Strangers()
-        # Not of writers: who closes one may drop it, while TLS still waits for the other end.
+        # Not of writers, which may be dropped when closed, while TLS still waits for the other end.
         self._transports: weakref.WeakSet[asyncio.WriteTransport] = weakref.WeakSet()
         self._loop = asyncio.new_event_loop()
         self._serving = self._loop.create_task(self._serve())
@@ -77,7 +77,7 @@ class Serving(threading.Thread):
             answer.add_done_callback(answers.discard)
             self._strangers.add(answer, address)
             answer.add_done_callback(self._strangers.discard)
-            await asyncio.sleep(0)  # callers that never cease leave the others their turn
+            await asyncio.sleep(0)  # so that an endless stream of callers starves no task
 
     async def _accept(self) -> tuple[socket.socket, object]:
         """The next connection. A cancelled `loop.sock_accept` may lose one, which then stays open."""
@@ -148,7 +148,7 @@ class Serving(threading.Thread):
                 self._loop.run_until_complete(asyncio.wait(left))
             for transport in self._transports:  # TLS would wait for the other end
                 transport.abort()
-            for _ in range(2):  # what was closed is closed in one of the next turns
+            for _ in range(2):  # the loop closes transports in one of its next turns
                 self._loop.run_until_complete(asyncio.sleep(0))
         finally:
             self._loop.close()

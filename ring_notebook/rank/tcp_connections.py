@@ -1,8 +1,8 @@
 """The TCP connections between ranks of several hosts: made when they are needed, between ranks that prove who they are.
 
-Each rank listens on one port of the interface that leads to the other hosts. Who connects and who accepts prove to each
-other by TLS that they know the secret of the job, and say which ranks they are, before any message passes. What follows
-is not encrypted: tensors. Of two ranks that connect to each other at once the lower one prevails.
+Each rank listens on one port of the interface that leads to the other hosts. Both ends prove by TLS that they know the
+secret of the job, and name their ranks, before any message passes. Tensors then pass unencrypted. If two ranks connect
+to each other at once, the lower rank's connection stays.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def listen(own: str = "") -> socket.socket:
     no address.
     """
     found = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
-    name = config().interface or ("" if found == "lo" else found)  # what a job found on one host leads nowhere else
+    name = config().interface or ("" if found == "lo" else found)  # lo, found by a job of one host, leads nowhere else
     address = _address_of(name) if name else own or _address_of_this_host()
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     listener = socket.create_server((address, 0), family=family, backlog=MOST_STRANGERS)
@@ -51,13 +51,13 @@ def listen(own: str = "") -> socket.socket:
 
 
 def _address_of_this_host() -> str:
-    """Of its name; of IPv4 where there is one."""
+    """The address of this host's name, IPv4 if there is one."""
     found = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
     return str(min(found, key=lambda one: one[0] != socket.AF_INET)[4][0])
 
 
 def _address_of(interface: str) -> str:
-    """Of IPv4 where there is one."""
+    """The address of ``interface``, IPv4 if there is one."""
     known = psutil.net_if_addrs().get(interface, [])
     for family in (socket.AF_INET, socket.AF_INET6):
         for one in known:
@@ -102,7 +102,7 @@ class TcpConnections(Serving):
                 self._calling[rank] = asyncio.create_task(self._call(rank))
 
     def _flush(self) -> None:
-        """Send the rest of what was given up half sent, though nobody waits for it."""
+        """Send the rest of abandoned messages that are half sent."""
         again = self._link.flush()
         self._flushing = self._loop.call_later(_SECONDS_TO_FLUSH, self._flush) if again else None
 
