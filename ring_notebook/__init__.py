@@ -47,7 +47,7 @@ __all__ = [
 ]
 __version__ = "0.3.0"
 
-# Name -> module. Loaded on first use, so that `import ring_notebook` costs nothing on either island.
+# Name -> module. Loaded on first use, so that `import ring_notebook` is cheap in kernels and in ranks.
 _LAZY = {
     "Cluster": "ring_notebook.notebook.cluster.cluster",
     "ClusterError": "ring_notebook.errors",

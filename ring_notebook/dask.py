@@ -1,6 +1,6 @@
 """Ranks on the workers of a Dask cluster: ``ring_notebook.dask.run(client, fn)``.
 
-Each rank has a worker, one of whose threads it occupies, and is a process of its own beside it.
+Each rank is a process beside a worker of its own, and occupies one of the worker's threads.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ def run(
     """Call ``fn(*args, **kwargs)`` on ranks 0..num_proc-1, one for each worker of ``client``, results by rank.
 
     ``num_proc`` is by default the number of workers; with dask-cuda that is one for each GPU. A rank computes with as
-    many threads as its worker has. ``env``, ``min_np`` and what is raised are those of `ring_notebook.run`; RingError
-    when there are too few workers.
+    many threads as its worker has. ``env``, ``min_np`` and errors are as in `ring_notebook.run`; RingError when there
+    are too few workers.
     """
     return run_there(DaskPlaces(client), fn, args, kwargs, num_proc, env, min_np)
 
 
 def places_at(address: str) -> DaskPlaces:
-    """Those of the cluster whose scheduler is at ``HOST:PORT``."""
+    """The places of the cluster whose scheduler is at ``HOST:PORT``."""
     return DaskPlaces(Client(f"tcp://{address}"), owns=True)
 
 

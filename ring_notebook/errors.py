@@ -79,7 +79,7 @@ class DriftError(RingError):
 
 
 class ReplayDiffers(RingError):
-    """A replay of a run of logical ranks has made other gradients than that run."""
+    """A replay of a run of logical ranks made gradients that differ from that run's."""
 
 
 class CellSyntaxError(RingError):

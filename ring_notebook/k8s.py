@@ -1,7 +1,7 @@
 """Ranks in pods that run: ``%ring start --on k8s://app=train``, ``ring_notebook.k8s.run(fn, "app=train")``.
 
-`kubectl`, which has to reach the cluster, runs a process in each pod; it connects back to this one, which therefore is
-best a pod itself. Pods that are the ranks of a job of their own need none of this: see docs/kubernetes/.
+`kubectl`, which has to reach the cluster, runs a process in each pod; it connects back to this process, which therefore
+is best in a pod too. Pods that are the ranks of a job of their own need none of this: see docs/kubernetes/.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["run"]
 _CAPACITY = 1 << 16
 _SECONDS_TO_LIST = 30.0
 _RUNNING = ("--field-selector", "status.phase=Running", "--output", "json")
-# It says who it is before it is told where the relay is.
+# It introduces itself before it learns where the relay is.
 _SERVE = """
 import json
 from ring_notebook.launch.remote.relay import introduce, serve
@@ -48,13 +48,13 @@ def run(
     """Call ``fn(*args, **kwargs)`` on ranks 0..num_proc-1, one in each running pod of ``selector``, results by rank.
 
     ``selector`` is a label's, such as ``app=train``, after ``NAMESPACE/`` where that is not the default one. ``env``,
-    ``min_np`` and what is raised are those of `ring_notebook.run`; RingError when there are too few pods.
+    ``min_np`` and errors are as in `ring_notebook.run`; RingError when there are too few pods.
     """
     return run_there(PodPlaces(selector), fn, args, kwargs, num_proc, env, min_np)
 
 
 def places_at(selector: str) -> PodPlaces:
-    """Those in the pods of ``NAMESPACE/SELECTOR``."""
+    """The places in the pods of ``NAMESPACE/SELECTOR``."""
     return PodPlaces(selector)
 
 
@@ -121,7 +121,7 @@ class PodPlaces:
 
 
 def _introduce(process: subprocess.Popen[str], relay: Relay) -> None:
-    """Have ``relay`` take the place that runs in ``process``, and tell the place where that is."""
+    """Admit the place in ``process`` to ``relay``, and tell the place where the relay is."""
     assert process.stdin is not None
     assert process.stdout is not None
     with suppress(OSError, ValueError):  # it has ended

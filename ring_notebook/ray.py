@@ -1,7 +1,6 @@
 """Ranks on a Ray cluster: ``ring_notebook.ray.run(fn, num_proc=4)`` (Horovod: ``horovod.ray``).
 
-Each rank has an actor, which holds its CPUs and GPUs, and is a process of its own beside it. All nodes need
-ring_notebook at the same path.
+Each rank is a process beside an actor, which holds its CPUs and GPUs. All nodes need ring_notebook at the same path.
 """
 
 from __future__ import annotations
@@ -41,8 +40,8 @@ def run(
 
     ``num_proc`` is by default the number of the cluster's GPUs, else of its CPUs. A rank has ``gpus_per_worker`` GPUs
     (by default one where the cluster has any) and ``cpus_per_worker`` CPUs, with as many threads. ``env``, ``min_np``
-    and what is raised are those of `ring_notebook.run`; RingError when Ray has no room for the ranks. With ``max_np``
-    ranks join an elastic job up to so many, where Ray gets room for them, and where one has ended.
+    and errors are as in `ring_notebook.run`; RingError when Ray has no room for the ranks. With ``max_np`` an elastic
+    job grows to so many ranks when Ray gets room, and replaces ranks that have ended.
     """
     places = RayPlaces(cpus_per_worker, gpus_per_worker)
     return run_there(places, fn, args, kwargs, num_proc, env, min_np, max_np)
@@ -175,7 +174,7 @@ def _all_of(callbacks: Callbacks) -> Callable[[Any], None]:
 
 
 def places_at(address: str) -> RayPlaces:
-    """Those of the cluster at ``HOST:PORT``, or of RAY_ADDRESS where that is empty."""
+    """The places of the cluster at ``HOST:PORT``, or at RAY_ADDRESS if that is empty."""
     return RayPlaces(address=address or None)
 
 
@@ -190,7 +189,7 @@ class RayPlaces:
         found = ray.cluster_resources()
         self._needs = {"CPU": cpus, "GPU": bool(found.get("GPU")) if gpus is None else gpus}
         self.most = max(1, int(min(found.get(kind, 0) // count for kind, count in self._needs.items() if count)))
-        """For how many places the cluster is large enough."""
+        """The number of places that the cluster is large enough for."""
         self.threads = cpus
         self.address = str(ray.util.get_node_ip_address())
         self._group: Any = None
@@ -207,7 +206,7 @@ class RayPlaces:
             self._places.append(_Lent(kind.options(scheduling_strategy=where_to).remote(), relay))
 
     def offer(self, count: int, relay: Relay) -> None:
-        # Those for which there is no room wait for it; one whose node has died begins again elsewhere.
+        # Actors without room wait for it; an actor whose node has died begins again elsewhere.
         again = self._kind().options(max_restarts=-1)
         self._places += [_Lent(again.remote(), relay, again=True) for _ in range(count)]
 
@@ -234,7 +233,7 @@ class RayPlaces:
 
 
 class _Place:
-    """What an actor is."""
+    """The class of the actors."""
 
     def introduce(self) -> str:
         return introduce()
@@ -244,7 +243,7 @@ class _Place:
 
 
 class _Lent(threading.Thread):
-    """Has an actor introduce itself to ``relay``, and serve it; ``again`` wherever Ray has started it again."""
+    """Makes an actor introduce itself to ``relay`` and serve it; ``again`` after each restart by Ray."""
 
     def __init__(self, actor: Any, relay: Relay, again: bool = False) -> None:
         super().__init__(name="ring-ray", daemon=True)
@@ -253,7 +252,7 @@ class _Lent(threading.Thread):
         self._again = again
         self._ended = threading.Event()
         self.problem = ""
-        """Why it serves no more."""
+        """Why the actor no longer serves."""
         self.start()
 
     def run(self) -> None:

@@ -1,6 +1,6 @@
 """Ranks in the tasks of a Spark job: ``ring_notebook.spark.run(fn, num_proc=4)`` (Horovod: ``horovod.spark.run``).
 
-Each rank has a task of one barrier stage, so that all start or none, and is a process of its own beside it.
+Each rank is a process beside a task of one barrier stage, so that all start or none.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ def run(
     """Call ``fn(*args, **kwargs)`` on ranks 0..num_proc-1, each in a task of the active Spark session, results by rank.
 
     ``num_proc`` is by default ``spark.default.parallelism``. A rank computes with ``spark.task.cpus`` threads, on the
-    GPUs of its task. ``env``, ``min_np`` and what is raised are those of `ring_notebook.run`; RingError when Spark has
-    no room for the tasks.
+    GPUs of its task. ``env``, ``min_np`` and errors are as in `ring_notebook.run`; RingError when Spark has no room for
+    the tasks.
     """
     return run_there(SparkPlaces(), fn, args, kwargs, num_proc, env, min_np)
 
 
 def places_at(_address: str) -> SparkPlaces:
-    """Those of the active Spark session, or of a new one with Spark's own settings."""
+    """The places of the active Spark session, or of a new one with Spark's own settings."""
     return SparkPlaces()
 
 
@@ -52,7 +52,7 @@ class SparkPlaces:
     def __init__(self) -> None:
         self._context = SparkSession.builder.getOrCreate().sparkContext
         self.most = self._context.defaultParallelism
-        """How many tasks Spark proposes."""
+        """The number of tasks that Spark proposes."""
         settings = self._context.getConf()
         self.threads = int(settings.get("spark.task.cpus", "1") or "1")
         self.address = str(settings.get("spark.driver.host", "127.0.0.1"))
@@ -67,8 +67,8 @@ class SparkPlaces:
     def _run(self, size: int, relay: Relay) -> None:
         """Run the stage, until all of its tasks are in processes that have introduced themselves.
 
-        A task says nothing before it ends. So those in new processes end, all others with them, and Spark, which keeps
-        its processes, runs the next stage in the same ones.
+        A task can send nothing before it ends. So tasks in new processes end, and all others with them; the next stage
+        runs in the same processes, which Spark keeps.
         """
         known: set[str] = set()
         try:
@@ -98,7 +98,7 @@ class SparkPlaces:
 
 
 def _task(known: frozenset[str], where: Where) -> Callable[[Iterator[int]], Iterator[str]]:
-    """A task of the stage: it serves the relay where the processes of all tasks are ``known``, else says who it is."""
+    """A task of the stage: serves the relay if all tasks' processes are ``known``, else returns its certificate."""
 
     def task(_: Iterator[int]) -> Iterator[str]:
         from pyspark import BarrierTaskContext

@@ -56,7 +56,7 @@ PRIVATE_NAMES = {
     # Has DistributedDataParallel forget a backward pass that failed. Without: the model has to be wrapped again.
     "reset_reducer": "torch.distributed:Reducer._reset_state",
     # A pass of a loader, whose workers may have drawn more than the loop has got. Without: a snapshot in the middle of
-    # a pass continues behind what they have drawn, and `prepare` does not divide a loader that keeps a pass.
+    # a pass continues after what they have drawn, and `prepare` does not divide a loader that keeps a pass.
     "loader_passes": "torch.utils.data.dataloader:_BaseDataLoaderIter",
     # One call for many tensors. Without: one call for each.
     "multiply_each": "torch:_foreach_mul_",
@@ -74,13 +74,13 @@ def private(name: str) -> Any:
 
 
 def uncompiled(function: F) -> F:
-    """``function``, which torch.compile leaves alone from now on, with what it calls."""
+    """``function``, which torch.compile no longer compiles, nor the functions that it calls."""
     leave_alone = _leave_alone()
     if leave_alone is None:
         disabled: F = import_module("torch").compiler.disable(function)
         return disabled
-    leave_alone(function.__code__)  # where it begins: C++ may call it
-    vars(function)["_torchdynamo_disable"] = True  # where a function that is compiled calls it
+    leave_alone(function.__code__)  # for calls from C++
+    vars(function)["_torchdynamo_disable"] = True  # for calls from compiled functions
     return function
 
 
@@ -99,7 +99,7 @@ def in_compiled_autograd() -> bool:
 
 
 def pass_of_workers(loader_pass: Any) -> tuple[Any, int, int]:
-    """Of a pass of a loader with workers: what draws its batches, how many workers were given, and how many came."""
+    """For a pass of a loader with workers: its sampler, and how many batches workers were given and have returned."""
     try:
         return loader_pass._index_sampler, loader_pass._send_idx, loader_pass._num_yielded
     except AttributeError:  # another torch, or a pass that is being made

@@ -14,9 +14,9 @@ from ring_notebook.files.private_files import make_private_folder
 from ring_notebook.files.whole_file import checked, whole_file
 
 CHECKPOINTS = "checkpoints"
-"""Their folder, in that of a run."""
+"""The folder of checkpoints, in the folder of a run."""
 REST = "rest.pt"
-"""In the folder of a checkpoint that all ranks write: what rank 0 writes at the end, so that it marks a whole one."""
+"""The file that rank 0 writes last in a checkpoint of all ranks: it marks the checkpoint as whole."""
 _ELSEWHERE = "elsewhere.json"
 """In the folder of a run: which checkpoints its training has in another folder, or at a URL."""
 _NAME = re.compile(r"step-(\d+)(-best)?(\.pt|\.pickle)?$")
@@ -24,7 +24,7 @@ _NAME = re.compile(r"step-(\d+)(-best)?(\.pt|\.pickle)?$")
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A checkpoint that is whole; ``path`` is a URL in a folder that is one."""
+    """A whole checkpoint; ``path`` is a URL if its folder is one."""
 
     step: int
     best: bool
@@ -56,7 +56,7 @@ def found(folder: Path) -> list[Found]:
 
 
 def found_of_run(folder: Path) -> list[Found]:
-    """As `found`, of the folder of a run, with those that its training has elsewhere."""
+    """As `found`, for the folder of a run, with the checkpoints that its training has elsewhere."""
     try:
         rows = json.loads(checked((folder / _ELSEWHERE).read_bytes()))
     except FileNotFoundError:
@@ -86,7 +86,7 @@ class LocalFolder:
         return found(self.path)
 
     def unmark_best(self, one: Found) -> None:
-        """Have ``one`` be an ordinary checkpoint."""
+        """Make ``one`` an ordinary checkpoint."""
         path = Path(one.path)
         path.rename(path.with_name(name_of(one.step, False, path.suffix)))
 
@@ -99,7 +99,7 @@ class LocalFolder:
         make_private_folder(self.path)
         for left in self.path.glob(".step-*.partial"):
             shutil.rmtree(left, ignore_errors=True)
-        # Never the name of an earlier attempt, of which a thread may still write.
+        # A new name, because a thread of an earlier attempt may still write.
         partial = self.path / f".{name_of(step, False, '')}.{secrets.token_hex(4)}.partial"
         make_private_folder(partial)
         return str(partial)
@@ -109,7 +109,7 @@ class LocalFolder:
         return Path(begun, name).exists()
 
     def complete(self, begun: str, step: int, best: bool, rest: bytes) -> Found:
-        """Give what was written in ``begun`` its name, with ``rest`` as the last file."""
+        """Write ``rest`` as the last file in ``begun``, and give the folder its name."""
         with whole_file(Path(begun, REST), private=True) as file:
             file.write(rest)
         target = self.path / name_of(step, best, "")

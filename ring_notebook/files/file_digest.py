@@ -1,4 +1,4 @@
-"""A digest of a file's contents, by which kernel and ranks see whether they have the same one."""
+"""A digest of a file's contents, with which kernel and ranks compare their files."""
 
 from __future__ import annotations
 

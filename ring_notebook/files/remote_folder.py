@@ -9,9 +9,9 @@ from typing import Any
 from ring_notebook.files.checkpoint_names import REST, Found, name_of, step_of
 from ring_notebook.files.whole_file import checked, with_checksum
 
-_BEST = "best"  # an empty file, in place of a name that says so
+_BEST = "best"  # an empty file that marks the best, since nothing can be renamed
 _TIMES = ("mtime", "LastModified", "last_modified", "updated", "created")
-"""Where file systems have the time of the last change."""
+"""The keys under which file systems give the time of the last change."""
 
 
 class RemoteFolder:
@@ -39,7 +39,7 @@ class RemoteFolder:
         return f"{self._root}{url.removeprefix(self._url)}"
 
     def _files(self) -> dict[str, dict[str, Any]]:
-        """All files of checkpoints there, by step's name and file's name."""
+        """All files of checkpoints there, by checkpoint and file name."""
         self.file_system.invalidate_cache()
         try:
             there: dict[str, Any] = self.file_system.find(self._root, maxdepth=2, detail=True)
@@ -53,7 +53,7 @@ class RemoteFolder:
         return files
 
     def found(self) -> list[Found]:
-        """The whole ones, the one that was written last at the end."""
+        """The whole checkpoints, the last written at the end."""
         there = []
         for name, files in self._files().items():
             if REST in files and (named := step_of(name)):
@@ -64,7 +64,7 @@ class RemoteFolder:
         self.file_system.rm(f"{self.inside(str(one.path))}/{_BEST}")
 
     def remove(self, one: Found) -> None:
-        """Remove ``one``, first what marks it as whole."""
+        """Remove ``one``, its mark as whole first."""
         self._remove(self.inside(str(one.path)))
 
     def _remove(self, path: str) -> None:

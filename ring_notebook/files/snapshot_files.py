@@ -1,8 +1,8 @@
 """Folders of snapshots: a file of each rank, memory of tensors by its digest, and a manifest that makes it whole.
 
-A snapshot is written into a folder that the ranks share, and which takes its name when the last rank has written. The
-manifest names every file with its length; a piece of memory has its digest for a name, so equal memory of several ranks
-is one file. Memory that an earlier snapshot has is linked, not written again.
+The ranks write a snapshot into a shared folder, which is renamed when the last rank has written. The manifest names
+every file with its length; a piece of memory has its digest for a name, so equal memory of several ranks is one file.
+Memory that an earlier snapshot has is linked, not written again.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _MANIFEST = "snapshot.json"
 _BLOBS = "blobs"
 _PARTIAL = ".partial"
 _DIGEST_BYTES = 20
-_LEFT = 3600.0  # seconds after which a snapshot that nobody has finished is removed
+_LEFT = 3600.0  # seconds after which an unfinished snapshot is removed
 _NAME = re.compile(r"[^\x00-\x1f/]{1,120}")
 
 
@@ -48,7 +48,7 @@ class Snapshot:
 
     @property
     def name(self) -> str:
-        """What its user calls it; ``RUN@STEP`` of an automatic one."""
+        """The user's name for it; ``RUN@STEP`` for an automatic one."""
         return str(self.about["name"])
 
     @property
@@ -62,7 +62,7 @@ class Snapshot:
 
     @property
     def bytes(self) -> int:
-        """What it takes on disk; memory that it shares with other snapshots counts in each."""
+        """Its size on disk; memory that several snapshots share counts in each."""
         blobs = {name: size for rank in self.about["ranks"] for name, size in rank["blobs"].items()}
         total: int = sum(blobs.values()) + sum(rank["bytes"] for rank in self.about["ranks"])
         return total
@@ -86,9 +86,9 @@ class _Cell(Protocol):
 
 
 def about(name: str, setup: Sequence[_Cell] = ()) -> dict[str, Any]:
-    """What a snapshot of this name says of itself; ``setup`` are the runs of the set-up cells.
+    """The manifest of a snapshot of this name; ``setup`` are the runs of the set-up cells.
 
-    An empty name is that of its run and step. Raises RingError for one that it may not have.
+    An empty name stands for run and step. Raises RingError for a name that is not allowed.
     """
     fields = _Cell.__annotations__
     cells = [{field: getattr(one, field) for field in fields} for one in setup]
@@ -96,7 +96,7 @@ def about(name: str, setup: Sequence[_Cell] = ()) -> dict[str, Any]:
 
 
 def python_version() -> str:
-    """That of functions and classes of cells, which no other can load."""
+    """The Python version, because no other can load functions and classes of cells."""
     return f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
@@ -224,7 +224,7 @@ class Writer:
         return False
 
     def finish(self, content: bytes, about: Mapping[str, Any], report: Mapping[str, Any]) -> Snapshot | None:
-        """Write this rank's file, and the snapshot's manifest where all others have theirs: then returns it.
+        """Write this rank's file. The last rank also writes the manifest, and returns the snapshot.
 
         ``about`` is the same on all ranks, ``report`` is this rank's own.
         """
@@ -258,7 +258,7 @@ class Writer:
             for report in files:
                 report.unlink()
             snapshot = Snapshot(self._folder / self._id, whole)
-            with _locked(self._folder):  # of two that are completed at once the later one replaces the other
+            with _locked(self._folder):  # of two completed at once, the later replaces the other
                 self._partial.rename(snapshot.path)
                 _sync(self._folder)
                 _prune(self._folder, snapshot)
@@ -266,7 +266,7 @@ class Writer:
         return None
 
     def _all_blobs(self, ranks: Sequence[Mapping[str, Any]]) -> bool:
-        """Whether all memory is there: a rank may have died that wrote some of it for others."""
+        """Whether all memory is there: a rank that wrote some of it for others may have died."""
         return all((self._partial / _BLOBS / digest).exists() for rank in ranks for digest in rank["blobs"])
 
     def give_up(self) -> None:
@@ -276,7 +276,7 @@ class Writer:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """A context in which no other process has the folder at ``path``."""
+    """A context that locks the folder at ``path`` against other processes."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         with suppress(OSError):  # no locks here
@@ -295,7 +295,7 @@ def _sync(path: Path) -> None:
 
 
 def _prune(folder: Path, newest: Snapshot) -> None:
-    """Remove what ``newest`` replaces: others of its name, older automatic ones of its run, and what was left torn."""
+    """Remove what ``newest`` replaces: snapshots of its name, older automatic ones of its run, and torn ones."""
     whole, _ = found(folder)
     others = [one for one in whole if one.path != newest.path]
     old = [one for one in others if one.name == newest.name]
@@ -312,7 +312,7 @@ def _prune(folder: Path, newest: Snapshot) -> None:
 
 
 def read_blob(snapshot: Path, digest: str, into: memoryview) -> None:
-    """Read the bytes that `Writer.put` has kept ``into`` as many. Raises RingError when they are damaged."""
+    """Read bytes of `Writer.put` into ``into``, of the same length. Raises RingError when they are damaged."""
     at = 0
     with open_own(snapshot / _BLOBS / digest) as file:
         while at < into.nbytes and (count := file.readinto(into[at:])):  # type: ignore[attr-defined]
@@ -352,7 +352,7 @@ def kept_text(snapshot: Snapshot) -> str:
 
 
 def by_reason(what: str, reports: Sequence[Any], key: str) -> list[str]:
-    """Lines with names and reasons; the ranks where they are not all of them."""
+    """Lines with names and reasons, and with the ranks unless all ranks agree."""
     found: dict[tuple[str, str], list[int]] = {}
     for rank, report in enumerate(reports):
         for name, why in report[key].items():

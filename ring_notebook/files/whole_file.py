@@ -56,7 +56,7 @@ def whole_file(path: Path, *, private: bool = False) -> Iterator[IO[bytes]]:
 
 
 def _open_folder(path: Path) -> int:
-    """A descriptor of the folder at ``path``, or where a link leads to that is this user's or root's."""
+    """A descriptor of the folder at ``path``; follows links of this user or root only."""
     for _ in range(_MOST_LINKS):
         found = os.open(path, os.O_PATH | os.O_NOFOLLOW)
         status = os.fstat(found)
@@ -94,7 +94,7 @@ def with_checksum(content: bytes) -> bytes:
 
 
 def _checksum(file: IO[bytes], length: int) -> bytes:
-    """The checksum of the first ``length`` bytes; leaves the file behind them."""
+    """The checksum of the first ``length`` bytes; leaves the file after them."""
     file.seek(0)
     crc, left = 0, length
     while piece := file.read(min(left, _PIECE)):

@@ -46,8 +46,8 @@ class Framework:
     lost_rank: str = ""
     """The ``module:function`` that says whether the framework raised an exception because another rank has gone."""
     original: str = ""
-    """The ``module:function`` that returns the exception of a collective of which the framework's runtime has made one
-    of its own; None for others. An engine calls it with the exception that ended a cell."""
+    """The ``module:function`` that returns the exception of a collective that the framework's runtime turned into its
+    own; None for others. An engine calls it with the exception that ended a cell."""
     hints: Callable[[CellCalls], Iterable[Hint]] = _no_hints
     """Hints to a cell whose ranks would train apart or do the same work twice, with the line to change. The kernel
     calls it, and does not import the framework."""

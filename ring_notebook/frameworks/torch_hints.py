@@ -115,7 +115,7 @@ def _shards_by_hand(cell: CellCalls, loader: Call) -> bool:
 
 
 def _of_reduction(cell: CellCalls, wrapped: Call | None) -> Iterator[Hint]:
-    """Code that reads gradients, or averages over ranks, at the wrong moment or not with our optimizer."""
+    """Code that reads gradients or averages over ranks at the wrong moment, or fails with our optimizer."""
     prepared = cell.first({"prepare"})
     ours = wrapped or (prepared if prepared and not prepared.has("strategy") else None)
     if ours is None or cell.names & _STRATEGIES:
@@ -175,7 +175,7 @@ def _is_kept_from_prepare(cell: CellCalls, loader: Call) -> bool:
 
 
 def _numbers_a_gpu(node: ast.JoinedStr) -> bool:
-    """Whether it is ``f"cuda:{something}"``."""
+    """Whether ``node`` is ``f"cuda:{something}"``."""
     first = node.values[0] if node.values else None
     return isinstance(first, ast.Constant) and first.value == "cuda:"
 
@@ -193,7 +193,7 @@ _OVER_ACCELERATE = (
         "DistillationConfig",
     ),  # trl's training arguments
 )
-"""Calls with which a program asks accelerate who its ranks are: of itself, of Hugging Face's Trainer, and of trl."""
+"""Calls through which accelerate determines the ranks: its own, Hugging Face's Trainer's, and trl's."""
 
 TORCH = Framework(
     name="torch",

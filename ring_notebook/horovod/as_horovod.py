@@ -56,7 +56,7 @@ def as_horovod() -> ExitStack:
 
     It takes effect at once. An installed Horovod is not changed and cannot be imported meanwhile; modules that were
     imported before stay valid. It ends with the ``with`` block, or with ``close()`` of the result: then imports work as
-    before. A call while it is in effect does nothing, also at its end.
+    before. A second call while it is in effect does nothing, not even at its end.
     """
     leaving = ExitStack()
     if _finder not in sys.meta_path:
@@ -72,7 +72,7 @@ def as_horovod() -> ExitStack:
 
 
 def variables(env: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Variables with the same effect in Python programs that get them, and in programs that those start."""
+    """Variables with the same effect in Python programs that get them, and in their child programs."""
     paths = [str(Path(__file__).parent / "path"), *filter(None, [env.get("PYTHONPATH", "")])]
     return {"PYTHONPATH": os.pathsep.join(paths)}
 

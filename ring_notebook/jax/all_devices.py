@@ -1,7 +1,7 @@
 """JAX's own runtime over the ranks of a job, beside our collectives.
 
-A gate stands before each program in which devices of several ranks meet: their ranks first meet at a barrier of ours,
-which compares what they start, and ends the wait for a rank that does not. In XLA nothing would.
+Each program over devices of several ranks has a gate before it: a barrier of ours that compares what the ranks start,
+and ends the wait for a rank that does not come. XLA would wait forever.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _COLLECTIVE = re.compile(
     r"ragged-all-to-all|reduce-scatter)(?:-start)?\("
     r"(?:.*?(?P<groups>(?:replica_groups|source_target_pairs)=\S+))?(?:.*?to_apply=(?P<applies>[^\s,]+))?"
 )
-"""An instruction of XLA in which devices meet, and the function that reduces their values."""
+"""A collective instruction of XLA, and the function that reduces its values."""
 _FUNCTION = re.compile(r"^(?P<name>\S+) \(.*\{\n(?:  (?!ROOT).*\n)*  ROOT \S+ = \S+ (?P<kind>[\w-]+)\(", re.MULTILINE)
 """A function of XLA, and the instruction that makes its result."""
 _LAYOUT = re.compile(r"\{[^}]*\}")
 _CARD = struct.Struct("=QQq")
 _CARD_TAG = 1 << 30
-"""Added to a number made of the members' ranks: the tag of the messages by which they form a group."""
+"""Added to a number made of the members' ranks, gives the tag of the messages that form a group."""
 
 
 def start_distributed(timeout: float = 300.0) -> None:
@@ -46,9 +46,9 @@ def start_distributed(timeout: float = 300.0) -> None:
     All ranks call this after ``init()`` and before they compute with JAX, which fixes its devices; in a notebook, once
     after the ranks have started. A ``jax.sharding.Mesh`` of these devices works as JAX's documentation says, and our
     collectives work on arrays of each rank's own devices. Before a program of that mesh starts, its ranks compare its
-    name and its collectives: where one starts another, or none, the wait ends as that in our collectives. A rank that
-    dies ends the job, or is named in the cell, as without it. JAX does not encrypt what it sends: between hosts use a
-    network that nobody else reaches. Beyond Horovod.
+    name and its collectives: if a rank starts another program, or none, the wait ends as in our collectives. A rank
+    that dies ends the job, or is named in the cell, as without JAX's runtime. JAX does not encrypt what it sends:
+    between hosts use a network that nobody else reaches. Beyond Horovod.
 
     timeout: seconds for all ranks to arrive.
 
@@ -93,7 +93,7 @@ class _Gates:
         if not world.is_initialized():
             return
         now = world.current()
-        if (now.rank, now.size) != (jax.process_index(), jax.process_count()):  # others than when JAX was started
+        if (now.rank, now.size) != (jax.process_index(), jax.process_count()):  # other ranks than when JAX was started
             return
         if self._world is not now:
             self._world, self._communicators = now, {}
@@ -104,8 +104,8 @@ class _Gates:
 
     def _form(self, whole: Communicator, ranks: tuple[int, ...], name: str) -> Communicator:
         if len(ranks) == whole.size:
-            jax.effects_barrier()  # our collectives in programs that have begun match by order, too
-            whole.barrier(name=name)  # says what a rank waits for
+            jax.effects_barrier()  # collectives in running programs match by order too
+            whole.barrier(name=name)  # so that waiting ranks show its name
             communicator = whole.group(ranks)
         else:
             communicator = whole.group_of_members(ranks, lambda card: _exchange(whole, ranks, card))
@@ -118,7 +118,7 @@ _gates = _Gates()
 
 
 def _exchange(whole: Communicator, ranks: tuple[int, ...], card: tuple[int, int, int]) -> list[tuple[int, int, int]]:
-    """The cards of all ``ranks``, by messages, which no other rank has a part in."""
+    """Exchange cards among ``ranks``, by messages: no other rank takes part."""
     tag = _CARD_TAG + crc32(repr(ranks).encode()) % _CARD_TAG
     cards = [bytearray(_CARD.pack(*card)) for _ in ranks]
     others = [(one, theirs) for one, theirs in zip(ranks, cards, strict=True) if one != whole.rank]
@@ -129,7 +129,7 @@ def _exchange(whole: Communicator, ranks: tuple[int, ...], card: tuple[int, int,
 
 
 def _gate_before(program: Any) -> Callable[[], object] | None:
-    """What to call before a program starts; None for one in which no ranks meet, which a rank may start alone."""
+    """What to call before a program starts; None for a program without collectives of several ranks."""
     try:
         ranks = tuple(sorted({device.process_index for device in jax_private.devices_of(program)}))
         if len(ranks) < 2 or not (name := _title(program.name, jax_private.text_of(program))):

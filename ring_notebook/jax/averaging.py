@@ -20,7 +20,7 @@ def average_gradients(tree: Any, op: ReduceOp = ReduceOp.AVERAGE, process_set: P
     """The pytree of gradients with each leaf averaged over all ranks, in one operation for each dtype.
 
     Inside or outside of ``jit``. No rank gets the result before all have theirs, so that all make the optimizer step
-    that follows or none. ``op`` may be Sum, and what else `allreduce` takes. Raises CollectiveMismatch on every rank
+    that follows or none. ``op`` is one that `allreduce` takes, such as Sum. Raises CollectiveMismatch on every rank
     when the trees differ.
     """
     leaves, structure = jax.tree_util.tree_flatten(tree)
@@ -33,19 +33,19 @@ def average_gradients(tree: Any, op: ReduceOp = ReduceOp.AVERAGE, process_set: P
 
 
 def _is_of_integers(gradient: Any) -> bool:
-    """Whether this is what JAX has for the gradient of integers (``allow_int``), which has no values."""
+    """Whether this is JAX's gradient of integers (``allow_int``), which has no values."""
     return bool(getattr(gradient, "dtype", None) == jax.dtypes.float0)
 
 
 class Distributed:
-    """What the type of a distributed optimizer has beyond that of the optimizer."""
+    """The mixin of a distributed optimizer's type."""
 
     __slots__ = ()
     init: Any
     update: Any
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Its type has no name by which a snapshot could find it."""
+        """Needed because a snapshot cannot find its type by a name."""
         return _distributed, (type(self).__bases__[1], self.init, self.update)
 
 
@@ -66,7 +66,7 @@ def _distributed(kind: type, init: Any, update: Any) -> Any:
 
 
 def is_optimizer(value: Any) -> bool:
-    """Whether this is an optimizer as optax has them."""
+    """Whether this is an optax optimizer."""
     return callable(getattr(value, "init", None)) and callable(getattr(value, "update", None))
 
 
@@ -77,7 +77,7 @@ def DistributedOptimizer(  # noqa: N802 - the name of the other faces
 
     It is of the same type, so that `optax.chain` passes on what its ``update`` takes beside the gradients: ``value``,
     ``grad``, and what ``value_fn`` and ``grad_fn`` return, are averaged too, so that all ranks decide the same by them.
-    On a rank outside of ``process_set`` it updates with its own.
+    A rank outside of ``process_set`` updates with its own gradients.
     """
     if not is_optimizer(optimizer):
         raise TypeError(f"DistributedOptimizer takes an optax optimizer, got {type(optimizer).__name__}")
@@ -107,14 +107,14 @@ def DistributedOptimizer(  # noqa: N802 - the name of the other faces
 
 
 def _gradient_of_all(function: Callable[..., Any], average: Callable[[Any], Any]) -> Callable[..., Any]:
-    """``function`` with what it returns averaged."""
+    """``function`` with its result averaged."""
     return wraps(function)(lambda *arguments, **more: average(function(*arguments, **more)))
 
 
 def _value_of_all(function: Callable[..., Any], average: Callable[[Any], Any]) -> Callable[..., Any]:
     """A loss of parameters, averaged; its gradient is the average of the ranks' gradients."""
 
-    @wraps(function)  # optax reads which arguments it takes
+    @wraps(function)  # optax reads its signature
     def value_of_all(parameters: Any, *arguments: Any, **more: Any) -> Any:
         def own(parameters: Any) -> Any:
             return function(parameters, *arguments, **more)
@@ -132,8 +132,8 @@ def _value_of_all(function: Callable[..., Any], average: Callable[[Any], Any]) -
 def broadcast_parameters(tree: Any, root_rank: int = 0, process_set: ProcessSet = global_process_set) -> Any:
     """The pytree with the leaves of ``root_rank``: parameters, the state of an optimizer, keys of random numbers.
 
-    Numbers of Python stay such; leaves that are neither arrays nor numbers stay, such as the functions in a module of
-    Equinox.
+    Numbers of Python stay such. Leaves that are neither arrays nor numbers, such as functions in a module of Equinox,
+    do not change.
     """
     leaves, structure = jax.tree_util.tree_flatten(tree)
     what = ForeignCall("broadcast", "parameters", root=root_rank, process_set=number_of(process_set))
@@ -148,7 +148,7 @@ def _as_given(leaf: Any, sent: Any) -> Any:
     """``sent`` as a number of Python where ``leaf`` is one: modules of Equinox decide by them how to compute."""
     if hasattr(leaf, "dtype") or isinstance(sent, jax.core.Tracer):
         return sent
-    # An array has fewer digits than the number that it was made of.
+    # The number itself, because an array has fewer digits.
     return leaf if sent == jnp.asarray(leaf) else type(leaf)(sent.item())
 
 

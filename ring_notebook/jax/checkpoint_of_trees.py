@@ -87,7 +87,7 @@ class JaxCheckpoint(Checkpoint):
         super().step()
 
     def state_of(self, one: Any) -> list[Any]:
-        """Its leaves, as snapshots keep them; None in place of what is no value, such as a function."""
+        """The leaves of ``one``, as snapshots keep them; None for a leaf without a value, such as a function."""
         leaves = [leaf if is_value(leaf) else None for leaf in jax.tree_util.tree_leaves(one)]
         return [reduced_array(leaf) if isinstance(leaf, jax.Array) else leaf for leaf in leaves]
 

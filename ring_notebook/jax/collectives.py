@@ -26,10 +26,10 @@ Array = Any
 def collective(what: ForeignCall, values: Sequence[Any], process_set: ProcessSet) -> list[Array]:
     """The results of ``what`` for arrays of any dtype.
 
-    An array that lies on several devices stays so where the collective leaves its shape: each part is reduced or sent
-    with those of the same place on other ranks. Else its results are on each of the devices.
+    An array on several devices stays there if the collective keeps its shape: each part is reduced or sent with the
+    parts at the same place on other ranks. Otherwise each device gets the whole results.
     """
-    # `asarray` takes longer than a small collective, also where there is nothing to do.
+    # `asarray` takes longer than a small collective, even when it changes nothing.
     arrays = [
         value if isinstance(value, jax.Array) and not getattr(value, "weak_type", False) else jnp.asarray(value)
         for value in values

@@ -19,7 +19,7 @@ _REDUCE = ("allreduce", "reducescatter")
 
 
 def movable(array: Array, what: ForeignCall) -> tuple[Array, Restore]:
-    """``array`` as ``what`` takes it, and what makes an array of its dtype of a result.
+    """``array`` as ``what`` takes it, and the function that turns a result back into its dtype.
 
     Keys of random numbers and what has no arithmetic (float8, int4) only move; complex numbers have sums and averages.
     Raises TypeError for the others.
@@ -57,7 +57,7 @@ def _moved(array: Array, dtype: Any, what: ForeignCall) -> Array:
 
 
 def _with_rows(array: Array, dims: int, what: ForeignCall) -> Array:
-    """Of an array with one dimension more than the ``dims`` of what it stands for, which may be a single element."""
+    """``array`` in rows, where it has one dimension more than the ``dims`` of the original, maybe a single element."""
     return array[None] if dims == 0 and what.kind == "allgather" else array
 
 

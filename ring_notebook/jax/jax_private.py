@@ -1,7 +1,7 @@
 """The private names of JAX that we use. Each may be absent; its comment says what happens without it.
 
-No other file of the package uses one. XLA orders programs and calls by tokens, of which public modules of JAX do not
-know; `jax.experimental.io_callback` does the same through Python's arrays.
+No other file of the package uses one. XLA orders programs and calls by tokens, which no public module of JAX has;
+`jax.experimental.io_callback` does the same through Python's arrays.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import jax
 from ring_notebook.api.foreign_calls import original
 
 PRIVATE_NAMES = {
-    # These two let XLA call the core with its tokens. Without: JAX's ordered callback, which copies, and a warning; and
-    # no `checkpoint` over calls by name in a program of several devices.
+    # These two let XLA call the core in order, by tokens. Without: JAX's ordered callback, which copies, and a warning;
+    # and no `checkpoint` over calls by name in a program of several devices.
     "effects": "jax._src.effects",
     "lowering": "jax._src.interpreters.mlir",
     # Holds the tokens between programs. Without: programs start 100 µs later, and a program that has failed makes all
@@ -65,7 +65,7 @@ def has(name: str) -> bool:
 
 
 def effect(text: str, *, ordered: bool) -> Any:
-    """An effect that may stand wherever JAX lets effects stand; ``text`` is its name in JAX's errors.
+    """An effect that is allowed wherever JAX allows effects; ``text`` is its name in JAX's errors.
 
     ``ordered``: it orders programs and the calls in them. Raises AttributeError where this JAX has no such effects.
     """
@@ -115,7 +115,7 @@ def token_lowering(effect: Any) -> Callable[..., Any]:
 
 
 def shorten_dispatch(effect: Any) -> None:
-    """Have JAX start programs with collectives as fast as those without effects.
+    """Make JAX start programs with collectives as fast as programs without effects.
 
     JAX passes the token of each program to the next one, in Python code that takes 100 µs. Programs that one thread
     starts on a CPU run one after another anyway. So all get one and the same token here, and a program that has failed
@@ -159,7 +159,7 @@ def shorten_dispatch(effect: Any) -> None:
 
 
 def start_compiled_from_python(effect: Any) -> None:
-    """Have programs with ``effect`` that `lower().compile()` made start from Python, which passes their tokens."""
+    """Start programs with ``effect`` from `lower().compile()` in Python, which passes their tokens."""
     if not has("executable"):
         return
     kind = private("executable")
@@ -173,10 +173,10 @@ def start_compiled_from_python(effect: Any) -> None:
 
 
 def begin_programs_with(begin: Callable[[Any], Callable[[], object] | None]) -> None:
-    """Have JAX ask ``begin``, for each program that it compiles from now on, what to call each time before it starts.
+    """Ask ``begin``, for each program that JAX compiles from now on, what to call before each start.
 
-    None leaves the program as it is. The others start from C++, where that asks us for the layout of an argument, which
-    a program of this process shows here; else from Python, 100 to 400 µs later.
+    None leaves the program as it is. The others start from C++ if it asks us for the layout of an argument, as a
+    program shows here; else from Python, 100 to 400 µs later.
     """
     if not has("executable"):
         return
@@ -220,9 +220,9 @@ def is_export(ctx: Any) -> bool:
 
 
 def wait_for_programs() -> None:
-    """Return when all programs have ended that this process has begun.
+    """Wait until all programs that this process has started have ended.
 
-    At once in a function that JAX traces, and in a callback, which is part of a program.
+    Returns at once in a function that JAX traces, and in a callback, which is part of a program.
     """
     frame: Any = sys._getframe(1)
     while frame is not None:
@@ -233,9 +233,9 @@ def wait_for_programs() -> None:
 
 
 def drop_failed_tokens() -> None:
-    """Have a program that failed by an error of ours not make all later ones fail.
+    """Keep a program that failed with our error from failing all later ones.
 
-    JAX passes the token of each program to the next one, also that of one that has failed.
+    JAX passes the token of each program to the next one, even after a failure.
     """
     if not has("tokens_between_programs"):
         return
@@ -276,7 +276,7 @@ _short_way: dict[str, Any] = {}
 def _tell_cpp() -> bool:
     """Whether JAX asks `_fastpath_data`, from now on, how C++ starts a program."""
     if not (has("start_from_cpp") and has("start_data") and "const_args" in private("start_data")._fields):
-        return False  # others have no room for a token there
+        return False  # older JAX has no room for a token there
     if "plain" not in _short_way:
         _short_way["plain"] = private("start_from_cpp")
         import_module(PRIVATE_NAMES["start_from_cpp"].partition(":")[0])._get_fastpath_data = _fastpath_data  # type: ignore[attr-defined]
@@ -284,9 +284,9 @@ def _tell_cpp() -> bool:
 
 
 def _fastpath_data(executable: Any, *arguments: Any, **more: Any) -> Any:
-    """What JAX needs to call a program from C++: of one with collectives the token is a constant.
+    """What JAX needs to call a program from C++; for a program with collectives, the token is a constant.
 
-    A function of this module without values of its own: functions of JAX refer to it, and are pickled.
+    Not a closure: functions of JAX refer to it, and are pickled.
     """
     plain: Any = _short_way["plain"]
     call: Any = getattr(executable, "unsafe_call", None)
@@ -320,7 +320,7 @@ class _Begun:
 
 
 def _with_begin(data: Any, before: Callable[[], object], layouts: Sequence[Any], arguments: Sequence[Any]) -> Any:
-    """Have C++ call ``before`` when it compares the layout of the first array; None where no argument is one."""
+    """Make C++ call ``before`` when it compares the layout of the first array; None if no argument is an array."""
     given = [one for one, kept in zip([*data.const_args, *arguments], data.kept_var_bitvec, strict=True) if kept]
     first = next((i for i, one in enumerate(given) if type(one) is _short_way["array"]), None)
     if first is None:

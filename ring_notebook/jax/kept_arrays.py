@@ -1,4 +1,4 @@
-"""How snapshots keep JAX's arrays: by their bytes, which equal arrays of ranks and snapshots share."""
+"""How snapshots keep JAX's arrays: by their bytes, stored once for equal arrays of ranks and snapshots."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def reduced_array(value: jax.Array) -> tuple[Callable[..., jax.Array], tuple[Any
     """As ``__reduce__``, without private names of JAX: as numpy's array, or what a key of random numbers is made of."""
     if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
         return _key, (np.asarray(jax.random.key_data(value)), str(jax.random.key_impl(value)))
-    if value.weak_type and not value.shape:  # made of a number, whose type gives way to that of other arrays
+    if value.weak_type and not value.shape:  # made of a number: other arrays' types prevail over it
         return jnp.asarray, (value.item(),)
     return jnp.asarray, (np.asarray(value),)
 

@@ -49,12 +49,12 @@ def is_known(dtype: Any) -> bool:
 
 
 def refuse(dtype: Any, operation: str) -> NoReturn:
-    """Raise TypeError: the core has not got the type."""
+    """Raise TypeError: the core does not have the type."""
     raise TypeError(f"{operation} cannot handle {dtype}; convert the array to one of {', '.join(_NUMBERS)}")
 
 
 def call(what: ForeignCall, arrays: Sequence[Any], results: Sequence[Result]) -> list[Any]:
-    """The results of ``what``; JAX needs their shapes before.
+    """The results of ``what``, with the shapes and dtypes of ``results``.
 
     Raises ValueError in a function that is mapped over devices, for a call without a name.
     """
@@ -87,11 +87,11 @@ class _Ways:
     """How this process calls the core."""
 
     ordered: str
-    """The way of programs of one device."""
+    """The way for programs of one device."""
     effects: dict[str, Any]
     devices: int
     lower: Callable[..., Any] | None
-    """Of the direct way."""
+    """The lowering of the direct way."""
 
 
 @lru_cache(maxsize=1)
@@ -166,7 +166,7 @@ def _evaluate(*operands: Any, spec: str, results: Results, way: str) -> Any:
 
 
 def _like(operand: Any, aval: Any) -> Any:
-    """``aval`` as a result that differs between the parts of a mapped function where ``operand`` does."""
+    """``aval`` as a result that varies over the same mapped axes as ``operand``."""
     spec = jax.sharding.PartitionSpec(*[None] * len(aval.shape))
     sharding = operand.sharding.update(spec=spec)
     return operand.update(shape=aval.shape, dtype=aval.dtype, weak_type=False, sharding=sharding)
@@ -226,7 +226,7 @@ def _called_back(spec: str, values: tuple[Any, ...], results: Results, *, ordere
 
     shapes = [jax.ShapeDtypeStruct(shape, np.dtype(dtype)) for shape, dtype in results]
     made: Sequence[Any] = io_callback(carry, shapes, *values, ordered=ordered)
-    # The callback runs on the first device of a program of several; what follows shall be on all.
+    # With several devices the callback runs on the first one; the results go to all.
     return made if ordered else jax.lax.optimization_barrier(tuple(made))
 
 
@@ -267,7 +267,7 @@ def _forward(primals: Sequence[Any], tangents: Sequence[Any], *, spec: str, resu
 
 
 def _backward(gradients: Sequence[Any], *operands: Any, spec: str, results: Results, way: str) -> list[Any]:
-    """By the rules of Horovod, see `ForeignCall.backward`."""
+    """The gradients by Horovod's rules, see `ForeignCall.backward`."""
     what = parse(spec)
     what = replace(what, name=what.name.removesuffix(" tangent"))
     part, arrays = _split(operands, way)
@@ -310,7 +310,7 @@ def _batched(operands: Sequence[Any], dims: Sequence[Any], *, spec: str, results
             made.append((shape, dtype))
             at.append(None)
             continue
-        # Behind the rows, of which ranks take their parts.
+        # After the rows, which are divided among ranks.
         place = 0 if what.kind in ("allreduce", "broadcast") else 1
         array = jnp.moveaxis(array, dim, 0)
         if place and array.ndim == 1:

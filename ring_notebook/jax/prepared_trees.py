@@ -52,8 +52,8 @@ def prepare(*objects: Any, **options: Any) -> Any:
     Takes pytrees (parameters, modules of Equinox, an optimizer's state) and optax optimizers, any number of each in any
     order, and returns their replacements in that order, as a tuple; for a single object, its replacement alone:
 
-    - the pytree with the leaves of rank 0; after a failed run: of the rank that has made the most steps, which a rank
-      that was started again has not. That of a training in flax, which has an optimizer, has a distributed one;
+    - the pytree with the leaves of rank 0; after a failed run: of the rank that has made the most steps. The
+      optimizer in a TrainState of flax becomes a distributed one;
     - a `DistributedOptimizer`, whose ``update`` takes the mean of the gradients of all ranks;
     - modules, optimizers, random numbers and metrics of flax.nnx themselves, changed in the same way; modules of
       flax.linen, which have no values, unchanged.

@@ -74,7 +74,7 @@ class MetricAverageCallback(_Callback):  # type: ignore[misc]
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Replace the values in ``logs``, numbers and arrays."""
         names = sorted(logs or ())
-        # Callbacks for the end of the epoch come later. The mismatch of ranks that train on says why this one is here.
+        # In the operation's name, for the mismatch of ranks that still train.
         why = ", since a callback has set stop_training" * self._has_stopped()
         if names:
             arrays = [np.asarray(logs[name], np.float64) for name in names]  # of a metric with a number for each class
@@ -89,7 +89,7 @@ class MetricAverageCallback(_Callback):  # type: ignore[misc]
 
 
 class AgreedStop(_Callback):  # type: ignore[misc]
-    """Ends `fit` on all ranks after an epoch at whose end a callback of one has set ``stop_training``."""
+    """Ends `fit` on all ranks after an epoch if a callback of one rank has set ``stop_training``."""
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         (stops,) = allreduce_numbers([int(self.model.stop_training)], ReduceOp.MAX, "stop_training")

@@ -85,7 +85,7 @@ class KerasCheckpoint(Checkpoint, keras.callbacks.Callback):  # type: ignore[mis
         return variables_of_optimizer(one, trained)
 
     def state_of(self, one: Any) -> dict[str, Any]:
-        """Its variables as arrays; of its optimizer the learning rate too, which may not be one of them."""
+        """The variables of ``one`` as arrays, and its optimizer's learning rate, which may not be a variable."""
         if hasattr(one, "jax_state_sync"):
             one.jax_state_sync()  # within `fit` JAX's trainer has the values
         optimizer = _optimizer_of(one)
@@ -124,7 +124,7 @@ class KerasCheckpoint(Checkpoint, keras.callbacks.Callback):  # type: ignore[mis
         return one
 
     def first_epoch(self, initial: int) -> int:
-        """The epoch at which the next `fit` begins, which was told to begin at ``initial``."""
+        """The epoch at which the next `fit` begins, whose ``initial_epoch`` is ``initial``."""
         is_resumed, self._is_resumed = self._is_resumed, False
         return max(initial, self.epoch) if is_resumed else initial
 

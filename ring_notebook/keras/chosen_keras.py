@@ -43,7 +43,7 @@ OPTIMIZERS = (keras.optimizers.Optimizer, *([keras.optimizers.legacy.Optimizer] 
 
 
 def backend() -> str:
-    """The name of the framework under Keras, which is that of our face for it too."""
+    """The name of the framework under Keras, and of our face for it."""
     return "tensorflow" if IS_LEGACY else str(keras.backend.backend())
 
 
@@ -68,7 +68,7 @@ def assign(variables: Any, arrays: Any) -> None:
 
 
 def broadcast_values(variables: Any, root_rank: int, process_set: ProcessSet = global_process_set) -> None:
-    """Give ``variables`` those of ``root_rank``, on any framework: through host memory, as bytes."""
+    """Give ``variables`` the values of ``root_rank``, on any framework: through host memory, as bytes."""
     variables = list(variables)
     arrays = arrays_of(variables)
     parts = [from_memoryview(array.reshape(-1).view(np.uint8)) for array in arrays]
@@ -79,10 +79,10 @@ def broadcast_values(variables: Any, root_rank: int, process_set: ProcessSet = g
 
 
 def new_batches(model: Any, batch: int, before: int, steps: int | None) -> int:
-    """How many batches have followed ``before`` when Keras tells that ``batch`` has ended; ``steps`` are in the epoch.
+    """The number of batches after ``before`` when Keras reports the end of ``batch``; an epoch has ``steps``.
 
-    These are several where ``steps_per_execution`` was given to ``compile``.
+    It is above 1 with ``steps_per_execution``.
     """
-    # Keras 3.5 tells the first of several batches, later ones the last, which may be beyond the end of the epoch.
+    # Keras 3.5 reports the first of several batches; later versions the last, maybe beyond the end of the epoch.
     done = batch + 1 if IS_LEGACY else before + (model.steps_per_execution or 1)
     return min(done, steps or done) - before

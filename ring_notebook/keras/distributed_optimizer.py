@@ -39,26 +39,26 @@ class _Options:
     """The factor of `prepare` in the learning rate."""
     local: list[Any] = field(default_factory=list)
     variables: list[Any] = field(default_factory=list)  # of the gradients that are applied now
-    frame: Any = None  # the step's, where Python makes it
+    frame: Any = None  # of the step, if Python makes it
     set_aside: BaseException | None = None
     reduced: list[int] | None = None
     """The ids of the variables whose gradients have been reduced for the step to come or under way."""
 
     def take_reduced(self, variables: Sequence[Any]) -> bool:
-        """Whether the gradients of these have been reduced; this can be asked once."""
+        """Whether the gradients of these have been reduced; true once only."""
         reduced, self.reduced = self.reduced, None
         return reduced is not None and {id(variable) for variable in variables} <= set(reduced)
 
     def begin(self, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
-        """A step begins with these, of which Keras drops the pairs without a gradient, and checks the numbers."""
+        """Note that a step begins with these; Keras drops pairs without a gradient, and checks their number."""
         self.variables = [v for g, v in zip(gradients, variables, strict=False) if g is not None]
 
     def reduce(self, gradients: Sequence[Any]) -> list[Any]:
-        """The gradients over all ranks, on whose success all ranks have agreed; None stays None."""
+        """The gradients reduced over all ranks, once all ranks agree that this succeeded; None stays None."""
         gradients = list(gradients)
         given = [index for index, gradient in enumerate(gradients) if gradient is not None]
         if not given or not self.process_set.included() or (self.process_set.size() == 1 and backend() == "torch"):
-            return gradients  # a program, which is traced once, may run with more ranks later
+            return gradients  # a program is traced once, and may run with more ranks later
         local = {id(variable) for variable in self.local}
         known = dict(zip(given, self.variables, strict=True)) if len(self.variables) == len(given) else {}
         own = [index for index in given if id(known.get(index)) in local]
@@ -106,12 +106,12 @@ def _divided(gradient: Any, count: int) -> Any:
 
 
 def _is_replaced(variable: Any) -> bool:
-    """Whether a "gradient" is the new value: Keras passes scales of float8 so, and each rank keeps its own."""
+    """Whether a "gradient" is the new value, as for scales of float8: each rank keeps its own."""
     return bool(getattr(variable, "overwrite_with_gradient", False))
 
 
 class DistributedMixin:
-    """What the class of a distributed optimizer has beyond that of the optimizer."""
+    """The mixin of a distributed optimizer's class."""
 
     _ring: _Options
     _ring_made_with: dict[str, Any]
@@ -130,11 +130,11 @@ class DistributedMixin:
 
     @property
     def _agg_helper(self) -> Any:
-        """What adds up gradients of several passes; None without (Horovod's name, whose ``counter`` scripts read)."""
+        """The sum of gradients of several passes, or None (Horovod's name; scripts read its ``counter``)."""
         return self._ring.total
 
     def _ring_apply(self, grads_and_vars: Any, apply: Callable[[list[Any]], Any]) -> Any:
-        """Of tf_keras: a step, or with ``backward_passes_per_step`` one pass of it."""
+        """A step of tf_keras, or with ``backward_passes_per_step`` one pass of a step."""
         pairs, total = list(grads_and_vars), self._ring.total
         gradients, variables = [gradient for gradient, _ in pairs], [variable for _, variable in pairs]
         if self._ring.reduced is None:
@@ -160,18 +160,18 @@ class DistributedMixin:
             self._ring.reduced = None
 
     def _ring_aggregated(self, grads_and_vars: Any) -> list[Any]:
-        """Of tf_keras: the pairs with the gradients of all ranks, before a LossScaleOptimizer around us checks them."""
+        """The pairs of tf_keras with reduced gradients, before a LossScaleOptimizer around us checks them."""
         pairs, known = list(grads_and_vars), self._ring.reduced
         if self._ring.take_reduced([variable for _, variable in pairs]):
             if self._ring.total is not None:
-                self._ring.reduced = known  # the step has to know that this pass is in its sums
+                self._ring.reduced = known  # so that the step does not reduce this pass again
             return pairs
         gradients, variables = [gradient for gradient, _ in pairs], [variable for _, variable in pairs]
         self._ring.begin(gradients, variables)
         return list(zip(self._ring.reduce(gradients), variables, strict=True))
 
     def _ring_step(self, step: Callable[[], Any]) -> Any:
-        """A step that Python makes begins on all ranks or on none, and is not interrupted."""
+        """Make a step of Python on all ranks or on none, without interrupts."""
         if backend() != "torch" or self._ring.frame is not None:  # within that of a LossScaleOptimizer around this one
             return step()
         self._ring.frame, self._ring.set_aside = sys._getframe(), None
@@ -183,7 +183,7 @@ class DistributedMixin:
 
 
 class _Keras(DistributedMixin):
-    """Of Keras 3: gradients are reduced before they are clipped, once for each update of the weights."""
+    """For Keras 3: gradients are reduced before they are clipped, once for each update of the weights."""
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
         grads = list(grads)
@@ -198,10 +198,10 @@ class _Keras(DistributedMixin):
 
 
 class _KerasOwnApply(DistributedMixin):
-    """Of Keras 3's optimizers with an ``apply`` of their own, before which gradients are reduced.
+    """For optimizers of Keras 3 with an ``apply`` of their own: gradients are reduced before it.
 
-    So all ranks see the overflow for which a LossScaleOptimizer looks, and the parts of a MultiOptimizer, which clip
-    and step by themselves, get gradients of all ranks.
+    So all ranks see the same overflow in a LossScaleOptimizer, and the parts of a MultiOptimizer, which clip and step
+    by themselves, get reduced gradients.
     """
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
@@ -235,7 +235,7 @@ class _KerasOwnApply(DistributedMixin):
 
 
 class _LegacyKeras(DistributedMixin):
-    """Of tf_keras."""
+    """For tf_keras."""
 
     def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
         apply = super().apply_gradients  # type: ignore[misc]
@@ -247,7 +247,7 @@ class _LegacyKeras(DistributedMixin):
 
 
 class _LegacyOptimizer(DistributedMixin):
-    """Of tf_keras.optimizers.legacy."""
+    """For tf_keras.optimizers.legacy."""
 
     def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
         apply = super().apply_gradients  # type: ignore[misc]
@@ -270,13 +270,13 @@ class _LegacyOptimizer(DistributedMixin):
 
 
 def ring_of(optimizer: Any) -> _Options | None:
-    """How an optimizer reduces, also one within tf_keras's LossScaleOptimizer; None where it is not distributed."""
+    """How an optimizer, or the one in tf_keras's LossScaleOptimizer, reduces; None if it is not distributed."""
     parts = (optimizer, getattr(optimizer, "inner_optimizer", None))
     return next((one._ring for one in parts if isinstance(one, DistributedMixin)), None)
 
 
 def extend_loss_scaling() -> None:
-    """From now on Keras 3's LossScaleOptimizer around a distributed optimizer is distributed as that one is.
+    """Make Keras 3's LossScaleOptimizer distributed if the optimizer within it is.
 
     So all ranks see the same overflow, whether a user or `compile` makes it. Does nothing the second time.
     """
@@ -299,7 +299,7 @@ def _distribute(optimizer: Any, mixin: type[DistributedMixin], ring: _Options) -
     members = {"__module__": kind.__module__, "_ring_made_with": ring.made_with}
     optimizer.__class__ = type(kind.__name__, (mixin, kind), members)
     package, _, own = keras.saving.get_registered_name(kind).partition(">")
-    if own:  # registered by the user: saved under that name, which still loads the user's class
+    if own:  # registered by the user: saved under the user's name, and loaded as the user's class
         name, known = f"{package}>{own}", keras.saving.get_custom_objects()
         before = known.get(name, kind)
         keras.saving.register_keras_serializable(package, own)(optimizer.__class__)

@@ -1,4 +1,4 @@
-"""``fit``: with the callbacks that `prepare` asks for, from the epoch of a checkpoint on; in a run rows are logged."""
+"""Extends ``fit``: adds the callbacks of `prepare`, resumes at the epoch of a checkpoint, and logs rows in a run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _DEFAULT_BATCH = 32  # of Keras, for arrays
 
 
 class _Rows(keras.callbacks.Callback):  # type: ignore[misc]
-    """Logs each batch. After it the ranks take changes of knobs, of which the learning rate is one, or pause."""
+    """Logs each batch. After it the ranks take changes of knobs, such as the learning rate, or pause."""
 
     def __init__(self, batch_size: int, first_epoch: int, epochs: int, steered: bool) -> None:
         super().__init__()
@@ -67,12 +67,12 @@ class _Rows(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 def _numbers_of(logs: Any) -> dict[str, Any]:
-    """Without the metrics that are arrays, such as ``F1Score(average=None)``, which have no curve."""
+    """The metrics that are numbers; arrays, such as ``F1Score(average=None)``, have no curve."""
     return {name: float(value) for name, value in (logs or {}).items() if np.ndim(value) == 0}
 
 
 def extend_fits() -> None:
-    """From now on ``fit`` of every model has the callbacks that its `prepare` asks for, and logs in a notebook's run.
+    """Extend ``fit`` of every model: callbacks that `prepare` asks for, and logs in a notebook's run.
 
     It begins where a checkpoint among its callbacks has resumed. Does nothing the second time.
     """
@@ -91,7 +91,7 @@ def extend_fits() -> None:
         first, last = callbacks_of(options["self"])
         is_list = isinstance(given, keras.callbacks.CallbackList)
         known = given.callbacks if is_list else [given] if isinstance(given, keras.callbacks.Callback) else given or ()
-        # They come last, so that they keep what the others have changed, behind the row of their step.
+        # They come last, to save what the others have changed, after the row of their step.
         saved = [one for one in known if isinstance(one, KerasCheckpoint)]
         for one in saved:
             options["initial_epoch"] = one.first_epoch(options["initial_epoch"])
@@ -132,7 +132,7 @@ def _batch_size(data: Any, batch_size: int | None) -> int:
 
 
 def _of_dataset(data: Any) -> int:
-    """What ``batch`` was called with for it or a dataset that it is made of; TensorFlow says it in private names."""
+    """The batch size of a dataset, or of one that it is made of; TensorFlow has it in private names only."""
     while data is not None and not any(word in type(data).__name__ for word in ("Unbatch", "Flat", "Interleave")):
         with suppress(AttributeError, TypeError, ValueError):
             return int(data._batch_size)

@@ -1,4 +1,4 @@
-"""How snapshots keep Keras' models and optimizers: what Keras saves of them, and that they belong together."""
+"""How snapshots keep Keras' models and optimizers: as Keras saves them, with their links to each other."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class KerasKeeper(Keeper):
     name = "keras"
 
     def reduced(self, value: Any) -> Any:
-        """A model with its optimizer, and an optimizer with what makes it distributed. The state is in the model."""
+        """A model with its optimizer, and an optimizer with its distribution; its state is in the model."""
         if isinstance(value, keras.Model):
             if hasattr(value, "jax_state_sync"):
                 value.jax_state_sync()  # within `fit` JAX's trainer has the values
@@ -63,7 +63,7 @@ def _optimizer(kind: Any, config: Any, distributed: Any) -> Any:
 
 
 def _distributed(optimizer: Any, distributed: Any) -> Any:
-    """An optimizer as `_distribution` has told of another one."""
+    """An optimizer distributed as `_distribution` describes."""
     if distributed is not None and ring_of(optimizer) is None:
         made_with, prepared, scaled = distributed
         optimizer = DistributedOptimizer(optimizer, **made_with)

@@ -39,7 +39,7 @@ class KerasState(ObjectState):
         super().sync()
 
     def reset(self) -> None:
-        """Have Keras trace the step again, whose graph may know how many ranks there were."""
+        """Make Keras trace the step again: its graph may contain the number of ranks."""
         self._model.train_function = None
 
     def load_content(self, name: str, content: Any) -> None:
@@ -56,12 +56,12 @@ class KerasState(ObjectState):
 
 
 def is_built(model: Any) -> bool:
-    """Whether the model has its weights: Keras also calls one built whose layers get theirs in the first step."""
+    """Whether the model has its weights: Keras also calls a model built whose layers get theirs in the first step."""
     return bool(model.built and model.weights)
 
 
 def optimizers_of(model: Any) -> list[Any]:
-    """That of `compile`, and those in attributes of the model, with which a ``train_step`` of its own steps."""
+    """The optimizer of `compile`, and those in attributes of the model, which its own ``train_step`` uses."""
     found = [getattr(model, "optimizer", None)]
     for value in vars(model).values():
         found += value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else [value]
@@ -69,7 +69,7 @@ def optimizers_of(model: Any) -> list[Any]:
 
 
 def others_of(model: Any, optimizer: Any) -> list[Any]:
-    """Those in attributes beside ``optimizer``, whose state is kept too; none without ``optimizer``."""
+    """The optimizers in attributes besides ``optimizer``, whose state is kept too; none without ``optimizer``."""
     return [] if optimizer is None else [one for one in optimizers_of(model) if one is not optimizer]
 
 
@@ -85,19 +85,19 @@ def variables_of(model: Any, optimizer: Any) -> list[Any]:
 
 
 def variables_of_other(optimizer: Any, model: Any) -> list[Any]:
-    """Of one of `others_of`: only its first step says which weights one of Keras 3 trains; tf_keras's may take all."""
+    """The variables of one of `others_of`; only its first step says which weights it trains (tf_keras: maybe all)."""
     return variables_of_optimizer(optimizer, model.trainable_variables if IS_LEGACY else None)
 
 
 def built_for(model: Any, optimizer: Any) -> list[list[int]]:
-    """Of each of `others_of`, the places of its weights among the model's, in its order; [] where it is not built."""
+    """For each of `others_of`, the places of its weights among the model's, in its order; [] if it is not built."""
     places = {id(weight): place for place, weight in enumerate(model.weights)}
     trained = [getattr(one, "_trainable_variables", ()) if not IS_LEGACY else () for one in others_of(model, optimizer)]
     return [[places.get(id(weight), -1) for weight in weights] for weights in trained]
 
 
 def build_for(model: Any, optimizer: Any, places: Sequence[list[int]]) -> None:
-    """Build `others_of` as `built_for` has told of them, on another rank or in another process."""
+    """Build `others_of` as `built_for` describes, on another rank or in another process."""
     weights = model.weights
     for one, own in zip(others_of(model, optimizer), places, strict=False):
         if own and not one.built and 0 <= min(own) <= max(own) < len(weights):
@@ -116,7 +116,7 @@ def broadcast_state(model: Any, root_rank: int, process_set: ProcessSet = global
 
 
 def variables_of_optimizer(optimizer: Any, trained: Any = None) -> list[Any]:
-    """The variables of an optimizer, which is built for those that it trains, if they are given and it is not."""
+    """The variables of an optimizer; first builds it for the ``trained`` ones, if given and needed."""
     if trained is not None and hasattr(optimizer, "build"):
         if not getattr(optimizer, "built", False):  # tf_keras looks itself
             optimizer.build(trained)

@@ -67,7 +67,7 @@ def prepare(*objects: Any, scale_lr: bool = False, **options: Any) -> Any:
 
 
 def callbacks_of(model: Any) -> tuple[list[Any], list[Any]]:
-    """What ``fit`` of a prepared model calls before and after the callbacks that it was given."""
+    """The callbacks that ``fit`` of a prepared model calls before and after those that it was given."""
     ring = ring_of(getattr(model, "optimizer", None))
     if ring is None or ring.prepared is None:
         return [], []

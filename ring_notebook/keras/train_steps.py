@@ -1,8 +1,8 @@
 """The compiled training steps of models with a distributed optimizer.
 
-On JAX they leave the model its weights when they fail, or are interrupted: Keras donates the memory of the weights to
-the step, which no longer has them when an operation in it fails. On TensorFlow XLA does not compile them. A model that
-was prepared, and compiled again since, has none.
+On JAX the model keeps its weights when a step fails or is interrupted: Keras would donate the memory of the weights to
+the step, and lose them when an operation in it fails. On TensorFlow XLA does not compile them. A model that was
+prepared, and compiled again since, has none.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PARTS = ("trainable_variables", "non_trainable_variables", "optimizer_variables
 
 
 def extend_steps() -> None:
-    """From now on, Keras makes such steps for models with a distributed optimizer.
+    """Make Keras build such steps for models with a distributed optimizer.
 
     On JAX one needs memory for the variables before and after it. Does nothing the second time.
     """
@@ -50,7 +50,7 @@ def extend_steps() -> None:
         if not force and getattr(model.train_function, "ring_size", None) == ranks:
             return None
         with _without_donation(sys.modules[make.__module__]):
-            make(model, True)  # also where it was made for another number of ranks, which the program knows
+            make(model, True)  # even if it exists: the program contains the number of ranks
         model.train_function = _keeping(model, model.train_function)
         model.train_function.ring_size = ranks
         return None

@@ -13,7 +13,7 @@ from ring_notebook.api.basics import rank, size
 from ring_notebook.keras.chosen_keras import IS_LEGACY, keras
 
 _shares: WeakValueDictionary[int, Any] = WeakValueDictionary()
-"""By id: arrays that are shares already, as when a cell runs again."""
+"""By id: arrays that are shares already, for a cell that runs again."""
 _Batches: Any = keras.utils.Sequence if IS_LEGACY else keras.utils.PyDataset
 
 
@@ -27,7 +27,7 @@ def is_data(value: Any) -> bool:
 
 
 def share(data: Any) -> Any:
-    """This rank's share of ``data``, with as many batches or samples as that of every other rank.
+    """This rank's share of ``data``; all shares have the same number of batches or samples.
 
     Arrays: every p-th row of p ranks; tuples, lists and dicts of them too. Others: every p-th batch. The last ones,
     which not all ranks would get, are left out. Raises ValueError where there is not one for every rank, and for a
@@ -110,7 +110,7 @@ class _Share(_Batches):  # type: ignore[misc]
         return self.whole[index * self.ranks + self.rank]
 
     def on_epoch_begin(self) -> None:
-        """Let the other one shuffle, say; all ranks must do so alike."""
+        """Let the whole dataset shuffle, for example; all ranks must do so alike."""
         if hasattr(self.whole, "on_epoch_begin"):
             self.whole.on_epoch_begin()
 

@@ -16,7 +16,7 @@ from ring_notebook.keras.chosen_keras import IS_LEGACY, backend, face, keras
 
 
 class HostArray(np.ndarray):
-    """An array that has also ``numpy()``, which programs call on the tensors that Horovod returns eagerly."""
+    """An array with ``numpy()``, which programs call on eager tensors of Horovod."""
 
     def numpy(self) -> Any:
         """The plain array; a number where it has no dimension."""
@@ -40,7 +40,7 @@ def _collective(what: ForeignCall, value: Any) -> Any:
 def _buffer_of(array: Any) -> Buffer:
     if array.dtype.name != "bfloat16":
         return from_memoryview(array)
-    # Which Python's buffer protocol does not know.
+    # Python's buffer protocol does not know these dtypes.
     return Buffer(from_memoryview(array.view(np.int16)).address, array.shape, DType.BFLOAT16, owner=array)
 
 

@@ -1,7 +1,7 @@
 """Energy that processors and GPUs of this machine have used, in joules, from their own counters.
 
-Processors: RAPL, through Linux's powercap tree. A package is counted, and its memory (``dram``), which is no part of
-it; its cores are a part of it, and other entries count the same again. GPUs: NVML. Both count whatever runs there.
+Processors: RAPL, through Linux's powercap tree. Counted are each package and its memory (``dram``), which is not in the
+package's count; other entries, such as its cores, are in it. GPUs: NVML. Both count whatever runs there.
 """
 
 from __future__ import annotations
@@ -41,8 +41,7 @@ class Packages:
     def joules(self) -> float | None:
         """Joules since this object was made; None where they are not measured.
 
-        A counter that begins anew at 0 is noticed if this is called before it has gone around once more: after
-        minutes at full power.
+        Notices one overflow of a counter between two calls; at full power a counter overflows within minutes.
         """
         with self._lock:
             try:
@@ -110,7 +109,7 @@ NOT_MEASURED = Used(None)
 
 
 def used(ranks: Sequence[Mapping[str, Any]], epochs: float = 0.0) -> Used:
-    """What a run has used, from what its ranks have reported of themselves; it has come through so many epochs."""
+    """The energy of a run of so many ``epochs``, from the reports of its ranks."""
     lacks = "; ".join(dict.fromkeys(str(one[LACKS]) for one in ranks if one.get(LACKS)))
     readings = [float(one[name]) for one in ranks for name in (PACKAGES, GPU) if isinstance(one.get(name), int | float)]
     if not readings:

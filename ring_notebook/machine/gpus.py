@@ -19,7 +19,7 @@ SHARED_BY_NCCL = "NCCL_MULTI_RANK_GPU_ENABLE"
 
 _PROC = Path("/proc/driver/nvidia/gpus")
 _DRIVERS = ("/dev/nvidiactl", "/dev/nvmap", "/dev/dxg", "/dev/kfd")
-"""What drivers of GPUs make besides: NVIDIA's in sandboxes and on Jetson, that of WSL2, AMD's."""
+"""Devices of other GPU drivers: NVIDIA's in sandboxes and on Jetson, WSL2's, AMD's."""
 _NAME = re.compile(r"\d+|(GPU|MIG)-\S+")
 _MIG = "MIG-"
 
@@ -27,9 +27,9 @@ _MIG = "MIG-"
 def gpus() -> list[str]:
     """The GPUs that this process may use: those in ``CUDA_VISIBLE_DEVICES``, else all of this machine.
 
-    Numbers in that variable are no GPUs where there is no driver: many set it everywhere. UUIDs are copied from one.
-    A divided GPU counts as its MIG instances, unless the list names the GPU itself. The package ``nvidia-ml-py`` finds
-    them; without it a divided GPU counts as one.
+    Without a driver, numbers in that variable do not count: many set it on every machine. UUIDs always count. A divided
+    GPU counts as its MIG instances, unless the list names the GPU itself. The package ``nvidia-ml-py`` finds them;
+    without it a divided GPU counts as one.
     """
     visible = os.environ.get(VISIBLE)
     if visible is not None:

@@ -1,4 +1,4 @@
-"""Cores that ranks can use on this machine, waits for them, and how often its memory ran out."""
+"""The cores that ranks can use on this machine, waits for cores, and how often memory ran out."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _OWN_GROUPS = Path("/proc/self/cgroup")
 _VMSTAT = Path("/proc/vmstat")
 _PROCESSORS = Path("/sys/devices/system/cpu")
 RDMA = Path("/sys/class/infiniband")
-"""The folder of the devices with RDMA of this machine, missing where it has none."""
+"""The folder of this machine's RDMA devices, missing if there are none."""
 
 
 def cores() -> int:
@@ -68,12 +68,12 @@ def oom_kills() -> int | None:
 
 
 def throttled() -> float:
-    """Seconds for which the CPU limits of this process's control groups have held threads up, of each core; else 0."""
+    """Seconds, summed over cores, for which CPU limits of this process's control groups have held up threads."""
     return sum(map(_throttled_in, _groups("cpu")))
 
 
 class WaitsForCore:
-    """A context in which `seconds` says for how long its thread has waited for a core so far, while others used all.
+    """A context whose `seconds` are those that its thread has waited for a core so far.
 
     0 where Linux does not count that.
     """
@@ -89,7 +89,7 @@ class WaitsForCore:
             os.close(self._file)
 
     def seconds(self) -> float:
-        """Since the thread began. It takes some microseconds."""
+        """Seconds since the thread began. Takes some microseconds."""
         return int(os.pread(self._file, 64, 0).split()[1]) * 1e-9 if self._file >= 0 else 0.0
 
 
@@ -100,7 +100,7 @@ def processes_of_container() -> int:
 
 
 def _groups(controller: str) -> Iterator[Path]:
-    """The folders of the control groups in which ``controller`` limits this process, its own first."""
+    """The folders of control groups through which ``controller`` limits this process, its own first."""
     try:
         lines = [line.split(":", 2) for line in _OWN_GROUPS.read_text().splitlines()]
     except OSError:

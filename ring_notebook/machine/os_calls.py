@@ -34,7 +34,7 @@ _HAPPENED = (errno.ESRCH, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 """Errors of a call that the kernel has, and lets this process make."""
 _LEAST_NAMESPACE = 0xEFFFFFF0  # inode number of the first one of Linux, made when it starts
 _PERIOD = 0.02  # seconds after which the substitute of pidfd_open looks again
-_LEAST_ROOM = 16 << 20  # bytes that a folder has to have free for what takes the place of memory without a name
+_LEAST_ROOM = 16 << 20  # bytes that a folder must have free to replace unnamed memory
 _CREDENTIALS = struct.Struct("3i")
 _ESTABLISHED = "01"  # in /proc/net/tcp
 _LONGEST_SOCKET = 107  # bytes of the path of a socket file
@@ -43,9 +43,8 @@ _LONGEST_SOCKET = 107  # bytes of the path of a socket file
 def exit_descriptor(pid: int) -> int:
     """A descriptor that polls as readable once process ``pid`` of this host has ended; the caller closes it.
 
-    Until somebody waits for the process, if it is a child of ours, it also does so after that. It is a pidfd, or a pipe
-    of a thread that looks at the process 50 times a second. Raises ProcessLookupError when there is no such
-    process.
+    A child of ours counts as ended before it is waited for. The descriptor is a pidfd, or a pipe of a thread that looks
+    at the process 50 times a second. Raises ProcessLookupError when there is no such process.
     """
     try:
         return pidfd_open(pid)
@@ -98,7 +97,7 @@ def memfd_create(name: str) -> int:
 
 
 def memory_folders() -> list[str]:
-    """Where files may take the place of memory without a name, the best first: the native core has the same order."""
+    """Folders whose files may replace unnamed memory, the best first: the native core has the same order."""
     return list(filter(_has_room, ("/dev/shm", f"/run/user/{os.geteuid()}", "/tmp", "/var/tmp")))
 
 
@@ -164,7 +163,7 @@ def set_resource_limits(kind: int, soft: int, hard: int) -> None:
 
 
 def namespace(kind: str) -> str:
-    """What processes in one namespace of this ``kind`` have in common; empty where the kernel does not tell.
+    """The name of this process's namespace of this ``kind``; empty where the kernel does not tell.
 
     In gVisor each process reads another number there, which is less than any that Linux gives.
     """
@@ -192,7 +191,7 @@ def peer_of(channel: socket.socket) -> tuple[int, int, int]:
 
 @contextlib.contextmanager
 def short_path(path: str | Path) -> Iterator[str]:
-    """A name by which a socket file is bound or reached in the block, however long its ``path``; it must be absolute.
+    """A short name for the socket file at ``path``, which must be absolute and may be long, valid in the block.
 
     Raises OSError where its folder is missing.
     """
@@ -210,9 +209,8 @@ def short_path(path: str | Path) -> Iterator[str]:
 def user_at(client: tuple[str, int], server: tuple[str, int]) -> int | None:
     """The user whose process has opened a TCP connection on this host, by the addresses of its ends; None if unknown.
 
-    The kernel lists it in /proc/net/tcp and tcp6, with the user of each end. It is another host's, or one of another
-    network namespace, if it is not there. Ends that have been closed belong to user 0 there, and are not counted.
-    Raises OSError for a host that is no address.
+    The kernel lists connections and their users in /proc/net/tcp and tcp6, but none of other hosts or network
+    namespaces. Closed ends belong to user 0 there, and are ignored. Raises OSError for a host that is no address.
     """
     wanted = [_address(*client), _address(*server)]
     for table in ("tcp", "tcp6"):
@@ -301,7 +299,7 @@ def _tell_end(pid: int, since: int | None, write: int) -> None:
     while _runs(pid, since) and not poll.poll(1000 * _PERIOD):
         pass
     with contextlib.suppress(OSError):
-        os.write(write, b".")  # closing it does not suffice: a fork may have it too
+        os.write(write, b".")  # closing is not enough: a fork may have it too
     os.close(write)
 
 

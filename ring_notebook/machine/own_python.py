@@ -31,10 +31,10 @@ def code_command(code: str, python: str = sys.executable) -> list[str]:
 
 
 def prepare_for_jupyter() -> None:
-    """Have this process, which is to be a program of ipyparallel, take what it is given, whatever surrounds it.
+    """Protect this process, which becomes a program of ipyparallel, from its environment.
 
-    PYTHONWARNINGS may make an error of what Jupyter's libraries still use. And IPython expands variables in the path of
-    a cluster's folder, which may have one in its name, such as ``a$HOME``.
+    PYTHONWARNINGS may turn deprecations in Jupyter's libraries into errors. IPython would expand ``$HOME`` in the name
+    of a cluster's folder.
     """
     for category in (DeprecationWarning, PendingDeprecationWarning):
         warnings.filterwarnings("ignore", category=category, module=_JUPYTER)

@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 
 _EXITING = 0x4  # PF_EXITING of Linux
-_STATE, _FLAGS, _BEGAN, _RESIDENT = 0, 6, 19, 1  # words of /proc/PID/stat behind the name, and of /proc/PID/statm
+_STATE, _FLAGS, _BEGAN, _RESIDENT = 0, 6, 19, 1  # words of /proc/PID/stat after the name, and of /proc/PID/statm
 
 
 def began(pid: int) -> int:

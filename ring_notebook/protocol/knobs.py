@@ -1,4 +1,4 @@
-"""What a knob may be: the values that it takes, how they are read from text, and how a slider divides its range."""
+"""The range of a knob: the values that it takes, how they are read from text, and how a slider divides them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Value: TypeAlias = float | int | bool | str
 """The value of a knob."""
 
 HAS_STEPS = "an optimizer of `ring.prepare` makes them, or `ring.step()`"
-"""What to say where ranks had no point at which all take a change."""
+"""Advice for a run whose ranks had no point at which all take a change."""
 
 _WIDE = 50.0  # the least ratio of the ends of a range that a slider divides evenly in its logarithm
 _YES, _NO = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
@@ -108,7 +108,7 @@ def decoded(fields: Mapping[str, Any]) -> Range:
 
 
 def unknown(name: str, known: Iterable[str]) -> str:
-    """What to say of a knob that there is not."""
+    """The error for a knob that does not exist."""
     names = list(known)
     if not names:
         return (

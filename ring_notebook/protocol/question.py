@@ -17,7 +17,7 @@ CONTROL = "ring_request"
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """``prompt``, with ``text`` to be shown before it.
+    """A question with its ``prompt``; ``text`` is shown before it.
 
     ``number`` counts the questions of a rank. ``kind`` says what the answer is for: ``pdb`` takes commands, and a
     ``password`` is not shown. An empty kind withdraws the question, which has been answered or interrupted. With

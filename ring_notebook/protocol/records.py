@@ -31,7 +31,7 @@ MEDIA = ("image", "figure", "histogram", "text")
 """What `ring.log` takes beside numbers. Each is a `Display` whose metadata has ``LOGGED``: its kind, name and step."""
 LOGGED = "ring_logged"
 HISTOGRAM = "application/vnd.ring-histogram+json"
-"""The type of the numbers of a histogram: ``counts``, and ``edges``, one more."""
+"""The type of the numbers of a histogram: ``counts``, and one more ``edges``."""
 
 SET, PAUSE, RESUME, SNAPSHOT = "set", "pause", "resume", "snapshot"
 """What a `Change` does."""
@@ -162,7 +162,7 @@ class Load(_OfRank):
     ``values`` by name: ``cpu`` and ``gpu`` in percent (of one core, of the device), ``memory`` and ``gpu_memory`` in
     bytes in use, ``memory_left`` and ``gpu_memory_left`` in bytes, ``disk`` and ``network`` in bytes a second,
     ``threads`` that the rank computes with. Unknown values are left out. ``memory_expected`` or
-    ``gpu_memory_expected``: what the one in use will come to, where the cell has asked for it (`ring.memory`).
+    ``gpu_memory_expected``: what memory in use will grow to, if the cell has asked for it (`ring.memory`).
     """
 
     kind = "load"
@@ -193,8 +193,8 @@ class Change(_OfRank):
     """A change of knobs, or a pause or its end (``action``), as one rank has taken it.
 
     ``number`` counts the changes of a run from 1; those that are due at a point count down from -1. ``who`` has made
-    it. ``point`` is the number of steps that all ranks had committed to then, and ``step`` the first that is made with
-    the change, as the rows of this rank are numbered.
+    it. ``point`` is the number of steps that all ranks had committed to then; ``step``, in the numbers of this rank's
+    rows, is the first with the change.
     """
 
     kind = "change"
@@ -227,7 +227,7 @@ class Gradients(_OfRank):
 
 @dataclass(frozen=True, slots=True)
 class Trace(_OfRank):
-    """What a rank did during a run with ``--timeline``; of one that has failed, its last operations.
+    """What a rank did during a run with ``--timeline``, or the last operations of a failed rank.
 
     ``events`` is a JSON array of events in Chrome's trace format, as bytes; the kernel stores it without reading it.
     """

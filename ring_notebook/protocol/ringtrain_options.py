@@ -1,4 +1,4 @@
-"""A cell as a kernel sends it to the engines that execute it, and what its user may ask of it."""
+"""A cell as a kernel sends it to the engines that execute it, and its options."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ class CellOptions:
     first_line: Annotated[int, Option("--first-line N", read=int)] = 2
     """The number that errors give to the first line of the cell; `%ring default on` sends cells without a magic."""
     cell_id: str = ""
-    """The front end's own; empty where it has none. An edited set-up cell replaces the one of the same id."""
+    """The front end's id of the cell; empty if it has none. An edited set-up cell replaces the one of the same id."""
     one_rank: float = 0.0
     """The samples/s that the same cell has been measured to reach on one rank."""
     branch: Mapping[str, Any] = field(default_factory=dict)
-    """Of a run that begins where another one was: ``run`` is the id of that, ``of`` its name and the step; where in the
-    cell it begins."""
+    """Of a run that begins where another one was: ``run``, the other's id; ``of``, its name and step; the place in the
+    cell."""
     knobs: Mapping[str, Any] = field(default_factory=dict)
     """Values of knobs from the beginning, in place of the first ones that the cell or a snapshot gives them."""
     repeats: str = ""
@@ -64,7 +64,7 @@ class CellOptions:
     """Steps after which the account of the ranks' time begins."""
 
     def kept(self) -> dict[str, Any]:
-        """What is kept with the run, as JSON has it. In the background or not is a matter of the moment."""
+        """The options as JSON to keep with the run, without ``background``, which holds for one time only."""
         made = {name: value for name, value in asdict(self).items() if name != "background"}
         return made | {"ranks": None if self.ranks is None else [*map(int, self.ranks)]}  # from a range or an array
 
@@ -90,10 +90,10 @@ class CellRequest:
     lost: Sequence[int] = ()
     """The engines of the cluster that have died."""
     checkpoints: str = ""
-    """The folder for those of the run."""
+    """The folder for the checkpoints of the run."""
     resume: str = ""
     """The checkpoint that it resumes from, or empty."""
     gradients: bytes = b""
-    """Messages with the marks of those that its logical ranks are to have."""
+    """Messages with the marks of the gradients that its logical ranks are to have."""
     changes: Sequence[Mapping[str, Any]] = ()
-    """Those of knobs of another run, to be made again at the same points, and pauses at points that are known."""
+    """Changes of knobs of another run, to be repeated at the same points, and pauses at known points."""

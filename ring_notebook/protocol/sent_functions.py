@@ -11,7 +11,7 @@ import cloudpickle
 
 
 def dumps(value: Any) -> bytes:
-    """``value`` by cloudpickle, as its own ``dumps``, with the names of the files that functions in it are from.
+    """``value`` by cloudpickle, as its own ``dumps``, with the file names of the functions in it.
 
     cloudpickle 3.1.3 leaves these out. Tracebacks show their lines then, and ``inspect.getsource`` finds them, as
     TensorFlow's AutoGraph must.

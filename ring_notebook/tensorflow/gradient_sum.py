@@ -11,8 +11,8 @@ import tensorflow as tf
 class GradientSum:
     """Sums of ``passes`` passes in variables of its own: eagerly, in a ``tf.function`` and in a graph of TensorFlow 1.
 
-    With ``average`` their means. Those of ``tf.IndexedSlices`` are dense. The graph of a session makes two calls, `add`
-    for the gradients and `when_complete` for the step, between which a user may clip.
+    With ``average``, means. Sums of ``tf.IndexedSlices`` are dense. The graph of a session makes two calls, `add` for
+    the gradients and `when_complete` for the step, between which a user may clip.
     """
 
     def __init__(self, passes: int, average: bool) -> None:
@@ -30,7 +30,7 @@ class GradientSum:
     def add(
         self, gradients: Sequence[Any], variables: Sequence[Any], reduce: Callable[[list[Any]], list[Any]]
     ) -> list[Any]:
-        """After the last pass what ``reduce`` makes of the sums, which begin anew; before that zeros.
+        """After the last pass, the sums after ``reduce``, and new sums begin; before that, zeros.
 
         None stays None.
         """

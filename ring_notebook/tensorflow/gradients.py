@@ -49,8 +49,8 @@ class GradientReduction:
     def reduce(self, gradients: Sequence[Any], variables: Sequence[Any], local: Sequence[Any] = ()) -> list[Any]:
         """The gradients of ``variables`` over all ranks; None stays None, and those of ``local`` stay this rank's own.
 
-        Dense ones are one operation for each of the groups. No rank gets the last before all have theirs. On a rank
-        outside of the process set all stay.
+        Dense ones are one operation for each group. No rank gets the last before all have theirs. A rank outside of the
+        process set keeps its own.
         """
         refuse_strategies()
         if not self.process_set.included():
@@ -112,7 +112,7 @@ def _scaled(gradient: Any, factor: Any) -> Any:
 
 
 class _DistributedTape:
-    """What the class of a wrapped tape has beyond ``tf.GradientTape``."""
+    """The mixin of a wrapped tape's class."""
 
     _ring_reduction: GradientReduction
     _ring_local: list[Any]

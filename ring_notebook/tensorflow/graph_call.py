@@ -1,8 +1,8 @@
 """The op that calls the native core: eagerly, in a ``tf.function`` and in the graphs of TensorFlow 1.
 
-TensorFlow runs stateful ops of a function in the order of its source, so there they match those of other ranks by
-order. In a graph of TensorFlow 1, and in the functions and loops of one, it runs them in any order, so there they match
-by name, by the place from which a function is called, and by the iteration.
+TensorFlow runs stateful ops of a function in the order of its source, so there they match other ranks' ops by order. In
+a graph of TensorFlow 1, and in the functions and loops of one, it runs them in any order, so there they match by name,
+by the place from which a function is called, and by the iteration.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def check_dtype(dtype: tf.DType, operation: str) -> None:
 
 def is_first_graph() -> bool:
     """Whether ops now become part of a graph of TensorFlow 1, which a session runs, or of a function in one."""
-    with tf.init_scope():  # the innermost that is no function
+    with tf.init_scope():  # the innermost graph that is no function
         return not tf.executing_eagerly()
 
 
@@ -70,7 +70,7 @@ def cached(function: Any) -> Any:
 
 
 def variables_to_references(variables: Any) -> Any:
-    """The reference of a variable, which can be a key; of a list the tuple of theirs (Horovod: ``vars_to_refs``)."""
+    """The reference of a variable, usable as a key; for a list a tuple of references (Horovod: ``vars_to_refs``)."""
     if isinstance(variables, list):
         return tuple(variables_to_references(variable) for variable in variables)
     return variables.ref()
@@ -99,7 +99,7 @@ def call(what: ForeignCall, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
 
 def _place(graph: Any) -> str:
     """Where in a graph of TensorFlow 1 a session may run an op several times: a "function", a "loop", or nowhere."""
-    # Of the first control flow, whose loops are no graphs.
+    # Loops of control flow v1 are no graphs.
     context = getattr(graph, "_get_control_flow_context", lambda: None)()
     found = "loop" if context is not None and context.GetWhileContext() is not None else ""
     while graph.building_function:
@@ -112,7 +112,7 @@ def _place(graph: Any) -> str:
 
 
 def number_op(kind: str, process_set_id: int = 0) -> tf.Tensor:
-    """An int32 that is found out when the op runs: the rank, say."""
+    """An int32 that is read when the op runs, such as the rank."""
     result = _run(ForeignCall(kind, process_set=process_set_id), [])[0]
     result.set_shape(())
     return result
@@ -149,7 +149,7 @@ def _run(what: ForeignCall, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
     if what.by_name:
         op = ops.ring_call_by_name
         if place == "function":
-            spec += "\n"  # behind which the op adds the place from which the function is called
+            spec += "\n"  # the op adds the place from which the function is called
     return list(_raising_ours(op)(tensors=tensors, Tout=types, spec=spec, name=what.kind))
 
 
@@ -158,7 +158,7 @@ def gradients_of(
 ) -> list[Any]:
     """The gradients of ``inputs``, by the rules of `ForeignCall.backward`.
 
-    Rank and size are those when the ops run: an elastic training calls a function again with other ranks.
+    Rank and size are read when the ops run: an elastic training calls a function again with other ranks.
     """
     back, process_set = what.backward(), process_set_of(what.process_set)
     count = 1 if what.kind == "alltoall" else len(inputs)
@@ -192,9 +192,9 @@ def _registered_gradient(op: Any, *gradients: Any) -> list[Any]:
 
 
 def _raise_as_ours() -> None:
-    """Have the call of a function, or of a session, raise errors of collectives that are of our classes too.
+    """Make calls of functions and sessions raise errors of collectives that are also of our classes.
 
-    TensorFlow makes errors of its own of ours. An interrupt in an op is a KeyboardInterrupt.
+    TensorFlow turns our errors into its own. An interrupt in an op is a KeyboardInterrupt.
     """
     owners: list[tuple[Any, str]] = [(tf.compat.v1.Session, "run")]
     try:
@@ -209,7 +209,7 @@ def _raise_as_ours() -> None:
 
 @lru_cache(maxsize=64)
 def of_both(ours: Any, theirs: Any) -> Any:
-    """A class of errors of ``ours`` that is also the class ``theirs`` of TensorFlow, and takes what that takes."""
+    """A subclass of our error ``ours`` and TensorFlow's ``theirs``, with the arguments of ``theirs``."""
     return type(ours.__name__, (theirs, ours), {"__module__": ours.__module__, "__reduce__": _as_ours})
 
 
@@ -217,7 +217,7 @@ _NOT_COMPILED = re.compile(r"'RingCall\w*' OpKernel for XLA.*?\{\{node (.*?)\}\}
 
 
 def _as_ours(error: Any) -> Any:
-    """Another process may not have TensorFlow."""
+    """Pickles as our error: another process may not have TensorFlow."""
     return type(error).__bases__[1], (str(error),)
 
 
@@ -227,7 +227,7 @@ def _raising_ours(function: Any) -> Any:
         try:
             return function(*arguments, **options)
         except (tf.errors.OpError, RuntimeError) as error:
-            # Python's own interrupt hits the code that makes the AbortedError, of which pybind11 makes a RuntimeError.
+            # Python's own interrupt hits the code that makes the AbortedError; pybind11 then raises a RuntimeError.
             known = original(error)
             if isinstance(known, KeyboardInterrupt) or "REPLACED BY KeyboardInterrupt" in str(error):
                 raise KeyboardInterrupt from error
@@ -251,7 +251,7 @@ def _raising_ours(function: Any) -> Any:
 
 @lru_cache(maxsize=1)
 def _ops() -> Any:
-    """The ops; None where TensorFlow cannot load them, which a warning says once."""
+    """The ops; None, after one warning, if TensorFlow cannot load them."""
     watch_interrupts()
     spec = find_spec("ring_notebook._core")
     path = Path(spec.origin if spec and spec.origin else "").parent / "_tensorflow_ops.so"

@@ -1,4 +1,4 @@
-"""DistributedOptimizer: for the optimizers of TensorFlow 1, and for those of Keras, which its own module wraps."""
+"""DistributedOptimizer for the optimizers of TensorFlow 1; those of Keras go to `ring_notebook.keras`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _Optimizer: Any = tf.compat.v1.train.Optimizer
 
 
 class SessionOptimizer(_Optimizer):  # type: ignore[misc]
-    """An optimizer of TensorFlow 1 whose ``compute_gradients`` returns those of all ranks."""
+    """An optimizer of TensorFlow 1 whose ``compute_gradients`` returns the reduced gradients."""
 
     def __init__(
         self,

@@ -30,7 +30,7 @@ def _tensors(values: Sequence[Values], operation: str) -> list[tf.Tensor]:
 
 
 def _number_of(process_set: ProcessSet, root: int | None = None) -> int:
-    """The number of a set that has this rank, and ``root``; else a ValueError that is one of TensorFlow's too."""
+    """The number of a set with this rank and ``root``; else raises a ValueError that is also a TensorFlow error."""
     try:
         number = number_of(process_set)
         if root is not None:
@@ -56,8 +56,8 @@ def allreduce(
 ) -> Any:
     """``tensor`` reduced over all ranks, as a new tensor; ``op`` is Average by default (Horovod: ``allreduce``).
 
-    Of ``tf.IndexedSlices`` the slices of all ranks, for Average divided by their number; those of integers are floats
-    then, as in Horovod. All ranks give the same shape and dtype; else all raise CollectiveMismatch, which is also a
+    For ``tf.IndexedSlices``, the slices of all ranks, for Average divided by their number; integers then become floats,
+    as in Horovod. All ranks give the same shape and dtype; else all raise CollectiveMismatch, which is also a
     ``tf.errors.FailedPreconditionError``. Differentiable for Average and Sum.
     """
     return grouped_allreduce(

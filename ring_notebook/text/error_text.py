@@ -7,7 +7,7 @@ import re
 MOST = 10_000  # characters
 CELL = re.compile(r"<cell of run (?P<run>[^>]*)>")
 """The file of a cell's code, as Python sees it."""
-# As tracebacks, faulthandler and `warnings` write a line of it.
+# How tracebacks, faulthandler and `warnings` write a line of a cell.
 _PLACE = re.compile(rf'(?:File ")?{CELL.pattern}(?:", line |:)(?P<line>\d+)')
 
 
@@ -33,7 +33,7 @@ _WITHIN = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n)+(\S.*
 
 
 def cause_text(error: BaseException) -> str:
-    """``ClassName: text``, in one line; of an error that holds the traceback of a callback, what that raised."""
+    """``ClassName: text``, in one line; for an error with a callback's traceback in it, the callback's exception."""
     text = error_text(error)
     if within := _WITHIN.findall(text):
         return str(within[-1])

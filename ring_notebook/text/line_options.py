@@ -15,7 +15,7 @@ from typing import Any, TypeVar, get_type_hints
 from unicodedata import normalize
 
 T = TypeVar("T")
-_MOST_RANKS = 1 << 16  # in one span, so that a typing error costs no memory
+_MOST_RANKS = 1 << 16  # in one span, so that a typo costs no memory
 MOST_RUNS = 1000  # of a sweep, for the same reason
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
@@ -28,9 +28,9 @@ class Option:
 
         ranks: Annotated[Sequence[int] | None, Option("-t, --ranks 0,2-3", "start these again", rank_numbers)] = None
 
-    ``read`` makes its value of a text; an option without a value sets ``const``. Without ``help`` it is hidden. Of the
-    options that are ``exclusive`` in one line there may be one. ``many``: several values, or texts of several such
-    options with ``repeats``. ``complete(session, begun)`` gives values that a user may mean.
+    ``read`` makes its value from a text; an option without a value sets ``const``. Without ``help`` it is hidden. A
+    line may have one ``exclusive`` option. ``many``: several values, or with ``repeats`` texts of several such options.
+    ``complete(session, begun)`` gives values that a user may mean.
     """
 
     shown: str
@@ -47,17 +47,17 @@ class Option:
 
     @property
     def flags(self) -> list[str]:
-        """As they are typed; none for an argument."""
+        """The flags as they are typed; none for an argument."""
         return [word.rstrip(",") for word in self.shown.split() if word.startswith("-")]
 
     @property
     def value(self) -> str:
-        """What its value is called; empty where it has none."""
+        """The name of its value; empty if it takes none."""
         return "".join(word for word in self.shown.split() if not word.startswith("-"))
 
     @property
     def usage(self) -> str:
-        """As it is typed, in brackets where it may be left out."""
+        """The option as it is typed, in brackets if it may be left out."""
         return self.shown if self.default is Parameter.empty else f"[{self.shown}]"
 
     def add_to(self, parser: argparse._ActionsContainer) -> None:
@@ -83,7 +83,7 @@ def options_of(*declared: Callable[..., Any]) -> list[Option]:
     found = []
     for one in declared:
         parameters = signature(one).parameters
-        # Of functions Python 3.10 makes another annotation where the default is None.
+        # Python 3.10 changes the annotation of a function's parameter with the default None.
         hints = (
             get_type_hints(one, include_extras=True) if isinstance(one, type) else get_annotations(one, eval_str=True)
         )
@@ -160,7 +160,7 @@ def knob_value(text: str) -> tuple[str, str]:
 
 
 def values_of(text: str) -> tuple[str, list[bool | int | float | str | None]]:
-    """``lr=0.1,0.01`` or ``seed=0..3``, which ends with 3, as a name and its values; others than Python's are texts."""
+    """``lr=0.1,0.01`` or ``seed=0..3``, which ends with 3, as a name and its values: Python's, or texts."""
     name, _, listed = text.partition("=")
     if span := re.fullmatch(r"(-?\d+)\.\.(-?\d+)", listed):
         first, last = map(int, span.groups())
@@ -175,7 +175,7 @@ def values_of(text: str) -> tuple[str, list[bool | int | float | str | None]]:
 
 
 def _value(text: str) -> bool | int | float | str | None:
-    """As Python reads it; else it is a text."""
+    """The value of a Python literal; any other text stays."""
     with suppress(ValueError, SyntaxError):
         if (value := ast.literal_eval(text)) is None or isinstance(value, bool | int):
             return value

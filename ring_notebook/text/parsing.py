@@ -17,7 +17,7 @@ def parse(text: str, file: str = "<unknown>") -> ast.Module:
 
     Python 3.11 has one count of depth for all threads: where two parse at once, one of them gets SystemError ("AST
     constructor recursion depth mismatch", python/cpython issue 106905), whatever its text. Our threads parse one at a
-    time, and again where a foreign one was in the way.
+    time, and try again if a foreign thread was in the way.
     """
     for attempt in range(_ATTEMPTS):
         try:

@@ -32,7 +32,7 @@ def rate_text(rate: float) -> str:
 
 
 GATES = ("dist.", "jax.")
-"""How the names of barriers begin that stand for operations of PyTorch's and JAX's own runtimes."""
+"""Prefixes of the names of barriers that stand for operations of PyTorch's and JAX's own runtimes."""
 
 
 def is_gate(kind: str, name: str) -> bool:
@@ -48,12 +48,12 @@ def operation_title(kind: str, name: str) -> str:
 
 
 def first_characters(text: str, most: int) -> str:
-    """The text; of a longer one than ``most`` characters only the first, with an ellipsis as the last of them."""
+    """The text, cut to ``most`` characters, the last of them an ellipsis."""
     return text if len(text) <= most else f"{text[: most - 1].rstrip()}…"
 
 
 def first_names(names: Sequence[str], most: int = 8) -> str:
-    """The names with commas; of very many only the first, with a count: ``loss, accuracy and 98 more``."""
+    """The names with commas; only the first of very many, with a count: ``loss, accuracy and 98 more``."""
     more = len(names) - most
     return ", ".join(names) if more <= 0 else f"{', '.join(names[:most])} and {more:,} more"
 
@@ -76,7 +76,7 @@ def ranks(numbers: Iterable[int]) -> str:
 
 
 def shortened(names: Collection[str]) -> dict[str, str]:
-    """By name, a shorter one: long names without the ends of their paths that all of them share, or their middle."""
+    """A shorter name for each: long names without the path ends that all share, or without their middle."""
     long = {name: name.split("/") for name in names if len(name) > LONGEST}
     first = _shared([path[:-1] for path in long.values()])
     last = _shared([path[:first:-1] for path in long.values()])
@@ -88,6 +88,6 @@ def shortened(names: Collection[str]) -> dict[str, str]:
 
 
 def _shared(paths: Sequence[Sequence[str]]) -> int:
-    """How many elements all of several paths begin with."""
+    """The number of elements at the start that all paths share."""
     alike = takewhile(lambda column: len(set(column)) == 1, zip(*paths, strict=False))
     return sum(1 for _ in alike) if len(paths) > 1 else 0
