@@ -33,8 +33,8 @@ def test_what_is_light_loads_nothing_heavy() -> None:
 def test_an_unknown_name_is_an_attribute_error() -> None:
     import ring_notebook
 
-    with pytest.raises(AttributeError, match=r"ring_notebook.*no attribute 'nothing'"):
-        _ = ring_notebook.nothing
+    with pytest.raises(AttributeError, match=r"ring_notebook.*no attribute '__nothing__'"):
+        _ = ring_notebook.__nothing__
     assert set(dir(ring_notebook)) == set(ring_notebook.__all__)
 
 
