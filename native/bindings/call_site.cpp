@@ -16,7 +16,7 @@ namespace py = pybind11;
 
 namespace {
 
-// What is known of a function. It is never freed, so that no other one takes its address.
+// What is known of a function, whose code object is kept for ever so that no other one gets its address.
 struct Known {
     bool is_inner = false;               // of this package, or of a library for loops
     std::uint64_t log = 0;               // of the sites

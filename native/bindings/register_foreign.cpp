@@ -1,6 +1,6 @@
 // Collectives that the runtimes of other frameworks call: Python's `carry_out`, as a C function and as a handler of
-// XLA. An allreduce that Python has carried out once needs no Python from then on: a thread of the runtime would have
-// to wait for the interpreter while the program computes there.
+// XLA. After Python has carried out an allreduce once, later calls of it run without Python: a runtime thread would wait
+// for the GIL while the program computes.
 #include <pybind11/pybind11.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -44,7 +44,7 @@ struct AllreduceOfText {
 constexpr std::size_t kMostKnown = 4096;
 constexpr int kDTypeNumbers = 32;
 
-// What Python has made known. It is never freed: threads of a runtime outlive the interpreter.
+// What Python has registered. It is never freed, because runtime threads outlive the interpreter.
 struct KnownCalls {
     std::mutex mutex;
     std::map<std::string, std::shared_ptr<const AllreduceOfText>, std::less<>> calls;   // by their texts
@@ -111,7 +111,7 @@ class DirectAllreduce {
    public:
     py::object interrupt;  // the exception of a signal's handler that has ended it
 
-    // False for what Python has to carry out.
+    // False where Python has to carry out the call.
     bool read(const foreign::Call& call) {
         std::array<std::int8_t, kDTypeNumbers> dtypes;
         {
@@ -158,11 +158,11 @@ class DirectAllreduce {
         ~InFlight() { known_calls().in_flight -= counts; }
     };
 
-    // A program that never waits for long would not look for signals else.
+    // Without this a program whose waits are short would never look for signals.
     static void end_by_interrupt(const ring::Interruption& check) {
         if (in_main_thread()) return check();
         const py::gil_scoped_acquire gil;
-        py::module_::import(kInterrupts).attr("fail")();  // so that the operation that follows does
+        py::module_::import(kInterrupts).attr("fail")();  // so that the next operation fails
     }
 
     bool read_tensors(const foreign::Call& call) {
@@ -193,7 +193,7 @@ class DirectAllreduce {
         return true;
     }
 
-    // That of the program's thread; threads of the runtime have no line of Python.
+    // The line of the program's thread; runtime threads have none.
     std::uint32_t site() const {
         if (PyGILState_GetThisThreadState() == nullptr || !communicator_->recorder().log()) return 0;
         const py::gil_scoped_acquire gil;
@@ -206,7 +206,7 @@ class DirectAllreduce {
     std::vector<ring::Piece> pieces_;
 };
 
-// The text of the exception that is being handled, which Python notes. `interrupt` is that of a signal's handler.
+// Has Python note the current exception, or `interrupt` of a signal handler, and returns its text.
 std::string noted_error(py::object interrupt) {
     try {
         if (!interrupt) {
@@ -291,7 +291,7 @@ xla::Error* xla_handler(xla::CallFrame* frame) {
                              &state, output_of,   note_error};
     carry_out(&call);
     if (state.error.empty()) return nullptr;
-    // JAX makes an ordinary error of it. Not in Python code, which would raise it here if this is the main thread.
+    // JAX makes it an ordinary error, so interrupt again. In C: Python code would raise here in the main thread.
     if (state.error.rfind(kInterrupted, 0) == 0) PyErr_SetInterrupt();
     xla::ErrorArguments arguments{sizeof(xla::ErrorArguments), nullptr, state.error.c_str(), xla::kAborted};
     return frame->api->create_error(&arguments);

@@ -1,8 +1,7 @@
-// The frames of a thread that runs, for another one that says where it is.
+// The frames of a running thread, for another thread that reports where it is.
 //
-// Each function is one call: no Python code and no garbage collection in it. Either may let the thread go on. Python
-// 3.11 makes a frame object when it is asked for one; by the end of a collection in between its function may have
-// returned, and who looks at the frame then kills the process.
+// Each function is one call without Python code or garbage collection: during these the thread may continue. Python 3.11
+// makes a frame object on request; after a collection the function may have returned, and a read of its frame crashes.
 #include "register.hpp"
 
 namespace py = pybind11;

@@ -102,8 +102,7 @@ bool find_functions() {
     return true;
 }
 
-// How the text of an error begins, and TensorFlow's code of such errors, as Horovod has them. After kAborted some
-// sessions try again.
+// How the text of an error begins, and its code in TensorFlow, as in Horovod. After kAborted some sessions try again.
 constexpr std::pair<std::string_view, int> kCodes[] = {{"CollectiveMismatch:", 9 /* failed precondition */},
                                                        {"ValueError:", 3 /* invalid argument */},
                                                        {"TypeError:", 3},
@@ -223,8 +222,8 @@ bool is_code(void* address) {
     return address != nullptr && dladdr(address, &found) != 0;
 }
 
-// TensorFlow passes the address of a std::function that is gone when ComputeAsync returns, and has no function to copy
-// it. Ours copies it, if it is laid out like ours: two words of data, then two pointers to code (libstdc++).
+// TensorFlow passes the address of a std::function that is gone when ComputeAsync returns, and exports no copy of it. We
+// copy it if its layout is that of our libstdc++: two words of data, then two pointers to code.
 bool is_like_ours(TF_AsyncOpKernelDoneCallback* done) {
     const auto& words = *reinterpret_cast<std::array<void*, 4>*>(done);
     return sizeof(Done) == sizeof(words) && is_code(words[2]) && is_code(words[3]);

@@ -14,7 +14,7 @@
 namespace ring {
 namespace {
 
-// Of what every rank is told, by the next operation at the latest; an interrupt is for one rank.
+// Whether every rank learns of the error, by its next operation at the latest; an interrupt is for one rank.
 bool is_of_generation(const std::exception_ptr& error) {
     try {
         std::rethrow_exception(error);

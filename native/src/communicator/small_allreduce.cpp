@@ -1,10 +1,9 @@
-// A small allreduce among the ranks of one host without what a handle, a queue and a state machine cost: where no rank
-// is late these would take most of its time.
+// A small allreduce among the ranks of one host without a handle, a queue and a state machine, which would take most of
+// its time when no rank is late.
 //
-// It posts the same header and passes the same gate as any other. As soon as there is anything else to do, from a rank
-// that keeps it waiting to one that disagrees, it becomes an ordinary operation that has arrived at its first gate. One
-// that is started and not waited for arrives in its caller's thread too, which also takes the result when it comes back
-// for it early; the progress thread, which would have to be woken, looks after a millisecond.
+// It posts the same header and passes the same gate as any other. If a rank is late or disagrees, it becomes an ordinary
+// operation that has arrived at its first gate. One that is started without a wait also arrives in its caller's thread,
+// which takes the result if it asks within a millisecond; after that the progress thread does.
 #include "ring/communicator/small_allreduce.hpp"
 
 #include <algorithm>
@@ -22,7 +21,7 @@ namespace {
 
 constexpr int kMostRanks = 64;
 
-// But for its sequence.
+// The header without its sequence.
 Header header_of(const SmallAllreduce& call) {
     Header header;
     header.kind = OpKind::Allreduce;
@@ -61,7 +60,7 @@ void Communicator::end_turn(bool drops_front, bool front_has_arrived) {
     }
 }
 
-// Posts it and arrives, in this thread's turn. False, and nothing is done, for what takes the ordinary way.
+// Posts it and arrives, in this thread's turn. False, without effect, for an operation that must be an ordinary one.
 bool Communicator::post_small(const SmallAllreduce& call, Arrival& arrival) {
     if (fabric_ || size() > kMostRanks || call.count * item_size(call.dtype) > group_->inline_bytes() ||
         call.dims > kMaxDims || call.op == ReduceOp::Adasum || generation_.recorder->on() || !ring_memory()->owned() ||
@@ -149,7 +148,7 @@ bool Communicator::start_small(const SmallAllreduce& call, double timeout, std::
     return true;
 }
 
-// The ordinary operation that a small one becomes at its gate, before all that have been queued since.
+// Makes an ordinary operation of a small one at its gate, ahead of all that were queued since.
 std::shared_ptr<Work> Communicator::arrived_work(const SmallAllreduce& call, Arrival& arrival, double timeout,
                                                  bool queued) {
     try {
@@ -176,7 +175,7 @@ std::shared_ptr<Work> Communicator::arrived_work(const SmallAllreduce& call, Arr
     }
 }
 
-// Takes the result of one that was started, as its caller does of one that is late by less.
+// Takes the result of one that was started, now that all ranks may have come.
 bool Communicator::complete_started(Work& work) {
     const Request& request = work.request;
     const bool is_small = work.header.kind == OpKind::Allreduce && work.header.op != ReduceOp::Adasum &&

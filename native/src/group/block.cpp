@@ -46,7 +46,7 @@ class BlockReservation::Unused : public Arena::Condition {
     bool holds(RingMemory& ring_memory) noexcept override {
         if (!closed_.load(std::memory_order_seq_cst)) return false;
         for (std::size_t i = 0; i < local_.size(); ++i) {
-            // In this order: who takes a reference stops entering only when it has it.
+            // In this order: a member takes its reference before it stops entering.
             const bool enters = ring_memory.slot(local_[i]).entering.load(std::memory_order_seq_cst) == offset_;
             const Reference reference = mailboxes_of(ring_memory, offset_)[i].reference.load(std::memory_order_seq_cst);
             const bool uses = reference == Reference::Held || (reference == Reference::NotTaken && enters);
@@ -77,7 +77,7 @@ BlockReservation::BlockReservation(std::shared_ptr<RingMemory> ring_memory, cons
 
 BlockReservation::~BlockReservation() {
     if (!ring_memory_->owned()) return;
-    // Where a generation has been published with this block, those that are late find that it is closed.
+    // If a generation was published with this block, late members find it closed.
     std::uint64_t published = offset_;
     ring_memory_->slot(ring_memory_->local_rank())
         .generation_block.compare_exchange_strong(published, kClosed, std::memory_order_seq_cst);
@@ -93,7 +93,7 @@ BlockReference::BlockReference(RingMemory& ring_memory, std::uint64_t offset, st
       local_(std::move(local)),
       index_(index) {
     ring_memory.enter(offset, [&] {
-        // A rank that has heard half of what was agreed, because another one died over it, has too short a list.
+        // If another rank died during the agreement, this one may have too short a list.
         if (!is_valid() || block_->size != static_cast<int>(local_.size()))
             throw Aborted("local rank " + std::to_string(ring_memory.local_rank()) +
                           " is too late for this group: the other ranks have already left it");

@@ -99,9 +99,9 @@ void HostGroup::post(const Header& header) { mailbox(index()).headers[header.seq
 std::uint64_t HostGroup::arrive(std::uint64_t device_sequence) {
     const std::uint64_t gate = ++arrivals_;
     mailbox(index()).arrivals.store(gate, std::memory_order_release);
-    // In one order with the bells: who sleeps in the belief that nobody has come is woken.
+    // In one order with the bells: a rank that fell asleep before it saw this arrival is woken.
     const std::uint64_t all = block_->arrived.fetch_add(1, std::memory_order_seq_cst) + 1;
-    // More than that when another rank has seen this one arrive, and come to the next gate since.
+    // Greater when another rank has seen this arrival and come to the next gate since.
     if (all >= gate * static_cast<std::uint64_t>(size())) {
         block_->last.store(index(), std::memory_order_relaxed);
         if (device_sequence != 0) {
@@ -241,8 +241,8 @@ const char* HostGroup::abort_reason() const noexcept {
 
 HostGroup::Moving::Moving(HostGroup& group, SharedAtomic<std::uint32_t> Mailbox::* mark)
     : mark_(group.mailbox(group.index()).*mark) {
-    // Pairs with abort() or rule_out(), and wait_quiet(): either the one that gives up sees `busy`, or this sees that
-    // it has given up.
+    // Pairs with abort() or rule_out(), and wait_quiet(): either the rank that gives up sees the mark, or this one sees
+    // that it has given up.
     mark_.store(1, std::memory_order_seq_cst);
     if (mark == &Mailbox::busy ? group.stops() : group.aborted()) {
         mark_.store(0, std::memory_order_seq_cst);
@@ -253,9 +253,8 @@ HostGroup::Moving::Moving(HostGroup& group, SharedAtomic<std::uint32_t> Mailbox:
 HostGroup::Moving::~Moving() { mark_.store(0, std::memory_order_release); }
 
 bool HostGroup::wait_quiet() const noexcept {
-    // Moving never waits for another rank and what writes to others looks for aborts, so this ends as soon as the
-    // others get the processor. One that is stopped (SIGSTOP, a debugger) must not make this rank one that cannot be
-    // stopped.
+    // A rank with a Moving guard never waits for another and looks for aborts, so this ends as soon as the others get a
+    // processor. But one that is stopped (SIGSTOP, a debugger) must not hold this rank here.
     const std::int64_t deadline = monotonic_ns() + kQuiet;
     while (!reference_->holds(*ring_memory_)) {
         if (monotonic_ns() > deadline) return false;

@@ -13,7 +13,7 @@ class Candidate {
    public:
     Candidate(RingMemory& ring_memory, const GenerationCall& call)
         : ring_memory_(ring_memory), call_(call), own_(ring_memory.slot(me())), last_(call.last) {
-        // Counted on in an earlier call that this rank was interrupted in: the others may wait for it there.
+        // A leader counted on this rank in an earlier call that was interrupted; the others may wait for it there.
         const std::uint64_t missed = own_.invited.load(std::memory_order_seq_cst);
         if (missed > last_) {
             last_ = missed;
@@ -74,7 +74,7 @@ class Candidate {
             generation = std::max({generation, slot.wants.load(std::memory_order_seq_cst),
                                    slot.invited.load(std::memory_order_seq_cst) + 1});
         }
-        own_.decided.store(0, std::memory_order_seq_cst);  // nobody takes half of this decision for the one before
+        own_.decided.store(0, std::memory_order_seq_cst);  // no rank mixes this decision with the one before
         for (int rank : call_.candidates) ring_memory_.slot(rank).invited.store(generation, std::memory_order_seq_cst);
         own_.decided.store(generation, std::memory_order_seq_cst);
         ring_bells();
@@ -87,7 +87,7 @@ class Candidate {
     RingMemory& ring_memory_;
     const GenerationCall& call_;
     RankSlot& own_;
-    std::uint64_t last_;  // newest generation that does not do
+    std::uint64_t last_;  // newest generation that is too old
     std::uint64_t answer_ = 0;
 };
 

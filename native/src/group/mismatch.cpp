@@ -19,7 +19,7 @@ bool same_shape(const Header& a, const Header& b, int from) {
     return true;
 }
 
-// What two calls that should be alike differ in, as each of them has it, and what to do about it.
+// How two calls that should be alike differ: what each of them did, and what to do about it.
 struct Difference {
     bool any = false;
     std::string first, second;
@@ -92,7 +92,7 @@ Difference difference(const Header& a, const Header& b) {
     return {};
 }
 
-// What the first rank sent that differs from the one at index `reference`; ranks that have joined call nothing.
+// How the first rank that differs from the one at index `reference` does; ranks that have joined call nothing.
 std::string disagreement(const std::vector<Header>& headers, const std::vector<int>& ranks, std::size_t reference,
                          bool is_own) {
     const Header& wanted = headers[reference];
@@ -108,8 +108,8 @@ std::string disagreement(const std::vector<Header>& headers, const std::vector<i
     return "";
 }
 
-// Where one rank differs from all others, which agree: what it did, and what they did. Everybody reads the same then,
-// and nobody takes a rank for the cause that did as all others.
+// If one rank differs from all others, which agree: what it did, and what they did. Then all ranks report the same, and
+// none of them blames a rank that did as all others.
 std::string odd_one(const std::vector<Header>& headers, const std::vector<int>& ranks) {
     std::vector<std::size_t> callers;
     for (std::size_t i = 0; i < headers.size(); ++i)

@@ -25,7 +25,7 @@ void Recorder::record(Phase phase, std::int64_t begin, std::int64_t end, const H
     const std::uint64_t number = ring->next.fetch_add(1, std::memory_order_relaxed);
     Slot& slot = ring->slots[number % ring->capacity];
     slot.filled.store(0, std::memory_order_relaxed);
-    std::atomic_thread_fence(std::memory_order_release);  // who reads a word of this event sees that the old one went
+    std::atomic_thread_fence(std::memory_order_release);  // a reader of a word of this event sees that the old one went
     slot.event.store(event);
     slot.filled.store(number + 1, std::memory_order_release);
 }
@@ -48,7 +48,7 @@ LogGroup Recorder::log_group(const std::vector<int>& ranks, std::uint64_t genera
     if (log_ == nullptr) return group;
     std::string members;
     for (int rank : ranks) members += (members.empty() ? "" : " ") + std::to_string(rank);
-    // Also of a rank that then calls nothing in it.
+    // So the log names the group of a rank that calls nothing in it too.
     log_->note((whole ? "generation of " : "group of ") + members, group, 0);
     return group;
 }
@@ -77,7 +77,7 @@ std::vector<Event> Recorder::stop() {
     return ring == nullptr ? std::vector<Event>() : events_of(*ring, true);
 }
 
-// Under the mutex. An event that is being written is given by the next call, or by none when the recording has ended.
+// Under the mutex. An event that is being written is left to the next call, and lost when the recording has ended.
 std::vector<Event> Recorder::events_of(Ring& ring, bool ended) {
     std::vector<Event> events;
     const std::uint64_t end = ring.next.load(std::memory_order_acquire);

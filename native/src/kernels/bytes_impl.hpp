@@ -23,7 +23,7 @@ inline uint32_t greatest_bits(const float* values, size_t n) {
     return most;
 }
 
-// What a byte counts, so that the greatest magnitude is 127 of them, and 127 of them a finite number.
+// The scale by which the greatest magnitude becomes 127; 127 times the scale is finite.
 inline float scale_of(uint32_t most) {
     if (most >= kInfinity) return bits_to_float(0x7fc00000u);
     float scale = bits_to_float(most) / 127.0f;

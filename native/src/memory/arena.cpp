@@ -52,7 +52,7 @@ std::uint64_t Arena::allocate(std::size_t bytes) {
     std::uint64_t begin = kNoPlace;
     {
         const std::lock_guard<std::mutex> one_at_a_time(allocating_);
-        // A size that no arena has may be so large that sums with it begin again at zero.
+        // Sums with a size that no arena has could overflow.
         Place place = bytes > bytes_ ? Place{kNoPlace, false} : take(size, alignment);
         if (place.begin == kNoPlace && bytes <= bytes_) {  // a piece with pages and one without may be enough together
             give_back(0);
@@ -179,7 +179,7 @@ void Arena::keep(std::uint64_t offset, const std::shared_ptr<Condition>& until) 
         try {
             block.until = std::make_shared<Both>(block.until, until);
         } catch (const std::bad_alloc&) {
-            used_.erase(found);  // no later block gets the memory: lost, but never written by two
+            used_.erase(found);  // the memory is lost, but never used by two blocks
         }
     }
 }

@@ -13,7 +13,7 @@ namespace ring {
 #if defined(__GLIBC__)
 namespace {
 
-// Heaps take more addresses than the blocks in them: under a limit on these, a request could fail that fits.
+// Heaps take more addresses than their blocks, so under a limit on addresses a request that fits could fail.
 bool has_any_addresses() {
     for (const auto resource : {RLIMIT_AS, RLIMIT_DATA}) {
         struct rlimit limit{};

@@ -32,7 +32,7 @@ constexpr std::uint64_t kMagic = 0x52494e474d454d31;  // "RINGMEM1"
 // file that it may write (`ulimit -f`).
 constexpr std::size_t kMostMapped = std::size_t{32} << 40;
 constexpr std::size_t kLeastArena = std::size_t{256} << 20;
-// Of a folder that takes the place of memory without a name.
+// Free bytes that a folder needs to take the place of memory without a name.
 constexpr std::size_t kLeastRoom = std::size_t{256} << 20;
 
 struct RingMemoryHeader {

@@ -440,7 +440,7 @@ bool PointToPoint::has_ended(const Message& message) {
     return is_sent && message.envelope_->state.load(std::memory_order_seq_cst) != EnvelopeState::Sent;
 }
 
-// For one that the other side has not begun to receive, or has not sent.
+// For a message that the other side has not begun to receive, or has not sent.
 void PointToPoint::report_wait(const Message& message) const {
     const bool receives = message.header_.kind == OpKind::Receive;
     const bool lacks_call = receives          ? message.source_ < 0

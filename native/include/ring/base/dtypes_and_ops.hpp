@@ -96,9 +96,9 @@ constexpr bool in_host_memory(Device device) { return device == Device::Cpu; }
 
 // --- reductions ---
 
-// X(value, name, number in NCCL of the reduction or of one that expresses it, a and b combined), in the order of
-// Horovod's constants. For NCCL an average is a sum of what has been divided. What others express by Sum has no kernel
-// of its own. A NaN wins on either side of Min and Max, as in torch and NumPy: `a` because no comparison with it holds.
+// X(value, name, NCCL's number of the reduction or of the one that expresses it, a and b combined), in the order of
+// Horovod's constants. On NCCL an average is a sum of divided inputs. Reductions that callers express by Sum have no
+// kernel. A NaN on either side wins in Min and Max, as in torch and NumPy: `a` because no comparison with it holds.
 #define RING_REDUCE_OPS(X)                    \
     X(Average, "average", 0, nullptr)         \
     X(Sum, "sum", 0, plus(a, b))              \
@@ -154,7 +154,7 @@ struct OperationFacts {
 constexpr OperationFacts kOperationFacts[] = {RING_OPERATIONS(RING_FACTS)};
 #undef RING_FACTS
 
-// Of one without a name too, as its description needs.
+// Also for an unknown number, which messages describe too.
 constexpr OperationFacts facts(OpKind kind) {
     return is_known(kind) ? kOperationFacts[static_cast<std::size_t>(kind)] : OperationFacts{false, Output::Whole};
 }

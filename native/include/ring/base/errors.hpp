@@ -17,7 +17,7 @@ struct Mismatch : Error {
 struct Aborted : Error {
     using Error::Error;
 };
-// A rank of another host has gone, or cannot be reached; who finds that ends the generation.
+// A rank of another host has gone or cannot be reached; the rank that finds this ends the generation.
 struct PeerLost : Error {
     using Error::Error;
 };

@@ -5,7 +5,7 @@
 
 namespace ring {
 
-// An atomic in ring memory. One that needs a lock would lock in one process only.
+// An atomic in ring memory, lock-free because a lock would work in one process only.
 template <class T>
 struct SharedAtomic : std::atomic<T> {
     static_assert(std::atomic<T>::is_always_lock_free, "processes share it, so it needs atomic instructions");

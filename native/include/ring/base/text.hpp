@@ -77,13 +77,13 @@ inline std::string seconds_text(double seconds) {
     return text;
 }
 
-// Sets an array to the beginning of a text, as much of it as fits with a zero behind it.
+// Copies a text to an array, cut so that a zero follows it.
 template <std::size_t Size>
 void set_text(char (&to)[Size], std::string_view text) {
     std::memset(to, 0, Size);
     text.copy(to, Size - 1);
 }
-// What such an array holds, also one that is damaged.
+// The text in such an array, also where a damaged one has no zero.
 template <std::size_t Size>
 std::string text_of(const char (&from)[Size]) {
     return {from, strnlen(from, Size)};

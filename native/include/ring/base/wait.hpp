@@ -73,16 +73,16 @@ inline bool is_past(std::int64_t deadline) { return deadline != 0 && deadline_no
 void cpu_pause();
 void cpu_yield();
 
-// ns of processors that this process has used, without what its waits below have.
+// CPU time of this process in ns, without that of its waits.
 std::int64_t cpu_besides_waits();
 
-// Counts what the calling thread uses of its processor while it waits.
+// Counts the CPU time of the calling thread while it waits.
 class WaitMeter {
    public:
     ~WaitMeter() {
         if (next_ != 0) count();
     }
-    // For a thread that has waited for a while: looks at the clock of its processor now and then.
+    // Call it during a wait that lasts: it reads the thread's CPU clock now and then.
     void tick() {
         if (const std::int64_t now = monotonic_ns(); now >= next_) {
             count();

@@ -46,8 +46,8 @@ struct Path {
 // Throws Unsupported where nothing can move tensors of that device, and InvalidArgument for no headers.
 const Path& choose(const std::vector<Header>& headers, const Topology& topology);
 
-// Whether an operation of this path completes behind the gate of its headers, from what lies in the mailboxes: once all
-// ranks have arrived, none needs another one.
+// Whether an operation of this path completes at the gate of its headers: all data lies in the mailboxes, so once all
+// ranks have arrived none needs another one.
 bool takes_one_gate(const Path& path);
 
 // All paths, in the order in which they are tried.

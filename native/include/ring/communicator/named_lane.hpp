@@ -63,9 +63,9 @@ class NamedLane {
        private:
         NamedLane& lane_;
     };
-    // Whether this rank has posted what has not ended.
+    // Whether an operation that this rank has posted has not ended.
     bool has_own() const;
-    // It posts nothing more.
+    // This rank posts nothing more.
     void begin_close();
     // Whether there is nothing left to do.
     bool is_quiet() const;

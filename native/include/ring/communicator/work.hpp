@@ -1,5 +1,5 @@
-// One operation under way, shared by the thread that waits for it and the thread that carries it out: what was asked
-// for, the machine that carries it out, what is noted of it, and its result.
+// One operation under way, shared by the thread that waits for it and the thread that carries it out: its request, the
+// machine that carries it out, its times and its result.
 #pragma once
 
 #include <atomic>
@@ -41,9 +41,9 @@ class Work : public std::enable_shared_from_this<Work> {
     // Rings when the state changes.
     Doorbell& bell() { return bell_; }
 
-    // --- what was asked for ---
-    // Names: all ranks have posted it by name. JoinedForOnce: a joined rank's part of such an operation. Check: of
-    // NCCL; its failure does not end the generation.
+    // --- the request ---
+    // Names: all ranks have posted it by name. JoinedForOnce: a joined rank's part of such an operation. Check: a test
+    // of NCCL, whose failure does not end the generation.
     enum class Origin : char { Caller, Names, JoinedForOnce, Check };
     Request request;
     Header header;

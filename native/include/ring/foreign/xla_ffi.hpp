@@ -1,5 +1,5 @@
-// What a handler of XLA's foreign function interface reads and writes, of xla/ffi/api/c_api.h. That interface is
-// stable: fields are only added at the ends of its structs, each of which begins with its size.
+// The part of xla/ffi/api/c_api.h that a handler of XLA's foreign function interface uses. The interface is stable:
+// fields are only added at the ends of its structs, each of which begins with its size.
 #pragma once
 
 #include <cstddef>

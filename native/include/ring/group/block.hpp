@@ -40,7 +40,7 @@ enum class Reference : std::uint32_t { NotTaken = 0, Held = 1, Dropped = 2 };
 struct alignas(128) Mailbox {
     SharedAtomic<std::uint64_t> arrivals{0};
     SharedAtomic<std::uint32_t> busy{0};              // is touching other ranks' memory, in an operation
-    SharedAtomic<std::uint32_t> reading{0};           // the same, in what a message brought
+    SharedAtomic<std::uint32_t> reading{0};           // the same, for a message
     SharedAtomic<std::uint64_t> envelopes{kNowhere};  // the newest message to this member that it has not taken
     SharedAtomic<RankState> state{RankState::Idle};
     SharedAtomic<std::int64_t> since{0};
@@ -59,14 +59,14 @@ struct GroupBlock {
     alignas(64) SharedAtomic<std::uint64_t> arrived{0};
     SharedAtomic<std::int32_t> last{-1};  // index of the member that released the gate
     alignas(64) SharedAtomic<std::uint64_t> released{0};
-    // Where the block of the lane lies that carries out what has a name; some member reserves it when one is given.
+    // Offset of the named lane's block, which the first member that needs it reserves.
     SharedAtomic<std::uint64_t> lane{kNowhere};
     // Sequence of the last operation known to complete on all members in spite of an abort, and kRuledOut once a member
     // has given up the next one.
     SharedAtomic<std::uint64_t> decided{0};
     SharedAtomic<std::uint64_t> ticket{0};  // of the operation on devices whose gate was released last; see Tickets
     // Only the block of a generation uses these; its groups share them.
-    alignas(64) SharedAtomic<std::uint32_t> aborted{0};  // 1: someone writes the reason, 2: it can be read
+    alignas(64) SharedAtomic<std::uint32_t> aborted{0};  // 1: the reason is being written, 2: it can be read
     SharedAtomic<std::uint32_t> by_mismatch{0};          // the ranks have called different things
     SharedAtomic<std::uint32_t> announced{0};            // whether a rank of this host tells the other hosts
     SharedAtomic<std::uint32_t> departures{0};
@@ -101,12 +101,12 @@ class BlockReservation {
     std::shared_ptr<Unused> unused_;
 };
 
-// A member's reference to the block. As a condition it holds when no other member touches this rank's memory. It keeps
-// the mapping and not the ring memory, which may keep this.
+// A member's reference to the block. As a condition it holds when no other member touches this rank's memory. It owns
+// the mapping but not the ring memory, which may own this object.
 class BlockReference : public Arena::Condition {
    public:
-    // `is_valid` says whether the offset still counts once its owner sees that this rank takes a reference. Throws
-    // Aborted where it does not, and where the block is not that of as many members.
+    // `is_valid`, called when the owner can see that this rank takes a reference, says whether the offset still counts.
+    // Throws Aborted if not, or if the block has another number of members.
     BlockReference(RingMemory& ring_memory, std::uint64_t offset, std::vector<int> local, int index,
                    const std::function<bool()>& is_valid);
     ~BlockReference() override;

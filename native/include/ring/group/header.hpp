@@ -18,7 +18,7 @@ constexpr int kMaxDims = 8;
 constexpr std::size_t kNameBytes = 72;
 
 struct Header {
-    // One cache line, in which two ranks that call the same thing agree (`agrees_at_once`).
+    // One cache line, equal on ranks that call the same thing (`agrees_at_once`).
     std::uint64_t sequence = 0;
     OpKind kind = OpKind::Barrier;
     DType dtype = DType::UInt8;
@@ -35,7 +35,7 @@ struct Header {
     double prescale = 1.0;
     double postscale = 1.0;
     std::uint64_t digest = 0;  // of shape and name
-    // Beyond the line.
+    // Behind the line, and not compared at once.
     std::uint64_t input = kNowhere;  // offset in ring memory, where the tensor lies there
     std::uint64_t output = kNowhere;
     std::uint64_t joined_at = 0;   // sequence at which this rank joined
@@ -80,15 +80,15 @@ class SharedCopy {
     SharedAtomic<std::uint64_t> words_[kWords];
 };
 
-// The layout of a fused group: 64 bits that are equal on two ranks which fuse tensors of the same shapes in the same
-// order. Begin with kNoShapes and add one shape after another.
+// The layout of a fused group: a hash, equal on ranks that fuse tensors of the same shapes in the same order. Begin with
+// kNoShapes and add one shape after another.
 constexpr std::uint64_t kNoShapes = 1469598103934665603ull;
 std::uint64_t add_shape(std::uint64_t hash, const std::int64_t* shape, int dims);
 
 // Notes the digest, once shape and name are set.
 void set_digest(Header& header);
 
-// Cuts a name that is too long where a character ends; a hash of all of it takes the place of the rest.
+// Cuts a long name at the end of a character, and appends a hash of the whole name.
 void set_name(Header& header, std::string_view name);
 
 // " 'grad'", or nothing where there is no name.

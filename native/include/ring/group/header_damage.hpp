@@ -1,7 +1,7 @@
-// Whether a header that came from another process can be one that a rank writes.
+// Checks that a header from another process can be one that a rank writes.
 //
-// All that follows indexes tables and memory by what a header says. Ranks of different versions, or one that writes
-// where it should not, must end the generation with an error and not in a segmentation fault.
+// Its fields later index tables and memory. Ranks of different versions, or a rank that writes where it should not, must
+// end the generation with an error and not in a segmentation fault.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@
 
 namespace ring {
 
-// Bytes that no tensor has: sums of several counts below it do not overflow.
+// More bytes than any tensor has; sums of several smaller counts do not overflow.
 constexpr std::uint64_t kNoTensor = std::uint64_t{1} << 50;
 
 // What is wrong with it; empty where nothing is. `inline_bytes` is the most that travels in a mailbox.
@@ -21,7 +21,7 @@ std::string damage(const Header& header, std::size_t inline_bytes);
 void check_headers(const std::vector<Header>& headers, const std::vector<int>& ranks, std::size_t inline_bytes);
 // Whether the parts that an alltoall sends to `size` ranks make up `count` elements.
 bool adds_up(const std::int64_t* splits, int size, std::uint64_t count);
-// For what a rank has posted or sent besides its header.
+// For data that a rank has posted or sent besides its header.
 [[noreturn]] void throw_damaged(int rank, const std::string& what);
 
 }  // namespace ring

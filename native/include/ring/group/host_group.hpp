@@ -35,7 +35,7 @@ std::size_t inline_bytes(const Options& options, int hosts);
 
 // A staged operation moves this much per rank and gate, so that segments stay in the cache that ranks share.
 constexpr std::size_t kSegmentBytes = 256 << 10;
-// Where ranks outnumber cores a gate takes switches of context: fewer of them are worth some of the cache.
+// Where ranks outnumber cores, each gate costs context switches, so fewer gates are worth more cache.
 constexpr std::size_t kSegmentBytesCrowded = 512 << 10;
 // One of these sizes, or what the options set; benchmarks/thresholds.py measures which are best.
 std::size_t segment_bytes(const Options& options, const RingMemory& ring_memory);
@@ -63,7 +63,7 @@ class HostGroup {
         Options options = {};          // of the generation
     };
 
-    // Shows the members of a generation, in this rank's slot, where the block lies; `kNowhere` where there is none.
+    // Writes the offset of a generation's block to this rank's slot, for the other members; `kNowhere` for none.
     static void publish(RingMemory& ring_memory, const std::vector<int>& local, std::uint64_t block,
                         std::uint64_t generation);
     // Takes a reference to the block; throws Aborted where it is too late for that. The member that has reserved the
@@ -91,8 +91,8 @@ class HostGroup {
 
     // --- the gate ---
     void post(const Header& header);
-    // Arrives; returns the number of the gate to wait for. At the gate of an operation that may be one on devices its
-    // sequence is given: where it is, the rank that releases the gate takes a ticket for it.
+    // Arrives; returns the number of the gate to wait for. `device_sequence` is that of an operation that may be on
+    // devices, else 0: the rank that releases the gate takes a ticket for it.
     std::uint64_t arrive(std::uint64_t device_sequence = 0);
     Tickets& tickets() { return tickets_; }
     // Operations that this rank has posted, and gates that it has come to, so far.
@@ -104,19 +104,19 @@ class HostGroup {
         const std::int32_t last = block_->last.load(std::memory_order_relaxed);
         return last < 0 ? -1 : members_.ranks[static_cast<std::size_t>(last)];
     }
-    // Whether all members have come to the gate, which a rank that looks sees sooner than that it has been released.
-    // What they have written before can be read.
+    // Whether all members have arrived at the gate, which can be seen before its release. What they wrote before can be
+    // read.
     bool all_have_arrived(std::uint64_t gate) const noexcept;
-    // The same behind an abort. If this is false, each member that has yet to come will see the abort when it has.
+    // The same after an abort. If false, each member that arrives later sees the abort.
     bool all_have_come(std::uint64_t gate) const noexcept {
         block_->arrived.fetch_add(0, std::memory_order_seq_cst);
         return all_have_arrived(gate);
     }
-    // Whether all members have posted what this rank has. False says nothing: they may agree all the same.
+    // Whether the first lines of all members' headers equal this rank's. Members may agree even if it is false.
     bool agrees_at_once(const Header& own) const;
     // Headers of all members for the operation whose gate has been released.
     std::vector<Header> headers(std::uint64_t sequence) const;
-    // That of one member which has arrived.
+    // The header of one member that has arrived.
     Header header(int member, std::uint64_t sequence) const { return mailbox(member).headers[sequence % 2].load(); }
     // Whether a member waits at the next gate, to which this rank has yet to come.
     bool is_called() const {
@@ -126,7 +126,7 @@ class HostGroup {
     bool has_arrived(int member, std::uint64_t gate) const {
         return mailbox(member).arrivals.load(std::memory_order_seq_cst) >= gate;
     }
-    // Wakes members that may sleep, for what is no gate.
+    // Wakes sleeping members for something other than a gate.
     void wake_all() const noexcept;
     // Whether waiting for `gate` is over for any reason.
     bool ready(std::uint64_t gate) const {
@@ -141,14 +141,14 @@ class HostGroup {
     // --- operations that complete on all members of this host or on none ---
     // These are commits, and on one host all operations that take one gate and read mailboxes only. A member that sees
     // that all have come completes it; if an abort has come too, it calls `decide` first. A member that cannot wait for
-    // the others calls `rule_out`, behind an abort and after it has seen `all_have_come` false. So where one member has
-    // completed the operation without a look at `decided`, nobody rules it out. The first call decides for all members.
-    // Both return whether the operation completes. `rule_out` also ends all later ones.
+    // the others calls `rule_out`, behind an abort and after it has seen `all_have_come` false. So no member rules out
+    // an operation that another completed without `decide`. The first call decides for all members. Both return whether
+    // the operation completes. `rule_out` also ends all later ones.
     bool decide(std::uint64_t sequence) noexcept;
     bool rule_out(std::uint64_t sequence) noexcept;
-    // This rank carries out operation `sequence`, and continues it for `ns` after an abort, which is not 0 for a commit
-    // between hosts. A member that gives an operation up ends that one and all later ones for the others. Earlier
-    // operations continue: that member has completed them, so the others can too.
+    // This rank carries out operation `sequence`, and continues it for `ns` after an abort: 0 unless it is a commit
+    // between hosts. A member that gives an operation up ends it and all later ones for the others. Earlier operations
+    // continue: that member has completed them, so the others can too.
     void be_patient(std::int64_t ns, std::uint64_t sequence) noexcept {
         patience_.store(ns, std::memory_order_relaxed);
         carried_.store(sequence, std::memory_order_relaxed);
@@ -163,7 +163,7 @@ class HostGroup {
     std::byte* extra() const { return reference_->at(layout_.extra); }
     Staging& staging() { return staging_; }
 
-    // --- the lane of the operations that have a name ---
+    // --- the named lane ---
     // Where its block lies; kNowhere, kClaimed or kClosed where there is none.
     std::uint64_t lane() const { return block_->lane.load(std::memory_order_seq_cst); }
     // True for the one member that has to reserve the block.
@@ -179,7 +179,7 @@ class HostGroup {
 
     // --- the end of a generation ---
     bool aborted() const { return generation_block_->aborted.load(std::memory_order_seq_cst) != 0; }
-    // Of several reasons the first counts. A mismatch is one that no operation has found, and that all of them raise.
+    // The first of several reasons counts. `is_mismatch`: all operations raise a mismatch that no single one has found.
     void abort(std::string_view reason, bool is_mismatch = false) noexcept;
     // For a reason that came from another host, which the other hosts know already.
     void abort_by_other_host(std::string_view reason, bool is_mismatch) noexcept;
@@ -195,7 +195,7 @@ class HostGroup {
     // While a guard lives, other ranks' memory may be touched; none can be made once the operation has to end.
     class Moving {
        public:
-        // One thread at a time carries operations out, and one at a time messages: each has its own mark.
+        // One thread at a time carries out operations, and one messages: each has its own mark.
         explicit Moving(HostGroup& group, SharedAtomic<std::uint32_t> Mailbox::* mark = &Mailbox::busy);
         ~Moving();
 
@@ -205,21 +205,20 @@ class HostGroup {
     // The messages to a member, newest first.
     SharedAtomic<std::uint64_t>& envelopes(int member) const { return mailbox(member).envelopes; }
     void ring_bell_of(int member) const { ring_memory_->slot(local_rank(member)).bell.ring(); }
-    // After an abort: returns when no other member touches this rank's memory, or false when one still does after a
-    // time that only a stopped process needs. None begins to again.
+    // After an abort: waits until no other member touches this rank's memory, which none then does again. False if one
+    // still does after 5 s, because it is stopped.
     bool wait_quiet() const noexcept;
     // Holds when no other member touches this rank's memory.
     std::shared_ptr<Arena::Condition> quiet() const { return reference_; }
-    // This rank will take part in nothing more. True for the last rank of this host that leaves.
+    // This rank takes part in nothing more. True for the last rank of this host that leaves.
     bool leave() noexcept;
     // Whether the member with that local rank has left this group or its generation.
     bool has_left(int local) const;
     bool left() const { return left_.load(std::memory_order_acquire); }
 
-    // What this rank waits for, while it can do nothing else; of a generation's group.
+    // Shows what this rank waits for, while it can do nothing else. For a generation's group.
     void show_standstill(const Standstill& one) { mailbox(index()).standstill.store(one); }
-    // Adds the members of this host that have not left. False where one of them has not shown since then that it stands
-    // still.
+    // Adds the members of this host that have not left. False if one of them has shown no standstill since `since`.
     bool all_stand_still(StandingRanks& ranks, std::int64_t since) const;
     void set_state(RankState state, std::int64_t now = monotonic_ns());
     std::vector<RankActivity> activity() const;
@@ -246,7 +245,7 @@ class HostGroup {
     std::uint32_t departures_seen_ = 0;
     std::atomic<std::int64_t> patience_{0};            // ns
     std::atomic<std::uint64_t> carried_{0};            // sequence of what this rank carries out
-    mutable std::atomic<std::int64_t> aborted_at_{0};  // when this rank saw it first, while it was patient
+    mutable std::atomic<std::int64_t> aborted_at_{0};  // when this rank first saw the abort, while it was patient
     std::atomic<bool> left_{false};
     Staging staging_;
 };

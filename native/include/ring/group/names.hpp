@@ -16,11 +16,11 @@
 
 namespace ring {
 
-// What ranks match by. A header has room for a part of a long name only, so the hash of all of it counts too.
+// The key by which ranks match. A header holds only a part of a long name, so the hash of the whole name counts too.
 struct NameKey {
     std::string name;
     std::uint64_t hash = 0;
-    std::uint64_t joins = 0;  // how often the poster's group had joined before: who joins next has nothing to add
+    std::uint64_t joins = 0;  // that had ended before the post; a rank that has called more has joined since
 
     bool operator<(const NameKey& other) const {
         return std::tie(name, hash, joins) < std::tie(other.name, other.hash, other.joins);
@@ -58,10 +58,10 @@ class NameTable {
     explicit NameTable(std::size_t members) : joins_(members, 0), closing_(members, false) {}
 
     void add(std::size_t member, const News& news);
-    // Those that have become complete, in the order in which they were first posted, and forgets them.
+    // Removes and returns the complete names, in the order in which they were first posted.
     std::vector<Ready> take_ready();
     bool empty() const { return entries_.empty(); }
-    // Members that have yet to post it; all of them for one that the table does not know.
+    // Members that have yet to post it; all members for an unknown name.
     std::vector<std::size_t> missing(const NameKey& key) const;
     // A name that will never be complete, because `member` has posted its last; null when there is none.
     const Header* hopeless(std::size_t& member) const;

@@ -3,7 +3,7 @@
 //   | LogHead, to kLogSites | sites: lines of callers | records |
 //
 // `parse` reads it, also when the rank was killed. A record of one operation is written when it is called, and
-// completed when it ends. That costs two cache lines, and no clock that the operation does not read.
+// completed when it ends. That costs two cache lines, and no further read of the clock.
 #pragma once
 
 #include <atomic>
@@ -23,7 +23,7 @@ constexpr std::size_t kLogSites = 4096;                  // where the sites begi
 constexpr std::uint64_t kSites = 256;
 constexpr std::uint64_t kLogRecords = 1024;
 
-// Note: no operation; the name is what the rank says of itself.
+// Note: no operation; the name is a text of the rank about itself.
 #define RING_LOG_STATES(X) X(Pending, "pending") X(Done, "done") X(Failed, "failed") X(Note, "note")
 RING_ENUM(LogState, std::uint32_t, RING_LOG_STATES);
 
@@ -35,7 +35,7 @@ struct LogHead {
     SharedAtomic<std::uint64_t> next_site{0};
 };
 
-// Where a caller is: the newest kSites of them are kept, so a number says which one it is.
+// The line of a caller. Only the newest kSites are kept; `number` tells whether an entry is still the same line.
 struct Site {
     std::uint64_t number = 0;  // 1 + its index among all
     std::uint64_t line = 0;
@@ -90,14 +90,14 @@ class OperationLog {
     OperationLog(const OperationLog&) = delete;
     OperationLog& operator=(const OperationLog&) = delete;
 
-    // What lies in the bytes of a log, in the order of the calls; nothing if they are no log. Safe with any bytes.
+    // The operations in the bytes of a log, in the order of the calls; none if they are no log. Safe with any bytes.
     static std::vector<LoggedOperation> parse(std::string_view log);
     // A file that this user can open while its owner lives.
     const std::string& path() const { return path_; }
-    // Of this process and those that it was forked from, no other log has it.
+    // Unique among the logs of this process and of those that it was forked from.
     std::uint64_t id() const { return id_; }
 
-    // So many operations have been called.
+    // Number of operations called so far.
     std::uint64_t calls() const { return head_->next.load(std::memory_order_relaxed); }
     // An operation is called; the number of its record. `arrived` is 0 where the others cannot see it yet.
     std::uint64_t begin(const Header& header, const LogGroup& group, std::int64_t called, std::int64_t arrived,
@@ -131,11 +131,11 @@ class OperationLog {
             record->state.store(done ? LogState::Done : LogState::Failed, std::memory_order_release);
         }
     }
-    // The caller of an operation that waits.
+    // Sets the caller's line of an operation that waits.
     void set_site(std::uint64_t number, std::uint32_t site) noexcept {
         if (LogRecord* record = find(number)) record->site.store(site, std::memory_order_relaxed);
     }
-    // What this rank says of itself: that it raised, or who the members of a group are.
+    // Adds a note of this rank: that it raised, or the members of a group.
     void note(std::string_view text, const LogGroup& group, std::uint32_t site);
     // The number of a line; one line takes one number for as long as its caller remembers it.
     std::uint32_t add_site(std::string_view file, std::string_view function, std::uint64_t line);

@@ -1,5 +1,5 @@
-// What operations did and when. The last ones are always kept (OperationLog). With a timeline, every phase of them is
-// recorded too; off, that costs a load per step; on, a clock and a copy. Operations and messages tell one recorder.
+// What operations did and when. The last ones are always kept (OperationLog). With a timeline, every phase is recorded
+// too: a clock read and a copy per step, or one load when off. Operations and messages share one recorder.
 #pragma once
 
 #include <atomic>
@@ -17,9 +17,9 @@
 namespace ring {
 
 // Queued: until its turn came. Packing: into the mailbox or ring memory. Waiting: until all ranks had called it; `last`
-// is who came last. Moving: reducing or copying, and waiting for more of the data. Sending: the link was at work.
-// Negotiating: until all ranks had posted the name and its turn came. Of its callers: Held, while they were in it or
-// waited for it; HeldUp, the part of that in which other ranks had not come yet.
+// came last. Moving: reducing or copying, and waiting for more of the data. Sending: the link was at work.
+// Negotiating: until all ranks had posted the name and its turn came. Held: while its callers were in it or waited for
+// it. HeldUp: the part of Held in which other ranks had not come yet.
 #define RING_PHASES(X)            \
     X(Queued, "queued")           \
     X(Packing, "packing")         \
@@ -67,7 +67,7 @@ struct OperationTimes {
     }
 };
 
-// Any thread writes to it without a lock; of a timeline the oldest events give way.
+// Any thread writes to it without a lock; a full timeline drops its oldest events.
 class Recorder {
    public:
     // `log` may be null, in tests of the core alone.
@@ -98,16 +98,16 @@ class Recorder {
     // It has ended; its caller has been in it, or has waited for it, since `begin`. Adds the part of that time in which
     // it waited for late ranks, before any data moved.
     void end_call(const OperationTimes& times, std::int64_t begin, const Header& header, int group);
-    // The group of these ranks, as the log has it: all its members count the groups of the same ranks alike.
+    // The group of these ranks in the log; all members count the groups of the same ranks alike.
     LogGroup log_group(const std::vector<int>& ranks, std::uint64_t generation, bool whole);
     bool on() const { return ring_.load(std::memory_order_relaxed) != nullptr; }
-    // Numbers the groups of a generation as they come to be, alike on all ranks that are in the same groups.
+    // Numbers the groups of a generation as they are created, alike on ranks that are in the same groups.
     int next_group() { return groups_.fetch_add(1, std::memory_order_relaxed); }
 
-    // Nanoseconds that callers have spent in operations, other ranks' lateness included; always counted.
+    // Nanoseconds that callers have spent in operations, including waits for late ranks; always counted.
     std::int64_t spent() const { return spent_.load(std::memory_order_relaxed); }
     void spend(std::int64_t ns) { spent_.fetch_add(ns, std::memory_order_relaxed); }
-    // The part of them in which other ranks had not come yet.
+    // The part of `spent` in which other ranks had not come yet.
     std::int64_t waited() const { return waited_.load(std::memory_order_relaxed); }
     void add_waited(std::int64_t ns) {
         if (ns > 0) waited_.fetch_add(ns, std::memory_order_relaxed);
@@ -154,7 +154,7 @@ class Recorder {
     std::vector<std::unique_ptr<Ring>> rings_;
 };
 
-// A caller is in an operation for as long as it lives.
+// Counts its lifetime as time that a caller spends in operations.
 class Spending {
    public:
     explicit Spending(Recorder& recorder) : recorder_(recorder), begin_(monotonic_ns()) {}

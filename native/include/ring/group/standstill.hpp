@@ -1,8 +1,8 @@
 // A standstill: every rank of a generation waits for calls of others, and no rank is left to make them.
 //
 // Each rank shows in ring memory what it waits for, once it can do nothing else; a host tells the others about its
-// ranks. Where all ranks stand still and no operation has been called by all that it needs, they have called different
-// things: a mismatch that no gate can find, because they wait at different ones.
+// ranks. If all ranks stand still and each operation lacks some rank, they have called different things: a mismatch that
+// no gate can find, because they wait at different gates.
 #pragma once
 
 #include <cstdint>
@@ -34,7 +34,7 @@ struct Standstill {
     std::uint64_t count = 0;
     Awaited awaited[kMost];
 
-    // Leaves out what is too much.
+    // Ignores entries beyond kMost.
     void add(std::uint64_t key, std::uint32_t needed, std::string_view text);
 };
 static_assert(sizeof(Standstill) % sizeof(std::uint64_t) == 0, "it is copied as words");

@@ -2,11 +2,11 @@
 //
 // A kernel that moves data between devices waits for the same kernel on the others. Ranks that launch two of them in
 // different orders wait for ever, also when these belong to different groups. So each operation gets a ticket of the
-// generation once all its ranks have come, and each rank launches those that it takes part in by their tickets.
+// generation once all its ranks have come, and each rank launches its operations in the order of tickets.
 //
-// On one host the rank that releases the gate takes the ticket before it does. Between hosts each leader proposes a
-// number when all hosts have agreed on the operation, and the greatest one counts (Skeen's algorithm; Birman and Joseph
-// 1987). Nobody waits for an operation that a rank has yet to call: its ticket comes later than those that are taken.
+// On one host the rank that releases the gate takes the ticket first. Between hosts each leader proposes a number when
+// all hosts have agreed on the operation, and the greatest one counts (Skeen's algorithm; Birman and Joseph 1987). No
+// rank waits for an operation that another has yet to call: its ticket comes later than those already taken.
 #pragma once
 
 #include <cstdint>
@@ -26,7 +26,7 @@ struct Ticket {
     std::uint64_t number = 0;
 };
 
-// Of one group on one host.
+// The tickets of one group on one host.
 class Tickets {
    public:
     // The numbers come from the block of the generation, which all its groups on this host share.
@@ -34,15 +34,15 @@ class Tickets {
 
     // The group spans hosts.
     void decide_between_hosts() { between_hosts_ = true; }
-    // By the rank that releases a gate of an operation on devices, before it does.
+    // Called by the rank that releases a gate of an operation on devices, before the release.
     void take();
-    // By the leader of a host, in this order, when all hosts have agreed on the operation.
+    // Called by the leader of a host, in this order, when all hosts have agreed on the operation.
     std::uint64_t propose();
     void decide(std::uint64_t number);
 
-    // Of the operation whose ranks meet at `gate`.
+    // The ticket of the operation whose ranks meet at `gate`.
     Ticket look(std::uint64_t gate) const;
-    // Tickets that are taken from here on are greater than this one, which another host may have given.
+    // Makes later tickets greater than this one, which another host may have given.
     void pass(std::uint64_t number);
 
    private:

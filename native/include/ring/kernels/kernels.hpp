@@ -3,10 +3,9 @@
 //   dst[d][i] = post(reduce over s of pre(src[s][i]))       for every d, i in [0, count)
 //
 // A destination may be one of the sources. Sources are combined in the order given, so that every rank that reduces
-// the same sources gets the same bits. float16 and bfloat16 are computed in float32 and rounded once at the end, which
-// between hosts is the end of each host's part and of each addition of two of them. Integers are scaled in float64 and
-// truncated (Horovod), and saturate where the factor takes them out of range. A NaN among floats stays one, in minima
-// and maxima too.
+// the same sources gets the same bits. float16 and bfloat16 are computed in float32 and rounded once at the end; between
+// hosts, after each host's part and after each addition of two parts. Integers are scaled in float64 and truncated
+// (Horovod), and saturate where the factor takes them out of range. NaN propagates, in minima and maxima too.
 #pragma once
 
 #include <cstddef>
@@ -35,22 +34,22 @@ using AdasumFn = void (*)(void* out, const void* left, const void* right, std::s
 using NarrowFn = void (*)(void* out, const float* in, std::size_t count);
 using WidenFn = void (*)(float* out, const void* in, std::size_t count);
 
-// float32 as bytes: as many signed ones as numbers, then for each block of them a float32 scale, by which its bytes are
-// multiplied. The greatest magnitude of a block is 127 or -127, so a number changes by at most half of its scale. A
-// block in which a number is not finite comes back as NaN.
+// float32 as bytes: one signed byte for each number, then one float32 scale for each block. A number is its byte times
+// the scale of its block. The greatest magnitude of a block becomes 127 or -127, so a number changes by at most half of
+// the scale. A block with a number that is not finite comes back as NaN.
 struct Bytes {
     static constexpr std::size_t kBlock = 1024;
 
-    // Of so many numbers.
+    // Bytes of `count` numbers.
     static constexpr std::size_t size(std::size_t count) {
         return count + (count + kBlock - 1) / kBlock * sizeof(float);
     }
 };
 
-// The bytes of the values, to which `left`, unless null, is added first. `now_left`, unless null, gets what rounding
-// takes away, of a block that comes back as NaN what was left before; it may be `left`, else nothing overlaps.
+// Packs the values, plus `left` unless null. `now_left`, unless null, gets the rounding errors, or the old `left` of a
+// block that comes back as NaN; it may be `left`, else nothing overlaps.
 using PackFn = void (*)(void* out, const float* values, const float* left, float* now_left, std::size_t count);
-// The numbers, which are added to those in `out` or replace them.
+// Unpacks the numbers, which are added to those in `out` or replace them.
 using UnpackFn = void (*)(float* out, const void* in, std::size_t count, bool adds);
 
 struct KernelTable {

@@ -1,4 +1,4 @@
-// Memory without a name, and its pages, where a kernel or a sandbox refuses the calls for them.
+// Memory without a name, and its pages, with substitutes where a kernel or sandbox refuses the calls for them.
 // `ring_notebook/machine/os_calls.py` has what Python substitutes.
 #pragma once
 
@@ -13,7 +13,7 @@
 
 namespace ring {
 
-// An error of a call that the kernel has, and lets this process make.
+// Whether the kernel has the call and permits it, so that the error is a lack of descriptors or memory.
 inline bool has_happened(int error) { return error == EMFILE || error == ENFILE || error == ENOMEM; }
 
 // The descriptor of an empty file that no folder names: a memfd, or a file in a folder with `room` bytes free, unlinked
@@ -43,7 +43,7 @@ inline int memory_file(const char* name, unsigned long long room) {
 }
 
 // Gives pages to a part of a file, whose content does not matter, so that no later access can fail. Returns false, with
-// errno, where there is no room. A system that has no call for this is made to by writing zeros.
+// errno, where there is no room. Writes zeros on a system that has no call for this.
 inline bool reserve_room(int fd, off_t begin, off_t bytes) {
     while (fallocate(fd, 0, begin, bytes) != 0) {
         if (errno == EINTR) continue;

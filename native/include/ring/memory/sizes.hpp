@@ -1,4 +1,4 @@
-// Sizes in bytes: those of pages, rounded and as text.
+// Sizes in bytes: of pages, rounded, and as text.
 #pragma once
 
 #include <cstddef>

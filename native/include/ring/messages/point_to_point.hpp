@@ -8,8 +8,8 @@
 //   pulled    in the sender's tensor, which is in ring memory: the receiver copies it from there
 //   streamed  through a window behind the envelope, which the sender fills while the receiver empties it
 //
-// Only `wait` waits. A thread that waits for a message moves all messages of the office (`advance`); the progress
-// thread does so for messages that no thread waits for.
+// Only `wait` waits. A thread that waits for a message moves all messages of its group (`advance`); the progress thread
+// does so for messages that no thread waits for.
 #pragma once
 
 #include <algorithm>

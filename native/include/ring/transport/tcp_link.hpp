@@ -52,8 +52,8 @@ class TcpLink : public Link {
     // No connection to that rank can be made.
     void unreachable(int rank, std::string_view why);
 
-    // What the kernel has counted of the connection to a rank: bytes that it has acknowledged, and the seconds in which
-    // some were on their way, without those in which the rank read none.
+    // The kernel's counts of the connection to a rank: bytes acknowledged, and seconds in which data was on its way,
+    // without those in which the receiver's window was full.
     struct Sent {
         int rank;
         double seconds;
@@ -61,7 +61,7 @@ class TcpLink : public Link {
     };
     std::vector<Sent> sent();
 
-    // Sends a message that the link keeps until it is sent; and takes one of such a tag that has arrived.
+    // `post` sends a message that the link keeps until it is sent; `take` returns one that has arrived.
     void post(int to, int tag, std::string_view data);
     std::optional<std::pair<int, std::string>> take(int tag);
 

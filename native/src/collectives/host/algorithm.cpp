@@ -109,9 +109,8 @@ Reduction::Reduction(const std::vector<Header>& headers, const Header& lead, std
     : kernel_(kernel_of(lead)), finish_(scale_behind(lead, size)) {
     for (std::size_t i = 0; i < headers.size(); ++i)
         if (headers[i].kind != OpKind::Join) contributors_.push_back(static_cast<int>(i));
-    // A sum that is rounded to two bytes between hosts must not overflow when its average is in range. So the part of a
-    // factor that makes it smaller is applied before the first rounding, as far as it is a power of two: that part
-    // loses no precision.
+    // A sum that is rounded to two bytes between hosts must not overflow when its average is in range. So the power of
+    // two in a factor below 1 is applied before the first rounding, which loses no precision.
     double early = 1.0;
     if (share != Share::Whole && is_sum(lead.op) && is_rounded_between_hosts(lead) && std::abs(finish_.post) < 1.0) {
         int exponent = 0;

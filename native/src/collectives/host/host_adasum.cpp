@@ -4,9 +4,9 @@
 namespace ring {
 namespace {
 
-// Every rank has two copies of the fused tensor in ring memory, one after the other. In round k the ranks whose numbers
-// agree except in the lowest k bits hold the same vector; each combines it with that of the rank which differs in bit
-// k, the lower group's first, so that all of them get the same bits. It reads from one copy and writes to the other.
+// Every rank has two copies of the fused tensor in ring memory, one after the other. In round k, ranks that differ only
+// in their lowest k bits hold the same vector. Each combines it with the vector of the rank that differs in bit k, the
+// lower group's first, so that all get the same bits. It reads from one copy and writes to the other.
 class AdasumAllreduce : public OnOneHost {
    public:
     explicit AdasumAllreduce(const Operation& operation)

@@ -63,7 +63,7 @@ class Agreement : public Algorithm {
     // Carries out the rounds of the plan. False while a message is under way.
     bool pass_on();
     void begin_round(const Round& round);
-    // Takes the blocks of so many hosts from the one on. Throws Error for what no host sends.
+    // Takes the blocks of `hosts` hosts, from `first` on. Throws Error for bytes that no host sends.
     void unpack(int first, int hosts, const std::byte* data, std::size_t bytes);
     std::size_t block_bytes(int host) const;
     void read_all();

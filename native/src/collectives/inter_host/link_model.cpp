@@ -22,7 +22,7 @@ double seconds(std::uint64_t count, double each) { return static_cast<double>(co
 
 std::uint64_t rounds(std::uint64_t hosts) { return dissemination_plan(static_cast<int>(hosts), 0).size(); }
 
-// Of the host with the most, which takes part in all of them.
+// Exchanges of the busiest host, which takes part in all of them.
 std::uint64_t exchanges(std::uint64_t hosts) {
     const auto last = static_cast<int>(hosts) - 1;
     return std::max(doubling_plan(static_cast<int>(hosts), last).size(),

@@ -11,7 +11,7 @@ constexpr std::int64_t kLookEvery = 4 * kCheckEvery;
 constexpr std::int64_t kFresh = 40 * kCheckEvery;  // a thread may get no processor for that long
 constexpr std::int64_t kTellEvery = 20 * kCheckEvery;
 
-// A rank is asleep that uses at most this part of a core, besides what its waits use.
+// A rank sleeps if it uses at most 1/20 of a core, not counting its waits.
 constexpr std::int64_t kAsleep = 20;
 
 std::uint64_t key_of(std::initializer_list<std::uint64_t> parts) { return hash_of(parts) | 1; }
@@ -92,7 +92,7 @@ Standstill StandstillWatch::standstill(std::int64_t now) {
     return passed >= limit_ && (cpu_besides_waits() - worked_) * kAsleep <= passed ? all : Standstill{};
 }
 
-// By the first rank of a host.
+// Called by the first rank of a host.
 void StandstillWatch::collect(std::int64_t now) {
     StandingRanks ranks;
     if (!generation_->all_stand_still(ranks, now - kFresh)) return;

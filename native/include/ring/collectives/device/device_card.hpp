@@ -20,8 +20,8 @@ struct DeviceCard {
     std::int32_t nccl = 0;     // version
     char host[64] = {};
     DeviceUuid device;
-    NcclId id;    // of the communicator to be; that of the first member counts
-    NcclId kept;  // of the communicator that it has from a generation before; zero for none
+    NcclId id;    // of the new communicator; the first member's counts
+    NcclId kept;  // of the communicator kept from an earlier generation; zero for none
     char reason[512] = {};
 
     void refuse(const std::string& why);

@@ -49,8 +49,8 @@ class LateFailure {
 // dropped while others are served.
 class LaunchOrder {
    public:
-    // The rank has posted the header of an operation of that group that may be one on devices. `id` is the same on all
-    // ranks and tells groups apart that span hosts; 0 for others.
+    // The rank has posted the header of an operation that may be on devices. `id`, the same on all ranks, distinguishes
+    // groups that span hosts; 0 for other groups.
     void enter(HostGroup& group, std::uint64_t gate, std::uint64_t id);
     // The rank has launched the operation, or will not.
     void leave(const HostGroup& group);
@@ -142,7 +142,7 @@ class DeviceStream {
     std::atomic<const void*> launching_{nullptr};
     std::vector<std::shared_ptr<NcclCommunicator>> communicators_;
     std::shared_ptr<const Reaper> reaper_;
-    std::vector<std::shared_ptr<DeviceEvent>> last_;  // behind all that was launched, on each stream
+    std::vector<std::shared_ptr<DeviceEvent>> last_;  // one on each stream, behind all that was launched
     std::int64_t limit_ = 0;                          // ns, until which the kernels have to end
 };
 

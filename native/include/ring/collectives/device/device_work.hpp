@@ -46,7 +46,7 @@ struct DeviceWork {
     // Where host memory moves the data: the tensors themselves, and their copies in ring memory.
     std::vector<Piece> tensors;
     std::shared_ptr<PinnedRegion> copies;
-    std::shared_ptr<DeviceEvent> copied;  // the tensors are in those; null before that has begun
+    std::shared_ptr<DeviceEvent> copied;  // `copies` has the tensors; null before the copy begins
 };
 
 }  // namespace ring

@@ -57,7 +57,7 @@ struct Request {
     std::vector<std::int64_t> splits;  // alltoall: elements for each rank
     std::vector<Target> targets;       // allgather, alltoall: one for each rank; empty for memory of the result's own
     std::uint64_t layout = 0;
-    int operations = 1;      // that the call starts which this one belongs to
+    int operations = 1;      // that the same call starts
     std::uint32_t site = 0;  // of its caller, in the log of operations
     std::string name;
 
@@ -70,7 +70,7 @@ struct Result {
     std::size_t bytes = 0;
     std::shared_ptr<DeviceMemory> on_device;  // the same, of tensors on devices
     std::vector<std::int64_t> counts;         // elements from each rank
-    bool placed = false;                      // they are in the request's targets, and `data` holds nothing
+    bool placed = false;                      // the parts are in the request's targets, and `data` is empty
     int last_joined = -1;
     std::uint64_t newest = 0;  // commit: the least of the ranks' numbers
 

@@ -49,19 +49,19 @@ struct MessageFront {
 
 class Fabric {
    public:
-    // A named lane has tags of its own for the first three, and no messages: the last two share its fourth.
+    // A named lane uses tags 4 to 6 of its group for the first three. It has no messages, so kPayload is tag 7.
     enum Channel { kAgreement = 0, kData = 1, kNotice = 2, kMessage = 3, kPayload = 7 };
 
     // Distinguishes the messages of a group from all others.
     struct Identity {
         std::uint64_t id = 0;                       // the same on all members, unique to the group
-        std::vector<int> numbers;                   // by group index: for the tags of what is sent to that member
+        std::vector<int> numbers;                   // by group index: for the tags of messages to that member
         std::shared_ptr<const TagNumber> own = {};  // null where the number is the generation's
     };
     // The identity of a generation's first group. Generations have numbers that no other group has; only generations
     // that ended long ago can have the same one.
     static Identity generation_identity(const Link& link, std::uint64_t generation, std::size_t members);
-    // Of a part of this group; no other part has its number.
+    // The id of a part of this group; each part has another `number`.
     std::uint64_t part_id(std::uint64_t number) const;
 
     // `host_of[i]` is the host of group index i, `addresses[i]` its address on the link.
@@ -95,7 +95,7 @@ class Fabric {
     DType wire() const { return options_.wire; }
     std::uint64_t id() const { return identity_.id; }
 
-    // Bytes that a host's part of an agreement may take, and those of the block that holds all of them.
+    // Most bytes of one host's part of an agreement, and bytes of the block that holds all parts.
     std::size_t message_bytes() const { return message_bytes_; }
     std::size_t shared_bytes() const { return message_bytes() * static_cast<std::size_t>(hosts()); }
 
@@ -136,7 +136,7 @@ class Fabric {
     std::size_t message_bytes_ = 0;
     std::vector<std::vector<int>> members_;
     std::unique_ptr<Counter[]> sent_;   // by host
-    std::unique_ptr<Notices> notices_;  // last: it sends what is due when it goes
+    std::unique_ptr<Notices> notices_;  // last: its destructor sends what is due
 };
 
 // Transfers that belong together, cut to sizes that every link takes; the destructor cancels them. `done` checks them

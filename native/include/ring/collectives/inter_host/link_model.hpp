@@ -1,12 +1,12 @@
-// The model of a link by which the leaders' agreement and the sums between hosts are carried out: pure functions.
+// Pure functions that choose, by a model of a link, how leaders agree and how sums travel between hosts.
 #pragma once
 
 #include <cstdint>
 
 namespace ring {
 
-// Whether each leader sends its headers to each other one, instead of by a dissemination_plan: one message after which
-// all have met costs less latency, ceil(log2 hosts) messages less work.
+// Whether each leader sends its headers to each other one (the latency of one message), instead of by a
+// dissemination_plan (the work of ceil(log2 hosts) messages).
 bool agree_directly(std::uint64_t hosts);
 // Whether a sum of so many bytes travels with the headers, where it fits there.
 bool goes_with_headers(std::uint64_t hosts, std::uint64_t bytes);

@@ -20,8 +20,8 @@ class Fabric;
 
 class Notices {
    public:
-    // In place of the last sequence of a host that departs: the generation has ended, by an abort or a mismatch; the
-    // sender has left; its host stands still. The last is the lowest: what is below has no effect.
+    // In place of the last sequence of a departing host: kAbort and kMismatch end the generation, kLeaving means that the
+    // sender has left, kStanding that its host stands still. Numbers below kLowest have no effect.
     enum : std::int64_t { kAbort = -1, kLeaving = -2, kMismatch = -3, kStanding = -4, kLowest = kStanding };
 
     explicit Notices(const Fabric& fabric);
@@ -30,7 +30,7 @@ class Notices {
     Notices(const Notices&) = delete;
     Notices& operator=(const Notices&) = delete;
 
-    // Only the first call of each has an effect. Where memory lacks now, the notice is sent later.
+    // Only the first call of each has an effect. Where memory is short, the notice is sent later.
     void announce_abort(std::string_view reason, bool is_mismatch = false) noexcept;
     // The last rank of a host that leaves calls the first one, for collectives; every rank calls the second one, for
     // the ranks that wait for its messages.
@@ -39,7 +39,7 @@ class Notices {
     // Tells the first rank of the first host what the ranks of this host wait for (StandingRanks). Does nothing while
     // an earlier notice is on its way.
     void tell_standstill(std::string_view encoded) noexcept;
-    // Adds what the other hosts have told. False where one that has not left has told nothing since then.
+    // Adds the standstills of the other hosts. False if one that has not left has told none since `since`.
     bool all_stand_still(StandingRanks& ranks, std::int64_t since) const;
     // Sends what is due.
     void send_due() noexcept;

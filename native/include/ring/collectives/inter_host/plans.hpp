@@ -50,10 +50,10 @@ inline std::vector<Round> dissemination_plan(int hosts, int host) {
     return rounds;
 }
 
-// How all hosts get one sum in log2 hosts exchanges of it with one other host (recursive doubling). Where the number of
-// hosts is no power of two, the even ones of the first pairs add theirs to that of the next host before, and get the
-// result after. Both sides of an exchange add the sum of the lower hosts to that of the higher ones, so all get the
-// same bits. Five hosts:
+// How all hosts get one sum in log2 hosts exchanges with one other host each (recursive doubling). If the number of
+// hosts is no power of two, the even hosts of the first pairs give their sum to the next host first, and get the result
+// at the end. Both sides of an exchange add the lower hosts' sum to the higher hosts', so all get the same bits. Five
+// hosts:
 //
 //   host 0          host 1                  host 2       host 3       host 4
 //   give to 1       take from 0

@@ -1,5 +1,4 @@
-// Finds out that no rank of a generation can continue (ring/group/standstill.hpp), and ends the generation as a
-// mismatch.
+// Detects that no rank of a generation can continue (ring/group/standstill.hpp), and ends the generation as a mismatch.
 //
 // A rank stands still when a thread of its program is in an operation, everything under way waits for calls of other
 // ranks, it has called nothing for some seconds, and its other threads sleep. Then nothing that this core can see will
@@ -26,13 +25,13 @@ class StandstillWatch {
     StandstillWatch(std::shared_ptr<HostGroup> generation, std::shared_ptr<Fabric> fabric,
                     std::shared_ptr<const Recorder> recorder, double seconds);
 
-    // Any thread, every 50 ms while it is so: a thread of the program is in an operation, or waits for one;
+    // Any thread, every 50 ms: a thread of the program is in an operation, or waits for one.
     void program_waits() noexcept { program_.store(monotonic_ns(), std::memory_order_relaxed); }
-    // what `operation` waits for, which is called `text`; `key` is the same on all `needed` ranks that have to call it;
+    // `operation`, described by `text`, waits for calls; `key` is the same on all `needed` ranks that have to call it.
     void awaits(const void* operation, std::uint64_t key, std::uint32_t needed, const std::string& text);
-    // it needs no further call.
+    // The operation needs no further call.
     void moves(const void* operation);
-    // It has ended.
+    // The operation has ended.
     void forget(const void* operation) noexcept;
 
     // The key of an operation of that group which matches by order, or by name.
@@ -59,9 +58,9 @@ class StandstillWatch {
     std::map<const void*, Entry> entries_;
     std::int64_t next_look_ = 0;
     std::uint64_t state_ = 0;  // a hash of all that is waited for, and of the calls so far
-    std::int64_t since_ = 0;   // on the clock of deadlines: `state_` is what it is
+    std::int64_t since_ = 0;   // when `state_` last changed, on the clock of deadlines
     std::int64_t worked_ = 0;  // `cpu_besides_waits` then
-    std::int64_t told_ = 0;    // to the first host
+    std::int64_t told_ = 0;    // when the first host was last told
 };
 
 }  // namespace ring
