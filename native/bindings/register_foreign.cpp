@@ -1,6 +1,6 @@
 // Collectives that the runtimes of other frameworks call: Python's `carry_out`, as a C function and as a handler of
-// XLA. After Python has carried out an allreduce once, later calls of it run without Python: a runtime thread would wait
-// for the GIL while the program computes.
+// XLA. After Python has carried out an allreduce once, later calls run without Python, because a runtime thread would
+// wait for the GIL while the program computes.
 #include <pybind11/pybind11.h>
 #include <sys/syscall.h>
 #include <unistd.h>

@@ -1,7 +1,8 @@
 // The frames of a running thread, for another thread that reports where it is.
 //
-// Each function is one call without Python code or garbage collection: during these the thread may continue. Python 3.11
-// makes a frame object on request; after a collection the function may have returned, and a read of its frame crashes.
+// Each function is one call without Python code or garbage collection: during these the thread may continue. Python
+// 3.11 makes a frame object on request; after a collection the function may have returned, and a read of its frame
+// crashes.
 #include "register.hpp"
 
 namespace py = pybind11;

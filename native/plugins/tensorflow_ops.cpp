@@ -222,8 +222,8 @@ bool is_code(void* address) {
     return address != nullptr && dladdr(address, &found) != 0;
 }
 
-// TensorFlow passes the address of a std::function that is gone when ComputeAsync returns, and exports no copy of it. We
-// copy it if its layout is that of our libstdc++: two words of data, then two pointers to code.
+// TensorFlow passes the address of a std::function that is gone when ComputeAsync returns, and exports no copy of it.
+// We copy it if its layout is that of our libstdc++: two words of data, then two pointers to code.
 bool is_like_ours(TF_AsyncOpKernelDoneCallback* done) {
     const auto& words = *reinterpret_cast<std::array<void*, 4>*>(done);
     return sizeof(Done) == sizeof(words) && is_code(words[2]) && is_code(words[3]);

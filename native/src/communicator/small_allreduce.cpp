@@ -1,9 +1,9 @@
 // A small allreduce among the ranks of one host without a handle, a queue and a state machine, which would take most of
 // its time when no rank is late.
 //
-// It posts the same header and passes the same gate as any other. If a rank is late or disagrees, it becomes an ordinary
-// operation that has arrived at its first gate. One that is started without a wait also arrives in its caller's thread,
-// which takes the result if it asks within a millisecond; after that the progress thread does.
+// It posts the same header and passes the same gate as any other. If a rank is late or disagrees, it becomes an
+// ordinary operation that has arrived at its first gate. One that is started without a wait also arrives in its
+// caller's thread, which takes the result if it asks within a millisecond; after that the progress thread does.
 #include "ring/communicator/small_allreduce.hpp"
 
 #include <algorithm>

@@ -28,8 +28,8 @@ void Tickets::decide(std::uint64_t number) {
     block_.ticket.store(taken(number), std::memory_order_seq_cst);
 }
 
-// All loads and stores here are in one order with the gate's. A rank that sees that not all have arrived, or that nothing
-// is proposed, looks before the ticket is taken. So the ticket will be greater than numbers that the rank has passed.
+// All loads and stores here are in one order with the gate's. A rank that sees that not all have arrived, or that
+// nothing is proposed, looks before the ticket is taken, so the ticket is greater than all that it has passed.
 Ticket Tickets::look(std::uint64_t gate) const {
     if (block_.released.load(std::memory_order_seq_cst) < gate) {
         const std::uint64_t all = gate * static_cast<std::uint64_t>(block_.size);

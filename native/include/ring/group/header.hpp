@@ -80,8 +80,8 @@ class SharedCopy {
     SharedAtomic<std::uint64_t> words_[kWords];
 };
 
-// The layout of a fused group: a hash, equal on ranks that fuse tensors of the same shapes in the same order. Begin with
-// kNoShapes and add one shape after another.
+// The layout of a fused group: a hash, equal on ranks that fuse tensors of the same shapes in the same order. Begin
+// with kNoShapes and add one shape after another.
 constexpr std::uint64_t kNoShapes = 1469598103934665603ull;
 std::uint64_t add_shape(std::uint64_t hash, const std::int64_t* shape, int dims);
 

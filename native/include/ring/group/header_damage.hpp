@@ -1,7 +1,7 @@
 // Checks that a header from another process can be one that a rank writes.
 //
-// Its fields later index tables and memory. Ranks of different versions, or a rank that writes where it should not, must
-// end the generation with an error and not in a segmentation fault.
+// Its fields later index tables and memory. Ranks of different versions, or a rank that writes where it should not,
+// must end the generation with an error and not in a segmentation fault.
 #pragma once
 
 #include <cstddef>

@@ -1,8 +1,8 @@
 // A standstill: every rank of a generation waits for calls of others, and no rank is left to make them.
 //
 // Each rank shows in ring memory what it waits for, once it can do nothing else; a host tells the others about its
-// ranks. If all ranks stand still and each operation lacks some rank, they have called different things: a mismatch that
-// no gate can find, because they wait at different gates.
+// ranks. If all ranks stand still and each operation lacks some rank, they have called different things: a mismatch
+// that no gate can find, because they wait at different gates.
 #pragma once
 
 #include <cstdint>

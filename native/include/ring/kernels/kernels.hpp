@@ -3,9 +3,9 @@
 //   dst[d][i] = post(reduce over s of pre(src[s][i]))       for every d, i in [0, count)
 //
 // A destination may be one of the sources. Sources are combined in the order given, so that every rank that reduces
-// the same sources gets the same bits. float16 and bfloat16 are computed in float32 and rounded once at the end; between
-// hosts, after each host's part and after each addition of two parts. Integers are scaled in float64 and truncated
-// (Horovod), and saturate where the factor takes them out of range. NaN propagates, in minima and maxima too.
+// the same sources gets the same bits. float16 and bfloat16 are computed in float32 and rounded once at the end;
+// between hosts, after each host's part and after each addition of two parts. Integers are scaled in float64 and
+// truncated (Horovod), and saturate where the factor takes them out of range. NaN propagates, in minima and maxima too.
 #pragma once
 
 #include <cstddef>

@@ -20,8 +20,8 @@ class Fabric;
 
 class Notices {
    public:
-    // In place of the last sequence of a departing host: kAbort and kMismatch end the generation, kLeaving means that the
-    // sender has left, kStanding that its host stands still. Numbers below kLowest have no effect.
+    // In place of the last sequence of a departing host: kAbort and kMismatch end the generation, kLeaving means that
+    // the sender has left, kStanding that its host stands still. Numbers below kLowest have no effect.
     enum : std::int64_t { kAbort = -1, kLeaving = -2, kMismatch = -3, kStanding = -4, kLowest = kStanding };
 
     explicit Notices(const Fabric& fabric);
