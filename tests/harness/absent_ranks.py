@@ -12,10 +12,10 @@ __all__ = ["AbsentRanks"]
 
 
 class AbsentRanks(dist.Store):
-    """Their address is this rank's own with the highest port: in Gloo the rank with the higher address connects."""
+    """The address of the others is this rank's with the highest port: in Gloo the rank with the higher one connects."""
 
     def __init__(self, asked: Callable[[], object]) -> None:
-        """``asked`` is called when this rank looks for the last of the others, before it waits for them."""
+        """``asked`` is called when this rank looks up the last other rank, before it waits for them."""
         super().__init__()
         self._asked = asked
         self._own = b""
@@ -25,7 +25,7 @@ class AbsentRanks(dist.Store):
         self._own = value
 
     def get(self, key: str) -> bytes:
-        """That address with another port."""
+        """This rank's address with the highest port."""
         if key.endswith("1"):
             self._asked()
         return re.sub(rb"\x02\0..\x7f\0\0\x01", b"\x02\0\xff\xff\x7f\0\0\x01", self._own, flags=re.DOTALL)

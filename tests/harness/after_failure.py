@@ -1,6 +1,6 @@
-"""The pytest plugin that cleans clusters that a failed test has used, so that the next test finds them idle.
+"""The pytest plugin that cleans the clusters of a failed test's fixtures, so that the next test finds them idle.
 
-These are the values of its fixtures: a `Cluster`, and a `Notebook` with one.
+Such a fixture is a `Cluster`, or a `Notebook` with one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: Any) -> Generator[None, A
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, Any, Any]:
-    """Clean before the fixtures of the test alone end what they have started."""
+    """Clean before the test's own fixtures are torn down."""
     error = None
     if item.stash.get(_FAILED, False):
         try:
@@ -38,7 +38,7 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, Any, Any]:
 
 
 def clean(used: object) -> None:
-    """End the runs of the cluster, if ``used`` is or has one, and its variables; start it again where that fails."""
+    """If ``used`` is or has a cluster, end its runs and delete its variables; restart it if it is not idle."""
     try:
         from notebook.kernel import Notebook
         from ring_notebook.notebook.cluster.cluster import Cluster

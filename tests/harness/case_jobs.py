@@ -23,9 +23,9 @@ from harness.programs import RINGRUN
 
 TESTS = Path(__file__).resolve().parents[1]
 CASE_LIMIT = 200.0
-"""Seconds without a case that ends, after which a job is killed; frameworks are imported on a busy machine."""
+"""Seconds in which some case must end, or the job is killed; frameworks are imported on a busy machine."""
 of_a_job = pytest.mark.timeout(0)
-"""Of a test that calls `check`: the first one waits for all cases of its job."""
+"""For tests that call `check`: the first one waits for all cases of its job."""
 
 
 def cases(path: Path) -> list[str]:
@@ -35,7 +35,7 @@ def cases(path: Path) -> list[str]:
 
 
 def check(path: Path, case: str, size: int, **variables: str) -> None:
-    """Fail where ``case`` failed on a rank of the job of ``size`` ranks with these environment variables."""
+    """Fail if ``case`` failed on any of ``size`` ranks in the job with these environment variables."""
     outcomes, output = _job(path, size, tuple(sorted(variables.items())))
     if case not in outcomes:
         pytest.fail(f"the job has not come to {case}:\n{output}")
@@ -82,7 +82,7 @@ def _wait_while_cases_end(job: subprocess.Popen[bytes], report: Path) -> str:
 
 
 def run_cases(path: Path, report: Path) -> None:
-    """As a rank: run the cases of ``path``, each in a generation of its own; rank 0 reports those that failed."""
+    """As a rank: run the cases of ``path``, each in a generation of its own; rank 0 reports the failures of each."""
     from ring_notebook.api.basics import init, rank, shutdown
     from ring_notebook.api.objects import allgather_object
 

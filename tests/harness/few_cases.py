@@ -1,8 +1,8 @@
-"""The pytest plugin that chooses among the cases of each test of processes.
+"""The pytest plugin that chooses among the cases of each test that starts processes.
 
-`make test` runs the last case of what does not mark itself, because of two sizes the last is the larger; the others are
-slow. Of the slow cases only those run that try a value of some parameter for the first time. What is asked for by its
-name runs.
+Of cases that do not mark themselves, `make test` runs the last, usually the larger of two sizes; the others become
+slow. Of the slow cases only those run that try a value of some parameter for the first time. A case that is requested
+by name runs.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _is_slow(item: pytest.Item) -> bool:
 
 
 def _tried_already(cases: list[pytest.Function]) -> set[pytest.Function]:
-    """The slow cases all of whose values others try; by chance, so that others stand beside each value."""
+    """The slow cases whose values other cases already try, in pseudorandom order so that values are combined."""
     tried: set[tuple[int, str]] = set()
     found = set()
     for item in sorted(cases, key=lambda item: (_is_slow(item), crc32(item.nodeid.encode()))):

@@ -31,14 +31,14 @@ MODULES = (
     "ring_notebook.engine.setup",
     "ring_notebook.engine.runner",
 )
-"""Imports of most ranks; the second is needed to make an optimizer. The last two a user's engines inherit, too.
+"""Imports of most ranks; the second is needed to make an optimizer. A user's engines inherit the last two, too.
 
 None may remember the process or folder of its import. ipyparallel's programs are not here: they remember the folder.
 """
 
 
 class ForkServer:
-    """The process, started at its first use. It lives on between test files and does not count as a leftover."""
+    """The process, started at its first use. It outlives test files and does not count as a leftover."""
 
     def __init__(self, modules: Sequence[str] = MODULES) -> None:
         self._address = f"@test-{uuid.uuid4().hex}"
@@ -56,14 +56,14 @@ class ForkServer:
             yield
 
     def close(self) -> None:
-        """End it."""
+        """Kill the process."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
 
 
 def serve_in_background(address: str) -> None:
-    """Return when a server listens at ``address``. It ends with a child of this process."""
+    """Return when a server listens at ``address``. The server ends when a child of this process does."""
     ready, written = os.pipe()
     if os.fork():
         os.read(ready, 1)

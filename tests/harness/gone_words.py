@@ -1,4 +1,4 @@
-"""Finds files of tests that expect words which the package had some commits ago, and has no longer."""
+"""Finds test files that expect words which recent commits have removed from the package."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 __all__ = ["expected_words", "git", "gone_words"]
 
 WITHIN = 200
-"""Commits whose changes count, those of a few landings. Since the ones before, all tenths have run."""
+"""Commits whose changes count: a few landings. All tenths have run since the commits before."""
 _PACKAGE = ("ring_notebook", "native")
 _LITERAL = re.compile(r'"((?:[^"\\]|\\.)*)"')
 _SPLIT = re.compile(r'"\s*\n\s*[fr]*"')  # a literal on two lines
@@ -22,7 +22,7 @@ def git(folder: Path, *arguments: str) -> str:
 
 
 def expected_words(source: str) -> set[str]:
-    """Each three words in a row of a literal, but for docstrings: without values, digits and signs."""
+    """Each three words in a row of a literal, without values, digits and signs; docstrings are left out."""
     found = set()
     for line in _SPLIT.sub("", source).splitlines():
         for literal in _LITERAL.findall(line) if '"""' not in line else ():
@@ -32,7 +32,7 @@ def expected_words(source: str) -> set[str]:
 
 
 def gone_words(root: Path) -> set[str]:
-    """Those that lines of the package have lost, and no line has now."""
+    """Words that lines of the package have lost, and no line has now."""
     oldest = git(root, "rev-list", f"--max-count={WITHIN}", "HEAD").split()[-1]
     changes = git(root, "diff", "--unified=0", oldest, "HEAD", "--", *_PACKAGE).splitlines()
     lost = "\n".join(line[1:] for line in changes if line.startswith("-") and not line.startswith("--- "))

@@ -1,7 +1,7 @@
 """The pytest plugin that runs folders of tests in parallel lanes and reports all of them as one run.
 
-A lane is a fork of the first pytest, which a user started and which has collected all tests, for those of some folders.
-It writes its reports to a file. The first pytest lets a lane go on whenever fewer than `AT_ONCE` run, and repeats their
+A lane is a fork of the first pytest (which a user started, and which collects all tests) for the tests of one folder.
+It writes its reports to a file. The first pytest starts a lane whenever fewer than `AT_ONCE` run, and repeats their
 reports file by file, with one summary and one exit code at the end.
 """
 
@@ -41,7 +41,7 @@ FAREWELL = 20.0
 
 
 class Lane:
-    """The first pytest's view of another pytest."""
+    """A lane as the first pytest sees it."""
 
     def __init__(self, config: pytest.Config, items: Sequence[pytest.Item]) -> None:
         self.items = list(items)
@@ -58,7 +58,7 @@ class Lane:
         self.began = False
 
     def fork(self) -> bool:
-        """Make the process of the lane. Returns True in it, once it is its turn, and False in the first pytest."""
+        """Fork the lane. Returns False in the first pytest, and True in the lane when it is started."""
         first = os.getpid()
         self._pid = os.fork()
         if self._pid:
@@ -87,7 +87,7 @@ class Lane:
         self._say(next((at for at, file in enumerate(files) if file == files[-1]), 0))
 
     def more(self, session: pytest.Session) -> bool:
-        """Report what has come, after the first pytest has run its own tests. Returns whether more may come.
+        """Report what has arrived, after the first pytest has run its own tests. Returns whether more may arrive.
 
         A test that the lane did not finish has failed.
         """
@@ -135,7 +135,7 @@ class Lane:
         return self._code
 
     def _become_a_pytest(self) -> None:
-        """In the lane: what it says, what it shares and what it leaves behind are its own from here."""
+        """In the lane: separate its output, shared memory and leftovers from those of the first pytest."""
         config, manager = self._config, self._config.pluginmanager
         config.workerinput = {}  # type: ignore[attr-defined]  # the sign of a worker: pytest keeps no cache and no files of it
         # A token of its own: each pytest looks for leftovers of its own tests.
@@ -149,7 +149,7 @@ class Lane:
         for descriptor, file in enumerate((null, self._output.fileno(), self._output.fileno())):
             os.dup2(file, descriptor)
         os.close(null)
-        # The capture stays: what was imported may have kept its sys.stderr. Its files change, and what it puts back.
+        # The capture stays, because an imported module may have kept its sys.stderr. Only its files are replaced.
         for captured in (capture._global_capturing.out, capture._global_capturing.err):
             with tempfile.TemporaryFile() as own:
                 os.dup2(own.fileno(), captured.tmpfile.fileno())
@@ -229,7 +229,7 @@ def pytest_runtestloop(session: pytest.Session) -> Generator[None, bool, bool]:
         return (yield)
     lanes: list[Lane] = []
     gc.collect()
-    gc.freeze()  # what is collected stays where it is, in memory that all share
+    gc.freeze()  # the collected tests stay in memory that all lanes share
     try:
         for items in beside:
             lanes.append(Lane(session.config, items))

@@ -25,13 +25,13 @@ from ring_notebook.launch.supervisor.parent_death import wrap
 __all__ = ["TEST_LIMIT", "Launch", "Outcome"]
 
 START_LIMIT = 200.0
-"""Seconds until the first test must have started: torch is imported on a busy machine."""
+"""Seconds until the first test must have started: ranks import torch on a busy machine."""
 
 TEST_LIMIT = 120.0
 """Seconds until a test fails inside its rank; the failure shows its line."""
 
 NEARLY = 3
-"""The next launch may begin when so many tests are left, because ranks import torch for seconds."""
+"""Tests left when the next launch may begin, because ranks need seconds to import torch."""
 
 SECONDS_TO_WRITE = 10.0
 """Seconds that stuck ranks have to write their stacks."""
@@ -49,9 +49,9 @@ class Outcome:
 
 
 class Launch:
-    """One mpiexec for a number of tests; after a test that ends it, another one for the rest.
+    """One mpiexec for several tests; after a test that ends it, another one runs the rest.
 
-    One rank starts without mpiexec and MPI, like a user's script. ``server`` forks the ranks, where there is one.
+    A single rank starts without mpiexec and MPI, like a user's script. ``server``, unless None, forks the ranks.
     """
 
     def __init__(self, root: Path, nodeids: Sequence[str], size: int, server: ForkServer | None = None) -> None:
@@ -64,7 +64,7 @@ class Launch:
         self._broken = ""
 
     def begin(self) -> None:
-        """Start the ranks, unless they run already or no test is left: pytest without a test would run all."""
+        """Start the ranks, unless they run or no test is left: pytest without a test would run all tests."""
         if self._process is None and self._waiting and not self._broken:
             self._start()
 
@@ -96,7 +96,7 @@ class Launch:
             time.sleep(0.005)
 
     def close(self) -> None:
-        """End the ranks. Raises AssertionError with those that are still there."""
+        """End the ranks. Raises AssertionError if some are still there."""
         if self._process is None:
             return
         process, self._process = self._process, None
@@ -155,7 +155,7 @@ class Launch:
         return {event["event"]: event for event in events if event["nodeid"] == nodeid}
 
     def _lost(self, nodeid: str, events: list[dict[str, Any]], started: bool, limit: float, ended: bool) -> Outcome:
-        """A test that does not end: report all that is known, and make room for the next one."""
+        """The outcome of a test that does not end, with all that is known. Ends the ranks, so that the next can run."""
         unfinished = [rank for rank, event in enumerate(events) if "end" not in event]
         if ended:
             reason = f"the ranks ended before ranks {unfinished} had finished the test"
@@ -200,7 +200,7 @@ def _both_ends(output: str, most: int = 4000) -> str:
 
 
 def _merged(ends: list[dict[str, Any]]) -> Outcome:
-    """One outcome from those of all ranks. Ranks that failed by themselves come before aborted ones."""
+    """One outcome of all ranks. Ranks that failed by themselves come before aborted ones."""
     bad = [(end.get("aborted", False), rank, end) for rank, end in enumerate(ends) if end["outcome"] == "failed"]
     if bad:
         bad.sort(key=lambda entry: entry[:2])

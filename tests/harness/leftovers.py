@@ -29,7 +29,7 @@ class Leftovers:
     def __init__(self) -> None:
         self._token = os.environ.setdefault(TOKEN, uuid.uuid4().hex)
         self._before = {name: look() for name, look in self._looks().items()}
-        # A file that another process has mapped now may be left behind by it later; that is not ours.
+        # Another process may leave a file behind that it has mapped now; that file is not ours.
         self._before[_SHARED] |= _shared_memory()
 
     def complaints(self) -> list[str]:
@@ -70,7 +70,7 @@ class SharedProcesses:
 
     @contextlib.contextmanager
     def start(self) -> Iterator[None]:
-        """Processes that start in the block are shared, and so are all that they start later."""
+        """Processes that start in the block are shared, and so are their later children."""
         before = os.environ.get(TOKEN)
         os.environ[TOKEN] = self._token
         try:

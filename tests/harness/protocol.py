@@ -7,7 +7,7 @@ from pathlib import Path
 __all__ = ["FOLDER", "SIZE", "report_file", "stack_file"]
 
 FOLDER = "TEST_RANKS_FOLDER"
-"""Environment: where the ranks of a launch write their reports. Its presence means: this is a rank."""
+"""Environment: where the ranks of a launch write their reports. Only ranks have it."""
 
 SIZE = "TEST_RANKS_SIZE"
 """Environment: how many ranks the launch has."""

@@ -1,8 +1,8 @@
 """The pytest plugin that runs tests/ranks inside ranks: P processes for each P in the mark `sizes` of a test.
 
-All tests of a size share a launch, in whatever file they are: starting ranks and importing torch takes seconds. Ranks
-of the larger launches are forks of one process that has imported it. Two ranks have interpreters of their own, which
-differ in their seeds of `hash`, and so has one.
+All tests of a size share a launch, because starting ranks and importing torch takes seconds. Ranks of launches of three
+and more are forks of one process that has imported torch. One or two ranks have interpreters of their own, with
+different seeds of `hash`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _APART = "devices"
 """The folder whose tests have launches of their own: they change torch for all tests of a process."""
 
 STARTS = 180.0
-"""Seconds that ranks may take to start, beside the limit of a test, on a busy machine."""
+"""Seconds that ranks may take to start on a busy machine, in addition to the limit of a test."""
 
 _MODULES = (
     *MODULES,
@@ -68,7 +68,7 @@ class RankItem(pytest.Item):
 
 
 def _limit(item: pytest.Item) -> float:
-    """Seconds that a test may take: ``@pytest.mark.timeout(S)`` sets another limit than the usual one."""
+    """Seconds that a test may take: ``@pytest.mark.timeout(S)``, or the usual limit."""
     marker = item.get_closest_marker("timeout")
     return float(marker.args[0]) if marker else TEST_LIMIT
 

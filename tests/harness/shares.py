@@ -11,9 +11,9 @@ __all__ = ["agreed_seconds"]
 
 
 def agreed_seconds(run: Run) -> list[dict[str, float]]:
-    """The seconds of each rank's time, by word, in a recorded run that has ended; they add up to all of it.
+    """The seconds of each rank's time, by word, in a recorded run that has ended; they add up to the whole time.
 
-    A busy machine changes shares of the time. A sleep of a program takes no fewer seconds there.
+    Tests compare seconds, not shares: a busy machine changes shares, but no sleep takes fewer seconds there.
     """
     seconds = []
     for rank, account in zip(run.log.view().ranks, run.timeline().accounts, strict=True):

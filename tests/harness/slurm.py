@@ -1,6 +1,6 @@
 """A real Slurm over the hosts of `two_hosts`, with its own munged, slurmctld and a slurmd on each host.
 
-One more host, ring-login, runs no jobs: 10.77.0.200, joined to each of them by a link of its own.
+One more host, ring-login (10.77.0.200), runs no jobs. It has a link to each of the others.
 """
 
 from __future__ import annotations
@@ -152,13 +152,13 @@ class Slurm:
             )
 
     def start_slurmd(self, host: str) -> None:
-        """Make ``host`` one that runs jobs."""
+        """Let ``host`` run jobs."""
         self.start_daemon(host, "slurmd", "-D", "-f", str(self.folder / "slurm.conf"), "-N", host)
 
     def kill_host(self, host: int, *, cut_first: bool) -> None:
-        """End all processes of ``host``, which is not the first one, slurmd too, and take its links away.
+        """End all processes of ``host`` (not the first one), with slurmd, and take its links away.
 
-        ``cut_first``: nobody hears that its connections end, as when it loses its power.
+        ``cut_first``: the links go first, so no peer sees connections end, as after a power failure.
         """
         if cut_first:
             self.set_host(host, "down")
@@ -216,7 +216,7 @@ def _add_login(hosts: TwoHosts) -> None:
 
 
 def _route_to_login(hosts: TwoHosts, host: int) -> None:
-    """Routes that a link takes with it when it goes down."""
+    """Set the routes that are lost when a link goes down."""
     letter = hosts.names[host][-1]
     to, back = f"10.77.0.{host + 1}/32", f"{hosts.prefix}-{letter}"
     way = ["route", "replace", to, "dev", f"link-{letter}", "src", LOGIN_ADDRESS]

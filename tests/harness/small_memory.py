@@ -12,7 +12,7 @@ import pytest
 
 
 def write(group: Path, name: str, value: int | str) -> bool:
-    """Write a file of a control group; whether there is one."""
+    """Write a file of a control group; returns whether the file exists."""
     try:
         (group / name).write_text(str(value))
     except OSError:
@@ -22,7 +22,7 @@ def write(group: Path, name: str, value: int | str) -> bool:
 
 @contextmanager
 def small_group(limit: int) -> Iterator[Path]:
-    """A control group that may hold ``limit`` bytes, and none in swap; the test is skipped where none can be made."""
+    """A control group limited to ``limit`` bytes, without swap; skips the test where none can be made."""
     of_this = {line.split(":")[1]: line.split(":")[2] for line in Path("/proc/self/cgroup").read_text().splitlines()}
     root = Path("/sys/fs/cgroup")
     parent = root / "memory" / of_this["memory"][1:] if "memory" in of_this else root / of_this.get("", "/")[1:]

@@ -1,7 +1,7 @@
-"""What crosses the network of hosts that are namespaces: `recorded` has it, by the streams of TCP.
+"""Records the TCP streams between hosts that are network namespaces (`recorded`), and replays them.
 
-As a program, ``sniffer.py record FILE`` records what all interfaces of its namespace carry until its input ends, and
-``sniffer.py replay FILE ADDRESS...`` says it again to each address, and prints what it hears.
+As a program, ``sniffer.py record FILE`` records all interfaces of its namespace until its input ends, and
+``sniffer.py replay FILE ADDRESS...`` sends the recording to each address, and prints the answers.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ class Flow(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What somebody hears who says again what was recorded."""
+    """What a port answers to a replay."""
 
     connections: int
     heard: bytes
 
 
 class Recording:
-    """What was recorded, once the block of `recorded` has ended."""
+    """A recording, complete when the block of `recorded` has ended."""
 
     def __init__(self) -> None:
         self.flows: dict[Flow, bytes] = {}
@@ -56,9 +56,9 @@ class Recording:
     def replayed(
         self, space: str, own: str, without: Sequence[str] = (), ports: Collection[int] | None = None
     ) -> Answer:
-        """Say all of it again, from the namespace ``own`` to each port that listens in ``space`` beyond loopback.
+        """Send all of it from the namespace ``own`` to each port that listens in ``space`` beyond loopback.
 
-        Ports of ssh servers and of programs ``without`` are left out; with ``ports`` all others are.
+        Ports of ssh servers and of programs ``without`` are left out; with ``ports`` only these ports are tried.
         """
         all_there = listeners(space)
         left_out = {one.port for one in all_there if one.program.startswith(("sshd", *without))}
@@ -82,7 +82,7 @@ class Recording:
 
 
 class Listener(NamedTuple):
-    """A port that listens, and a process that has it."""
+    """A listening port, and a process that has it."""
 
     address: str
     port: int
@@ -91,7 +91,7 @@ class Listener(NamedTuple):
 
 
 def listeners(space: str) -> list[Listener]:
-    """All of a network namespace, beyond loopback; those of IPv6 are left out."""
+    """All listeners of a network namespace beyond loopback, without IPv6."""
     shown = ["ip", "netns", "exec", space, "ss", "-Hltnp"]
     found = []
     for line in subprocess.run(shown, capture_output=True, text=True, check=True).stdout.splitlines():
@@ -104,7 +104,7 @@ def listeners(space: str) -> list[Listener]:
 
 @contextlib.contextmanager
 def recorded(spaces: Sequence[str]) -> Iterator[Recording]:
-    """Record what the interfaces of network namespaces carry, for the length of the block."""
+    """Record what the interfaces of network namespaces carry during the block."""
     made = Recording()
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -122,7 +122,7 @@ def recorded(spaces: Sequence[str]) -> Iterator[Recording]:
 
 
 def _take(packet: bytes, flows: dict[Flow, dict[int, bytes]]) -> None:
-    """Note the bytes of a packet by their place in the stream: packets come twice, and in any order."""
+    """Note the bytes of a packet by their position in the stream: packets arrive twice, and in any order."""
     if packet[12:14] == _IPV4 and packet[23] == _TCP:
         at, end = 14 + (packet[14] & 15) * 4, 14 + struct.unpack("!H", packet[16:18])[0]
         source, to = (socket.inet_ntop(socket.AF_INET, one) for one in (packet[26:30], packet[30:34]))
@@ -138,7 +138,7 @@ def _take(packet: bytes, flows: dict[Flow, dict[int, bytes]]) -> None:
 
 
 def _joined(pieces: dict[int, bytes]) -> bytes:
-    """A stream of its pieces; the numbers of a long one begin again, which few of them do."""
+    """The stream of these pieces. Sequence numbers may wrap around."""
     first = next(iter(pieces))
     found = bytearray()
     for sequence in sorted(pieces, key=lambda one: (one - first + (1 << 31)) % (1 << 32)):
@@ -150,7 +150,7 @@ def _joined(pieces: dict[int, bytes]) -> bytes:
 
 
 def replay(flows: dict[tuple[str | int, ...], bytes], targets: Sequence[str]) -> bytes:
-    """Say each of ``flows`` to each of ``targets``; all that was heard."""
+    """Send each of ``flows`` to each of ``targets``; returns all answers."""
     heard = b""
     for target in targets:
         host, _, port = target.rpartition(":")

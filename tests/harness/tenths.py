@@ -1,7 +1,7 @@
 """The pytest plugin that runs a tenth of the chosen tests: ``-m slow --tenth 3``.
 
-``--tenth commit`` takes the tenth of the date of the last commit, and of files that expect words of an older version
-all tests. ``--minutes 20`` begins no test later than that.
+``--tenth commit`` takes the tenth by the date of the last commit, and all tests of files that expect words of an older
+version. ``--minutes 20`` begins no test after 20 minutes.
 
 Each test always belongs to the same tenth, so ten runs with different numbers run all of them.
 """
@@ -27,17 +27,17 @@ A day has 27 of these, and a week 189. Neither number shares a factor with 10, s
 day or one a week, run all ten tenths.
 """
 TARGETS = ("places", "slurm", "workshop")
-"""Folders in no tenth: a target of their own runs them, with what a machine of CI lacks or at a length it has not."""
+"""Folders in no tenth: their own targets run them, because they need more time, or programs that CI lacks."""
 NO_TIME = "NOT RUN: no time was left"
 
-# The time of the monotonic clock after which no test begins. No variable, for pytests that tests start have none.
+# Monotonic time after which no test begins. Not an environment variable: pytests that tests start have no limit.
 _UNTIL = pytest.StashKey[float]()
 _TENTH = pytest.StashKey[int]()
 _OTHERS = pytest.StashKey[list[str]]()
 
 
 def tenth_of_date(seconds: int) -> int:
-    """The tenth, 0 to 9, whose turn it is at a commit's date in seconds since 1970."""
+    """The tenth, 0 to 9, that a commit of this date runs; in seconds since 1970."""
     return seconds // SECONDS % 10
 
 
@@ -53,7 +53,7 @@ def by_folder(nodeids: Iterable[str]) -> str:
 
 
 def chosen(option: str, root: Path, files: Iterable[Path]) -> tuple[int, set[Path]]:
-    """The tenth that ``--tenth`` asks for, and of which of the files all tests run."""
+    """The tenth that ``--tenth`` asks for, and the files whose tests all run."""
     if option != "commit":
         return int(option), set()
     gone = gone_words(root)
@@ -72,7 +72,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[_UNTIL] = float("inf") if minutes is None else time.monotonic() + 60 * minutes
 
 
-# After the choice by marks; before `rank_tests`, which is loaded later, makes launches of what is left.
+# After the choice by marks; before `rank_tests`, which is loaded later, makes launches of the remaining tests.
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     option = config.getoption("--tenth")

@@ -1,4 +1,4 @@
-"""The trees of sources, each parsed once for all tests that read them."""
+"""Syntax trees of sources, each parsed once for all tests that read it."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ import functools
 
 @functools.cache
 def parsed(text: str) -> ast.Module:
-    """The tree of ``text``; nobody changes it."""
+    """The tree of ``text``; callers must not change it."""
     return ast.parse(text)

@@ -115,7 +115,7 @@ class TwoHosts:
     def on_first(
         self, command: Sequence[str], timeout: float = 200, environment: Mapping[str, str] | None = None
     ) -> str:
-        """Run ``command`` on the first host, with more of an ``environment``, and return what it printed.
+        """Run ``command`` on the first host, with ``environment`` added, and return what it printed.
 
         Raises AssertionError with its output when it fails, and subprocess.TimeoutExpired.
         """
@@ -134,7 +134,7 @@ class TwoHosts:
         return done.stdout
 
     def start(self, command: Sequence[str], environment: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
-        """Start ``command`` on the first host, with more of an ``environment``. A signal to the process reaches it."""
+        """Start ``command`` on the first host, with ``environment`` added. A signal to the process reaches it."""
         return subprocess.Popen(
             [str(self.folder / "launcher"), NAMES[0], f"exec {shlex.join(command)}"],
             env={**os.environ, **self.environment, **(environment or {})},
@@ -161,7 +161,7 @@ class TwoHosts:
         _ip("-n", f"{self.prefix}-{self.names[host][-1]}", "link", "set", "link0", state)
 
     def revive(self, name: str) -> None:
-        """Bring the link and the ssh server of a host back, if it has lost them; returns when the others reach it."""
+        """Restore a host's link and ssh server, if they are gone; returns when the others reach it."""
         space = f"{self.prefix}-{name[-1]}"
         if any(command.startswith("sshd: /") for command in commands(pids_in(space))):
             return
@@ -175,7 +175,7 @@ class TwoHosts:
 
     @contextlib.contextmanager
     def limited(self, host: int, rate: str) -> Iterator[None]:
-        """What ``host`` (0 or 1) sends has another rate within."""
+        """In the block ``host`` (0 or 1) sends at another rate."""
         space = f"{self.prefix}-{'ab'[host]}"
         _limit(space, rate)
         try:
@@ -207,10 +207,7 @@ def hosts_or_skip(count: int = 2) -> Iterator[TwoHosts]:
 
 @contextlib.contextmanager
 def two_hosts(rate: str = "1gbit", count: int = 2) -> Iterator[TwoHosts]:
-    """Make the hosts with links of ``rate`` (in the notation of ``tc``), and remove them in any case.
-
-    With a ``count`` there are as many, up to 16.
-    """
+    """Make ``count`` hosts, up to 16, with links of ``rate`` (in the notation of ``tc``), and always remove them."""
     prefix = f"ring-{uuid.uuid4().hex[:8]}"
     folder = Path(tempfile.mkdtemp(prefix="two-hosts-"))
     letters = "abcdefghijklmnop"[:count]

@@ -1,4 +1,4 @@
-"""Waits in tests: for a condition, with a limit; for text; and in a program of a test for a signal."""
+"""Waits in tests: for a condition, with a limit; for text; and for a signal, in a program of a test."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TypeVar
 __all__ = ["LIMIT", "SLEEPS", "stderr_into", "until"]
 
 LIMIT = 200.0
-"""Seconds after which what has not come hangs, on a busy machine too."""
+"""Seconds after which a wait counts as hung, on a busy machine too."""
 
 SLEEPS = "while True: __import__('time').sleep(0.05)"
 """A line of Python that waits for a signal.
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 def until(condition: Callable[[], T], limit: float = LIMIT, why: Callable[[], object] = str) -> T:
-    """What ``condition()`` returns as soon as that is true; fails after ``limit`` seconds, with ``why()``."""
+    """The first true result of ``condition()``; fails after ``limit`` seconds, with ``why()``."""
     deadline, pause = time.monotonic() + limit, 0.005
     while not (found := condition()):
         assert time.monotonic() < deadline, f"still not so after {limit:g} s: {why()}"
