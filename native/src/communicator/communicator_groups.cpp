@@ -13,7 +13,7 @@ namespace ring {
 
 namespace {
 
-// On destruction tells the ranks that wait for this rank in a generation that it will not join, unless it has joined.
+// Unless this rank has joined, its destructor tells the ranks that wait in a generation that this rank will not join.
 class Opening {
    public:
     Opening(RankSlot& own, std::uint64_t generation) : own_(own), generation_(generation) {}

@@ -70,7 +70,7 @@ std::string Communicator::awaited_text(const Work& work, const char* how) const 
     return describe_fully(work.header) + (group_ == generation_.group ? "" : group) + how;
 }
 
-// Operations of the named lane wait for calls in `NamedLane::check`; those here all ranks have called.
+// Operations of the named lane report their waits in `NamedLane::check`; here all ranks have called them.
 void Communicator::report_wait(Work& work) const {
     const bool lacks_calls = work.machine.stage == Work::Stage::Posted && !work.machine.algorithm;
     if (lacks_calls && named_ != nullptr) {
@@ -137,7 +137,7 @@ bool Communicator::explain(const Work& work, std::exception_ptr& error) {
     return true;
 }
 
-// Behind an abort: completes an operation that other ranks may have completed, and rules out any other.
+// After an abort: completes an operation that other ranks may have completed, and rules out any other.
 bool Communicator::complete_in_spite(Work& work) noexcept {
     const std::uint64_t sequence = work.header.sequence;
     if (fabric_ || work.machine.gates > 0) return group_->rule_out(sequence) && work.header.kind == OpKind::Commit;
@@ -177,8 +177,8 @@ void Communicator::fail(Work& work, std::exception_ptr error) noexcept {
     if (ended && generation_.fabric) generation_.fabric->notices().send_due();  // there may be memory now
 }
 
-// After this the tensors of a failed operation belong to the caller again: no rank touches them. If a rank is stopped
-// while it does, their memory is never reused.
+// Waits until no rank touches the tensors of a failed operation, which then belong to the caller again. If a rank is
+// stopped while it touches them, their memory is not reused.
 void Communicator::keep_tensors_until_quiet(const Work& work) noexcept {
     if (group_->wait_quiet()) return;
     const auto keep = [&](std::uint64_t offset) {

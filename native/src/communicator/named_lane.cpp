@@ -316,7 +316,7 @@ void NamedLane::check() {
     report_waits();
 }
 
-// Those that not all ranks have posted, as far as one table shows them.
+// Reports the operations that not all ranks have posted, as far as the table shows them.
 void NamedLane::report_waits() const {
     const std::lock_guard<std::mutex> lock(mutex_);
     std::size_t left = Standstill::kMost;
@@ -460,8 +460,8 @@ bool NamedLane::has_news() const {
     return closing_ && !told_closing_ && !own_.empty();
 }
 
-// If one rank's call has more names than another's, it would wait for them for ever. So the other names of a call are
-// posted only when all ranks agree on the first, and with it on their number.
+// If one rank's call had more names than another's, it would wait for ever. So the other names of a call are posted
+// only when all ranks agree on the first, and thus on the number of names.
 void NamedLane::tell_what_follows() {
     std::vector<std::pair<NameKey, std::shared_ptr<Work>>> failed;
     {

@@ -89,7 +89,7 @@ bool Communicator::post_small(const SmallAllreduce& call, Arrival& arrival) {
 bool Communicator::complete_small(const SmallAllreduce& call, Arrival& arrival) {
     const Header& header = arrival.header;
     if (!group_->all_have_arrived(arrival.gate) || !group_->agrees_at_once(header)) return false;
-    // In this order: a rank that gives up behind the abort then sees that all have come, and completes it too.
+    // In this order: a rank that gives up after the abort then sees that all have come, and completes it too.
     if (group_->aborted() && !group_->decide(header.sequence)) return false;
     const void* sources[kMostRanks];
     for (int i = 0; i < size(); ++i) sources[i] = group_->inline_slot(i, header.sequence);

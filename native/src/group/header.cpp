@@ -8,7 +8,7 @@
 namespace ring {
 namespace {
 
-// FNV-1a, of words; what it lacks is that a word changes bits below its own.
+// FNV-1a of words, plus what it lacks: a word also changes bits below its own.
 std::uint64_t add_word(std::uint64_t hash, std::uint64_t word) {
     hash = (hash ^ word) * 1099511628211ull;
     return hash ^ hash >> 32;

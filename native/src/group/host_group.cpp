@@ -44,7 +44,7 @@ std::size_t segment_bytes(const Options& options, const RingMemory& ring_memory)
 void HostGroup::publish(RingMemory& ring_memory, const std::vector<int>& local, std::uint64_t block,
                         std::uint64_t generation) {
     RankSlot& slot = ring_memory.slot(ring_memory.local_rank());
-    slot.generation.store(0, std::memory_order_seq_cst);  // nobody takes this block for that of the generation before
+    slot.generation.store(0, std::memory_order_seq_cst);  // no rank takes it for the previous generation's block
     slot.generation_block.store(block, std::memory_order_seq_cst);
     slot.generation.store(generation, std::memory_order_seq_cst);
     for (int member : local) ring_memory.slot(member).bell.ring();

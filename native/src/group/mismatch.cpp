@@ -168,7 +168,8 @@ std::string find_mismatch(const std::vector<Header>& headers, const std::vector<
     std::string why = odd_one(headers, ranks);
     const bool is_odd = !why.empty();
     if (!is_odd) why = disagreement(headers, ranks, lead, lead == own_index);
-    // A rank reads best how others differ from itself; one that has joined, or gave no name, may differ from nobody.
+    // A message is clearest when it compares others with the own rank. A rank that has joined, or gave no name, may
+    // differ from none.
     if (!is_odd && !why.empty() && lead != own_index &&
         (headers[own_index].kind != OpKind::Join || first.kind == OpKind::Join)) {
         const std::string from_own = disagreement(headers, ranks, own_index, true);

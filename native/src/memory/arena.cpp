@@ -20,7 +20,7 @@
 namespace ring {
 namespace {
 
-// How long a measurement of the memory that is left is valid, and which part of it further blocks may take.
+// How long a measurement of the free memory is valid, and which part of it further blocks may take.
 constexpr std::int64_t kLookLasts = 1'000'000'000;  // ns
 constexpr std::size_t kLookServes = 64;
 // A reserve this small is kept without a measurement.

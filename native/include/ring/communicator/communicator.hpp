@@ -73,10 +73,10 @@ class Communicator {
     // The same; counts the time of the caller, and throws the error of the operation.
     std::shared_ptr<Work> call(Request request, double timeout, const Interruption& check);
     // A barrier whose outcome all ranks share. On one host it succeeds on all ranks or throws on all of them, whatever
-    // ends them meanwhile: it also returns when `check` has thrown and the other ranks had committed. Between hosts no
+    // happens meanwhile: it returns even if `check` throws, when the other ranks have committed. Between hosts no
     // exchange can decide for all at one moment: after an abort or an interrupt a host waits some time for the messages
     // of the others, and only the death of a rank or a link in that time can leave the outcomes different.
-    // Each rank gives the number of the newest change that it has received; returns the least of them, which all ranks
+    // Each rank gives the number of the newest change that it has received; returns the least number, which all ranks
     // have. It is 0 while a rank has joined, because that rank takes no step.
     std::uint64_t commit(std::string name, std::uint64_t newest, double timeout, const Interruption& check,
                          std::uint32_t site = 0);
@@ -87,7 +87,7 @@ class Communicator {
                          const std::function<std::uint32_t()>& before_wait);
     // `start` for such an allreduce; `work` stays null where it has completed at once.
     bool start_small(const SmallAllreduce& call, double timeout, std::shared_ptr<Work>& work);
-    // Whether the work is done. A small operation belongs to no thread: there this call polls the other ranks up to
+    // Whether the work is done. A small operation belongs to no thread, so this call polls the other ranks up to
     // `looks` times and takes the result.
     bool look(Work& work, int looks = 1);
     // The same for at most some 2 µs, the time for which a caller may hold the GIL.

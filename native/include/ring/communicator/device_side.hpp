@@ -40,7 +40,7 @@ class DeviceSide {
     DeviceSide(const DeviceSide&) = delete;
     DeviceSide& operator=(const DeviceSide&) = delete;
 
-    // Called by the caller of an operation with tensors on a device: records an event behind the work on its stream.
+    // Called by the caller of an operation with tensors on a device: records an event after the work on its stream.
     void prepare(Work& work) const;
     // Any thread.
     bool is_quiet() const { return under_way_.load(std::memory_order_seq_cst) == 0; }

@@ -35,7 +35,7 @@ class DeviceEvent {
 // Memory of the device, freed in the order of a stream.
 class DeviceMemory {
    public:
-    // Allocated in the order of `stream`; freed in that of `last`, on which it is used last.
+    // Allocated in the order of `stream`; freed in the order of `last`, the stream of its last use.
     DeviceMemory(std::shared_ptr<DeviceContext> context, std::size_t bytes, void* stream, void* last);
     ~DeviceMemory();
     DeviceMemory(const DeviceMemory&) = delete;

@@ -86,7 +86,7 @@ class BlockReservation {
    public:
     // A block for a group of these local ranks, in this rank's arena. Throws OutOfMemory.
     BlockReservation(std::shared_ptr<RingMemory> ring_memory, const std::vector<int>& local, const Room& room);
-    // Lets nobody in any more; the block is freed when the last member has dropped its reference or died.
+    // Closes the block; it is freed when the last member has dropped its reference or died.
     ~BlockReservation();
     BlockReservation(const BlockReservation&) = delete;
     BlockReservation& operator=(const BlockReservation&) = delete;

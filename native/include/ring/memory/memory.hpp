@@ -102,14 +102,14 @@ class RingMemory {
     void release(std::uint64_t offset) noexcept {
         if (owned()) arena_.release(offset);
     }
-    // The block that this offset lies in, if this rank has allocated it, is not reused before the condition holds. Each
-    // allocation of this rank checks the condition.
+    // Does not reuse the block with this offset, if this rank has allocated it, before the condition holds, which each
+    // allocation of this rank checks.
     void keep(std::uint64_t offset, const std::shared_ptr<Arena::Condition>& until) noexcept {
         arena_.keep(offset, until);
     }
 
-    // Calls `use` while the owner of the block at that offset, which may be any rank, sees that this rank is about to
-    // use it. Exceptions of `use` propagate.
+    // Calls `use` while the owner of the block (any rank) sees that this rank is about to use it. Exceptions of `use`
+    // propagate.
     template <class Use>
     void enter(std::uint64_t block, Use&& use) {
         const std::lock_guard<std::mutex> one_at_a_time(entering_);

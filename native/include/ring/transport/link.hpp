@@ -36,8 +36,7 @@ class Link {
     // Largest tag that may be used.
     virtual int tag_limit() const = 0;
 
-    // Takes a number below `limit`, for tags of its own: one that is not in use in this process, and was released
-    // longest ago.
+    // Takes a number below `limit`, for tags of its own: the one released longest ago that this process does not use.
     int take_number(int limit);
     void give_back(int number);
 

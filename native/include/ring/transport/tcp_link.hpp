@@ -44,8 +44,8 @@ class TcpLink : public Link {
     // call `flush`, because a cancelled message was half sent.
     int attention_fd() const { return attention_fd_; }
     std::vector<int> take_wanted();
-    // Sends what can be sent. Returns whether something is left; then call it again soon: a notice may wait behind it,
-    // and its sender may not use the link any more.
+    // Sends what can be sent. Returns whether something is left; then call it again soon, because a notice may wait
+    // whose sender does not use the link any more.
     bool flush();
     // Takes over `socket`, the connection to a rank. Ignored where there is one already.
     void connected(int rank, int socket);

@@ -7,7 +7,7 @@
 namespace ring {
 namespace {
 
-// Compares UUIDs, which are unique, and not host names: containers of one machine have different ones.
+// Compares UUIDs, which are unique, and not host names, because containers of one machine have different host names.
 bool same_device(const DeviceCard& a, const DeviceCard& b) {
     return std::memcmp(a.device.bytes, b.device.bytes, sizeof a.device.bytes) == 0;
 }

@@ -77,7 +77,7 @@ std::vector<std::int64_t> header_counts(const std::vector<Header>& headers) {
     return counts;
 }
 
-// Every rank copies its parts from the inputs: they begin at element `from[member]` of that member's tensor.
+// Every rank copies its parts from the inputs; a part begins at element `from[member]` of that member's tensor.
 class Pull : public Gathering {
    public:
     Pull(const Operation& operation, std::vector<std::int64_t> counts, std::vector<std::uint64_t> from, bool is_inline)

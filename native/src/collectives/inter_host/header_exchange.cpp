@@ -255,7 +255,7 @@ void Agreement::read_all() {
     }
 }
 
-// The data behind a host's headers must be as long as they say, or a reader would leave the message.
+// The data behind a host's headers must be as long as they say, or a reader would read beyond the message.
 void Agreement::check_message(int host, const MessageFront& front) const {
     const std::vector<int>& members = fabric_.members(host);
     std::vector<Header> headers;

@@ -34,7 +34,7 @@ struct BlockRun {
     std::uint64_t hosts;  // that follow each other and have this block
     std::uint64_t bytes;  // of it
 };
-// A message begins with so many bytes, and another one brings the rest, because its receiver does not know its length.
+// Bytes of the first part of a message; a second one has the rest, because the receiver does not know the length.
 constexpr std::size_t kFirstPart = 16 << 10;
 inline std::uint64_t packed_messages(std::uint64_t bytes) { return bytes <= kFirstPart - sizeof bytes ? 1 : 2; }
 

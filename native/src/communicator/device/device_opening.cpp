@@ -166,8 +166,8 @@ bool DeviceOpening::look() {
     return true;
 }
 
-// An ordinary operation in its turn, and the first one on NCCL, which connects only then. So it leaves the queue as
-// soon as it was issued, and the ranks can exchange further cards.
+// An ordinary operation, and the first one on NCCL, which connects only then. So it leaves the queue as soon as it is
+// issued, and the ranks can exchange further cards.
 void DeviceOpening::begin_sum() {
     DeviceStream& stream = side_.stream();
     const std::shared_ptr<DeviceContext> context = stream.context();

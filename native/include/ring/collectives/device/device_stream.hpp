@@ -98,9 +98,9 @@ class DeviceStream {
     // A second stream, for copies to and from host memory. It never waits for an event, because a copy may block its
     // caller until the stream is idle.
     void* copies();
-    // At least so many bytes of pinned ring memory, which nobody else has, for copies of tensors that host memory
-    // moves. To pin memory the driver locks each page, so blocks are kept for the next operations. They end with the
-    // generation: in the next one a rank may still read what an aborted operation has left. Any thread may drop the
+    // At least `bytes` of pinned ring memory that no other caller uses, for copies of tensors that host memory moves.
+    // To pin memory the driver locks each page, so blocks are kept for the next operations. They end with the
+    // generation: a rank may still read the data of an aborted operation in the next one. Any thread may drop the
     // result. Throws OutOfMemory.
     std::shared_ptr<PinnedRegion> pinned(const std::shared_ptr<RingMemory>& ring_memory, std::size_t bytes);
     // NCCL launches one operation at a time. False while another owner launches.

@@ -75,8 +75,8 @@ struct Result {
     std::uint64_t newest = 0;  // commit: the least of the ranks' numbers
 
     void allocate(std::size_t size);
-    // Where the elements from each rank go; `counts` says how many. The targets of the request are used where all have
-    // exactly these sizes; otherwise the result allocates memory.
+    // Where the `counts` elements from each rank go: to the targets of the request if all have exactly these sizes,
+    // else to memory of the result.
     std::vector<std::byte*> place(const Request& request, std::vector<std::int64_t> counts, std::size_t item);
 };
 
