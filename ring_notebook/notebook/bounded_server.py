@@ -7,11 +7,11 @@ import socketserver
 from threading import BoundedSemaphore, Thread
 from typing import Any
 
-_PERIOD = 0.2  # seconds between two looks whether it is closed
+_PERIOD = 0.2  # seconds between checks for `close`
 
 
 class BoundedServer(socketserver.ThreadingMixIn):
-    """Before a class of servers: serves in a thread of this name, from `begin` to `close`.
+    """A mixin for server classes: serves in a thread called ``name``, from `begin` to `close`.
 
     It answers at most ``most`` callers at once, each in a thread, and turns others away.
     """

@@ -31,7 +31,7 @@ PHASE_WORDS = {
     "bubble": "idle until a message comes",
     "data": "loading data",
 }
-# Of words too: on white and on black pages the contrast is at least 3 to 1.
+# Also for text: on white and on black pages the contrast is at least 3 to 1.
 STATUS_COLORS = {
     "running": "#3b82f6",
     "paused": CHANGED,

@@ -10,7 +10,7 @@ from types import FrameType, TracebackType
 class DeferredInterrupt:
     """In the block SIGINT raises nothing; ``came`` then says whether it came.
 
-    In another thread than the main one, which no signal interrupts, and where SIGINT is ignored, it does nothing.
+    It does nothing outside of the main thread, which alone gets signals, and where SIGINT is ignored.
     """
 
     def __init__(self) -> None:

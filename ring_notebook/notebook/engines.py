@@ -23,8 +23,8 @@ from ring_notebook.rank.named_interrupt import interrupt
 from ring_notebook.text import words
 
 _POLL = 0.02
-_SECONDS_TO_HEAR = 1.0  # of engines that register, until the controller is asked for them
-_SECONDS_TO_JOIN = 0.25  # of a subscription, until an engine is asked to publish again
+_SECONDS_TO_HEAR = 1.0  # until the controller is asked, again, which engines have registered
+_SECONDS_TO_JOIN = 0.25  # for a subscription to take effect, before engines publish again
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +36,15 @@ class Engine:
     pid: int
     gpu: str = ""
     began: int = 0
-    """When its process did, in clock ticks since its host did; 0 where that is not known."""
+    """When its process began, in clock ticks since its host booted; 0 if unknown."""
     threads: int = 0
-    """With how many it computes, unless a cell sets another number; 0 where that is not known."""
+    """How many threads it computes with, unless a cell sets another number; 0 if unknown."""
     replaced: float = 0.0
-    """When it took the place of one that had died or was ended, in seconds since the epoch; 0 for the first one."""
+    """When it replaced an engine that died or was ended, in seconds since the epoch; 0 for the first one."""
     status_file: str = ""
-    """Where it tells what it executes, on its host; empty where it does not."""
+    """The file on its host that says what it executes; empty without one."""
     reports: int = 0
-    """How many reports of failures of its rank are of engines before it."""
+    """How many failure reports of its rank belong to engines before it."""
 
     @property
     def local(self) -> bool:
@@ -55,10 +55,9 @@ class Engine:
 class Engines:
     """The engines behind an ipyparallel client. Every method may be called from any thread.
 
-    ``trouble`` returns why no engine answers any more, empty while they do; ``deaths`` returns the ranks that have
-    died, each with the story of that. ``end`` kills one that can be started again, for a reason; None where none can.
-    ``interrupt_remote`` interrupts a run on an engine of another host, both named; None where each engine has a process
-    of ipyparallel's for that.
+    ``trouble`` returns why no engine answers any more, empty while they do; ``deaths`` explains each death, by rank.
+    ``end(rank, reason)`` kills an engine that can be started again; None if none can. ``interrupt_remote(rank, run)``
+    interrupts a run on another host; None if ipyparallel does that, with a process for each engine.
     """
 
     def __init__(
@@ -78,7 +77,7 @@ class Engines:
         self._heard: set[int] = set()
 
     def part(self, ranks: Sequence[int]) -> Engines:
-        """Some of the engines, which count from 0 in this order. `close` is for all of them."""
+        """The engines of ``ranks``, numbered from 0 in this order. Its `close` closes all engines."""
         some = Engines(self._client, self.trouble, self.deaths, self.end, self._interrupt_remote)
         some.all = [self.all[rank] for rank in ranks]
         return some
@@ -86,7 +85,7 @@ class Engines:
     def wait_for(self, ranks: Sequence[int], timeout: float, trouble: Callable[[], str] = str) -> None:
         """Wait until the engines of ``ranks`` have registered.
 
-        Raises ClusterError when they have not, with what ``trouble`` returns as soon as that is not empty.
+        Raises ClusterError after ``timeout`` seconds, or with a text that ``trouble`` returns meanwhile.
         """
         deadline = monotonic() + timeout
         ask = monotonic() + _SECONDS_TO_HEAR
@@ -104,8 +103,8 @@ class Engines:
     def forget(self, rank: int, formation: int, timeout: float) -> None:
         """Have the controller and this client forget the engine of ``rank``, also one that has yet to register.
 
-        The controller refuses those that were started before ``formation``, whenever they come back. Raises
-        ClusterError when it does not do that in time.
+        The controller then refuses engines that were started before ``formation``. Raises ClusterError when the engine
+        is not removed in time.
         """
         client = self._client
         self._heard.discard(rank)
@@ -191,7 +190,7 @@ class Engines:
     def call_beside(
         self, function: str, *args: Any, ranks: Sequence[int] | None = None, timeout: float = 2.0
     ) -> list[Any]:
-        """Call ``module:function`` on engines beside the cells that they execute; None for those that are silent.
+        """Call ``module:function`` on engines beside the cells that they execute; None for those that do not answer.
 
         Raises ClusterError with the message of the first rank that raised.
         """
@@ -217,8 +216,8 @@ class Engines:
     ) -> list[Any]:
         """Call ``module:function`` and return its results by rank.
 
-        Raises ClusterError with the message of the first rank that raised, with what ``trouble`` returns as soon as
-        that is not empty, or when there is no answer in time.
+        Raises ClusterError with the message of the first rank that raised, with a text that ``trouble`` returns
+        meanwhile, or when there is no answer in time.
         """
         wanted = range(len(self.all)) if ranks is None else ranks
         self.require_living(wanted)
@@ -238,7 +237,7 @@ class Engines:
         return results
 
     def hear(self, ranks: Sequence[int], timeout: float = 10.0) -> None:
-        """Wait until what the engines of ``ranks`` publish arrives here, once for each of them.
+        """Wait until messages published by ``ranks`` arrive here; ranks heard before need no wait.
 
         Subscriptions between engine, controller and client take effect after they connect, and what is published before
         that is lost. Returns after ``timeout`` seconds in any case: an engine may be busy for longer.
@@ -258,7 +257,7 @@ class Engines:
         return [rank for rank, engine in enumerate(self.all) if engine.rank not in deaths]
 
     def known_to_controller(self) -> bool:
-        """Whether the controller has not lost all of them."""
+        """Whether the controller still knows one of them."""
         known = self._client.ids
         return any(engine.rank in known for engine in self.all)
 
@@ -273,7 +272,7 @@ class Engines:
         return self.all[rank].rank if rank < len(self.all) else rank
 
     def signal(self, signum: signal.Signals, ranks: Sequence[int]) -> None:
-        """Signal those engines of ``ranks`` that live, which are on this host."""
+        """Signal the living engines of ``ranks``, all on this host."""
         for engine in self._living(ranks):
             with suppress(ProcessLookupError):  # it has ended, and the watcher of the processes reports that
                 os.kill(engine.pid, signum)
@@ -281,7 +280,7 @@ class Engines:
     def interrupt(self, name: str, ranks: Sequence[int]) -> None:
         """Send SIGINT to those engines of ``ranks`` that live and still execute ``name``: a run, or the debugger."""
         for engine in self._living(ranks):
-            # Those that have ended: the watcher of the processes reports that.
+            # An engine that has ended: the watcher of the processes reports it.
             with suppress(ProcessLookupError, IndexError, ipyparallel.NoEnginesRegistered, ClusterError):
                 if engine.local:
                     interrupt(engine.pid, engine.status_file, name)
@@ -301,7 +300,7 @@ class Engines:
 
 
 def died(dead: Sequence[int]) -> str:
-    """What to say to somebody who needs ranks that have died, and has been told why."""
+    """The error for a call on ranks that have died. Why they died was reported before."""
     have, them = ("has", "it") if len(dead) == 1 else ("have", "them")
     return f"{words.ranks(dead)} {have} died; `%ring heal` starts {them} again"
 

@@ -30,8 +30,8 @@ class Command(Generic[P, R]):
     """A command, called ``prog`` with the words before it; calling it calls its ``action``.
 
     The first sentence of the action's docstring is its help. Its options are those of the action's parameters and of
-    the fields of ``records``. Help and docs have a heading for each ``group``. ``replaces`` are former commands, and
-    what to type instead.
+    the fields of ``records``. Help and docs have a heading for each ``group``. ``replaces`` maps former commands
+    to what to type now.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Command(Generic[P, R]):
         return self, list(words)
 
     def renamed(self, words: Sequence[str]) -> tuple[list[str], str]:
-        """The words with the name that a former one has now, and a sentence that says so; empty without one."""
+        """The words with the present name of a former command, and a sentence about it, which is empty for others."""
         for before, now in [pair for one in self.every() for pair in one.replaces.items()]:
             old = before.split()
             if list(words[: len(old)]) == old:
@@ -95,7 +95,7 @@ class Command(Generic[P, R]):
             raise UsageError(f"{error}{self._meant(words)}") from None
 
     def _meant(self, words: Sequence[str]) -> str:
-        """The word that a wrong one is most like, as a question, or all commands; empty where neither helps."""
+        """A hint for a wrong word: the most similar one, or all commands; empty if neither helps."""
         known = [*self.commands, *(name for one in self.options for name in (*one.flags, *one.choices))]
         for word in words:
             name = word.partition("=")[0]
@@ -127,7 +127,7 @@ class Command(Generic[P, R]):
         return lines
 
     def complete(self, given: Sequence[str], begun: str, session: Any) -> tuple[list[str], bool]:
-        """What can follow the words ``given`` and begins with ``begun``, and whether nothing else can."""
+        """Completions of ``begun`` behind the words ``given``, and whether nothing else can follow."""
         before = next((one for one in self.options if one.value and given and given[-1] in one.flags), None)
         place = before or self._argument(given)
         found = [*self.commands] if not given else []

@@ -8,7 +8,7 @@ from IPython.display import DisplayHandle, display
 
 
 def place() -> DisplayHandle:
-    """An empty place in the output of the cell that asks for it, for what comes later."""
+    """An empty display in the output of the current cell, to fill later."""
     made: DisplayHandle = display({"text/plain": ""}, raw=True, display_id=True)
     return made
 

@@ -1,4 +1,4 @@
-"""A cluster whose hosts a batch job holds: submitted, followed until its engines run, given back when they are idle."""
+"""A batch job that holds the hosts of a cluster: submitted, followed, and cancelled when the engines are idle."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ HOLD = ("sleep", "infinity")
 """The command of a job that only holds its hosts."""
 _ABOUT = "about.json"
 _PERIOD = 1.0
-_PERIODS_OF_QUERIES = ((60.0, 2.0), (600.0, 5.0), (float("inf"), 10.0))  # until so long after the submission
-_LOOK = 0.5  # at the file of the job's output
-_SECONDS_SOONER = 60.0  # that make asking for less worth a hint
+_PERIODS_OF_QUERIES = ((60.0, 2.0), (600.0, 5.0), (float("inf"), 10.0))  # (until seconds of waiting, seconds between)
+_LOOK = 0.5  # seconds between checks of the job's output file
+_SECONDS_SOONER = 60.0  # a smaller request that starts this much sooner is worth a hint
 _SECONDS_TO_END = 5.0
-_LAST_LINES = 5  # of what the job has written
+_LAST_LINES = 5  # of the job's output
 
 
 class BatchJob:
     """A job that holds hosts; its script and what it writes are in ``folder``.
 
-    It is cancelled when this process ends, however it ends; with ``keep`` it stays, and `left_behind` finds it.
+    It is cancelled when this process ends in any way; with ``keep`` it stays, and `left_behind` finds it.
     """
 
     def __init__(self, folder: Path, request: BatchRequest, keep: bool, about: dict[str, Any]) -> None:
@@ -55,12 +55,12 @@ class BatchJob:
         self.times: dict[str, float] = about.get("times", {})
         """``idle`` and ``before_end`` of `BatchCluster`."""
         self.busy: float = about.get("busy", 0.0)
-        """Seconds for which its ranks have executed cells."""
+        """Seconds in which its ranks executed cells."""
         self.cluster: str = about.get("cluster", "")
-        """The folder of the cluster that runs in it, by name."""
+        """The name of the folder of the cluster that runs in it."""
         self.number = ""
         self.sooner = ""
-        """What would have started before it, in words."""
+        """Which smaller requests would have started sooner, as a sentence."""
         self.kept_before = False
         """Whether an earlier kernel has submitted it."""
         self._guard: subprocess.Popen[str] | None = None
@@ -76,7 +76,7 @@ class BatchJob:
             with open_private(folder / "job.sh", "w") as file:
                 file.write(job.script())
             job.describe()
-            job.sooner = job._sooner()  # now: the batch system would count this job too, which less would replace
+            job.sooner = job._sooner()  # before submission: later estimates would count this job too
             job._submit()
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
@@ -89,7 +89,7 @@ class BatchJob:
 
     def _submit(self) -> None:
         arguments = str(os.getpid()), self.request.system, str(self.folder), str(int(self.keep))
-        # In a session of its own: the signals that end a kernel and its children are not meant for it.
+        # In its own session: signals to the kernel's process group must not reach it.
         guard = self._guard = subprocess.Popen(
             module_command("ring_notebook.launch.batch_guard", *arguments),
             stdin=subprocess.PIPE,
@@ -101,7 +101,7 @@ class BatchJob:
         assert guard.stdout is not None
         try:
             answer = guard.stdout.readline().strip()
-        except BaseException:  # an interrupt: what was submitted is cancelled
+        except BaseException:  # an interrupt: this cancels a job that was submitted
             guard.stdin.close()
             raise
         if read_text(self.folder / "job") != answer and guard.wait() != 0:
@@ -123,7 +123,7 @@ class BatchJob:
                 if not is_own(folder) or is_alive(about["kernel"], about["began"]):
                     continue
                 if not about["keep"]:
-                    if about["host"] == gethostname():  # of other login nodes nothing is known
+                    if about["host"] == gethostname():  # processes of other login nodes cannot be checked
                         job.forget()
                     continue
                 job.number = read_text(folder / "job")
@@ -152,11 +152,11 @@ class BatchJob:
         return f"{self.request.batch_system.name} job {self.number}"
 
     def state(self) -> JobState | None:
-        """As the batch system tells it now; None where it does not answer."""
+        """The job's state from the batch system; None if it does not answer."""
         return self.request.batch_system.state(self.number)
 
     def _sooner(self) -> str:
-        """In words: what would start before this job, which is not submitted yet; empty where nothing is known."""
+        """Which smaller requests would start sooner than this job, as a sentence; empty if unknown."""
         system, now = self.request.batch_system, time.time()
         start = system.starts(self.script())
         if start is None or start < now + _SECONDS_SOONER:
@@ -173,10 +173,10 @@ class BatchJob:
         return f" Less would have started sooner: {', '.join(found)}." if found else ""
 
     def cancel(self) -> None:
-        """End the job, whatever its state. Raises ClusterError where the batch system does not take that."""
+        """Cancel the job in any state. Raises ClusterError if the batch system does not confirm it."""
         ended = self.request.batch_system.end(self.number)
         if self._guard is not None and self._guard.stdin is not None:
-            self._guard.stdin.close()  # it tries too, and for longer
+            self._guard.stdin.close()  # the guard cancels too, and tries for longer
             if ended:
                 self._guard.kill()
                 self._guard.wait()
@@ -191,7 +191,7 @@ class BatchJob:
 
     @property
     def output_time(self) -> int:
-        """When the file of its output was written or made last; 0 before. Most batch systems make it at the start."""
+        """When its output file last changed; 0 without one. Most batch systems create it when the job starts."""
         with suppress(OSError):
             return (self.folder / "output").stat().st_mtime_ns
         return 0
@@ -202,7 +202,7 @@ class BatchJob:
 
 
 def _folders() -> list[Path]:
-    with suppress(OSError):  # the folder around them is another user's, who hides what is in it
+    with suppress(OSError):  # another user owns the parent folder and denies access
         return list(_root().glob("*-*"))
     return []
 
@@ -212,12 +212,12 @@ def _root() -> Path:
 
 
 class BatchCluster:
-    """Follows a job in a thread: starts the engines once it runs, and again when it was put back into the queue.
+    """Follows a job in a thread: starts the engines when it runs, and again after it was requeued.
 
-    ``use`` gets the cluster as soon as there is one, and None when its engines are lost; ``tell`` what a user should
-    know, in words; ``busy`` says whether a cell runs or waits. After ``idle`` seconds without one, and at the end of
-    the job, ``release`` is called. ``before_end`` seconds before the time limit the ranks write a checkpoint, and
-    then and before an idle cluster is released ``keep`` keeps their variables and returns what to tell.
+    ``use`` gets the cluster when its engines run, and None when they are lost. ``tell`` gets sentences for the user.
+    ``busy`` says whether a cell runs or waits; ``release`` is called after ``idle`` seconds without one, and when the
+    job ends. ``before_end`` seconds before the time limit the ranks write a checkpoint. Then, and before an idle
+    cluster is released, ``keep`` keeps their variables and returns what to tell.
     """
 
     def __init__(
@@ -289,7 +289,7 @@ class BatchCluster:
                     self._wait_for_hosts()
                 else:
                     self._watch(self._cluster)
-        except Exception as error:  # nobody else would say it
+        except Exception as error:  # the thread has no caller to report it
             self._end(f"{self.job.name}: {error}")
 
     def _end(self, line: str) -> None:
@@ -310,7 +310,7 @@ class BatchCluster:
             elif state.phase == "runs" and state.hosts:
                 self._start(state)
                 return
-            elif state.phase == "ended" and state.word != "COMPLETING":  # from where it may return to the queue
+            elif state.phase == "ended" and state.word != "COMPLETING":  # which a requeued job passes through
                 wrote = self.job.output()
                 why = judge_batch_job(self.job.name, state.word, state.reason, ())
                 self._end(f"{why or f'{self.job.name} has ended'}.{f' It wrote: {wrote}' if wrote else ''}")
@@ -375,7 +375,7 @@ class BatchCluster:
                 return
 
     def _see_what_ended(self, cluster: Cluster) -> None:
-        """The engines are gone: with the job, or for now, or for a reason of their own."""
+        """Find out whether the job has ended, was requeued, or its engines died by themselves."""
         reason = str(cluster.death)
         deadline = time.monotonic() + _SECONDS_TO_END
         while not self._closed.wait(_PERIOD):
@@ -387,7 +387,7 @@ class BatchCluster:
             if state.phase == "ended":
                 self._end(reason.split("\n")[0])
                 return
-            if time.monotonic() > deadline:  # `%ring restart` starts others in the same job
+            if time.monotonic() > deadline:  # they died by themselves: `%ring restart` starts new ones in the same job
                 self._say(reason)
                 while not self._closed.wait(_PERIOD) and not cluster.running:
                     pass
@@ -399,7 +399,7 @@ class BatchCluster:
 
 
 def join(job: BatchJob, state: JobState) -> Cluster:
-    """A cluster on the hosts of a job that runs, which is not started yet; this process is in the job from now on."""
+    """A cluster on the hosts of a running job, not started yet. This process belongs to the job from now on."""
     request = job.request
     hosts = [Host(name, request.per_host) for name in state.hosts]
     for name, value in request.environment.items():
@@ -411,10 +411,10 @@ def join(job: BatchJob, state: JobState) -> Cluster:
 
 
 def running_in(job: BatchJob) -> Cluster | None:
-    """The cluster of a job that a kernel before this one has kept, which is in the job from now on."""
+    """The cluster of a job that an earlier kernel kept. This process belongs to the job from now on."""
     state = job.state()
     if job.cluster and state is not None and state.phase == "runs":
         join(job, state)
-        with suppress(ClusterError):  # the engines have ended, as with the login node: others start
+        with suppress(ClusterError):  # its engines have ended, as when the login node goes down: new ones start
             return Cluster.attach(job.cluster.split("-")[1])
     return None

@@ -44,7 +44,7 @@ from ring_notebook.protocol.sent_functions import dumps
 from ring_notebook.rank.named_interrupt import DEBUGGER
 from ring_notebook.text.words import plural
 
-_SECONDS_TO_END = 10.0  # for a run, one of whose ranks was ended
+_SECONDS_TO_END = 10.0  # for a run after one of its ranks was ended
 _ATTACH_TIMEOUT = 10.0
 _SECONDS_TO_NAME = 2.0  # the user has pressed Tab and waits
 _NAMESPACE = "ring_notebook.engine.namespace"  # on the ranks
@@ -92,10 +92,10 @@ class Cluster:
         self.seconds_to_start = 0.0
         self._processes: Processes | None = None
         self._engines: Engines | None = None
-        self.directory = Path()  # of its files; its runs call the cluster after it
+        self.directory = Path()  # of its files; its name identifies the cluster in its runs
         self._synced_folder = SyncedFolder(Path.cwd())
         self._met = True  # all living engines use the same ring memory
-        self._formation = 0  # its number
+        self._formation = 0  # number of the current one
 
     @property
     def living(self) -> list[int]:
@@ -124,7 +124,7 @@ class Cluster:
 
     @property
     def threads(self) -> list[int]:
-        """With how many threads each rank computes, unless a cell has set another number, by rank."""
+        """The number of threads of each rank, by rank, unless a cell has set another."""
         return [engine.threads for engine in self._connected().all]
 
     def _choose_size(self, n: int | None) -> None:
@@ -159,7 +159,7 @@ class Cluster:
             self._begin_sync(self._engines)
         except BaseException as error:
             message = self._processes.not_started(str(error)) if self._processes else str(error)
-            with DeferredInterrupt():  # a second one would leave processes
+            with DeferredInterrupt():  # a second interrupt would leave processes behind
                 self.stop()
             if isinstance(error, ClusterError):
                 raise ClusterError(message) from None
@@ -173,7 +173,7 @@ class Cluster:
         return self
 
     def _fork_from(self) -> EngineForks | None:
-        """The process that is to fork the engines; None where the supervisor finds its own way."""
+        """The process that forks the engines; None if the supervisor starts them without it."""
         if self._forks is not None and not self._forks.usable():
             self._end_forks()
         if self._forks is None:  # it ends with this kernel
@@ -186,7 +186,7 @@ class Cluster:
             forks.close()
 
     def _borrow(self, engine: str) -> None:
-        """Have places for the ranks, as many as there are to be. Raises ClusterError where there are too few."""
+        """Borrow a place for each rank. Raises ClusterError if there are too few."""
         try:
             places = engine_at(engine)
             self._lent = LentPlaces(places, self._n or places.most).__enter__()
@@ -199,7 +199,7 @@ class Cluster:
     def attach(cls, which: str = "") -> Cluster:
         """The running cluster that another kernel has started from this folder: that of this notebook, or a kept one.
 
-        ``which``, its notebook's name or the beginning of its id, takes any, also one whose notebook is open.
+        ``which``, a notebook's name or the beginning of an id, selects any cluster, also one whose notebook is open.
         `runs` are its runs in progress. Raises ClusterError when there is no such cluster, when several could be meant
         (with a list), and when another user could change its files.
         """
@@ -243,7 +243,7 @@ class Cluster:
         self._end_forks()
 
     def _leave_or_stop(self) -> None:
-        """Leave or stop the cluster, because this kernel exits, and not a process that it has forked."""
+        """Leave or stop the cluster when this kernel exits; does nothing in its forks."""
         if os.getpid() != self._kernel:
             return
         self._end(leave=self.foreign or self._keep)
@@ -252,7 +252,7 @@ class Cluster:
     def _end(self, leave: bool) -> None:
         atexit.unregister(self._leave_or_stop)
         if leave:
-            self.runs.leave()  # before the engines are closed, which the run would take for their death
+            self.runs.leave()  # first: a run would take closed engines for dead ones
         if self._engines is not None:
             self._engines.close()
             self._engines = None
@@ -272,13 +272,13 @@ class Cluster:
     def restart(self, n: int | None = None) -> Cluster:
         """Stop the cluster and start it again with ``n`` engines, by default as many. All variables are lost.
 
-        Raises ClusterError as `start`; where there may not be so many, the cluster that there is stays.
+        Raises ClusterError as `start`; if this user may not have so many processes, the old cluster stays.
         """
         try:
             size = choose_size(n, self._named) if n and not self._on else None
         except ValueError as error:
             raise ClusterError(str(error)) from None
-        require_processes(n or self._n)  # before the cluster that there is has ended
+        require_processes(n or self._n)  # before the old cluster ends
         require_descriptors(n or self._n)
         self._end(leave=self.foreign)
         if size is not None:
@@ -290,7 +290,7 @@ class Cluster:
     def end(self, ranks: Sequence[int]) -> None:
         """End the engines of ``ranks``, whatever they do, and the runs that they take part in.
 
-        `heal` starts them again. Raises ClusterError as `heal`, and when such a run does not end.
+        `heal` starts them again. Raises ClusterError as `heal`, and when one of these runs does not end.
         """
         engines = self._connected()
         if engines.end is None:
@@ -306,8 +306,7 @@ class Cluster:
         """Start the engines that have died again, or those of ``ranks``, dead or alive; returns their ranks.
 
         All others keep their variables, and lose MPI.COMM_WORLD. Raises ClusterError when another rank runs a cell or
-        dies meanwhile, and where all engines end with one, as under a site's mpiexec. After an interrupt another call
-        heals.
+        dies meanwhile, and if all engines end with one, as under a site's mpiexec. After an interrupt, call it again.
         """
         engines, processes, lost = self._changeable("heal")
         if ranks is None:
@@ -322,8 +321,8 @@ class Cluster:
     def grow(self, n: int, hosts: str = "") -> list[int]:
         """Start engines until there are ``n``; returns their ranks. All others keep their variables, as in `heal`.
 
-        ``hosts`` (``"a:4,b:4"``) are the slots from now on, of hosts that the cluster has or new ones. Raises
-        ClusterError as `heal`, for too few slots, and when there are as many engines already.
+        ``hosts`` (``"a:4,b:4"``) replaces the hosts and slots of the cluster. Raises ClusterError as `heal`, for too
+        few slots, and when there are as many engines already.
         """
         engines, processes, lost = self._changeable("grow")
         if n <= self.n:
@@ -440,7 +439,7 @@ class Cluster:
 
         ``ranks`` names other ranks, at least one and each once: in the run they are ranks 0, 1, ... in this order.
         After ``timeout`` seconds (0: never) the run is stopped. ``first_line`` is the number that errors give to the
-        first line of ``source``. With ``only`` just these of the ranks execute it; rank and size are those of all, and
+        first line of ``source``. With ``only`` just these ranks execute it; rank and size count all ranks, and
         a collective raises, because the others do nothing. Raises ClusterError when there are fewer than ``n`` engines
         or no such ranks, one of them or the cluster has died, or one of them executes another run.
         """
@@ -448,7 +447,7 @@ class Cluster:
         return self.send(source, CellOptions.of({**(options or {}), **own}), name, only)
 
     def send(self, source: str, options: CellOptions, name: str, only: Sequence[int] = ()) -> Run:
-        """`run`, of a cell with these options."""
+        """As `run`, with all options of a cell."""
         ranks = self.chosen(options.n, options.ranks)
         engines = self._idle(ranks if self._met else None)
         require_living(engines, ranks)
@@ -521,7 +520,7 @@ class Cluster:
         return str(self._asked_beside("help_on", path) or "")
 
     def _asked_beside(self, function: str, path: str) -> Any:
-        """What the first living rank says of a name, beside its cell; None where it is slow."""
+        """What the first living rank knows of a name, asked beside its cell; None if it is slow."""
         engines = self._connected()
         first = engines.living()[:1]
         return engines.call_beside(f"{_NAMESPACE}:{function}", path, ranks=first, timeout=_SECONDS_TO_NAME)[0]
@@ -536,14 +535,14 @@ class Cluster:
     def _begin_sync(self, engines: Engines) -> None:
         """Have engines of other hosts find this notebook's modules; those of this host see its folder."""
         self._synced_folder = SyncedFolder(Path.cwd())
-        with suppress(ClusterError):  # of a folder that holds too much, which a sync says
+        with suppress(ClusterError):  # the folder holds too much: the next sync reports it
             if all(engine.local for engine in engines.all):
                 self._synced_folder.assume_synced()
             else:
                 self._synced_folder.sync(engines)
 
     def write_checkpoint(self) -> None:
-        """Have the run in progress write a checkpoint at its next step, where it makes any (`ring.checkpoint`)."""
+        """Have the run in progress write a checkpoint at its next step, if it uses `ring.checkpoint`."""
         self._connected().call_beside("ring_notebook.core.run_options:ask_for_checkpoint")
 
     def snapshot(self, name: str, setup: Sequence[RunRecord] = ()) -> Snapshot:
@@ -555,11 +554,11 @@ class Cluster:
         return snapshots.keep(self._idle(), name, setup)
 
     def restore(self, name: str, size: int | None = None) -> str:
-        """Put the variables of a snapshot in the place of those of all ranks; returns in words what was restored.
+        """Replace the variables of all ranks by those of a snapshot; returns in words what was restored.
 
-        The number of ranks may be another one. They are those of a run on the first ``size`` ranks, by default all; the
-        ranks behind these are copies of them. Raises RingError when there is none of this name that is whole, or a
-        rank cannot load it: then no rank has changed.
+        The snapshot may be of another number of ranks. It is restored for a run on the first ``size`` ranks, by default
+        all; later ranks are copies of these. Raises RingError if no complete snapshot has this name, or a rank cannot
+        load it: then no rank has changed.
         """
         if size is not None:
             self.check_size(size)
@@ -584,9 +583,9 @@ class Cluster:
         return [found.get(rank, {}) for rank in range(self.n)]
 
     def debug(self, rank: int, command: str = "") -> tuple[str, bool]:
-        """What pdb on ``rank`` says to ``command``, and whether it takes another.
+        """What pdb on ``rank`` answers to ``command``, and whether it takes another.
 
-        It looks at the exception that ended the last cell there, from the frame that raised; an empty command shows the
+        pdb is at the exception that ended the last cell there, in the frame that raised; an empty command shows the
         frame. Raises ClusterError when there is none. An interrupt of this process ends the command.
         """
         engines = self._idle()

@@ -1,7 +1,7 @@
 """The folders of running clusters: another kernel finds a cluster by its folder; folders of ended ones are removed.
 
-They are not in the folder of the notebook, which `git clean` empties, but in one of this user on this host: that of the
-runtime, or a private one of temporary files. Each folder of notebooks has one of its own there.
+They are not in the notebook's folder, which `git clean` empties, but in the user's runtime directory of this host or a
+private temporary folder. Each folder of notebooks has its own folder there.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def new_directory(keep: bool = False) -> Path:
     directory = root / f"{os.getpid()}-{uuid.uuid4().hex[:8]}-{socket.gethostname()}"
     try:
         make_private_folder(runs_directory())
-        for name in ("log", "security"):  # where ipyparallel writes, which leaves their mode to the umask
+        for name in ("log", "security"):  # ipyparallel would create them with a mode from the umask
             with suppress(FileNotFoundError):  # another kernel has just removed the folder above, which was empty
                 make_private_folder(directory / name)
             make_private_folder(directory / name)
@@ -59,7 +59,7 @@ def new_directory(keep: bool = False) -> Path:
 
 
 def own_folder() -> Path:
-    """The private folder, with a short path, of what notebooks of this folder have while they run; made if missing.
+    """The private folder, with a short path, for files of running notebooks of this folder; made if missing.
 
     Raises as `check_folder`.
     """
@@ -70,7 +70,7 @@ def own_folder() -> Path:
 
 
 def remove(directory: Path) -> None:
-    """Remove the folder of a cluster that has ended, with the records that its ranks have kept, and what is empty."""
+    """Remove the folder of an ended cluster, its ranks' records, and the folders above them if these are empty."""
     kept = journals_of(directory)
     for folder in (directory, kept):
         shutil.rmtree(folder, ignore_errors=True)
@@ -96,7 +96,7 @@ def check_folder() -> None:
 def write(directory: Path, about: dict[str, Any]) -> None:
     """Describe the cluster in ``directory``; ``about`` holds at least the ``controller``'s process id.
 
-    The kernel, when its process began, its notebook, and when the cluster was first described are added.
+    Adds the kernel, the start of its process, its notebook and the time of the first description.
     """
     make_private_folder(directory)  # somebody may have removed it
     started = read(directory).get("started", time.time())
@@ -105,7 +105,7 @@ def write(directory: Path, about: dict[str, Any]) -> None:
 
 
 def read(directory: Path) -> dict[str, Any]:
-    """What `write` wrote; empty when the file is missing, truncated, foreign or not to be read."""
+    """What `write` wrote; empty when the file is missing, truncated, foreign or unreadable."""
     try:
         about = read_json(directory / _FILE)
     except (OSError, ValueError):
@@ -133,9 +133,9 @@ def has_kernel(about: dict[str, Any]) -> bool:
 
 
 def left_behind() -> dict[str, Any]:
-    """What `read` says of the newest cluster that a kernel of this notebook has left to the next, and its ``id``.
+    """What `read` gives for the newest cluster that an earlier kernel of this notebook left running, and its ``id``.
 
-    Empty without one. Where the front end does not tell which notebook this is, it is one of this folder.
+    Empty without one. If the front end does not name the notebook, any notebook of this folder counts.
     """
     for directory in running():
         about = read(directory)
@@ -147,9 +147,9 @@ def left_behind() -> dict[str, Any]:
 def to_attach_to(which: str = "") -> list[Path]:
     """The folders of the clusters that an attach may mean, in the order to try them.
 
-    With ``which``, the beginning of an id or the name of a notebook: those that it names. Without: what this kernel
-    runs or kernels of this notebook before it have left, newest first; else the one that another notebook has kept.
-    Raises ClusterError with a list where several are meant, and where only notebooks that are open have any.
+    With ``which``, the beginning of an id or the name of a notebook: those that match. Without: those of this kernel
+    and of earlier kernels of this notebook, newest first; else the one that another notebook has kept. Raises
+    ClusterError, with a list, if several match, or if all belong to open notebooks.
     """
     found = [(directory, about) for directory in running() if (about := read(directory))]
     found = [(directory, about) for directory, about in found if about["keep"] or has_kernel(about)]  # others end now
@@ -203,9 +203,9 @@ def running() -> Iterator[Path]:
 
 
 def _roots() -> list[Path]:
-    """The folders with the clusters of this folder of notebooks: that of the runtime if there is one, and the lasting.
+    """The folders with the clusters of this folder of notebooks: in the runtime directory, if any, and a lasting one.
 
-    The system removes the first when the user's last session ends.
+    The system empties the runtime directory when the user's last session ends.
     """
     lasting = Path(temporary_folder(), f"ring-notebook-{os.geteuid()}")
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
@@ -217,11 +217,11 @@ def _roots() -> list[Path]:
 def _directories() -> list[Path]:
     """The folders of this user's clusters on this host.
 
-    Another host that shares the disk has process ids of its own, and another user who can write here could have us
-    attach to a cluster that sends pickles.
+    Not those of other hosts that share the disk: their process ids mean nothing here. Not those of other users, who
+    could make us attach to a cluster that sends malicious pickles.
     """
     host = glob.escape(socket.gethostname())
-    with suppress(OSError):  # the folder is another user's, who hides what is in it
+    with suppress(OSError):  # another user owns the folder and denies access
         found = [path for root in _roots() for path in root.glob(f"*-*-{host}")]
         return [path for path in found if _NAME.match(path.name) and path.is_dir() and is_own(path)]
     return []

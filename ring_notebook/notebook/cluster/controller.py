@@ -13,7 +13,7 @@ from typing import Any
 
 from ring_notebook.machine.own_python import prepare_for_jupyter
 
-gc.disable()  # until it serves; a tenth of an import's time
+gc.disable()  # until it serves: saves a tenth of the import time
 prepare_for_jupyter()
 from ipyparallel.controller import app, heartmonitor, hub  # noqa: E402
 
@@ -25,17 +25,16 @@ class Hub(hub.Hub):  # type: ignore[misc]
     """Gives every engine the number that it asks for, which is its rank.
 
     ipyparallel gives another number while an engine has this one, and for 30 s after an engine has asked for it and
-    sent no heartbeat. A dead engine then blocks the number for the one that replaces it, which nobody finds under
-    another number. Here the engine that sent its first heartbeat last has the number. The one before is unregistered,
-    and its callers get an error.
+    sent no heartbeat. So a dead engine would block the number of its replacement, and callers would not find that one.
+    Here the engine with the latest first heartbeat has the number. The one before is unregistered, and its callers get
+    an error.
 
-    An engine that was started for an earlier formation than the one that has its number, and comes back with a host
-    that was lost, is refused and ends.
+    When a lost host comes back, its engines are refused and end if engines of a later formation have their numbers.
     """
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self._least: dict[int, int] = {}  # the earliest formation of an engine of each number
+        self._least: dict[int, int] = {}  # by number: the earliest formation that may have it
 
     def register_engine(self, reg: list[bytes], msg: dict[str, Any]) -> int | None:
         """Begin the registration of an engine, unless another was started in its place."""
@@ -112,7 +111,7 @@ class Controller(app.IPController):  # type: ignore[misc]
         controller = os.getpid()
 
         def monitor_hearts(**options: Any) -> None:
-            bind_to_parent(controller, signal.SIGKILL)  # one that is killed would leave it behind
+            bind_to_parent(controller, signal.SIGKILL)  # a killed controller would leave it behind
             heartmonitor.start_heartmonitor(**options)
 
         app.Hub, app.start_heartmonitor = Hub, monitor_hearts
@@ -124,7 +123,7 @@ class Controller(app.IPController):  # type: ignore[misc]
     def next_port(self, pool_name: str = "common") -> int:
         """A port for a scheduler, which is another process; nobody else can take it before the scheduler binds it.
 
-        A socket that is bound and does not listen keeps it; ZeroMQ, which sets SO_REUSEADDR too, may bind it besides.
+        A bound socket that does not listen reserves it; ZeroMQ can still bind it, because both set SO_REUSEADDR.
         """
         held = socket.socket()
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

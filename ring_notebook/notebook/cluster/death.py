@@ -14,12 +14,12 @@ from ring_notebook.launch.supervisor.stderr_reports import split_reports
 from ring_notebook.text.error_text import CELL, name_cells
 
 _TAIL = 30  # lines
-# Of MPICH's launcher, of faulthandler, and of what a batch system starts ranks with.
+# How lines of MPICH's launcher, of faulthandler and of Slurm begin.
 _NOISE = ("=", "Extension modules: ", "srun: ", "slurmstepd")
 # What faulthandler writes: the innermost call first.
 _STACK = "Stack (most recent call first):"
 _CALL = "  File "
-# What `%ring stacks` has asked for is no part of a death.
+# Stacks that `%ring stacks` asked for do not explain a death.
 _ASKED_FOR = re.compile(r"Stack .*:\n(  .*\n)*Native stack .*:\n(  .*\n)*End of native stack\n?")
 _HEAL = "The other ranks keep their variables; `%ring heal` starts this one again"
 _RESTART = "`%ring restart` brings the cluster back"

@@ -17,9 +17,9 @@ from ring_notebook.notebook.cluster.death import Death, by_batch_system, explain
 from ring_notebook.notebook.engines import Engine
 from ring_notebook.notebook.record.run_files import read_text
 
-_SECONDS_TO_END = 5.0  # of a process that gives much memory back
+_SECONDS_TO_END = 5.0  # a process that frees much memory takes long to end
 _POLL = 0.005
-_LOOK = 0.1  # at the log, for ranks of other hosts
+_LOOK = 0.1  # seconds between reads of the log, for ranks of other hosts
 
 
 class LostRanks:
@@ -38,9 +38,9 @@ class LostRanks:
         self._deaths: dict[int, Death] = {}
         self._starts: dict[int, int] = {}  # how often a rank was started again
         self._reports: dict[int, int] = {}  # reports of a rank that are of processes before the present one
-        self._watched: dict[int, tuple[int, int]] = {}  # descriptors of processes: their ranks, and which start
-        self._elsewhere: dict[int, int] = {}  # ranks of other hosts, and which start
-        self._read = -1  # bytes of the log that were there when it was looked at for them
+        self._watched: dict[int, tuple[int, int]] = {}  # by descriptor of a process: its rank, and which start
+        self._elsewhere: dict[int, int] = {}  # by rank of other hosts: which start
+        self._read = -1  # size of the log when it was last read for them
         self._wake = Wake()
         self._closed = False
         self._thread = Thread(target=self._watch, name="ring-deaths", daemon=True)
@@ -61,7 +61,7 @@ class LostRanks:
                 with self._lock:
                     self._elsewhere[engine.rank] = start
                     self._reports.setdefault(engine.rank, engine.reports)
-                    self._read = -1  # what the log says of this one has not been looked at
+                    self._read = -1  # read the log for this rank too
                 self._wake.set()
                 continue
             try:
@@ -79,7 +79,7 @@ class LostRanks:
             self._wake.set()
 
     def look(self, engines: Iterable[Engine]) -> None:
-        """Return when ``deaths`` has those of these engines that have ended by now, or are ending."""
+        """Return when ``deaths`` has each of these engines that has ended or is ending."""
         ending = {engine.rank for engine in engines if engine.local and is_ending(engine.pid)}
         deadline = time.monotonic() + _SECONDS_TO_END + SECONDS_TO_EXPLAIN
         while not ending <= self.deaths.keys() and time.monotonic() < deadline:
@@ -98,13 +98,13 @@ class LostRanks:
         return self._reports.get(rank, 0)
 
     def forget(self, rank: int) -> None:
-        """``rank`` is no rank of the cluster any more, whatever becomes of its process."""
+        """``rank`` left the cluster: ignore its process from now on."""
         self.expect(rank)
         with self._lock:
             del self._reports[rank]
 
     def add(self, rank: int, death: Death) -> None:
-        """``rank`` is dead, whatever has become of its process."""
+        """Count ``rank`` as dead, even if its process still lives."""
         with self._lock:
             self._deaths[rank] = death
 
@@ -119,7 +119,7 @@ class LostRanks:
         return explain_rank(reports[-1], output, self._logs, alone)
 
     def last(self) -> Death | None:
-        """Why there is no rank left that was watched; None when nothing says that all of them have ended."""
+        """Why the last watched rank ended; None while one may still live."""
         deaths = [self.ended(rank) for rank in self._reports]
         return deaths[-1] if deaths and all(deaths) else None
 
@@ -133,7 +133,7 @@ class LostRanks:
         self._wake.close()
 
     def _output(self) -> str:
-        """The output so far; what was read before while the file of it is missing, or is written again."""
+        """The output so far; what was read before if its file is missing or being rewritten."""
         self._written = max(read_text(self._log), self._written, key=len)
         return self._written
 

@@ -23,8 +23,8 @@ class Size:
 def choose_size(n: int | None = None, hosts: Sequence[Host] = ()) -> Size:
     """The size of a cluster of ``n`` engines on ``hosts``; what is not given is chosen.
 
-    The hosts are those of the batch system's allocation, else this one. The number of engines is that of their slots,
-    else that of GPUs, else that of cores, at least 2. Raises ValueError when several hosts have too few slots.
+    The hosts are those of the batch system's allocation, else this one. The number of engines is the number of slots,
+    else of GPUs, else of cores, at least 2. Raises ValueError when several hosts have too few slots.
     """
     allocation = None if hosts else find_allocation()
     where = tuple(allocation.hosts if allocation else hosts)
@@ -51,6 +51,6 @@ def choose_size(n: int | None = None, hosts: Sequence[Host] = ()) -> Size:
 
 
 def _with_sharing(why: str, n: int, hosts: Sequence[Host], names: Sequence[str]) -> str:
-    """``why`` and that ranks share the GPUs ``names`` of this host, where they do; nothing is known of other hosts."""
+    """``why``, plus a note if ranks share the GPUs ``names`` of this host; those of other hosts are unknown."""
     shared = sharing(n, names) if only_here(hosts) else ""
     return f"{why}; {shared}" if shared else why

@@ -44,7 +44,7 @@ def shared_imports() -> tuple[str, ...]:
 class EngineForks:
     """The process, for engines of this host. It ends with this one, and with `close`.
 
-    It is not started where ``unwanted`` returns true, which is called in a thread.
+    It is not started if ``unwanted``, called in a thread, returns true.
     """
 
     def __init__(self, unwanted: Callable[[], bool] = lambda: False) -> None:
@@ -70,7 +70,7 @@ class EngineForks:
             self._process.wait()
 
     def usable(self) -> bool:
-        """Whether it lives, and a fork of it is what a process that is started now would be."""
+        """Whether it lives, and its forks still equal a process that is started now."""
         self._started.wait()
         return self._surroundings == _surroundings() and self._process is not None and answers(self.address)
 
@@ -86,7 +86,7 @@ _lock = Lock()
 
 
 def begin_ahead() -> None:
-    """Have imports begin for the first cluster that asks, where that is likely to have its engines on this host."""
+    """Begin the imports for the first cluster, if its engines will probably run on this host."""
     global _ahead
     with _lock:
         if _ahead is None and _possible():
@@ -94,7 +94,7 @@ def begin_ahead() -> None:
 
 
 def take_forks(here: bool = True) -> EngineForks | None:
-    """A process for a cluster, which closes it: the one that was begun, or another. None with GPUs, or not ``here``."""
+    """The process that was begun, or a new one; the cluster closes it. None with GPUs, or without ``here``."""
     global _ahead
     with _lock:
         begun, _ahead = _ahead, None
@@ -106,25 +106,25 @@ def take_forks(here: bool = True) -> EngineForks | None:
 
 
 def _possible() -> bool:
-    """Where our supervisor starts engines; not with GPUs, which has not been tried, nor where a process forks all."""
+    """Whether our supervisor starts engines; false with GPUs, which is untested, and where a process forks all."""
     if gpus() or ADDRESS in os.environ:
         return False
     try:
         return isinstance(find_launcher(), Own)
-    except (RingError, OSError, ValueError):  # a start says why
+    except (RingError, OSError, ValueError):  # a start reports it
         return False
 
 
 def _under_batch_system() -> bool:
-    """Whether this host is a login node, whose cores are others', or in an allocation, whose hosts may be many."""
+    """Whether this host is a login node, which others share, or in an allocation, which may have many hosts."""
     try:
         return find_allocation() is not None or login_node_of() is not None
-    except (ValueError, OSError):  # a start says why
+    except (ValueError, OSError):  # a start reports it
         return True
 
 
 def _surroundings() -> object:
-    """What is equal as long as a fork of such a process is what a new one would be: variables, folder, packages."""
+    """What makes a fork differ from a new process when it changes: environment, folder, packages."""
     environment = without_outer_job(os.environ)
     ours = {name: value for name, value in environment.items() if name.startswith("RING_")}
     folders = [*site.getsitepackages(), site.getusersitepackages()]  # pip adds to them what it installs

@@ -1,4 +1,4 @@
-"""Prepares new engines for runs, starts dead ones again and more, ends some, and has all that live form together."""
+"""Prepares, restarts, adds and ends engines, and makes all living ones form again."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NOT_HERE = (
     "`%ring heal` needs engines that our own supervisor has started: all of these end when one dies; use "
     "`%ring restart --rerun`"
 )
-"""What to say where engines cannot be started one by one."""
+"""The advice where engines cannot be started one by one."""
 
 _FORGET_TIMEOUT = 10.0
 
@@ -40,9 +40,9 @@ def heal(
 ) -> None:
     """Start the engines of ``ranks``, which are among ``n``, and have all `meet` in ``formation``.
 
-    They take the place of engines that have died, or are ended, or come after all that there are. ``request`` asks the
-    supervisor. If it fails or is interrupted, ``ranks`` count as dead again, another call may start them, and new ones
-    are not added. Raises ClusterError, with the story of a rank that died meanwhile.
+    They replace engines that have died or are ended now, or follow the last one. ``request`` asks the supervisor. After
+    a failure or an interrupt, ``ranks`` count as dead, another call may start them, and new ones are not added. Raises
+    ClusterError, which explains the death of a rank that died meanwhile.
     """
     deaths, before = lost.deaths, len(engines.all)
     try:
@@ -51,7 +51,7 @@ def heal(
             request("end", rank, "")
             engines.forget(rank, formation, _FORGET_TIMEOUT)
             request("start", rank, str(formation))
-        ended = functools.partial(_failed, lost, ranks)  # they are watched only when it is known who they are
+        ended = functools.partial(_failed, lost, ranks)  # `lost` watches them only once they have registered
         engines.wait_for(ranks, config().start_limit(REGISTERING), ended)
         for started in prepare_engines(engines, n, directory, keep, True, ranks, ended):
             engine = replace(started, replaced=time(), reports=lost.reports(started.rank))
@@ -85,7 +85,7 @@ def end(
     how: str,
     before: Death | None = None,
 ) -> None:
-    """End the engine of ``rank``, which has died then: ``before``, or as ``how`` says."""
+    """End the engine of ``rank``. Its death is the one ``before``, else ``how`` describes it."""
     lost.expect(rank)
     request("end", rank, "")
     lost.add(rank, before or Death(f"rank {rank} {how}", rank, advice="`%ring heal` starts it again"))
@@ -115,7 +115,7 @@ def prepare_engines(
     """Prepare the engines of the cluster of ``n`` in ``directory``, or those of ``ranks``; returns what each is.
 
     With ``replaceable`` they have yet to `meet`. Raises ClusterError when one is not the rank that it should be, and
-    with what ``trouble`` returns as soon as that is not empty.
+    with the text of ``trouble`` as soon as it returns one.
     """
     wanted = list(range(n)) if ranks is None else list(ranks)
     journals = str(journals_of(directory)) if keep else ""
@@ -145,6 +145,6 @@ def prepare_engines(
 def meet(engines: Engines, ranks: Sequence[int], formation: int, n: int) -> None:
     """Have these engines, all of ``n`` that live, form again, in new ring memory. Their variables stay.
 
-    ``formation`` is greater than that of any call before, whatever became of it.
+    ``formation`` must be greater than in every earlier call, even a failed one.
     """
     engines.call(f"{_SETUP}:form", formation, list(ranks), n, ranks=ranks, timeout=_TIMEOUT)

@@ -62,7 +62,7 @@ class Processes:
 
     One thread starts, watches and ends them: the Linux kernel ends our children with the thread that started
     them, so this thread lives as long as they do. When one of them ends by itself, the thread ends the other one
-    and sets ``death`` to the reason. ``begin`` is called there, to start both or to take those that run.
+    and sets ``death`` to the reason. The thread calls ``begin``, which starts both or takes over running ones.
     """
 
     def __init__(self, directory: Path, begin: Callable[[Processes], None], forks: EngineForks | None = None) -> None:
@@ -75,7 +75,7 @@ class Processes:
         self._begin = begin
         self._forks = forks
         self._requests = directory / _REQUESTS
-        self._exits: dict[str, int] = {}  # descriptors
+        self._exits: dict[str, int] = {}  # by name: a descriptor that becomes readable when the process exits
         self._children: list[subprocess.Popen[bytes]] = []
         self._started = Event()
         self._error: BaseException | None = None
@@ -138,7 +138,7 @@ class Processes:
 
     @classmethod
     def attach(cls, directory: Path, controller: int, launcher: int) -> Processes:
-        """Those with these process ids, which another kernel has started. Raises ClusterError when they have ended."""
+        """The processes with these ids, which another kernel started. Raises ClusterError when they have ended."""
 
         def begin(made: Processes) -> None:
             try:
@@ -150,7 +150,7 @@ class Processes:
         return cls(directory, begin)
 
     def _start(self, name: str, command: Sequence[str], environment: Mapping[str, str], keep: bool) -> None:
-        """Start one of both, so that it ends with the kernel unless that is to ``keep`` it."""
+        """Start controller or engines; without ``keep`` it ends with the kernel."""
         own = {"IPP_CLUSTER_ID": self._directory.name, "IPP_PROFILE_DIR": str(self._directory)}
         with open_private(self._log_of(name), "ab") as log:
             child = subprocess.Popen(
@@ -267,7 +267,7 @@ class Processes:
             self.death = by_batch_system(last or explain(ended, output, self._directory / "log"))
 
     def _wait(self) -> str:
-        """Return when one of both has ended (its name), or `stop` or `leave` was called (nothing)."""
+        """Wait until one of both ends, and return its name; nothing when `stop` or `leave` is called."""
         watched = {self._wake.fileno(): "", **{descriptor: name for name, descriptor in self._exits.items()}}
         return watched[_ready(watched)[0]]
 
@@ -284,7 +284,7 @@ class Processes:
 
 
 def _ready(descriptors: Iterable[int], seconds: float | None = None) -> list[int]:
-    """Those that are readable within so many seconds, by default when one is."""
+    """The descriptors that are readable within ``seconds``; None waits until one is."""
     poll = select.poll()
     for descriptor in descriptors:
         poll.register(descriptor, select.POLLIN)

@@ -10,7 +10,7 @@ from ring_notebook.notebook.run.run import Run
 from ring_notebook.text.words import rank_list, ranks
 
 SECONDS_TO_SETTLE = 2.0
-"""A new run waits so long for ranks that are still ending the previous one."""
+"""Seconds that a new run waits for ranks that are still ending the previous one."""
 
 
 def check_ranks(n: int, wanted: Sequence[int]) -> None:

@@ -44,11 +44,10 @@ def keep(engines: Engines, name: str, setup: Sequence[RunRecord] = ()) -> Snapsh
 
 
 def bring_back(engines: Engines, snapshot: Snapshot, size: int | None = None) -> str:
-    """Put the variables of a snapshot in the place of those of all ranks; returns what to tell the user.
+    """Replace the variables of all ranks by those of a snapshot; returns what to tell the user.
 
-    They are those of a run on ``size`` ranks, by default all; the next ``size`` ranks are copies of these, and so on.
-
-    When one rank cannot load them, raises RingError, and no rank has changed.
+    They are restored for a run on ``size`` ranks, by default all; each next ``size`` ranks are copies of these. Raises
+    RingError when a rank cannot load them: then no rank has changed.
     """
     if snapshot.about["python"] != python_version():
         raise RingError(

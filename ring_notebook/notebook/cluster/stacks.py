@@ -135,7 +135,7 @@ def _read(file: Path, start: int) -> str:
 def parse(text: str) -> tuple[Frame, ...] | None:
     """The frames from the cell inward in what faulthandler has written, the newest last; None until it is complete.
 
-    Of a stack that is too deep to be written, its inner frames.
+    Only the inner frames of a stack that faulthandler has cut off.
     """
     _, head, last = text.rpartition(_HEAD)
     if not head:
@@ -174,7 +174,7 @@ def render(found: Sequence[Stack], runs: Sequence[RunRecord]) -> str:
 _NATIVE_HEAD = "Native stack (most recent call first):\n"
 _END = "End of native stack\n"
 _UNNAMED = "?"
-# What executes Python's own calls: everything further out is shown as those.
+# The interpreter's evaluation loop: Python frames show everything outside of it.
 _INTERPRETER = re.compile(r"_PyEval_EvalFrame|_PyEval_Vector$|PyEval_EvalCode")
 # How one function of the interpreter calls another.
 _CALLS = re.compile(r"_?PyObject_(Call|Vectorcall|FastCall|MakeTpCall)|_?PyVectorcall_|_PyFunction_|_PyObject_Call")

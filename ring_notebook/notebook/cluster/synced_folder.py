@@ -50,14 +50,14 @@ class Synced:
 
 
 class SyncedFolder:
-    """The code in ``folder``: files of Python and of settings, in folders below it too, hidden ones left out.
+    """The code in ``folder`` and below: files of Python and of settings, without hidden ones.
 
-    Nothing outside of it is read, whatever a link says.
+    Links that lead out of it are ignored.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder.resolve()
-        self._stamps: dict[str, tuple[int, int]] = {}  # of each file when the engines got it
+        self._stamps: dict[str, tuple[int, int]] = {}  # time and size of each file when the engines got it
 
     def assume_synced(self) -> None:
         """Engines that start now import what the folder holds now."""
@@ -88,7 +88,7 @@ class SyncedFolder:
         return Synced((*changed, *removed), sent, tuple(sorted(reloaded)), left_out)
 
     def bring(self, engines: Engines, ranks: Sequence[int]) -> None:
-        """Have ``ranks``, whose processes are new, import from where the others of their hosts do."""
+        """Have the new processes of ``ranks`` import from the same folder as other ranks of their hosts."""
         if not all(engines.all[rank].local for rank in ranks):
             there, _ = self._scan()
             roots, _ = self._deliver(engines, sorted(there.keys() & self._stamps.keys()), [])
@@ -123,7 +123,7 @@ class SyncedFolder:
                 continue
             name = path.relative_to(self.folder).as_posix()
             if not stat.S_ISREG(about.st_mode):
-                left_out.append(f"{name} (not a regular file)")  # who opens a named pipe waits for a writer
+                left_out.append(f"{name} (not a regular file)")  # opening a named pipe would wait for a writer
             elif about.st_size > MOST_BYTES:
                 left_out.append(f"{name} (above {MOST_BYTES >> 20} MiB)")
             elif not os.access(path, os.R_OK):

@@ -16,7 +16,7 @@ from ring_notebook.notebook.style import duration, number, shown, whole
 from ring_notebook.text.words import plural, ranks
 
 MOST_LINES = 30
-"""Of a text: as much of a run as fits into the context of an agent beside other things."""
+"""Of a text, so that it fits into the context of an agent beside other things."""
 MOST_CHARACTERS = 400
 """Of a text of ranks, of a name, and of a line."""
 MOST_ROWS = 200
@@ -60,7 +60,7 @@ def from_ranks(text: object, most: int = MOST_CHARACTERS) -> FromRanks:
 
 
 def plain(value: Any) -> Any:
-    """``value`` as JSON holds it: None for numbers that it has not, names cleaned."""
+    """``value`` for JSON: None for NaN and infinity, names cleaned."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):

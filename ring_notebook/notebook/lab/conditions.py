@@ -34,14 +34,14 @@ _BEYOND = re.compile(r"(\S+) ([<>]) (\S+)")
 
 
 class Condition(NamedTuple):
-    """``holds`` says in words why the condition is met by a run now; empty while it is not."""
+    """``holds`` says in words why a run meets the condition now; empty while it does not."""
 
     text: str
     holds: Callable[[RunView], str]
 
 
 def condition(text: str) -> Condition:
-    """The condition of this text; an empty one is ``end``. Raises RingError with a list for a text that is none."""
+    """The condition of this text; an empty one is ``end``. Raises RingError, with a list, for any other text."""
     words = " ".join(text.split())
     fixed = {"end": lambda _: "", "nan": _broken, "stuck": _stuck, "a rank is slow": _slow}
     words = words or "end"
@@ -89,7 +89,7 @@ def _slow(view: RunView) -> str:
 
 
 def _known(view: RunView, name: str) -> bool:
-    """Whether a metric has a curve. Raises RingError where the run has logged others and this never."""
+    """Whether a metric has a curve. Raises RingError if the run has ended and logged only others."""
     if name in view.curves:
         return True
     if all(rank.ended is not None for rank in view.ranks) and view.names:
@@ -120,5 +120,5 @@ def _stale(view: RunView, name: str, count: int, unit: str) -> str:
     elif view.epochs:
         since = sum(at < step <= newest for step, _ in view.epochs)
     else:
-        since = sum(step > at for step in steps)  # a value an epoch, as validations are
+        since = sum(step > at for step in steps)  # one value per epoch, like a validation
     return f"{name} has not improved since step {at:,.0f} ({number(value)})" if since >= count else ""

@@ -35,14 +35,14 @@ from ring_notebook.notebook.run.run import Run
 from ring_notebook.notebook.run.timeline import Timeline
 from ring_notebook.notebook.session.cell_queue import QueuedCell
 
-_LOOK = 0.05  # seconds between two looks at a run
-_TELL = 1.0  # seconds between two words on the progress of a wait
+_LOOK = 0.05  # seconds between checks of a run
+_TELL = 1.0  # seconds between progress reports of a wait
 _SECONDS_TO_KEEP = 60.0  # for a snapshot, from when it is asked for
 PERSON = "a person"
-"""Who has ended a run that was interrupted, and by nobody of this laboratory."""
+"""`Handle.ended_by` of a run that was interrupted from outside of this laboratory."""
 
 Progress = Callable[[str, float | None], bool]
-"""Told how a run stands: in a line, and the share that is done; returns whether to wait on."""
+"""Gets a line on the state of a run and the share done; returns whether to wait longer."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class _Owner(Protocol):
 class Handle:
     """One run, as `Lab.run`, `Lab.find` and `branch` give it. It may wait for its ranks, run, or have ended.
 
-    ``pick`` returns the run once it has begun; ``record`` is that of a run that other programs have made.
+    ``pick`` returns the run once it has begun; ``record`` belongs to a run of another program.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Handle:
         self._pick = pick
         self._queued = queued
         self._record = record
-        self._read = time()  # when the record was, which another program may still write
+        self._read = time()  # when `record` was read, which another program may still write
 
     def __repr__(self) -> str:
         return f"<Handle {self.name}: {self.status}>"
@@ -342,7 +342,7 @@ def _keep(handle: Handle, limits: Limits, stopped: dict[str, str]) -> None:
 
 
 def _over(view: RunView, limits: Limits) -> str:
-    """Which limit a run has reached. Of one whose optimizer has knobs all ranks pause exactly there (`Lab.run`)."""
+    """Which limit a run has reached. If its optimizer has knobs, all ranks pause exactly there (`Lab.run`)."""
     if limits.samples and sum(rank.samples for rank in view.ranks) >= limits.samples:
         return f"its limit of {limits.samples:,} samples"
     made = min(rank.step - rank.first for rank in view.ranks) + 1

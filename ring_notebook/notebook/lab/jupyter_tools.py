@@ -1,8 +1,8 @@
 """The tools of the laboratory in a Jupyter server, beside those that jupyter-server-mcp offers to agents there.
 
-That extension loads `RingTools` by an entry point, where it is installed. Its port asks for no token, and any user of
-the host can reach it. So a call is taken only from a process of the user who runs the Jupyter server, by what the
-kernel of the system says of the connection; and only a notebook that was opened to agents answers it.
+That extension loads `RingTools` by an entry point. Its port asks for no token, and any user of the host can reach it.
+So calls are accepted only from processes of the user who runs the Jupyter server, which the operating system looks up
+for each connection; and only a notebook that was opened to agents answers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ring_notebook.notebook.lab.tool_server import ask
 from ring_notebook.notebook.lab.tools import TOOLS
 
 PREFIX = "ring_"
-"""Of the names of our tools there: other packages have a ``run_cell`` too."""
+"""Before our tools' names there: other packages have a ``run_cell`` too."""
 _STRANGER = (
     "RefusedError: the tools of Ring Notebook take calls of processes of this user on this host alone, and not through "
     "a proxy; nothing was done"
@@ -53,9 +53,9 @@ class RingTools(Middleware):  # type: ignore[misc]  # fastmcp is not there where
 
 
 def _is_own_user() -> bool:
-    """Whether a process of this user sends the request. What a proxy says of its client is not believed."""
+    """Whether a process of this user sends the request. Requests through a proxy are not accepted."""
     request = get_http_request()
     if any(name.startswith(("x-forwarded", "forwarded")) for name in request.headers):
-        return False  # it would have replaced the address of the client
+        return False  # headers may have replaced the client's address
     here, there = request.scope.get("server"), request.scope.get("client")
     return here is not None and there is not None and user_at(tuple(there), tuple(here)) == os.geteuid()

@@ -39,8 +39,8 @@ _BLANK = re.compile(r"(?:[ \t]*\n)+")
 class Lab:
     """A cluster with its runs, for programs. As a context manager it ends, or leaves, its cluster.
 
-    ``session`` is that of a notebook, whose queue the runs wait in. ``who`` is kept with each run as the one who asked
-    for it, and ``begun`` is called with each run when it begins.
+    ``session`` belongs to a notebook; runs wait in its queue. Each run records that ``who`` asked for it, and ``begun``
+    is called with each run when it begins.
 
         with Lab.start(n=2) as lab:
             run = lab.run(cell, steps=500)
@@ -54,7 +54,7 @@ class Lab:
         self.stopped: dict[str, str] = {}
         """By id of a run: who of this laboratory, or which limit, has stopped it."""
         self._begun = begun
-        self._is_guest = False  # of the notebook, which has the cluster
+        self._is_guest = False  # whether a notebook has the cluster
         self._handles: deque[Handle] = deque(maxlen=_MOST_HANDLES)
 
     @classmethod
@@ -99,7 +99,7 @@ class Lab:
             cluster.stop()
 
     def asked_by(self, who: str) -> Lab:
-        """The same laboratory for somebody else, whose name its runs and changes have from now on."""
+        """The same laboratory for ``who``: its new runs and changes record this name."""
         other = copy(self)
         other.who = who
         return other
@@ -129,7 +129,7 @@ class Lab:
         cluster has not got. ``options`` are fields of `CellOptions`.
         """
         limits = _checked(Limits(seconds, steps, samples, keep))
-        blank = _BLANK.match(cell)  # lines that IPython would drop, and count the others from 1
+        blank = _BLANK.match(cell)  # blank lines, which IPython would drop before it counts the others from 1
         above = blank[0].count("\n") if blank else 0
         cell = "\n".join(cell.split("\n")[above:])
         given = CellOptions(**{"first_line": 1 + above, **options}, n=n, timeout=seconds, who=self.who)
@@ -146,9 +146,9 @@ class Lab:
     def _enqueue(
         self, cells: Sequence[tuple[QueuedCell, Callable[[], Run], Sequence[tuple[Handle, Limits]]]], alone: bool = True
     ) -> None:
-        """Have cells begin one after another from a thread, each when its turn in the queue of the notebook has come.
+        """Begin cells one after another from a thread, each at its turn in the queue of the notebook.
 
-        The first begins here where nothing is before it, so that its error is raised here.
+        If no cell is before the first, this call begins it, and so raises its error.
         """
         for queued, _, made in cells:
             self.session.waiting.enter(queued)

@@ -21,7 +21,7 @@ from ring_notebook.notebook.lab.tools import PERMISSIONS, TOOLS, Bounds, Tool, T
 from ring_notebook.notebook.session.session import Session
 
 Ask = Callable[[str, str, dict[str, Any], Progress], dict[str, Any]]
-"""Who calls, which tool, with which arguments; what is told of its progress. Returns as `ToolCalls.call`."""
+"""Takes the caller, the tool, its arguments and a progress callback. Returns as `ToolCalls.call`."""
 Report = Callable[..., Coroutine[Any, Any, None]]
 """Takes progress, total and a message, as the protocol's report_progress."""
 _DESTROYS = ("stop", "stop_cluster", "branch", "run")  # methods
@@ -73,7 +73,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def described(tool: Tool) -> dict[str, Any]:
-    """What clients are told of a tool beside its name and arguments, by fields of the protocol's classes."""
+    """The fields of the protocol's classes that describe a tool, beside its name and arguments."""
     hints = {"read_only_hint": tool.needs == "read", "destructive_hint": tool.method.__name__ in _DESTROYS}
     return {
         "description": f"{tool.about} Needs the permission {tool.needs!r}.",
@@ -83,9 +83,9 @@ def described(tool: Tool) -> dict[str, Any]:
 
 
 def asking(answer: Ask) -> Callable[[Any, Report, str, dict[str, Any]], Awaitable[dict[str, Any]]]:
-    """A function that has a tool called for the client of a session; a call that is cancelled ends its wait.
+    """A function that calls a tool for the client of a session; to cancel the call ends its wait.
 
-    Its parameters: the session, what reports progress to that client, the name of the tool, the arguments.
+    Its parameters: the session, the client's progress callback, the name of the tool, the arguments.
     """
     import anyio
     from anyio import from_thread, to_thread
@@ -179,7 +179,7 @@ def serve(answer: Ask) -> None:
             on_list_resource_templates=list_templates,
             on_read_resource=read_resource,
         )
-        async with stdio_server() as (received, sent):  # which keeps what else this process prints out of its output
+        async with stdio_server() as (received, sent):  # it keeps other prints of this process out of its output
             await server.run(received, sent, server.create_initialization_options())
 
     anyio.run(run)

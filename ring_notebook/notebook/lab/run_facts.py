@@ -94,7 +94,7 @@ def _failed(view: RunView, log: RunRecord) -> Failed | None:
 
 
 def _others(view: RunView) -> list[str]:
-    """What ranks did that have not failed first: with their own errors, or because of another one."""
+    """What the other ranks did: their errors, where they stopped because of another rank, or their status."""
     _, *more = grouped(primary(view.failures))
     lines = [f"{rank_text(ranks)}: {other.ename} at line {line_of(other)}: {other.message}" for other, ranks in more]
     lines += stopped(view.failures) if own_failures(view.failures) else []
@@ -106,7 +106,7 @@ def _others(view: RunView) -> list[str]:
 
 
 def _operation(text: str) -> str:
-    """The collective in which a rank was when it stopped because of another one; empty where that is not told."""
+    """The collective in which a rank stopped because of another one; empty if unknown."""
     before, stopped, _ = text.partition(STOPPED)
     return before.rpartition(": ")[2] if stopped else ""
 

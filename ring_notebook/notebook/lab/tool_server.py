@@ -25,7 +25,7 @@ from ring_notebook.notebook.lab.handle import Progress
 from ring_notebook.notebook.lab.tools import MOST_BYTES, ToolCalls
 
 _SUFFIX = ".agents"
-_SECONDS_TO_ASK = 10.0  # of a caller that sends nothing
+_SECONDS_TO_ASK = 10.0  # after which a caller that sends nothing is turned away
 
 
 class ToolServer(BoundedServer, socketserver.UnixStreamServer):
@@ -43,11 +43,11 @@ class ToolServer(BoundedServer, socketserver.UnixStreamServer):
         self.begin()
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
-        """Whether the caller is this user, by what the kernel says of the other end."""
+        """Whether the operating system says that the caller is this user."""
         return peer_of(request)[1] == os.geteuid()
 
     def close(self) -> None:
-        """Take no more calls; those in progress get their answers. Runs go on."""
+        """Take no more calls; those in progress get their answers. Runs continue."""
         self.path.unlink(missing_ok=True)
         super().close()
 
@@ -65,7 +65,7 @@ class _Request(socketserver.StreamRequestHandler):
         self._say(self.server.tools.call(who, tool, given, self._progress))
 
     def _progress(self, text: str, share: float | None) -> bool:
-        """Tell the caller, unless it has gone: then there is something to read, the end."""
+        """Tell the caller; false if it has hung up, which makes the connection readable."""
         if select.select([self.connection], [], [], 0)[0]:
             return False
         try:
@@ -79,7 +79,7 @@ class _Request(socketserver.StreamRequestHandler):
 
 
 def _object(line: bytes) -> dict[str, Any]:
-    """What a line says; empty where that is no object."""
+    """The JSON object in a line; empty if there is none."""
     try:
         found = json.loads(line)
     except (ValueError, RecursionError):

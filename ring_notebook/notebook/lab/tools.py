@@ -46,15 +46,15 @@ class RefusedError(RingError):
 
 
 class Tool(NamedTuple):
-    """A method, and the permission that it ``needs``. One of `Handle` has the argument ``run``: a name or id, or how
-    one begins; the newest if it is empty."""
+    """A method, and the permission that it ``needs``. Methods of `Handle` take the argument ``run``: the beginning of a
+    name or id; empty for the newest run."""
 
     method: Callable[..., Any]
     needs: Permission
 
     @property
     def about(self) -> str:
-        """What it does, without what it raises, which a call tells."""
+        """What it does, without what it raises: a call that fails says that."""
         return " ".join((getdoc(self.method) or "").split()).partition(" Raises ")[0].replace("``", "`")
 
     @property
@@ -213,7 +213,7 @@ class ToolCalls:
         return answer
 
     def _within(self, name: str, tool: Tool, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments, with limits where none were given. Raises RefusedError for what is more than allowed."""
+        """The arguments, with limits where none were given. Raises RefusedError above what the bounds allow."""
         known, made = tool.arguments, dict(given)
         if "timeout" in known:
             made["timeout"] = min(max(0.0, given.get("timeout", _USUAL_WAIT)), _MOST_WAIT)

@@ -98,13 +98,13 @@ def _source(module: str) -> Path | None:
 
 @lru_cache
 def _statements(module: str) -> list[ast.stmt]:
-    """Those of a module's source; none where it is not there."""
+    """The statements of a module's source; none if it is not found."""
     file = _source(module)
     return parse(file.read_text(encoding="utf-8")).body if file is not None else []
 
 
 def _imports_of(module: str) -> dict[str, str]:
-    """What a module imports by ``from``: where it is, by its name in the module."""
+    """The origin of each name that a module imports by ``from``."""
     found: dict[str, str] = {}
     for node in _statements(module):
         if isinstance(node, ast.ImportFrom):
@@ -113,7 +113,7 @@ def _imports_of(module: str) -> dict[str, str]:
 
 
 def _public_names(module: str) -> list[str] | None:
-    """``__all__`` of a module as its source has it: a list, and those of modules that it imports; None without one."""
+    """``__all__`` of a module, read from its source, with what it adds of other modules; None without one."""
     names: list[str] | None = None
     for node in _statements(module):
         match node:
@@ -145,7 +145,7 @@ def _inspect(shell: InteractiveShell, session: Session) -> None:
             return own(oname, *args, **kwargs)
         except KeyError:
             if text := help_on_rank_0(session, oname):
-                # Without HTML, which it takes out for most front ends, the kernel says that nothing is found.
+                # Without HTML the kernel says that nothing is found, although it drops it for most front ends.
                 return {"text/plain": text, "text/html": f"<pre>{escape(text)}</pre>"}
             raise
 
@@ -163,7 +163,7 @@ def _advise_on_missing(shell: InteractiveShell, session: Session) -> None:
         tb_offset: int | None = None,
     ) -> None:
         name, here = error.name or "", {*shell.user_ns, *dir(builtins)}
-        # The name itself, or one that is closer than any that this notebook has, which Python suggests.
+        # The name itself, or one closer than all of this notebook: Python suggests those.
         for near in get_close_matches(name, {*names_on_rank_0(session)} | here, n=1):
             if near == name:
                 error.args = (f"{error}; the ranks have it: `%ring pull {name}` brings it here",)
@@ -192,7 +192,7 @@ def _complete(shell: InteractiveShell, session: Session) -> None:
                 *(SimpleCompletion(word, type="option") for word in words),
                 *(SimpleCompletion(name, type="rank") for name in names),
             ],
-            # A name of this notebook makes no sense there. Behind a dot it is the same name once more.
+            # Then no other completions: after a dot they would be the same names once more.
             "suppress": bool(words) or own or (bool(names) and "." in token),
         }
 
@@ -211,7 +211,7 @@ def _complete(shell: InteractiveShell, session: Session) -> None:
 
 
 def _words(line: str, token: str, session: Session) -> tuple[list[str], bool]:
-    """What can take the place of ``token``, the end of a magic's line, and whether nothing else can."""
+    """Completions of ``token``, the end of a magic's line, and whether nothing else can follow."""
     magic, *words = line.split() or [""]
     if magic.lstrip("%") not in MAGICS or not line.startswith("%") or not (words or line[-1].isspace()):
         return [], False
@@ -219,7 +219,7 @@ def _words(line: str, token: str, session: Session) -> tuple[list[str], bool]:
     of_magic = MAGICS[magic.lstrip("%")]
     command, given = of_magic.find(of_magic.renamed(words)[0])
     found, own = command.complete(given, begun, session)
-    # Of a word such as ``run@80`` the token is a part.
+    # The token is only the end of a word such as ``run@80``.
     return [word[len(begun) - len(token) :] for word in found if begun.endswith(token)], own
 
 

@@ -22,8 +22,8 @@ def export(
 ) -> str:
     """Write the last cell that trained, and the --setup cells before it, as a script for ringrun.
 
-    Raises RingError when there is no such run, ``path`` or the job's script is a file that was not exported, and for a
-    job that makes no sense.
+    Raises RingError when there is no such run, when ``path`` or the job's script exists and export did not write it,
+    and for invalid options of the job.
     """
     record = session.trained(name)
     if not job:

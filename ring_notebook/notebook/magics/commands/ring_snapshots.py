@@ -38,7 +38,7 @@ def snapshots(_session: Session) -> Listing:
 def save(session: Session, name: Annotated[str, Option("NAME", "replaces an older one of this name")]) -> str:
     """Keep the variables of all ranks, and the set-up cells, under a name.
 
-    In a run they are kept behind its present step. Raises as `Cluster.snapshot`, and when several runs are in progress.
+    In a run they are kept after its present step. Raises as `Cluster.snapshot`, and when several runs are in progress.
     """
     if runs := session.in_progress:
         if len(runs) > 1:

@@ -130,7 +130,7 @@ def _submit(
 ) -> str:
     """Submit a job of ``site`` and follow it; with ``dry_run`` only return its script.
 
-    Raises ClusterError for a job that makes no sense or is rejected, and while there is a cluster.
+    Raises ClusterError for a job that is invalid or rejected, and while there is a cluster.
     """
     if dry_run:
         return request_of(site, n=n, **asked).script(HOLD, Path("output")).rstrip()

@@ -25,8 +25,8 @@ def stop(
 ) -> str:
     """Stop the cluster; or only runs in progress, whose ranks keep their variables.
 
-    With the cluster its batch job is cancelled; ``ended`` says why it has ended already. Raises RingError where a name
-    is not that of one run in progress.
+    A stop of the cluster cancels its batch job; ``ended`` says why it has ended already. Raises RingError for a name
+    that does not match exactly one run in progress.
     """
     if names or runs:
         return _stop_runs(session, names)
@@ -44,7 +44,7 @@ def stop(
 
 
 def cancel_cells(session: Session) -> str:
-    """Cancel all cells that wait, because the variables of the ranks go; says so."""
+    """Cancel all cells that wait, because the ranks lose their variables; returns a sentence about it."""
     cancelled = session.waiting.cancel()
     return f" Cancelled {plural(len(cancelled), 'cell')} of the queue." if cancelled else ""
 
@@ -78,7 +78,7 @@ def _stop(cluster: Cluster | None, back: str) -> str:
 
 
 def _dead(cluster: Cluster) -> list[int]:
-    if cluster.death is not None or who_ended_it():  # which ends them one after another
+    if cluster.death is not None or who_ended_it():  # a batch system ends engines one after another
         return list(range(cluster.n))
     try:
         return sorted(set(range(cluster.n)).difference(cluster.living))

@@ -23,7 +23,7 @@ _Sweep = Annotated[
 
 
 def _variable(text: str) -> str:
-    """The name of a variable, or nothing, the default. Raises ValueError for what is none."""
+    """The name of a variable, or the empty default. Raises ValueError for any other text."""
     if text and (not text.isidentifier() or iskeyword(text)):
         raise ValueError(f"expected the name of a variable, got {text!r}")
     return text
@@ -50,7 +50,7 @@ def train(session: Session, cell: str, out: Out = "", sweep: _Sweep = None, **gi
 
 
 def assign(session: Session, out: str, run: Run | QueuedCell | SweepReport) -> None:
-    """Assign the run, or the cell that waits; a run that was queued only where its cell still is."""
+    """Assign the run, or the cell that waits; a run does not replace the waiting cell of another run."""
     before = session.variables.get(out)
     if out and (isinstance(run, QueuedCell) or not isinstance(before, QueuedCell) or before.run is run):
         session.variables[out] = run
