@@ -31,7 +31,7 @@ def ago(seconds: float) -> str:
 
 
 def sparkline(values: Sequence[float], width: int = 80, height: int = 16) -> str:
-    """A curve as a small picture of so many pixels, with a gap where a value is not finite; empty for under two."""
+    """A curve as a small picture of so many pixels, with gaps where values are not finite; empty below two finite ones."""
     finite = [value for value in values if math.isfinite(value)]
     if len(finite) < 2:
         return ""

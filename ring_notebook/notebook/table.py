@@ -109,7 +109,7 @@ class Listing:
         return f"<details><summary>more columns</summary>{boxes}</details>"
 
     def _widths(self) -> list[float]:
-        """Of a page that has room for each column and those before it, in pixels; folded ones need none."""
+        """For each column, the pixels of a page that shows it and those before it; folded columns need none."""
         texts, widths = shortened(self.columns), [0.0]
         for index, name in enumerate(self.columns):
             longest = max([len(texts[name]), *(min(len(row[index]), _MOST) for row in self.rows)])

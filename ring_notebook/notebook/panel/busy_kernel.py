@@ -30,7 +30,7 @@ def answer_while_busy(widget: Widget) -> None:
 
 
 def stop_button(stop: Callable[[], None] | None, tooltip: str) -> Button:
-    """A button that calls ``stop``, also while a cell blocks the main shell; hidden without."""
+    """A button that calls ``stop``, also while a cell blocks the main shell; hidden without ``stop``."""
     size = Layout(width="70px", height="24px", flex="0 0 auto", visibility="visible" if stop else "hidden")
     button = Button(description="Stop", icon="stop", tooltip=tooltip, layout=size)
 
@@ -45,10 +45,9 @@ def stop_button(stop: Callable[[], None] | None, tooltip: str) -> Button:
 
 
 def show_to_later_pages() -> None:
-    """Let a page that is opened while a cell blocks the main shell have the widgets of this kernel.
+    """Let a page that is opened while a cell blocks the main shell show the widgets of this kernel.
 
-    Until the kernel has told it that there are subshells, a page asks the main shell. The thread that hands messages to
-    the shells answers for it.
+    A page asks the main shell until it knows of subshells. The thread that dispatches messages to shells answers then.
     """
     kernel: Any = getattr(get_ipython(), "kernel", None)
     if not getattr(kernel, "_supports_kernel_subshells", False) or hasattr(kernel, "_ring_answers"):
@@ -58,7 +57,7 @@ def show_to_later_pages() -> None:
 
 
 class _Answers:
-    """Takes the place of ``shell_channel_thread_main`` of ``kernel``, and hands on what it does not answer."""
+    """Replaces ``shell_channel_thread_main`` of ``kernel``, and passes on what it does not answer."""
 
     def __init__(self, kernel: Any) -> None:
         self._kernel = kernel
@@ -70,7 +69,7 @@ class _Answers:
             await self._kernel.shell_channel_thread_main(frames)
 
     async def _answer(self, frames: Any) -> bool:
-        """Answer a question of a page about widgets; whether this was one."""
+        """Answer a question of a page about widgets; returns whether it was one."""
         kernel, session = self._kernel, self._kernel.session
         try:
             senders, parts = session.feed_identities(frames, copy=False)

@@ -49,8 +49,8 @@ def load_charts() -> type[LiveChart]:
 class ChartArea:
     """The charts of one run. ``area`` and ``buttons`` are widgets; ``look`` is the choice of the reader.
 
-    ``plot``: the metrics to chart, by default the first ones logged. ``expected``: those that the run will log. As soon
-    as there is a chart, theirs are there too. ``on_look`` is called with each new choice.
+    ``plot``: the metrics to chart, by default the first ones logged. ``expected``: those that the run will log; they
+    get empty charts as soon as any metric has a chart. ``on_look`` is called with each new choice.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class ChartArea:
         self.buttons = HBox(choices, layout=Layout(display="none", flex_flow="row wrap", justify_content="flex-end"))
         self.buttons.add_class("ring-choices")
         self._none = Label("no metric has these words", layout=Layout(display="none"))
-        # A chart is drawn in whole pixels: in half a pixel less it would have a scroll bar.
+        # A chart has whole pixels: an area that is half a pixel smaller would show a scroll bar.
         self.area = VBox([self._none], layout=Layout(width="100%", overflow="hidden"))
 
     def draw(self, view: RunView) -> None:
@@ -176,7 +176,7 @@ class _Group:
         name = HTML(f"<b>{escape(group)}</b>")
         self._head = HBox([name, self._button], layout=Layout(grid_gap="8px", align_items="center"))
         self._named = bool(group)
-        # Its columns come from a class: those of a layout come after its charts, which would begin as wide as the page.
+        # A class sets the columns: a layout would arrive after the charts, which would first be as wide as the page.
         self._grid, self._columns = GridBox(layout=Layout(overflow="hidden")), ""
         self._grid.add_class("ring-charts")
         self.widget = VBox([self._head, self._grid], layout=Layout(width="100%"))

@@ -36,9 +36,9 @@ class Origin(NamedTuple):
 
 @dataclass(frozen=True)
 class Comparison:
-    """Runs side by side. ``origins`` are the runs that the branches among them continue, by id, the nearest first.
+    """Runs side by side. ``origins``: by id of a branch, the runs that it continues, the nearest first.
 
-    A branch has the hyper-parameters of these, and their changes of knobs until it begins.
+    A branch has their hyper-parameters, and their changes of knobs until it begins.
     """
 
     logs: Sequence[RunRecord]
@@ -74,7 +74,7 @@ class Comparison:
     def settings(self) -> Listing:
         """A row for each hyper-parameter that differs, as set and as changed by knobs, and a column for each run.
 
-        Of one run alone all hyper-parameters.
+        For a single run: all hyper-parameters.
         """
         given = [self._set(log) for log in self.logs]
         facts = {
@@ -109,7 +109,7 @@ class Comparison:
         ]
 
     def _set(self, log: RunRecord) -> dict[str, str]:
-        """The hyper-parameters of a run as text, with the changes that it has made of them or taken over."""
+        """The hyper-parameters of a run as text, with its own and inherited changes."""
         params, changes, first = log.own_params, changes_of(log), log
         for origin in self.origins.get(log.run, ()):
             params, first = {**origin.log.own_params, **params}, origin.log
@@ -125,7 +125,7 @@ class Comparison:
 
 
 def outcome(log: RunRecord, metrics: Sequence[str]) -> dict[str, tuple[Any, str]]:
-    """How a run has ended or stands, by name: each as a value to sort by and as text, without what it has not got."""
+    """The results of a run by name, without missing ones, each as a value to sort by and as text."""
     view = log.view()
     found: dict[str, tuple[Any, str]] = {"status": (log.status, log.status)}
     if error := str(log.summary.get("error", "")).partition("\n")[0]:

@@ -89,7 +89,7 @@ def _asked_by(log: RunRecord) -> list[str]:
 
 
 def _on_ranks(log: RunRecord, view: RunView) -> str:
-    """How many ranks, and logical ranks, and which of the cluster if the cell runs on some, as a set-up cell may."""
+    """How many ranks, and logical ranks, and which of the cluster if the cell runs only on some."""
     only, chosen = log.options.get("only"), log.options.get("ranks")
     if isinstance(only, list) and only and all(isinstance(rank, int) for rank in only):
         return f"{ranks(only)} of {view.size}"

@@ -78,7 +78,7 @@ class Lint:
 
     def _of_output(self, view: RunView) -> Iterator[Hint]:
         last = {piece.rank: piece for piece in view.output}
-        values = [piece for piece in last.values() if piece.block and self._has_value]  # of the last line, not printed
+        values = [piece for piece in last.values() if piece.block and self._has_value]  # shown, not printed
         printed = (piece for piece in view.output if piece not in values)
         count = Counter((piece.rank, line) for piece in printed for line in piece.text.splitlines() if line.strip())
         alike = sum(
@@ -87,7 +87,7 @@ class Lint:
         call = next((call for call in self._cell.calls if call.name == "print" and not call.guarded), None)
         if alike >= _SAME_LINES and call:
             ranks = rank_list(range(view.size))
-            lines = "lines" if view.dropped_lines else f"{alike} lines"  # of all or of the last ones
+            lines = "lines" if view.dropped_lines else f"{alike} lines"  # no number if old lines were dropped
             yield Hint(call.line, f"ranks {ranks} print the same {lines}: `if ring.rank() == 0:` makes it one")
 
 

@@ -32,7 +32,7 @@ Steer = Callable[[str, Mapping[str, Any]], object]
 """Makes a change: "set" with values of knobs by name, "pause" or "resume"."""
 _DECADES_BELOW, _DECADES_ABOVE = 3, 2  # of the first value, on the slider of a knob without limits
 _STEPS = 1000  # of a slider
-_SECONDS_TO_TAKE = 3.0  # in which a slider shows what its reader has chosen and the ranks have not taken
+_SECONDS_TO_TAKE = 3.0  # for which a slider shows a choice that the ranks have not taken yet
 
 
 class KnobArea:
@@ -152,5 +152,5 @@ def _power(value: Value) -> float:
 
 
 def _is_near(widget: Any, value: Value) -> bool:
-    """Whether the widget shows the value as nearly as its readout can, so that a schedule does not move it at once."""
+    """Whether the readout of the widget already shows the value, so that a schedule does not move it each step."""
     return isinstance(value, float) and f"{widget.value:.3g}" == f"{value:.3g}"

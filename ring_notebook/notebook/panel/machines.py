@@ -96,7 +96,7 @@ def warnings(log: RunRecord, view: RunView) -> tuple[str, ...]:
 
 
 def _running_out(view: RunView) -> list[str]:
-    """What runs out soon, also of a run that failed, maybe because of it; what ended well needs no more."""
+    """What runs out soon, also of a run that failed, maybe because of it; nothing for a run that ended well."""
     if all(rank.ended and rank.ended.status == "ok" for rank in view.ranks):
         return []
     found = []

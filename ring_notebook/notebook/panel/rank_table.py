@@ -23,12 +23,12 @@ SILENT = 5.0  # seconds without a record until the table says so
 MOST_METRICS = 6  # columns,
 FIRST_METRICS = 2  # of which a narrow page always shows so many
 NARROW = 6  # columns of metrics and machines for which a narrow page has room
-# Pixels, as in the style sheet: of a character in a cell, a title and the legend; between columns; what else there is.
+# Pixels, as in the style sheet: per character in a cell, a title and the legend; between columns; of other parts.
 _CHARACTER, _BOLD, _SMALL = 6.9, 7.2, 6.2
 _BESIDE, _BESIDE_NARROW, _BAR_NARROW = 9.0, 5.0, 56.0
 _SPARKS, _SWATCH, _SLOW = 54.0, 14.0, 32.0
-_NO_SPARKS, _NARROW_PAGE = 1100, 760  # up to which a page leaves out sparklines, and has another legend
-_STEP = 25  # columns are not folded and shown again whenever a number gets a digit
+_NO_SPARKS, _NARROW_PAGE = 1100, 760  # pixels of pages without sparklines, and with another legend
+_STEP = 25  # pixels: rounded, so that columns do not fold whenever a number gets a digit
 SAID = 0.15  # the smallest share of time with room for its number in the bar
 
 
@@ -53,9 +53,9 @@ class Table:
 def table(view: RunView, still: bool = False) -> Table:
     """The rows of a run. ``still`` leaves out the columns of a run in progress."""
     parts = shares([rank.spent for rank in view.ranks])
-    compute = parts.pop("compute", None)  # the rest of the others
+    compute = parts.pop("compute", None)  # what the other parts leave
     more = len(view.charted) - MOST_METRICS
-    metrics = view.charted[:MOST_METRICS] if more > 1 else view.charted  # one has room where the words would stand
+    metrics = view.charted[:MOST_METRICS] if more > 1 else view.charted  # a single one takes no more room than "1 more"
     more = len(view.charted) - len(metrics)
     silent = not still and not view.paused and any(rank.quiet > SILENT and not rank.ended for rank in view.ranks)
     columns = ["rank", "status", "step", *[RATE] * bool(view.throughput), *parts, *["silent for"] * silent]
@@ -94,7 +94,7 @@ def table(view: RunView, still: bool = False) -> Table:
 
 
 def _step(rank: RankView) -> str:
-    """The newest step known. A rank that was killed took the last half second of its records along, maybe all."""
+    """The newest known step. A rank that was killed did not send its last half second of records, maybe none at all."""
     known = f"≥{rank.step}" if rank.last else "?"
     return known if rank.ended and rank.ended.status == "died" else str(rank.step)
 
@@ -149,8 +149,8 @@ def html(content: Table) -> str:
 
 
 def _needs(content: Table) -> tuple[tuple[int, int], ...]:
-    """The pixels of a page with room for each column of ``folds`` and those before it: a narrow one, and a wide one,
-    which shows the legend in a title. Sparklines come on top of it.
+    """For each column of ``folds``, the pixels of a page that shows it and those before it, without sparklines: in the
+    narrow layout, and in the wide one, which has the legend in a title.
     """
     short = shortened(content.columns)
     characters = {}

@@ -71,8 +71,8 @@ def _later(log: RunRecord) -> str:
 def last_state(log: RunRecord, plot: Sequence[str] = (), waiting: bool = False) -> dict[str, str]:
     """The run in progress as a picture and as text, for a page without the panel; on others they are hidden.
 
-    Before the first step they say what the ranks do. A cell is ``waiting`` for the run: a page that is opened meanwhile
-    has the panel from ipykernel 7 on, where it has our widgets; others have this, and a terminal has the text.
+    Before the first step they say what the ranks do. With ``waiting`` a cell waits for the run: a page that is
+    opened meanwhile has the panel only with ipykernel 7 and our widgets, else this; a terminal has the text.
     """
     view = log.view()
     doing = () if view.names else waits.beginning(view, log.code_at)
@@ -143,7 +143,7 @@ def outputs(log: RunRecord) -> list[tuple[dict[str, Any], dict[str, Any]]]:
 def _between(view: RunView) -> list[list[Printed]]:
     """What the ranks have printed before the first display, between it and the second, and so on.
 
-    What a rank prints stands below the last thing that it has displayed itself before: ranks do not keep step.
+    What a rank prints stands below its own last display, because ranks do not keep step.
     """
     parts: list[list[Printed]] = [[] for _ in range(len(view.displays) + 1)]
     for piece in view.output:
@@ -165,8 +165,8 @@ def _earlier(log: RunRecord, view: RunView) -> str:
 def figure(logs: Sequence[RunRecord], names: Sequence[str] = (), look: Look | None = None) -> HTML:
     """Charts of the named metrics; without names, of the first ones. Of several runs each chart has the mean of each.
 
-    ``loss+val_loss`` is one chart of both, and ``grad/*`` are all that begin so. Raises KeyError with the metrics that
-    there are for a name that is not among them.
+    ``loss+val_loss`` is one chart of both, and ``grad/*`` are all that begin so. Raises KeyError, with a list of the
+    metrics, for an unknown name.
     """
     views = {label: log.view() for label, log in zip(labels(logs), logs, strict=True)}
     known = charted_in(views.values())

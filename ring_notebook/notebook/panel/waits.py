@@ -21,7 +21,7 @@ from ring_notebook.text.words import first_characters, operation_title, plural, 
 _MOST_PLACES = 4  # lines of the cell, with the ranks that are there
 _MOST_ROWS = 8
 _MOST_CHARACTERS = 100
-_SECONDS = 1.0  # of waiting, after which the states of both ranks are of the same moment
+_SECONDS = 1.0  # after so long a wait, the states of both ranks are of the same moment
 
 
 CodeAt = Callable[[int], str]
@@ -89,7 +89,7 @@ def stall_sentence(stalled: Sequence[RankView], code_at: CodeAt = _no_code) -> s
 
 
 def whereabouts(view: RunView, code_at: CodeAt) -> list[str]:
-    """Where ranks are that a time limit stops: who waits for whom where none has moved for a second, else lines."""
+    """Where ranks are when a time limit stops them: who waits for whom if none moved for a second, else their lines."""
     stalled = view.stuck(_SECONDS)
     return [stall_sentence(stalled, code_at)] if any(map(_waiting, stalled)) else beginning(view, code_at)
 

@@ -1,4 +1,4 @@
-"""The constants of a cell: names to which its outermost level gives a number, a text or a truth, and nothing else.
+"""The constants of a cell: names to which its outermost level assigns only numbers, texts and truth values.
 
 A sweep runs a cell with other values in their places.
 """
@@ -20,8 +20,8 @@ _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 def constants(source: str) -> dict[str, Any]:
     """The constants by name, the last value of each; empty for a cell that Python alone cannot read.
 
-    What the cell also computes, counts up or loops over, such as ``step = 0``, is a variable and left out, and so is
-    what begins at nothing for functions of other cells, which count or note something in it: the cell does not read it.
+    A name that the cell also computes, counts up or loops over is a variable, and left out. So is a name that begins
+    at 0, False or "" and that the cell does not read: functions of other cells may count in it.
     """
     try:
         body = parse(source).body
@@ -57,7 +57,7 @@ def with_constants(source: str, values: Mapping[str, Any]) -> str:
     for name, value in sorted(places, key=lambda one: (one[1].lineno, one[1].col_offset), reverse=True):
         first, last, end = value.lineno - 1, (value.end_lineno or value.lineno) - 1, value.end_col_offset
         text = lines[first][: value.col_offset] + repr(values[name]).encode() + lines[last][end:]
-        lines[first : last + 1] = [text, *[b""] * (last - first)]  # those below keep their numbers
+        lines[first : last + 1] = [text, *[b""] * (last - first)]  # lines below keep their numbers
     return b"\n".join(lines).decode()
 
 

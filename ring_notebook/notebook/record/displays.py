@@ -78,7 +78,7 @@ class Displays:
         self._ordinals: Counter[int] = Counter()
         self._numbers: Counter[int] = Counter()
         self._forgotten = 0
-        self._nbytes = 0  # at most so many are in memory
+        self._nbytes = 0  # an upper bound of the bytes in memory
 
     def add(self, display: Display, printed: int) -> None:
         """Take in a display of a rank, or the update of one, after ``printed`` pieces of output of all ranks."""
@@ -96,7 +96,7 @@ class Displays:
         self._numbers[rank] += 1
         item = _Item(rank, self._ordinals[rank], self._numbers[rank], display.id, data, display.metadata, printed)
         self._items.append(item)
-        # Only beyond a multiple of the bounds: another rank may show an equal display, which needs no space.
+        # Dropped only beyond a multiple of the bounds: equal displays of other ranks need no space.
         self._nbytes += _size(data)
         if len(self._items) > _SLACK * MOST or self._nbytes > _SLACK * MOST_BYTES:
             kept = self._chosen(_SLACK)

@@ -1,4 +1,4 @@
-"""The files of a run: written also when the disk fills up in the middle of it, read while ranks still write them."""
+"""The files of a run: written even if the disk fills up meanwhile, read while ranks still write them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def notebook() -> str:
 class RunFiles:
     """Appends to the files of one run. One thread writes.
 
-    A disk that takes nothing stops no run: messages then wait in memory (`Appender`), and ``trouble`` says so.
+    A full disk does not stop the run: messages then wait in memory (`Appender`), and ``trouble`` says so.
     Raises OSError when the files cannot be created, or there is no room for the summary of ``ranks`` ranks.
     """
 
@@ -50,7 +50,7 @@ class RunFiles:
 
     @property
     def lost(self) -> int:
-        """Messages that are neither on disk nor in memory: the oldest of those that the disk did not take."""
+        """How many messages were dropped: the oldest that the disk did not take."""
         return self._journal.lost
 
     def add(self, message: bytes, now: float) -> None:
@@ -81,8 +81,8 @@ class RunFiles:
     def close(self) -> Path | None:
         """Write everything and close the files.
 
-        What the disk still does not take goes to a temporary folder, which is returned; its journal has the same name.
-        ``trouble`` stays set when there is no room for it either, and it is lost.
+        If the disk is still full, the rest goes to a temporary folder, which is returned; its journal has the same
+        name. If that is full too, the rest is lost and ``trouble`` stays set.
         """
         if self._traces is not None:
             self._traces.add(b"]}")

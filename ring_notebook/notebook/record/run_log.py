@@ -66,7 +66,7 @@ class RunLog(RunRecord):
     def put(self, message: bytes, now: float | None = None) -> None:
         """Take in one message of a rank (`records.encode`) from any thread. Never waits.
 
-        ``now`` is its time where a journal has it, in seconds since the epoch.
+        ``now`` is the time that a journal has for it, in seconds since the epoch.
         """
         self.received += 1
         self._queue.put((message, now))
@@ -133,7 +133,7 @@ class RunLog(RunRecord):
             if message:
                 try:
                     self._take_in(message, self.now() if now is None else now)
-                except Exception as error:  # of one message; the next one may be whole
+                except Exception as error:  # the next message may be readable
                     self._unreadable = f"a message of a rank could not be read: {type(error).__name__}: {error}"
                 self.taken += 1
             if self._queue.empty():

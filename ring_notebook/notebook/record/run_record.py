@@ -96,7 +96,7 @@ class RunRecord:
         for one, now in journal.records():
             try:
                 self._apply(one, now)
-            except ValueError:  # of a rank that the run has not got
+            except ValueError:  # its rank is not one of the run
                 journal.skipped += 1
         if journal.skipped:
             self.trouble = f"{journal.skipped} lines in {self.directory} are no records of a run and were skipped"
@@ -120,10 +120,10 @@ class RunRecord:
 
     @property
     def params(self) -> dict[str, Any]:
-        """The hyper-parameters: constants of the cell, what its optimizer and loader were made with, and what it gave.
+        """The hyper-parameters: constants of the cell, arguments of its optimizer and loader, and `ring.log_params`.
 
-        The later ones replace the earlier ones of the same name. A branch has those of the run that it continues, and
-        of every run what its knobs were set to before its first step.
+        Later ones replace earlier ones of the same name. A branch also has those of the run that it continues. Knobs
+        have the values that were set before the first step.
         """
         with self._changed:
             set_first = self._state.begins_with
@@ -158,7 +158,7 @@ class RunRecord:
             keep_look(self.directory, look)
 
     def now(self) -> float:
-        """This moment, in seconds since the epoch, if nobody had set the clock since this object was made."""
+        """Seconds since the epoch, without changes of the clock since this object was made."""
         return self.started + time.monotonic() - self._began
 
     def view(self) -> RunView:
@@ -230,7 +230,7 @@ class RunRecord:
             return self._state.broken()
 
     def ended(self) -> dict[int, Ended]:
-        """How the ranks that have ended did so."""
+        """How each rank ended that has ended."""
         with self._changed:
             return self._state.ended()
 
@@ -283,7 +283,7 @@ def read_about(directory: Path) -> dict[str, Any]:
 
 
 def readable(directories: Iterable[Path]) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Those that are folders of runs, each with what `read_about` says; others and truncated ones are skipped."""
+    """The folders of runs among these, each with its `read_about`; others and truncated ones are skipped."""
     for directory in directories:
         with suppress(*UNREADABLE):
             yield directory, read_about(directory)

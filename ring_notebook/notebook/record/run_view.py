@@ -96,10 +96,10 @@ class RankView:
 class RunView:
     """A run at one moment: immutable, bounded, cheap to draw.
 
-    ``curves``: points over steps, by metric and rank; of a metric that logical ranks have logged in their turns by
-    logical rank. ``newest`` are the last values of these, ``extremes`` the least and the greatest mean over them at a
-    step, ``last`` the mean at the newest step that all of them have told. ``logical`` holds the rank that carries each
-    logical rank, ``in_turns`` the metrics that they have logged. ``throughput``: samples/s over seconds since the
+    ``curves``: points over steps, by metric and rank, or by logical rank for metrics that these logged in their turns.
+    ``newest`` are their last values, ``extremes`` the least and the greatest mean over them at a step, ``last`` the
+    mean at the newest step that all of them have logged. ``logical`` holds the rank that carries each logical rank,
+    ``in_turns`` the metrics that they have logged. ``throughput``: samples/s over seconds since the
     start, by rank. ``output``: the newest lines that ranks printed, without ``dropped_lines`` older ones. ``displays``:
     the newest displays, without ``dropped`` older ones. ``media``: the newest image, figure, histogram or text logged
     under each name. ``cleared`` counts calls of clear_output. ``epochs`` are the steps at which the logged epoch
@@ -107,8 +107,8 @@ class RunView:
     and "NaN" or "inf". ``loads`` holds what `records.Load` names over seconds since the start, by rank. ``axes`` holds,
     by rank as in ``ranks``, "time" (seconds since the start) and "samples" (of this rank until then, also in the run
     that this one continues) over steps. ``units`` are those that ranks have given to metrics. ``knobs`` are those of
-    the run by name, ``changes`` the newest that ranks have taken, each as the first rank told it. ``parted`` has pairs
-    of changes of one number that two ranks have taken at different points, which must not be.
+    the run by name, ``changes`` the newest that ranks have taken, each as the first rank told it. ``parted`` has pairs:
+    the same change, which two ranks have taken at different points by mistake.
     """
 
     size: int
@@ -188,7 +188,7 @@ class RunView:
     def stuck(self, after: float) -> tuple[RankView, ...]:
         """The ranks that have not ended, when none of them has made progress for ``after`` seconds; else empty.
 
-        Empty for 0, too, which asks for no warning, and while the run is paused.
+        Also empty if ``after`` is 0, and while the run is paused.
         """
         if not after or self.paused:
             return ()
@@ -225,7 +225,7 @@ class _Rank:
     """What the rank has reported of its time, and what `spent` has made of that."""
 
     def extend_axes(self, steps: array[float], seconds: Iterable[float], amounts: array[float] | None) -> None:
-        """Keep where on other axes than that of steps the rows are."""
+        """Keep the places of the rows on the other axes than steps."""
         self.axes.setdefault("time", Series(every=True)).extend(steps, array("d", seconds))
         if amounts is not None:  # before `rate` takes them
             totals = array("d", accumulate(amounts, initial=self.earlier + self.rate.total))[1:]
@@ -241,7 +241,7 @@ class _Rank:
             self.progress_start = (now, done, total)
 
     def spent(self, elapsed: float) -> Spent:
-        killed = self.ended is not None and self.ended.status == "died"  # it has told nothing at its end
+        killed = self.ended is not None and self.ended.status == "died"  # a killed rank has sent no summary
         facts = self.ended.summary if self.ended and not killed else self.status.extra if self.status else {}
         if killed and "training" not in facts:
             return NOTHING_SPENT
@@ -304,7 +304,7 @@ class RunState:
         self._cleared = 0
         self._epochs: list[tuple[float, float]] = []
         self._loads: dict[str, dict[int, Series]] = {}
-        # What views hold of curves and loads until a record changes them: they are seen more often than they change.
+        # Cached for views until a record changes them: views are made more often than curves and loads change.
         self._seen_curves: Mapping[str, Mapping[int, Points]] | None = None
         self._seen_extremes: Mapping[str, tuple[Extreme, Extreme]] = {}
         self._seen_last: Mapping[str, float] = {}
@@ -441,7 +441,7 @@ class RunState:
         return rank * number // self.size if isinstance(number, int) else rank
 
     def _continue(self, rank: _Rank, earlier: Mapping[str, float]) -> None:
-        """Begin where the run stands that this one continues."""
+        """Begin with the totals of the run that this one continues."""
         rank.earlier = earlier.get(SAMPLES, rank.earlier)
         if not self._epochs and {"epoch", "epoch_step"} <= earlier.keys():
             self._epochs.append((earlier["epoch_step"], earlier["epoch"]))
@@ -454,7 +454,7 @@ class RunState:
                 return
 
     def _mark_epochs(self, steps: array[float], values: array[float]) -> None:
-        """Keep where the epoch grows, as the first rank to say so logs it."""
+        """Keep the steps at which the epoch grows, from the first rank that logs each."""
         for step, value in zip(steps, values, strict=True):
             if not self._epochs or value > self._epochs[-1][1]:
                 self._epochs.append((step, value))
@@ -486,7 +486,7 @@ class RunState:
         return any(self._broken.values())
 
     def ended(self) -> dict[int, Ended]:
-        """How the ranks that have ended did so."""
+        """How each rank ended that has ended."""
         return {number: rank.ended for number, rank in self._ranks.items() if rank.ended}
 
     def statuses(self) -> dict[int, Status]:

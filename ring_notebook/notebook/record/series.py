@@ -1,6 +1,6 @@
 """Curves in bounded memory: a metric or a throughput is averaged into fewer points as its values arrive.
 
-The best value of a metric, and its newest, is that of a step: `Extremes`.
+The best and the newest value of a metric are of one step each, not averaged over steps: `Extremes`.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import numpy as np
 import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
-_SETTLED, _HELD = 512, 8192  # rows of a rank in `Extremes`: where several ranks log a metric, and at most
+_SETTLED, _HELD = 512, 8192  # rows of a rank that `Extremes` keeps if several ranks log a metric, and at most
 
 
 class Points(NamedTuple):
-    """A curve as two arrays of equal length, which nobody changes: a key of caches too."""
+    """A curve as two arrays of equal length, which never change, so that it can be a key of caches."""
 
     x: array[float]
     y: array[float]
@@ -35,8 +35,8 @@ class Series:
     """The values of one metric on one rank as at most ``limit`` points.
 
     Every point is the mean of ``stride`` consecutive values. When there are ``limit`` points, neighbours are joined and
-    the stride doubles: a long run keeps between ``limit / 2`` and ``limit`` points. With ``every`` these are all drawn,
-    else those of one step are one: batches whose gradients are accumulated.
+    the stride doubles: a long run keeps between ``limit / 2`` and ``limit`` points. Without
+    ``every``, values of the same step (batches whose gradients are accumulated) are drawn as one.
     """
 
     __slots__ = ("_every", "_limit", "_pending", "_points", "_stride", "_sum_x", "_sum_y", "_x", "_y")
@@ -105,19 +105,19 @@ class Extreme(NamedTuple):
 class Extremes:
     """The least, the greatest and the newest mean over ranks that a metric had at one step, however long the run is.
 
-    A step counts once all ranks that log the metric have told of it, which none does `_HELD` rows before another one.
+    A step counts once all ranks that log the metric have logged it, none of them more than `_HELD` rows ahead.
     """
 
     __slots__ = ("_settled", "rows")
 
     def __init__(self) -> None:
-        self.rows: dict[int, Points] = {}  # by rank: those of steps that others may not have told, or not wholly
+        self.rows: dict[int, Points] = {}  # by rank: rows of steps that other ranks may not have logged completely
         self._settled: tuple[Extreme, Extreme] | None = None
 
     def extend(self, rank: int, steps: array[float], values: array[float]) -> None:
         """Take in values of a rank in the order of the log."""
         if rank not in self.rows:
-            self.rows[rank], self._settled = Points(array("d"), array("d")), None  # that was of fewer ranks
+            self.rows[rank], self._settled = Points(array("d"), array("d")), None  # it was of fewer ranks
         own = self.rows[rank]
         own.x.extend(steps)
         own.y.extend(values)
@@ -127,7 +127,7 @@ class Extremes:
     def found(self) -> tuple[tuple[Extreme, Extreme] | None, Extreme | None]:
         """The least and the greatest, the first of equal ones, and the newest, which may be NaN.
 
-        None where no step has a number, and where all ranks have told of none.
+        None for the extremes if no step has a finite value, and for the newest if the ranks have no common step.
         """
         steps, rows, _ = self._common()
         newest = Extreme(float(steps[-1]), float(rows[:, -1].mean())) if len(steps) else None
@@ -141,7 +141,7 @@ class Extremes:
             del own.x[:done], own.y[:done]
 
     def _common(self) -> tuple[Floats, Floats, list[int]]:
-        """The steps that all ranks have told, a row of values of each rank, and which of its steps is the last one."""
+        """The steps that all ranks have logged, each rank's values there, and the last one's index in each rank."""
         lines = [_one_per_step(*own) for own in self.rows.values()]
         steps = [np.asarray(line.x) for line in lines]
         count = min(map(len, steps))

@@ -15,7 +15,7 @@ from ring_notebook.files.private_files import make_private_folder, open_private
 from ring_notebook.files.run_folders import runs_directory
 from ring_notebook.notebook.table import Listing
 
-_MOST_BYTES = 4 << 20  # of the journal; that before it is kept too
+_MOST_BYTES = 4 << 20  # of the journal; one older journal is kept
 _MOST_TEXT = 500
 _lock = Lock()
 
@@ -49,7 +49,7 @@ def _write(entry: Mapping[str, Any]) -> None:
 
 
 def calls(most: int = 50) -> Listing:
-    """The newest calls of agents, newest first. Lines that are none are skipped."""
+    """The newest calls of agents, newest first. Unreadable lines are skipped."""
     found: dict[str, dict[str, Any]] = {}
     for path in (journal().with_suffix(".1.jsonl"), journal()):
         with suppress(OSError):

@@ -49,7 +49,7 @@ class Answering:
         self._taken_back = False
         self._answered: dict[int, int] = {}  # by rank, the number of the question
         self._attended = False  # the user is at a prompt, or where the next one appears
-        self._held_there = False  # what the ranks know of time limits: whether they are held
+        self._held_there = False  # whether the ranks were told to suspend time limits
         self._polls: dict[int, Future[Any]] = {}
         self._polled = 0.0
 
@@ -72,7 +72,7 @@ class Answering:
             return sorted(self._open)
 
     def held(self, ended: Collection[int]) -> bool:
-        """Whether a rank that is none of ``ended`` waits for its user, so that no time limit counts."""
+        """Whether a rank that has not ``ended`` waits for its user, which suspends time limits."""
         with self._lock:
             return not self._held <= set(ended)
 
@@ -86,7 +86,7 @@ class Answering:
             self._attended = False
 
     def sentence(self) -> str:
-        """What ranks ask whom nobody answers, and what to do; empty without."""
+        """The questions of ranks that nobody answers, and what to do; empty if there are none."""
         with self._lock:
             asking = [] if self._attended else list(self._open.items())
         prompts = [(rank, first_characters(question.prompt.strip(), _LONGEST)) for rank, question in asking]
@@ -114,7 +114,7 @@ class Answering:
                 self.put(rank, message)
 
     def pass_on_hold(self, ended: Collection[int]) -> None:
-        """Tell the ranks that no time limit of a collective counts while one that is none of ``ended`` is held."""
+        """Have the ranks suspend time limits of collectives while one that has not ``ended`` waits for its user."""
         if (held := self.held(ended)) != self._held_there:
             self._held_there = held
             living = [] if self._engines.trouble() else self._engines.living()

@@ -56,8 +56,8 @@ def listing(
     """The newest runs with their results, newest first. A note names those that cannot be read.
 
     Cells that ended well in seconds and logged nothing are left out, unless ``every`` is given. ``sort`` names a
-    column, a metric or a hyper-parameter: largest first, or smallest first with a minus before it. Of the runs only
-    those are listed that have every word of ``where`` in one of their columns; ``lr=0.1`` asks for that value of a
+    column, a metric or a hyper-parameter: largest first, or smallest first with a minus before it. Only runs
+    that have every word of ``where`` in one of their columns are listed; ``lr=0.1`` asks for that value of a
     hyper-parameter. ``in_progress``: ids of runs of this notebook. Raises RingError for a ``sort`` that no run has.
     """
     entries, unreadable, trivial = [], [], 0
@@ -108,9 +108,8 @@ def _listing(entries: Sequence[_Entry], note: str) -> Listing:
 def find(name: str) -> RunRecord:
     """The run with this id or name, else one whose id or name begins so, the newest when there are several.
 
-    Unreadable ones are skipped. One without a name has the first line of its cell for one, as in the list.
-
-    Raises RingError that lists the newest runs, as the list calls them, when there is none.
+    Unreadable ones are skipped. A run without a name is called by the first line of its cell, as in the list. Raises
+    RingError, which names the newest runs, when there is none.
     """
     begins, known = None, []
     for directory in reversed(_directories()):
@@ -131,7 +130,7 @@ def find(name: str) -> RunRecord:
 def resumes_from(name: str, cell_id: str) -> str:
     """The last checkpoint of the newest run of this name that has one; without a name, of the same cell.
 
-    Where the front end does not say which cell it is, any run will do. Raises RingError when there is none.
+    If the front end does not identify cells, any run counts. Raises RingError when there is none.
     """
     for directory in reversed(_directories()):
         with suppress(*UNREADABLE):
@@ -183,7 +182,7 @@ def compared(records: Sequence[RunRecord]) -> Comparison:
 
 
 def with_inherited(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a cell; a branch gets the hyper-parameters that the run which it continues had at its step."""
+    """The options of a cell; a branch gets the hyper-parameters of the run that it continues, at its step."""
     for log, step in _origins(options)[:1]:
         taken = [one.values for one in changes_of(log) if one.step <= step]
         params = {name: value for one in (log.params, *taken) for name, value in one.items()}
@@ -202,7 +201,7 @@ def _origins(options: Mapping[str, Any]) -> list[Origin]:
             options = record.options
         except (RingError, ValueError):  # deleted, or written by somebody else
             break
-        if record.run in {one.log.run for one in found[:-1]}:  # as no version of ours writes it
+        if record.run in {one.log.run for one in found[:-1]}:  # a cycle, which no version of ours writes
             break
     return found
 
@@ -225,7 +224,7 @@ def plot(
 
 
 def tag(name: str, tags: Sequence[str]) -> str:
-    """Give a run these tags beside those that it has; without one take all away. Returns what it has then."""
+    """Add tags to a run; without any, remove all. Returns the tags that it has then."""
     record = find(name)
     kept = tuple(dict.fromkeys([*record.labels.tags, *tags])) if tags else ()
     keep_labels(record.directory, replace(record.labels, tags=kept))
@@ -233,7 +232,7 @@ def tag(name: str, tags: Sequence[str]) -> str:
 
 
 def annotate(name: str, note: str) -> str:
-    """Give a run a note in place of the one that it has; an empty one takes it away."""
+    """Replace the note of a run; an empty note removes it."""
     record = find(name)
     keep_labels(record.directory, replace(record.labels, note=note))
     return f"{record.title}: {note or 'no note'}"
@@ -286,7 +285,7 @@ class _Entry:
         self.labels = read_labels(directory)
         self.directory = directory
         lasts = [rank.get("last", {}) for rank in self.summary.get("ranks", [])]
-        names = dict.fromkeys(name for last in lasts for name in last if name != SAMPLES)  # the samples/s tell it
+        names = dict.fromkeys(name for last in lasts for name in last if name != SAMPLES)  # samples/s says it
         common = self.summary.get("last", {})  # of a step that all ranks have made
         self.last = {
             name: common[name] if name in common else fmean(last[name] for last in lasts if name in last)

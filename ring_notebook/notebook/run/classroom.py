@@ -39,7 +39,7 @@ _ORDER = ("failed", "stuck", "no progress", "interrupted", "running", "ok", "idl
 
 @dataclass(frozen=True)
 class Seen:
-    """A tile and, on this kernel's clock, since when it says so; or why there is none."""
+    """A tile, and when it and its state last changed, on this kernel's clock; or why there is none."""
 
     name: str
     tile: Tile | None
@@ -85,13 +85,13 @@ class Classroom:
                     before = shown
 
     def _look(self, each: Callable[..., object] = map) -> list[Seen]:
-        """All tiles, those first that need somebody."""
+        """All tiles; runs that need help come first."""
         keys: list[str] = []
         for folder in self._folders:
             try:
                 keys += sorted(one.path for one in os.scandir(folder) if one.name.endswith(SUFFIX))
             except OSError:
-                keys.append(str(folder))  # to read it says why
+                keys.append(str(folder))  # reading it reports why
         keys = list(dict.fromkeys([*keys, *self._links]))[:MOST_TILES]
         looked = list(each(self._read, keys))  # type: ignore[call-overload]
         self._seen = dict(zip(keys, looked, strict=True))
@@ -99,7 +99,7 @@ class Classroom:
         return sorted(looked, key=lambda one: (order[one.tile.state] if one.tile else -1, one.name))
 
     def _read(self, key: str) -> Seen:
-        """What there is at ``key``, parsed only where it has changed."""
+        """The tile at ``key``, parsed only if it has changed."""
         now = time.monotonic()
         before = self._seen.get(key)
         try:
@@ -138,7 +138,7 @@ def _data_at(key: str) -> bytes:
 
 
 def _name(key: str, tile: Tile) -> str:
-    """Whom a tile belongs to. Of a file that is its owner, with the name that the tile gives in brackets."""
+    """Whose tile it is: the owner of a file, with the name that the tile gives in brackets."""
     if "://" in key:
         return tile.who
     try:

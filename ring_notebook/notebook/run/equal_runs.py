@@ -19,10 +19,9 @@ def compared(before: RunRecord, now: RunRecord, called: tuple[str, str], is_part
     """Which metrics of two runs are equal, and for each other metric the first values that differ, as text.
 
     ``called`` names the two runs in it. Rows are compared by step and logical rank, without logical ranks by step and
-    rank; if both runs have logical ranks and their numbers of ranks differ, metrics that no
-    logical rank logged are compared for rank 0. Metrics
-    that measure time differ in any two runs. The gradients of logical ranks come first, because metrics follow from
-    them. Where ``now`` has stopped, as ``is_part`` says, rows that it has not reached are left out.
+    rank. If both runs have logical ranks, but different numbers of ranks, metrics that no logical rank logged are
+    compared for rank 0. Metrics that measure time differ in any two runs. The gradients of logical ranks come first,
+    because metrics follow from them. With ``is_part``, ``now`` has stopped early: later rows are left out.
     """
     rows = before.metrics(), now.metrics()
     of_all = before.size == now.size or not all(LOGICAL_RANK in one.names for one in rows)
@@ -34,7 +33,7 @@ def compared(before: RunRecord, now: RunRecord, called: tuple[str, str], is_part
     equal, parted = [], []
     for name in sorted({*one, *other}):
         first, second = one.get(name, {}), other.get(name, {})
-        # As text: NaN is itself.
+        # As text, so that NaN equals NaN.
         different = sorted(key for key in {*first, *second} if repr(first.get(key)) != repr(second.get(key)))
         if different:
             step, rank = different[0]
@@ -53,9 +52,9 @@ def compared(before: RunRecord, now: RunRecord, called: tuple[str, str], is_part
 
 
 def _by_metric(rows: Iterable[MetricRow], of_all: bool) -> dict[str, _Numbers]:
-    """By name: each value by step and by rank, which is the logical one where there is one.
+    """The values of each metric by step and by logical rank, else by rank.
 
-    Without ``of_all`` only rank 0's rows of those that no logical rank has logged.
+    Without ``of_all``, metrics that no logical rank has logged have only rank 0's values.
     """
     found: dict[str, _Numbers] = {}
     for row in rows:

@@ -34,9 +34,9 @@ _DISPLAY = "\nfrom IPython.display import display\n"
 
 @dataclass(frozen=True)
 class Script:
-    """A script of ``cells`` cells for ``size`` ranks, the last of them that of ``run``.
+    """A script of ``cells`` cells for ``size`` ranks; the last is the cell of ``run``.
 
-    ``missing`` are names that it uses and no cell makes.
+    ``missing``: names that it uses and that no cell defines.
     """
 
     run: str
@@ -62,7 +62,7 @@ class Script:
 def export(record: RunRecord, path: str | Path) -> Script:
     """Write the cell of a run, behind the set-up cells that ran before it in the same cluster, to ``path``.
 
-    Raises RingError when ``path`` is a file that was not exported, and OSError when it cannot be written.
+    Raises RingError when ``path`` exists and export did not write it, and OSError when it cannot be written.
     """
     target = Path(path)
     _check(target)
@@ -116,10 +116,10 @@ def script(record: RunRecord, before: Sequence[RunRecord], name: str) -> Script:
 
 
 def set_up_cells(runs: Iterable[RunRecord]) -> list[RunRecord]:
-    """Those of ``runs``, in order of time, that ended well. A cell that ran twice counts once, as what it was last.
+    """The runs that ended well, in order of time; of a cell that ran several times, the last version.
 
-    It keeps its first place: cells after it may need what it makes. A cell that was edited in between is the same one
-    where the notebook has told its id, ``cell_id`` of the options.
+    This stands at the cell's first place, because cells after it may need it. An edited cell is recognized by the
+    ``cell_id`` of its options, if the notebook sends one.
     """
     return list({_cell(run): run for run in runs if run.status == "ok"}.values())
 
@@ -161,5 +161,5 @@ def _missing(tree: ast.Module) -> Iterator[str]:
             made.update((alias.asname or alias.name.partition(".")[0]) for alias in node.names)
         elif isinstance(node, ast.ExceptHandler | ast.MatchAs | ast.MatchStar) and node.name:
             made.add(node.name)
-    if "*" not in made:  # `from module import *` makes who knows what
+    if "*" not in made:  # `from module import *` may define any name
         yield from (name for name in read if name not in made)

@@ -19,12 +19,12 @@ from ring_notebook.protocol.records import Failure
 from ring_notebook.text import words
 from ring_notebook.text.error_text import name_cells, printable
 
-# IPython shows these by itself: with frames of this package, or as if the cell had not failed.
+# IPython would show these itself: with frames of this package, or as if the cell had not failed.
 _SHOWN_OTHERWISE = (SyntaxError, UsageError, SystemExit)
 _SECONDS_TO_UNPICKLE = 2.0
 STOPPED = " stopped because "
 MISSING = re.compile(r"name '(\w+)' is not defined")
-"""Of a NameError."""
+"""The message of a NameError."""
 _RED, _PLAIN = "\x1b[31m", "\x1b[0m"
 
 
@@ -86,7 +86,7 @@ def in_a_line(failures: Sequence[Failure]) -> str:
 
 
 def _message(failure: Failure) -> str:
-    """The message of an exception; the line that raised where it has none, as that of an `assert`."""
+    """The message of an exception; without one, as of an `assert`, the line that raised."""
     return failure.message or next((line for *_, line in reversed(failure.frames) if line), "")
 
 
@@ -95,7 +95,7 @@ def _named(name: str, text: str) -> str:
 
 
 def _replaced(groups: Iterable[tuple[Failure, list[int]]], when: Mapping[int, float]) -> Iterator[str]:
-    """What to do on ranks that miss a name which others have, because they were started again after a death."""
+    """What to do on ranks that miss a name that others have, because they were replaced."""
     for failure, ranks in groups:
         if (failure.module, failure.ename) == ("builtins", "NameError") and when.keys() >= set(ranks):
             at = time.strftime("%H:%M:%S", time.localtime(max(when[rank] for rank in ranks)))
@@ -104,7 +104,7 @@ def _replaced(groups: Iterable[tuple[Failure, list[int]]], when: Mapping[int, fl
 
 
 def _in_the_notebook(groups: Iterable[tuple[Failure, list[int]]], notebook: Container[str]) -> Iterator[str]:
-    """What to do where ranks miss a variable that the notebook has, of its own or of the environment."""
+    """What to do if ranks miss a variable that the notebook, or its environment, has."""
     for failure, _ in groups:
         key = failure.message.strip("'") if (failure.module, failure.ename) == ("builtins", "KeyError") else ""
         if key in os.environ and any("environ" in line for *_, line in failure.frames):
@@ -126,7 +126,7 @@ def stopped(failures: Iterable[Failure]) -> list[str]:
 
 
 def _traced(failures: Sequence[Failure]) -> list[str]:
-    """How to see what led to a failure that more than one rank is part of."""
+    """How to see what led to a failure of several ranks."""
     parted = any(failure.aborted or failure.ename == "CollectiveMismatch" for failure in failures)
     return ["`%ring trace` shows the last operations of all ranks"] if parted else []
 
@@ -200,7 +200,7 @@ def _original(failure: Failure) -> BaseException:
 
 
 def _unpickled(pickled: str) -> BaseException | None:
-    """The exception itself; None when its class, which a cell may have written, does not let it be read and shown."""
+    """The exception itself; None if its class, which a cell may define, cannot be unpickled or shown."""
     found: list[BaseException] = []
 
     def read() -> None:

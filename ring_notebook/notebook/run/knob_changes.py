@@ -53,7 +53,7 @@ def send_change(engines: Engines, run: str, action: str, values: Mapping[str, An
 def let_go(engines: Engines) -> None:
     """End the pause of ranks whose run cannot continue, because one of them has failed or died."""
     for rank in engines.living():
-        with suppress(ClusterError):  # lost, and nobody has told yet
+        with suppress(ClusterError):  # the controller has lost it before anybody noticed its death
             engines.submit_beside(f"{_RANK_SIDE}:let_go", (), [rank])
 
 
@@ -80,17 +80,17 @@ def changes_of(name: str) -> list[dict[str, Any]]:
 
 
 def pauses_at(steps: Sequence[int]) -> list[dict[str, Any]]:
-    """The pauses behind these steps of a run, which come by themselves, as `changes_of` gives changes."""
+    """Automatic pauses after these steps of a run, in the form of `changes_of`."""
     return [{"point": step, "action": PAUSE, "values": {}, "who": "--pause-at"} for step in steps]
 
 
 def begins_with(values: Mapping[str, Any], who: str) -> list[dict[str, Any]]:
-    """The values that knobs have from the beginning of a run, as `changes_of` gives changes."""
+    """The values of knobs at the beginning of a run, in the form of `changes_of`."""
     return [{"point": 0, "action": SET, "values": dict(values), "who": who or "--set"}] * bool(values)
 
 
 def parted(view: RunView) -> str:
-    """Which ranks took a change at different points, which must not be; empty without."""
+    """Which ranks took a change at different points, by mistake; empty if none did."""
     return "; ".join(
         f"rank {other.rank} took change {one.number} after {other.point} steps, rank {one.rank} after {one.point}"
         for one, other in view.parted

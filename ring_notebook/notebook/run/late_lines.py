@@ -47,7 +47,7 @@ def _follow(log: RunLog | FollowedLog, engines: Engines, ended: Event) -> None:
             answers: list[Any] = engines.call_beside("ring_notebook.engine.late_output:take", log.run)
         except Exception:  # the cluster has ended
             return
-        # A rank that is silent holds the interpreter, and answers later.
+        # On a silent rank native code holds the interpreter: it answers later.
         more = any(answer is None or answer[1] for answer in answers) and engines.known_to_controller()
         pieces = [
             Printed(next(numbers), rank, stream, written, False)

@@ -78,7 +78,7 @@ def notify(tell: Callable[[Notice], Any] | None = None, *, after: float = AFTER,
 
 
 def described() -> str:
-    """What a long run notifies, in one line."""
+    """Who gets notices, and of which runs, in one line."""
     places = ["JupyterLab"] * (_settings.lab and _in_lab())
     places += [_name(_settings.tell)] if _settings.tell else []
     if not places:

@@ -16,7 +16,7 @@ from ring_notebook.text.words import plural
 
 _INDEX = "index.html"
 _OURS = "<meta name=generator content='Ring Notebook'>"
-# What ranks have displayed may have scripts, and load from elsewhere: a page shows it, and does neither.
+# Displays of ranks may have scripts and load remote content: the policy of a page forbids both.
 _HEAD = f"""<!doctype html><html lang=en><meta charset=utf-8>{_OURS}
 <meta http-equiv=Content-Security-Policy content="default-src 'none'; style-src 'unsafe-inline'; img-src data:">
 <meta name=viewport content="width=device-width"><title>TITLE</title>

@@ -102,8 +102,8 @@ class Run:
 
         Raises what ended it: a rank's own exception, KeyboardInterrupt, RunTimeout, or ClusterError when a rank died.
         An interrupt of this process stops the run and is raised when the ranks have stopped. A second one prints what
-        each rank is doing; a third one returns at once and leaves the ranks as they are. What ranks ask, by `input()`
-        or `breakpoint()`, is asked here.
+        each rank is doing; a third one returns at once and leaves the ranks as they are. Questions of ranks
+        (`input()`, `breakpoint()`) are asked here.
         """
         for attempt in range(1, 4):
             try:
@@ -143,7 +143,7 @@ class Run:
         return asked
 
     def asks(self) -> str:
-        """What ranks ask that nobody answers, and how to; empty without. Asks the ranks of an attached cluster."""
+        """Questions of ranks that nobody answers, and what to do; empty if none. Asks ranks of an attached cluster."""
         self._questions.refresh()
         return self._questions.sentence()
 
@@ -185,9 +185,9 @@ class Run:
     def snapshot(self, name: str = "") -> None:
         """Have all ranks keep their variables behind the same step, the next one; returns at once.
 
-        The cell that asks for one says later what it keeps. Without a name it is called ``RUN@STEP``, only the newest
-        of these stay, and the output of the run says what it keeps. Raises RingError when the run has ended, or the
-        ranks do not take it.
+        The calling cell says later what was kept. Without a name it is called ``RUN@STEP``: only the newest of these
+        stay, and the output of the run says what was kept. Raises RingError when the run has ended, or the ranks do not
+        take it.
         """
         record = {"id": self.log.run, "name": self.log.title, "source": self.log.source, "options": self.log.options}
         about = {**snapshot_files.about(name, set_up_before(self.log)), "run": record, "automatic": not name}
@@ -346,8 +346,8 @@ class Run:
     def timeline(self) -> Timeline:
         """What all ranks did when, and why the run is slow; of a run with ``--timeline``.
 
-        Of a run that failed or was interrupted, and of one in progress, without it: the last operations of all ranks,
-        and where ranks part. Raises FileNotFoundError when nothing is known.
+        Without it, for a run that failed, was interrupted or is in progress: the last operations of all ranks, and
+        where ranks part. Raises FileNotFoundError when nothing is known.
         """
         if self.done:
             return Timeline.of_run(self.log.directory)
@@ -394,7 +394,7 @@ class Run:
     def show_late(self) -> None:
         """Print below the current cell what threads and children of the run write when it has ended; returns at once.
 
-        What nobody shows so, the next cell on these ranks does.
+        Without this call, the next cell on these ranks prints it.
         """
         if not self.done or late_lines.is_left(self.log):
             late_lines.follow(self.log, self._engines, self._watch.ended)

@@ -77,7 +77,7 @@ def verdict_of(
         place = at if places else "before the first line of the cell, or after its last"
         message = f"stopped {place}; variables and cluster are kept"
         return _raised("interrupted", KeyboardInterrupt(message))
-    if failures:  # of ranks that stopped with one whose cell went on after the interrupt
+    if failures:  # ranks that stopped together with one whose cell continued after the interrupt
         return _failed(failures, describe(failures))
     if broken := [rank for rank, end in ended.items() if end.status != "ok"]:
         message = f"{ranks(broken)} failed and sent no exception"

@@ -1,4 +1,4 @@
-"""Sends a cell to engines of a cluster as a new run, and names those that get no name from their user."""
+"""Sends a cell to engines of a cluster as a new run, and names runs without a name."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def send(
 
     With ``only`` just these engines execute it; the others take part in the run and do nothing. ``batch`` is the batch
     job of the engines, and its end. An interrupt of this process meanwhile stops the run as soon as it has been sent.
-    Raises RingError where it is to resume or to replay another run, and cannot.
+    Raises RingError if it cannot resume or replay another run, as ``options`` ask.
     """
     run, folder = new_run_id(), runs_directory()
     resume = resumes_from(options.name, options.cell_id) if options.resume else ""
@@ -63,7 +63,7 @@ def send(
             **({"batch": dict(batch)} if batch else {}),
         },
     )
-    # From a clock that nobody sets, so that generations also increase to the next kernel of this host that attaches.
+    # A monotonic clock, so that generations also increase when another kernel of this host attaches.
     generation = time.monotonic_ns() // 1_000_000
     request = CellRequest(
         run,

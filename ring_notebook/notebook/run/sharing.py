@@ -48,7 +48,7 @@ State = Literal["idle", "running", "stuck", "no progress", "ok", "failed", "inte
 
 @dataclass(frozen=True)
 class Tile:
-    """What a run looks like from afar. ``time``: seconds since 1970 of ``who``'s clock, when this was true.
+    """A summary of a run for others. ``time``: when it was made, in seconds since the epoch on ``who``'s clock.
 
     ``text``: its error, or what is wrong with it. ``failed``: the ranks that failed first. ``seconds``: since the run
     began, until its end. ``curve``: at most 60 points of ``metric``, the mean of the ranks; NaN where there is none.
@@ -217,7 +217,7 @@ class _File:
 
     def _write(self, tile: bytes) -> None:
         with whole_file(self.path) as file:
-            os.fchmod(file.fileno(), 0o644)  # whatever the umask: it is there to be read
+            os.fchmod(file.fileno(), 0o644)  # regardless of the umask: others must read it
             file.write(tile)
         self._written, self._since = tile, time.monotonic()
 
@@ -244,7 +244,7 @@ class _File:
 
 
 def _differ(tile: bytes, before: bytes) -> bool:
-    """Whether a tile says something else than the one before, but for its time. As text: a NaN is equal to itself."""
+    """Whether a tile differs from the one before, except in its time. As text, so that NaN equals NaN."""
     said = [json.dumps({**json.loads(one), "time": 0}) for one in (tile, before)]
     return said[0] != said[1]
 

@@ -54,7 +54,7 @@ class Trial:
 
     @property
     def status(self) -> str:
-        """That of its run, else why there is none."""
+        """The status of its run, else why there is none."""
         return self.record.status if self.record is not None else self.state
 
 

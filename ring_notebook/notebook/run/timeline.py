@@ -42,7 +42,7 @@ _WIDTH, _LEAST = 560, 300  # pixels
 _PLACE = f"containerSize()[0] < {_LEAST} ? {_WIDTH} : containerSize()[0]"
 MOST_BARS = 3000  # of some 100 bytes each in the saved notebook
 _NEWEST = 12  # operations in a table
-_STRETCH = 1.5  # times its seconds, in which what ranks have counted of them must have been read
+_STRETCH = 1.5  # readings of counters must cover a part of the timeline up to this factor
 HELD = ("held", "held up")
 """Phases in which an operation holds the program: the second is the part of the first in which others had not come."""
 
@@ -61,8 +61,8 @@ class Timeline:
 
     Of a run that failed without ``--timeline`` it has the last operations of all ranks, and where ranks part.
 
-    ``path`` is the whole trace, which Perfetto (ui.perfetto.dev) and chrome://tracing open; ``labels`` is what ranks
-    say of the whole run: how their GPU tensors went.
+    ``path`` is the whole trace, which Perfetto (ui.perfetto.dev) and chrome://tracing open; ``labels`` are facts of the
+    whole run: how GPU tensors moved.
     """
 
     def __init__(self, events: Sequence[dict[str, Any]], path: Path | None = None) -> None:
@@ -79,14 +79,14 @@ class Timeline:
 
     @classmethod
     def of_run(cls, directory: Path) -> Timeline:
-        """That of the run in ``directory``. Raises FileNotFoundError where none was recorded."""
+        """The timeline of the run in ``directory``. Raises FileNotFoundError where none was recorded."""
         path = directory / TIMELINE
         if not path.exists():
             raise FileNotFoundError(f"{directory.name} has no timeline; record one with `%%ringtrain --timeline`")
         return cls(json.loads(path.read_text(encoding="utf-8"))["traceEvents"], path)
 
     def between(self, begin: float, end: float) -> Timeline:
-        """The same, from ``begin`` to ``end`` seconds only: drawn in more detail, and summed up for itself."""
+        """The part from ``begin`` to ``end`` seconds: drawn in more detail, with its own sums."""
         part = copy(self)
         part._training = {
             rank: (max(began, begin), max(began, min(ended, end))) for rank, (began, ended) in self._training.items()
@@ -102,7 +102,7 @@ class Timeline:
 
     @property
     def seconds(self) -> float:
-        """How long it is: what is drawn, and what the shares of the table are of."""
+        """How long it is, as drawn; the shares of the table refer to it."""
         ends = (end for _, end in self._training.values())
         return max(ends, default=max((span.end for span in self.spans), default=0.0)) - self.begin
 
@@ -183,8 +183,8 @@ class Timeline:
 def account(
     spans: Sequence[Span], training: Mapping[int, tuple[float, float]], counted: Mapping[int, Sequence[Counted]] = {}
 ) -> list[Account]:
-    """Sum up what held each rank while it trained, from and to the moments of ``training``."""
-    waits: dict[int, dict[int, float]] = defaultdict(lambda: defaultdict(float))  # for a rank, of each of the others
+    """Sum up what held each rank from the begin to the end of its ``training``."""
+    waits: dict[int, dict[int, float]] = defaultdict(lambda: defaultdict(float))  # by late rank and by waiting rank
     own: dict[int, list[Span]] = {rank: [] for rank in sorted(training)}
     for span in spans:
         if span.rank not in training:
@@ -301,7 +301,7 @@ def read_counted(events: Iterable[dict[str, Any]]) -> dict[int, list[Counted]]:
 
 
 def counted_in(counts: Sequence[Counted], begin: float, end: float) -> dict[str, float]:
-    """What a rank has counted from ``begin`` to ``end``; nothing where it has not read that often enough."""
+    """What a rank has counted from ``begin`` to ``end``; nothing if it read its counters too rarely."""
     if end <= begin or len(counts) < 2:
         return {}
     first = max((one for one in counts if one.moment <= begin), default=counts[0])
@@ -366,7 +366,7 @@ def vega_lite(
     colors = {WORDS.get(phase, phase): color for phase, color in PHASE_COLORS.items()}
     colors = {own_work: colors["compute"], **colors}
     used = {word: color for word, color in colors.items() if any(bar["phase"] == word for bar in bars)}
-    # A page that is opened draws the chart before its place has a width, which no event tells.
+    # A page that opens draws the chart before its container has a width, and gets no event when it has.
     events = [{"source": "window", "type": "resize"}, {"type": "timer", "throttle": 500}]
     width = {"name": "width", "init": _PLACE, "on": [{"events": events, "update": _PLACE}]}
     return {

@@ -37,8 +37,8 @@ class Watch:
     """Watches a run in a thread of its own; ``ended`` is set when `verdict` is final.
 
     ``futures`` are the engines' answers by rank, empty for a run that another kernel has sent. No time limit runs while
-    one of ``questions`` waits for its answer. ``on_end`` is called before ``ended`` is set, and
-    what ``regularly`` has after each period of so many seconds.
+    one of ``questions`` waits for its answer. ``on_end`` is called before ``ended`` is set.
+    ``regularly`` is a period in seconds (0: never) and what is called after each.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Watch:
         self._timeout = timeout
         self._questions = questions
         self._notices = Notices(log)
-        self._held = 0.0  # seconds in which a rank waited for its user, which no time limit counts
+        self._held = 0.0  # seconds in which a rank waited for its user; time limits do not count them
         self._on_end = on_end
         self._period, self._regularly = regularly
         self._next = self._period or inf
@@ -76,7 +76,7 @@ class Watch:
         self._timed_out = False
         self._where: list[str] = []  # where ranks were then
         self._died: dict[int, object] = {}  # by rank of the run, with the story
-        self._overdue: dict[int, int] = {}  # by rank, -1 for all: messages that had arrived when patience ended
+        self._overdue: dict[int, int] = {}  # see `_caught_up`: messages by rank, -1 for all
         self._answered: dict[int, float] = {}  # when the engines of ranks that have not ended answered
         self._silent: set[int] = set()  # ranks that are recorded as failed because of that
         Thread(target=self._run, name=f"ring-run-{log.run}", daemon=True).start()
@@ -209,7 +209,7 @@ class Watch:
                 self._log.put(encode(_failure_of_engine(self._log.run, rank, why, seconds)))
 
     def _caught_up(self, rank: int) -> bool:
-        """Whether the log has read everything that had arrived at the first call: what is queued is not missing."""
+        """Whether the log has read all that had arrived at the first call: a record may still be in its queue."""
         return self._log.taken >= self._overdue.setdefault(rank, self._log.received)
 
     def _failures(self) -> list[Failure]:
@@ -244,7 +244,7 @@ class Watch:
             unheard = (status.extra.get("unheard") or 0.0) if status else 0.0
             engine = self._engines.all[rank].rank
             if self._engines.living() == [rank]:
-                # The supervisor would end with its last rank. What that rank waits for closed when the others ended.
+                # The supervisor would end with its last rank, and this rank's collective failed when the others ended.
                 unheard = 0.0
             if how := judge_stop(now - self._stops_since, limit, unheard, waits.get("operation", "")):
                 self.ended_ranks.append(engine)
@@ -264,7 +264,7 @@ class Watch:
         return {rank: statuses.get(rank) for rank in ranks if self._engines.all[rank].rank not in self.ended_ranks}
 
     def _gone(self) -> set[int]:
-        """The ranks that ask nothing any more."""
+        """The ranks that have ended or died."""
         return {*self._log.ended(), *self._died}
 
     def _stop_with_one_that_was_interrupted(self) -> None:
@@ -290,7 +290,7 @@ class Watch:
         )
 
     def _replaced(self) -> dict[int, float]:
-        """When ranks took the place of others; empty when they miss a name that no rank from before has either."""
+        """When ranks replaced others, by rank; empty if they miss a name that older ranks do not have either."""
         when = {rank: engine.replaced for rank, engine in enumerate(self._engines.all) if engine.replaced}
         names = (MISSING.match(failure.message) for failure in self._log.failures() if failure.rank in when)
         missing = {name[1] for name in names if name}
@@ -315,7 +315,7 @@ def _raised(future: Any) -> str:
 
 
 def _failure_of_engine(run: str, rank: int, why: str, seconds: float) -> list[Record]:
-    """The records that an engine has not sent. ``why``: what it raised, empty where it has only answered."""
+    """The records that an engine has not sent. ``why``: what it raised, empty if it returned."""
     what = f"its engine failed outside of the cell: {why}" if why else "its engine sent no record of how the cell ended"
     error = ClusterError(f"rank {rank}: {what}; run the cell again, and if that fails `%ring restart` the cluster")
     shown = printable(f"ClusterError: {error}")

@@ -28,7 +28,7 @@ class QueuedCell:
     name: str
     ranks: frozenset[int]
     first: bool = False
-    """Whether it begins before all others, also while the queue is held: what makes ranks ready for them."""
+    """Whether it begins before all others, also while the queue is held, because it prepares ranks for them."""
     number: int = 0
     since: float = field(default_factory=time.time)
     behind: str = ""
@@ -61,7 +61,7 @@ class QueuedCell:
 
     @property
     def despite(self) -> str:
-        """Those of the runs before it that did not end well, as a sentence; empty without."""
+        """Which runs before it did not end well, as a sentence; empty if all did."""
         ends = [f"run {run.log.title}, which {_ENDED[run.status]}" for run in self.after if run.status in _ENDED]
         return f"Cell {self.name} runs after {' and '.join(ends)}." if ends else ""
 

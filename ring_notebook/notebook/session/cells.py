@@ -21,7 +21,7 @@ from ring_notebook.notebook.run.failures import brief
 from ring_notebook.text.parsing import parse
 
 _LOCAL = re.compile(r"\s*%%local\s*$")
-_STAYS = re.compile(r"\s*(%ring\b|%(re)?load_ext\b|%autoreload\b|#|$)")  # lines that do not make a cell one of ranks
+_STAYS = re.compile(r"\s*(%ring\b|%(re)?load_ext\b|%autoreload\b|#|$)")  # lines that do not send a cell to the ranks
 
 
 class DefaultCells:

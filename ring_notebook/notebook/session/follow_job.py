@@ -94,7 +94,7 @@ def save_before_end(session: Session, name: str) -> str:
 
 
 def _lost(run: Run | None) -> Run | None:
-    """The last run, where the loss of the engines has ended it, and it had not ended before."""
+    """The last run, if the loss of the engines has just ended it."""
     if run is None or not isinstance(run.error, ClusterError):
         return None
     ended = run.log.started + run.log.summary.get("seconds", 0.0)

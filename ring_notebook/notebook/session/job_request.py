@@ -25,7 +25,7 @@ class JobOptions:
 
 
 def request_of(site: str, nodes: int | None = None, **asked: Any) -> BatchRequest:
-    """A job of ``site`` on ``nodes`` hosts, as `batch_request`. Raises ClusterError for one that makes no sense."""
+    """A job of ``site`` on ``nodes`` hosts, as `batch_request`. Raises ClusterError for an invalid one."""
     try:
         return batch_request(site, hosts=nodes, **asked)
     except BatchError as error:

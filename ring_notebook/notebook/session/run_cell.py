@@ -41,11 +41,10 @@ def run_cell(
 ) -> None:
     """Run a cell on ranks 0..n-1, or on ``ranks``, of the cluster or of those that a job will have, and show it.
 
-    While another run uses one of its ranks the cell waits in the queue, or ``first`` before it. With ``only`` just
-    these engines execute it, of those that it is for, before all cells that wait.
-    With ``setup`` `restart` can run it again; when a cell with the same ``cell_id`` was edited, its last version.
-    Returns when the run has ended, with ``background`` at once. ``give`` gets the run as soon as there is one, and
-    before it the cell that waits in the background. Raises what `Cluster.run` and `Run.wait` raise.
+    While another run uses one of its ranks the cell waits in the queue, with ``first`` before all others. With ``only``
+    just these of its engines execute it, also before all others. With ``setup`` `restart` can run it again, in its last
+    version with this ``cell_id``. Returns when the run has ended, with ``background`` at once. ``give`` gets the run
+    when it has begun, and before it a cell that waits in the background. Raises as `Cluster.run` and `Run.wait`.
     """
     check_syntax(cell, options.first_line)
     to_come = session.to_come  # whose engines will run the cell
@@ -136,7 +135,7 @@ def set_up(session: Session, started: Sequence[int], run: Callable[[str, CellOpt
 def send_cell(session: Session, cell: str, options: CellOptions, queued: QueuedCell, only: Sequence[int] = ()) -> Run:
     """Send a cell whose turn has come."""
     cluster = session.require()
-    # While other ranks execute a run, theirs would change under it.
+    # Not during a run on other ranks, whose modules would change.
     if session.syncs and not cluster.runs.in_progress and (synced := cluster.sync()).changed:
         session.tell(str(synced))
     run = session.run = cluster.send(cell, options, queued.name, only)

@@ -22,10 +22,10 @@ _SENT = 50  # runs, among which is the one that trained
 
 
 class Session:
-    """The state of one notebook, whose ``variables`` these are; ``tell`` shows a line of text."""
+    """The state of one notebook: ``variables`` belong to its user, ``tell`` shows a line of text."""
 
     of_kernel: ClassVar[Session | None] = None
-    """That of the magics of this kernel, once they are loaded."""
+    """The session of this kernel's magics, once they are loaded."""
 
     def __init__(self, variables: dict[str, Any] | None = None, tell: Callable[[str], None] = print) -> None:
         self.variables = {} if variables is None else variables
@@ -50,9 +50,9 @@ class Session:
         self.sharing = Sharing(lambda: self.run.log if self.run is not None else None)
         self.classroom: Classroom | None = None
         self.close_to_agents: Callable[[], None] | None = None
-        """Ends what agents may call, while they may."""
+        """Closes the notebook to agents, while it is open to them."""
         self.known_names: dict[str, list[str]] = {}
-        """Those on rank 0 when it was asked last, by the path before them."""
+        """The last known names on rank 0, by the path before them."""
 
     @property
     def in_progress(self) -> list[Run]:
@@ -103,7 +103,7 @@ class Session:
         return last
 
     def steered(self, name: str = "") -> Run:
-        """The run in progress, of several the one that begins with ``name``. Raises RingError where that is not one."""
+        """The run in progress whose name or id begins with ``name``. Raises RingError unless it is exactly one."""
         runs = self.in_progress
         found = [run for run in runs if run.log.title.startswith(name) or run.log.run.startswith(name)]
         if len(found) == 1:

@@ -43,8 +43,8 @@ def sweep(
     """Run a cell with each combination of the values ``given`` for its constants; show one table and one chart of all.
 
     With ``n`` as many run side by side as the cluster has parts of n ranks, otherwise one after another. A run that
-    fails does not end the others. With ``resume`` those are left out that have ended well under the same name with the
-    same cell, and others continue from their last checkpoint where they have one.
+    fails does not end the others. With ``resume``, runs that ended well under the same name with the same cell
+    are skipped, and others continue from their last checkpoint if they have one.
 
     Stop, an interrupt of this process, or of one of the runs, stops all and is raised. Raises RingError for a name that
     is no constant of the cell or is given twice, for too many runs, and what the first run raised when none ended well.
@@ -75,7 +75,7 @@ class _Sweep:
         self.report = SweepReport(trials, options.plot)
         self._session = session
         self._options = options
-        self._parts = deque(_parts(session.require(), options))  # of the cluster, that no run of ours uses
+        self._parts = deque(_parts(session.require(), options))  # parts of the cluster that no run of ours uses
         self._waiting = deque(trials)
         self._running: dict[Run, Sequence[int] | None] = {}  # with the part of each
         self._ended: list[Run] = []
@@ -119,7 +119,7 @@ class _Sweep:
             try:
                 run = self._sent(trial, part)
             except ClusterError:
-                # One of its ranks has died, and runs with the others.
+                # A rank of this part has died: the trial runs on another part.
                 self._waiting.appendleft(trial)
                 if not self._parts and not self._running:
                     raise
@@ -152,7 +152,7 @@ class _Sweep:
             raise
 
     def _continues(self, trial: Trial) -> bool:
-        """Whether the run of the same name has left a checkpoint, where the user wants to resume."""
+        """Whether the user wants to resume and the run of the same name has left a checkpoint."""
         with suppress(RingError):
             return self._options.resume and bool(resumes_from(trial.title, ""))
         return False

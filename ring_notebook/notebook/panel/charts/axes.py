@@ -18,7 +18,7 @@ _CHARACTER, _GAP, _LEAST = 7.0, 6, 30  # pixels: per character, from label to ax
 
 @dataclass(frozen=True)
 class Scale:
-    """One axis from ``low`` to ``high``; ``log``: a logarithmic one; ``least``: between two ticks, at least."""
+    """One axis from ``low`` to ``high``; ``log``: a logarithmic one; ``least``: the least distance of two ticks."""
 
     low: float
     high: float
@@ -91,7 +91,7 @@ def scales(
     if curves.band is not None and drawn:
         rows += [curves.band.low, curves.band.high]
     places = [line.x for line in drawn if len(line.x)]
-    if best is not None:  # of one step; a point of a long curve is the mean of several
+    if best is not None:  # the best step may lie outside of a long curve, whose points are means
         places, rows = [*places, np.asarray(best[:1])], [*rows, np.asarray(best[1:])]
     x, y = _along(places), _scale(rows, from_zero)
     if all((line.x == np.round(line.x)).all() for line in drawn):  # steps and ranks: there is no step 0.5

@@ -96,9 +96,9 @@ class Chart:
 
 
 def _apart(marks: Sequence[Mark], curves: Curves) -> tuple[Mark, ...]:
-    """The marks, without the labels of those that are too near to the last one with a label.
+    """The marks; those too near to the last label have none.
 
-    One behind the last point, of a change whose step has not been made yet, is at that point.
+    A change whose step has not been made yet is drawn at the last point.
     """
     ends = [float(end) for line in curves.lines if len(line.x) for end in (line.x[0], line.x[-1])]
     least = _LABEL * (max(ends, default=0.0) - min(ends, default=0.0))
@@ -145,7 +145,7 @@ def grouped(
     and that of samples/s, are there before they have values, so that the others keep their place.
     """
     absent = [one for one in expected or () if one not in ("", *UNCHARTED, *view.charted)]
-    # What validates an expected metric may be logged before it, and has a chart then.
+    # A metric whose validation was logged before it has a chart already.
     absent = [one for one in absent if plot or all(trained(name, [one]) is None for name in view.charted)]
     names = (*view.charted, *absent)
     found = [Section("", tuple(plot))] if plot else sections(names, look.search, look.groups, most)
@@ -173,7 +173,7 @@ def _rate(view: RunView, look: Look, early: bool) -> list[Chart]:
 
 
 def axes(view: RunView) -> tuple[str, ...]:
-    """What the x axis of the metrics can be: all but the step are found by it, so it must not go back."""
+    """What the x axis of metrics can be. All but the step are looked up by step, so steps must not decrease."""
     times = [np.asarray(by_rank[TIME].x) for by_rank in view.axes.values()]
     if not times or not all((np.diff(steps) >= 0).all() for steps in times):
         return (STEP,)
@@ -250,7 +250,7 @@ def _best(view: RunView, name: str, toward: int, axis: str) -> tuple[float, floa
 
 
 def _last(view: RunView, name: str) -> float:
-    """The mean at the newest step that all ranks have told; of ranks that log at no common step, of their newest."""
+    """The mean at the newest step that all ranks have logged; without a common step, of their newest values."""
     newest = view.newest.get(name, {}).values()
     return view.last[name] if name in view.last else math.fsum(newest) / len(newest) if newest else math.nan
 
@@ -307,7 +307,7 @@ def _changes(view: RunView, axis: str) -> tuple[Mark, ...]:
 
 
 def _parting(view: RunView, name: str, axis: str) -> tuple[Mark, ...]:
-    """Where a metric of ranks that make local steps parts: from there on they train on as if alone."""
+    """Where a metric of ranks with local steps parts: from there on each trains as if alone."""
     distances = [by_rank for metric, by_rank in view.curves.items() if _SYNCS.fullmatch(metric)]
     if not distances or _SYNCS.fullmatch(name) or len(view.curves[name]) < 2:
         return ()
@@ -346,9 +346,9 @@ def parting(lines: Sequence[Points], syncs: Any) -> float | None:
 
 
 def _broken(view: RunView, name: str, axis: str) -> tuple[Mark, ...]:
-    """A mark for each step at which ranks began to lack a number; the first has the label for all of them.
+    """A mark for each step at which a rank first had NaN or infinity; the first mark has the label for all of them.
 
-    Labels of their own would lie over each other, because one rank without a number soon leaves the others without one.
+    More labels would overlap, because NaN of one rank soon reaches the others.
     """
     firsts = view.broken.get(name, {})
     kinds: dict[str, list[int]] = {}
@@ -361,7 +361,7 @@ def _broken(view: RunView, name: str, axis: str) -> tuple[Mark, ...]:
 
 
 def _no_numbers(view: RunView, name: str) -> str:
-    """Which ranks have no number now; empty if all have one."""
+    """Which ranks have NaN or infinity now; empty if none has."""
     newest = view.newest.get(name, {})
     without = [rank for rank, value in newest.items() if not math.isfinite(value)]
     kind = "NaN" if any(map(math.isnan, newest.values())) else "inf"
@@ -384,7 +384,7 @@ def _note(view: RunView, name: str, curves: Curves, judged: Line | None, best: t
     if judged is None or not len(judged.y):
         return ""
     main = _judged(Curves(tuple(line for line in curves.lines if not line.sparse), curves.band)) or judged
-    # No trend beside ranks without numbers: it would praise what was before.
+    # No trend beside NaN: it would describe earlier values.
     no_numbers, values = _no_numbers(view, name), unit(name, view.units)
     # The mean of a step. The last point of a long curve is the mean of many.
     said = [no_numbers or f"{number(_last(view, name))}{'' if values == '%' else ' '}{values}".rstrip()]

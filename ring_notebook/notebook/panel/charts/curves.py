@@ -12,14 +12,14 @@ from ring_notebook.notebook.colors import MEAN, rank_color
 from ring_notebook.notebook.record.run_view import LOGICAL
 from ring_notebook.notebook.record.series import Floats, Points, mean
 
-MOST_LINES = 2  # ranks that are all drawn; of more ranks the mean is drawn, and each one on demand
+MOST_LINES = 2  # ranks that are all drawn; of more, the mean is drawn, and a rank on demand
 MOST_APART = 8  # as many as a host often has; more lines would hide the mean
 GRID = 256  # points of a chart whose ranks logged at different steps
 RANK = "rank"
 WORDS = (RANK, LOGICAL)
 BAND = "range"  # its label
 DIFFERS = 4.0  # times the typical distance of a rank from the others
-_NEAR = 0.75  # the share of the steps that a rank has made which keeps up with the others
+_NEAR = 0.75  # a rank that has made this share of the steps keeps up with the others
 _MOST_MARKS = 60  # points of a validation that have marks; more would lie over each other
 _LEAST_POINTS = 12  # with fewer points a difference may be noise
 
@@ -42,7 +42,7 @@ class Line:
 
     @property
     def marked(self) -> bool:
-        """Whether each point has a mark. Of a single point nothing else could be seen."""
+        """Whether each point has a mark. A single point would be invisible without."""
         return len(self.x) == 1 or (self.sparse and len(self.x) <= _MOST_MARKS)
 
 
@@ -170,7 +170,7 @@ def _aligned(lines: Sequence[tuple[Any, Any]]) -> tuple[Floats, Floats]:
     if all(len(x) == 1 for x, _ in arrays):
         return np.mean([x for x, _ in arrays], axis=0), np.stack([y for _, y in arrays])
     begin, ends = min(x[0] for x, _ in arrays), [x[-1] for x, _ in arrays]
-    # Up to where all ranks have been, unless one is far behind: the mean of those ahead would jump at its end.
+    # Up to where all ranks have been, unless one is far behind: where it ends, the mean of the others would jump.
     end = min(ends) if min(ends) - begin > _NEAR * (max(ends) - begin) else max(ends)
     grid = np.linspace(begin, end, GRID)
     return grid, np.stack([np.interp(grid, x, y, left=np.nan, right=np.nan) for x, y in arrays])

@@ -19,7 +19,7 @@ from ring_notebook.notebook.record.series import Floats
 
 _LEGEND = "88%"  # of the width, beside the labels of the y axis
 _RIGHT = 16  # pixels, so that neither a mark nor a label at the end is cut
-_POINT, _STYLE = 18, 180  # bytes that a point, and what else is said of a series, take in a message
+_POINT, _STYLE = 18, 180  # bytes of a point, and of the style of a series, in a message
 _BAR, _BOX = "path://M0 4H12V8H0Z M0 0 M12 12", "path://M0 2H12V10H0Z M0 0 M12 12"  # before a label
 
 
@@ -134,7 +134,7 @@ class LiveChart:
                 "min": x.low,
                 "max": x.high,
                 "minInterval": x.least,
-                "splitNumber": 4,  # of more, labels touch each other in a narrow page
+                "splitNumber": 4,  # with more, labels touch each other on a narrow page
                 "splitLine": {"show": False},
                 "axisLine": {"show": False, "onZero": False},
                 "axisTick": {"show": False},
@@ -145,7 +145,7 @@ class LiveChart:
                 "name": chart.values,
                 "nameGap": 8,
                 "nameTextStyle": {**small, "align": "right", "padding": [0, 6, 0, 0]},
-                # As in the report; of a logarithmic axis ECharts chooses powers of ten.
+                # As in the report; ECharts would take powers of ten for a logarithmic axis.
                 "min": y.low,
                 "max": y.high,
                 **({} if y.log else {"interval": y.step}),

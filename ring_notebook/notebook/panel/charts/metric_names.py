@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 _LOWER = re.compile(r"loss|err|mse|mae|ppl|perplex|nll|wer|fid|\bkl\b|entropy", re.IGNORECASE)
 _HIGHER = re.compile(r"acc|auc|f1|bleu|rouge|iou|\bmap\b|reward|return|precision|recall|r2|score|psnr", re.IGNORECASE)
 _VALIDATION = re.compile(r"^(?:val|valid|validation|test|eval)[_/. -](.+)$|^(.+)[_/. -](?:val|valid|test|eval)$")
-_COMPARISON = "_every_step"  # of a metric with what it would be if ranks synced at every step
+_COMPARISON = "_every_step"  # the end of a metric that says what another would be if ranks synced at every step
 _PARTS_OF_DATA = ("train", "val", "valid", "validation", "test", "eval")  # no groups: their metrics are compared
 _PER_TIME = re.compile(r"(?:^|/)([^/]+/(?:s|sec|second|min|minute|h|hour))$")
 _PER_SECOND = re.compile(r"(?:^|[_/. -])([a-zA-Z]+)_per_s(?:ec|econd)?$")

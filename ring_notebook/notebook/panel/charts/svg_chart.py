@@ -172,7 +172,7 @@ def _epochs(chart: Chart, x: Scale) -> list[str]:
 
 
 def _anchor(place: float, begin: float, end: float) -> str:
-    """Where a label at this share of the width has its place, so that it is not cut."""
+    """The text-anchor of a label at this share of the width, so that it is not cut."""
     return "start" if place < begin else "end" if place > end else "middle"
 
 
