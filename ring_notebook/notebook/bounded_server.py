@@ -32,7 +32,7 @@ class BoundedServer(socketserver.ThreadingMixIn):
         atexit.register(self.close)
 
     def close(self) -> None:
-        """Take no more callers; those that are here get their answers."""
+        """Accept no more callers; calls in progress get their answers."""
         atexit.unregister(self.close)
         self.shutdown()  # type: ignore[attr-defined]
         self.server_close()

@@ -21,7 +21,7 @@ class Note:
         self._display = place()
 
     def tell(self, text: str) -> None:
-        """Show ``text`` in place of what is there."""
+        """Replace the line by ``text``."""
         if text != self._shown:
             self._shown = text
             page = escape(text).replace("\n", "<br>")

@@ -31,7 +31,7 @@ def ago(seconds: float) -> str:
 
 
 def sparkline(values: Sequence[float], width: int = 80, height: int = 16) -> str:
-    """A curve as a small picture of so many pixels, with gaps where values are not finite; empty below two finite ones."""
+    """A curve as a small picture of so many pixels, with gaps where values are not finite; empty for under two."""
     finite = [value for value in values if math.isfinite(value)]
     if len(finite) < 2:
         return ""
@@ -71,7 +71,7 @@ def duration(seconds: float) -> str:
 
 
 def with_code(text: str) -> str:
-    """A text for a page; what is between backquotes is code."""
+    """A text for a page, with code between backquotes."""
     pieces = escape(text).split("`")
     return "".join(f"<code>{piece}</code>" if index % 2 else piece for index, piece in enumerate(pieces))
 

@@ -288,7 +288,7 @@ class Cluster:
         return self.start()
 
     def end(self, ranks: Sequence[int]) -> None:
-        """End the engines of ``ranks``, whatever they do, and the runs that they take part in.
+        """End the engines of ``ranks``, even busy ones, and the runs that they take part in.
 
         `heal` starts them again. Raises ClusterError as `heal`, and when one of these runs does not end.
         """
@@ -303,7 +303,7 @@ class Cluster:
                 raise ClusterError(f"run {run.log.title} has not ended: {run.describe()}; {run.advice()}")
 
     def heal(self, ranks: Sequence[int] | None = None) -> list[int]:
-        """Start the engines that have died again, or those of ``ranks``, dead or alive; returns their ranks.
+        """Start dead engines again, or the engines of ``ranks``, dead or alive; returns their ranks.
 
         All others keep their variables, and lose MPI.COMM_WORLD. Raises ClusterError when another rank runs a cell or
         dies meanwhile, and if all engines end with one, as under a site's mpiexec. After an interrupt, call it again.
@@ -533,7 +533,7 @@ class Cluster:
         return self._synced_folder.sync(self._idle())
 
     def _begin_sync(self, engines: Engines) -> None:
-        """Have engines of other hosts find this notebook's modules; those of this host see its folder."""
+        """Bring this notebook's modules to engines of other hosts; engines of this host see its folder."""
         self._synced_folder = SyncedFolder(Path.cwd())
         with suppress(ClusterError):  # the folder holds too much: the next sync reports it
             if all(engine.local for engine in engines.all):

@@ -88,8 +88,8 @@ class HeartMonitor(heartmonitor.HeartMonitor):  # type: ignore[misc]
 class Controller(app.IPController):  # type: ignore[misc]
     """Encrypts and signs every message, keeps its files private, and forks before it has threads.
 
-    All sockets speak CURVE: a client or an engine needs the controller's public key, which stands only in the
-    connection files, and nobody else can connect or read.
+    All sockets speak CURVE: a client or an engine needs the controller's public key, which only the connection files
+    hold, and nobody else can connect or read.
 
     ipyparallel starts its schedulers' threads and then forks the heart monitor. A lock that a thread holds at that
     moment stays locked in the child for ever: then no heart is heard, and no engine is ever registered.

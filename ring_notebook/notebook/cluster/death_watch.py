@@ -1,4 +1,4 @@
-"""Notices that engines die, on whatever host, and finds out why."""
+"""Notices that engines die, on any host, and finds out why."""
 
 from __future__ import annotations
 

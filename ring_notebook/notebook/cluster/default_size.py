@@ -21,7 +21,7 @@ class Size:
 
 
 def choose_size(n: int | None = None, hosts: Sequence[Host] = ()) -> Size:
-    """The size of a cluster of ``n`` engines on ``hosts``; what is not given is chosen.
+    """The size of a cluster of ``n`` engines on ``hosts``, chosen where not given.
 
     The hosts are those of the batch system's allocation, else this one. The number of engines is the number of slots,
     else of GPUs, else of cores, at least 2. Raises ValueError when several hosts have too few slots.

@@ -112,7 +112,7 @@ def prepare_engines(
     ranks: Sequence[int] | None = None,
     trouble: Callable[[], str] = str,
 ) -> list[Engine]:
-    """Prepare the engines of the cluster of ``n`` in ``directory``, or those of ``ranks``; returns what each is.
+    """Prepare all engines of the cluster of ``n`` in ``directory``, or only ``ranks``; returns what each is.
 
     With ``replaceable`` they have yet to `meet`. Raises ClusterError when one is not the rank that it should be, and
     with the text of ``trouble`` as soon as it returns one.

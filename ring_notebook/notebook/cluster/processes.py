@@ -216,7 +216,7 @@ class Processes:
             raise ClusterError(why) from None
 
     def not_started(self, reason: str) -> str:
-        """The message for a start that failed for this ``reason``, or because one of both processes has ended."""
+        """The message for a start that failed for this ``reason``, or because a process has ended."""
         return not_started(self.death.reason if self.death else reason, self._output or self.log("engines"))
 
     def stop(self) -> None:
@@ -267,7 +267,7 @@ class Processes:
             self.death = by_batch_system(last or explain(ended, output, self._directory / "log"))
 
     def _wait(self) -> str:
-        """Wait until one of both ends, and return its name; nothing when `stop` or `leave` is called."""
+        """Wait until controller or engines end, and return which; empty when `stop` or `leave` is called."""
         watched = {self._wake.fileno(): "", **{descriptor: name for name, descriptor in self._exits.items()}}
         return watched[_ready(watched)[0]]
 

@@ -45,7 +45,7 @@ class UnfinishedRuns:
 
     @property
     def in_progress(self) -> list[Run]:
-        """Those that have not ended, oldest first."""
+        """The runs that have not ended, oldest first."""
         return [run for run in self._runs if not run.done]
 
     def busy(self) -> dict[int, str]:
@@ -58,7 +58,7 @@ class UnfinishedRuns:
     def require_idle(
         self, engines: Engines, heals: bool, ranks: Collection[int] | None = None, but: Sequence[int] = ()
     ) -> None:
-        """Raise ClusterError when one of ``ranks`` (by default any) executes a run, other than those of ``but``.
+        """Raise ClusterError when one of ``ranks`` (by default any), except ``but``, executes a run.
 
         ``heals`` says whether such a rank can be started again alone.
         """

@@ -100,7 +100,7 @@ def stacks(engines: Engines, logs: Path) -> list[Stack]:
 
 
 def _from_afar(engines: Engines, ranks: Sequence[int]) -> dict[int, Stack]:
-    """The stacks of ranks whose log is on a disk that this host does not see, as they tell them."""
+    """The stacks that ranks send whose log is on a disk that this host does not see."""
     texts = engines.call_beside(_RANK_SIDE, ranks=ranks, timeout=_SECONDS_TO_TELL) if ranks else []
     return {
         rank: _stack(engines.all[rank].rank, text or "")

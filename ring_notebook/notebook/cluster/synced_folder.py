@@ -64,7 +64,7 @@ class SyncedFolder:
         self._stamps, _ = self._scan()
 
     def sync(self, engines: Engines) -> Synced:
-        """Bring what has changed since the last time to all engines, and reload it in those that have imported it.
+        """Bring files that have changed since the last sync to all engines, which reload modules they have imported.
 
         Raises ClusterError when the folder holds too much, or a module cannot be loaded; the next call tries again.
         """

@@ -52,7 +52,7 @@ class Lab:
         self.session = session
         self.who = who
         self.stopped: dict[str, str] = {}
-        """By id of a run: who of this laboratory, or which limit, has stopped it."""
+        """By id of a run: which caller of this laboratory, or which limit, has stopped it."""
         self._begun = begun
         self._is_guest = False  # whether a notebook has the cluster
         self._handles: deque[Handle] = deque(maxlen=_MOST_HANDLES)
@@ -88,7 +88,7 @@ class Lab:
         self.close()
 
     def close(self) -> None:
-        """Cancel what waits and end the cluster, or leave that of a notebook. Does nothing the second time."""
+        """Cancel waiting runs and end the cluster, or leave a notebook's cluster. Does nothing the second time."""
         if not self._is_guest:
             self._end()
 

@@ -42,7 +42,7 @@ class Bounds:
 
 
 class RefusedError(RingError):
-    """A call that the bounds do not allow, or whose arguments are not those of the tool; nothing was done."""
+    """A call that the bounds do not allow, or with arguments that the tool does not take; nothing was done."""
 
 
 class Tool(NamedTuple):
@@ -64,7 +64,7 @@ class Tool(NamedTuple):
 
     @property
     def arguments(self) -> dict[str, tuple[Any, Any]]:
-        """By name: the type, and the default; Parameter.empty without one."""
+        """The type and the default of each argument, by name; Parameter.empty without a default."""
         hints = get_type_hints(self.method)
         found: dict[str, tuple[Any, Any]] = {}
         for name, one in signature(self.method).parameters.items():
@@ -94,7 +94,7 @@ class Tool(NamedTuple):
         return RunVerdict if hint is Handle else Table if get_origin(hint) is list else Said
 
     def check(self, given: Mapping[str, Any]) -> None:
-        """Raise RefusedError for arguments that are not those of the tool."""
+        """Raise RefusedError for arguments that the tool does not take."""
         known = self.arguments
         if unknown := [name for name in given if name not in known]:
             raise RefusedError(f"no argument {clean(unknown[0], 60)!r}; there are: {', '.join(known) or 'none'}")

@@ -80,7 +80,7 @@ class _Ring:
             if not self._imports and default().face not in sys.modules:
                 raise ImportError("not while names are completed: it takes longer than a front end waits")
             return import_module(self._module())
-        except ImportError as error:  # of the framework, which engines may have
+        except ImportError as error:  # the framework is missing here; engines may have it
             raise AttributeError(f"ring is for cells that begin with %%ringtrain ({error})") from error
 
 
@@ -153,7 +153,7 @@ def _inspect(shell: InteractiveShell, session: Session) -> None:
 
 
 def _advise_on_missing(shell: InteractiveShell, session: Session) -> None:
-    """Have NameErrors of ``shell`` for a variable that the ranks have say how to bring it here."""
+    """Make a NameError of ``shell`` say how to bring the variable here, if the ranks have it."""
 
     def show(
         shell: InteractiveShell,

@@ -167,7 +167,7 @@ class ChartArea:
 
 
 class _Group:
-    """The charts of a group under its name, with a button for those that are not shown."""
+    """The charts of a group under its name, with a button for the hidden ones."""
 
     def __init__(self, group: str, on_click: Callable[[str], None]) -> None:
         self._button = Button(tooltip="Show all charts of this group", layout=Layout(width="auto", height="20px"))

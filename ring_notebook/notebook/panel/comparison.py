@@ -100,7 +100,7 @@ class Comparison:
         return Listing(("result", *labels(self.logs)), rows)
 
     def diffs(self, titles: Sequence[str]) -> list[str]:
-        """How the cell of each other run differs from that of the first, as unified diffs; none for the same cell."""
+        """Unified diffs from the cell of the first run to each other run's cell; none for the same cell."""
         first, *others = [log.source.splitlines() for log in self.logs]
         return [
             "\n".join(unified_diff(first, other, titles[0], title, n=_CONTEXT, lineterm=""))

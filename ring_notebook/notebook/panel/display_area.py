@@ -89,7 +89,7 @@ def _about(one: Displayed) -> str:
 
 
 def row(displays: Iterable[Displayed]) -> str:
-    """Those of `ring.log` beside each other, for a page; empty without any."""
+    """Displays of `ring.log` beside each other, for a page; empty without any."""
     shown = "".join(f"<div style='max-width:100%;overflow:auto'>{html([one])}</div>" for one in displays)
     return f"<div class='ring-media' style='display:flex;flex-wrap:wrap;gap:4px 20px'>{shown}</div>" if shown else ""
 

@@ -83,7 +83,7 @@ def branch_of(log: RunRecord) -> list[str]:
 
 
 def _asked_by(log: RunRecord) -> list[str]:
-    """Who has asked for the run, where that was not its notebook."""
+    """Who has asked for the run, if not its notebook."""
     who = log.options.get("who")
     return [f"asked by {who}"] if isinstance(who, str) and who else []
 

@@ -21,7 +21,7 @@ MOST_COLORS = 8  # ranks with a color each
 TEXT_ROWS = 16
 SILENT = 5.0  # seconds without a record until the table says so
 MOST_METRICS = 6  # columns,
-FIRST_METRICS = 2  # of which a narrow page always shows so many
+FIRST_METRICS = 2  # columns of metrics that a narrow page always shows
 NARROW = 6  # columns of metrics and machines for which a narrow page has room
 # Pixels, as in the style sheet: per character in a cell, a title and the legend; between columns; of other parts.
 _CHARACTER, _BOLD, _SMALL = 6.9, 7.2, 6.2
@@ -237,7 +237,7 @@ def _aside(column: str, aside: frozenset[str], folds: tuple[str, ...]) -> str:
 
 
 def _cell(text: str, aside: str) -> str:
-    """A cell. The sparkline of a load stands before its newest number."""
+    """A cell. The sparkline of a load comes before its newest number."""
     blocks = _BLOCKS.match(text)
     if not blocks:
         return f"<td{aside} style='color:{RED}'>{text}</td>" if text in _BROKEN else f"<td{aside}>{escape(text)}</td>"
@@ -249,7 +249,7 @@ _BROKEN = ("nan", "inf", "-inf")
 
 
 def _legend(columns: tuple[str, ...]) -> str:
-    """The legend of the bars; it has what is rare only if the run has them."""
+    """The legend of the bars, with rare parts only if the run has them."""
     return " ".join(
         f"<span style='color:{PHASE_COLORS[phase]}' title='{PHASE_WORDS[phase]}'>■</span>&nbsp;<span>{word}</span>"
         for word, phase in SHARES.items()

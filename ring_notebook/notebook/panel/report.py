@@ -59,7 +59,7 @@ def under_way(log: RunRecord) -> dict[str, str]:
     return _bundle(f"<div>{escape(text)}</div>", text)
 
 
-# A page outlives its kernel and the cluster, so what it advises holds whether they run or not.
+# A page outlives its kernel and the cluster, so its advice must hold whether they run or not.
 _ENDS = "a cluster ends with its notebook's kernel, unless it was started with --keep"
 _HERE = f"While its cluster runs, %ring attach shows it, here or in another notebook; {_ENDS}"
 
@@ -69,7 +69,7 @@ def _later(log: RunRecord) -> str:
 
 
 def last_state(log: RunRecord, plot: Sequence[str] = (), waiting: bool = False) -> dict[str, str]:
-    """The run in progress as a picture and as text, for a page without the panel; on others they are hidden.
+    """The run in progress as a picture and as text, for a page without the panel; other pages hide them.
 
     Before the first step they say what the ranks do. With ``waiting`` a cell waits for the run: a page that is
     opened meanwhile has the panel only with ipykernel 7 and our widgets, else this; a terminal has the text.
@@ -126,7 +126,7 @@ _LAST = """<style>
 def outputs(log: RunRecord) -> list[tuple[dict[str, Any], dict[str, Any]]]:
     """Displays of the ranks as outputs of a notebook (data, metadata), each after a label with its ranks.
 
-    What a rank has printed after a display stands below it.
+    What a rank has printed after a display is below it.
     """
     view = log.view()
     bundles: list[tuple[dict[str, Any], dict[str, Any]]] = []
@@ -143,7 +143,7 @@ def outputs(log: RunRecord) -> list[tuple[dict[str, Any], dict[str, Any]]]:
 def _between(view: RunView) -> list[list[Printed]]:
     """What the ranks have printed before the first display, between it and the second, and so on.
 
-    What a rank prints stands below its own last display, because ranks do not keep step.
+    What a rank prints is below its own last display, because ranks do not keep step.
     """
     parts: list[list[Printed]] = [[] for _ in range(len(view.displays) + 1)]
     for piece in view.output:
@@ -275,7 +275,7 @@ def _notices(log: RunRecord, view: RunView, plot: Sequence[str], error: bool) ->
 
 
 def _notice(text: str) -> str:
-    lines = " ring-lines" if "\n" in text else ""  # those of a traceback
+    lines = " ring-lines" if "\n" in text else ""  # the error has several lines, as a traceback
     return f"<div class='ring-notice{lines}'>{escape(text)}</div>"
 
 

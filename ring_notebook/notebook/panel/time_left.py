@@ -18,7 +18,7 @@ _AS_MANY = ("enumerate", "reversed", "sorted", "list", "tuple", "iter", "tqdm")
 
 @dataclass(frozen=True)
 class Progress:
-    """``share`` is done, ``left`` are the seconds to go; of this ``part`` of the run if the whole is unknown."""
+    """The ``share`` done and the seconds ``left``, of the run, or of a ``part`` of it if the whole is unknown."""
 
     share: float | None
     left: float | None
@@ -79,7 +79,7 @@ def _count(loop: ast.stmt, known: dict[str, object]) -> int:
 
 
 def _may_break(node: ast.AST) -> bool:
-    """Whether a statement may end the loop that it stands in."""
+    """Whether a statement may end the loop around it."""
     if isinstance(node, ast.For | ast.While):
         return any(map(_may_break, node.orelse))
     return isinstance(node, ast.Break) or any(map(_may_break, ast.iter_child_nodes(node)))

@@ -60,7 +60,7 @@ class RunFiles:
             self.flush()
 
     def add_trace(self, events: bytes) -> None:
-        """Join the array of one rank's events to those of the others, unread."""
+        """Append one rank's array of events to the other ranks' arrays, without parsing it."""
         if self._traces is None:
             self._traces = Appender(self._timeline(".partial"), sys.maxsize)  # each rank sends one, bounded by the core
             self._traces.add(b'{"displayTimeUnit": "ms", "traceEvents": [')
@@ -182,7 +182,7 @@ class Journal:
         self._now = 0.0
 
     def records(self, kind: str = "") -> Iterator[tuple[Record, float]]:
-        """The new records, all or those of a kind, with the time at which each came."""
+        """The new records, all or of one kind, each with the time at which it came."""
         wanted = f'{{"kind": "{kind}"'.encode() if kind else b""
         for line, now in self.lines():
             if line.startswith(wanted):
@@ -194,9 +194,9 @@ class Journal:
                 yield record, now
 
     def lines(self) -> Iterator[tuple[bytes, float]]:
-        """The lines of the new records, each a message of its own, with the time at which each came.
+        """The lines of the new records, each a message of its own, with the time at which it came.
 
-        Nothing while the file is not there. Raises OSError and ValueError for what is no file.
+        Nothing while the file does not exist. Raises OSError and ValueError if it is no regular file.
         """
         try:
             file = open_regular(self._path)

@@ -179,7 +179,7 @@ class RunRecord:
         return Metrics(self._all(MetricBatch))
 
     def loads(self) -> Metrics:
-        """Every reading of the ranks' machines, from disk: rows as those of metrics, their step in whole seconds."""
+        """Every reading of the ranks' machines, from disk, as rows of metrics whose step is whole seconds."""
         return Metrics(_row(load, self.started) for load in self._all(Load))
 
     def changes(self) -> Iterator[Change]:

@@ -35,7 +35,7 @@ from ring_notebook.text.words import ranks
 
 SAMPLES = "samples"  # the metric that is shown as throughput
 EPOCH = "epoch"  # the metric whose changes are marked in the charts
-LOGICAL_RANK = "logical_rank"  # who has logged a row, where logical ranks take turns
+LOGICAL_RANK = "logical_rank"  # the logical rank that logged a row, where they take turns
 LOGICAL = "logical"  # the word before the number of a logical rank
 UNCHARTED = (SAMPLES, EPOCH, LOGICAL_RANK)
 _LOAD_POINTS = 120
@@ -222,7 +222,7 @@ class _Rank:
     progress_start: tuple[float, int, int] = (0.0, 0, 0)
     axes: dict[str, Series] = field(default_factory=dict)
     counted: tuple[Mapping[str, Any], Spent] = ({}, NOTHING_SPENT)
-    """What the rank has reported of its time, and what `spent` has made of that."""
+    """What the rank has reported of its time, and the result of `spent` for it."""
 
     def extend_axes(self, steps: array[float], seconds: Iterable[float], amounts: array[float] | None) -> None:
         """Keep the places of the rows on the other axes than steps."""
@@ -245,7 +245,7 @@ class _Rank:
         facts = self.ended.summary if self.ended and not killed else self.status.extra if self.status else {}
         if killed and "training" not in facts:
             return NOTHING_SPENT
-        if facts is not self.counted[0] or "training" not in facts:  # else it is the same at any time
+        if facts is not self.counted[0] or "training" not in facts:  # else the last result still holds
             self.counted = facts, spent(facts, self.ended.seconds if self.ended else elapsed)
         return self.counted[1]
 
@@ -316,7 +316,7 @@ class RunState:
         self._units: dict[str, str] = {}
         self._knobs: dict[str, KnobView] = {}
         self._changes: deque[Change] = deque(maxlen=MOST_CHANGES)
-        self._numbered: dict[int, Change] = {}  # those of `_changes`
+        self._numbered: dict[int, Change] = {}  # `_changes` by number
         self._parted: list[tuple[Change, Change]] = []
 
     def apply(self, record: Record, now: float) -> None:
@@ -424,7 +424,7 @@ class RunState:
             self._extremes.setdefault(name, Extremes()).extend(rank, steps, values)
 
     def _begin_turns(self, name: str) -> None:
-        """From now on the metric is one of logical ranks; what was logged outside of turns belongs to the first one."""
+        """From now on the metric is of logical ranks; a rank's earlier values belong to its first logical rank."""
         if name not in self._in_turns:
             self._in_turns.add(name)
             of_all: tuple[dict[str, dict[int, Any]], ...] = (self._curves, self._newest, self._broken)

@@ -59,7 +59,7 @@ class Answering:
         with self._lock:
             (self._held.add if question.held else self._held.discard)(rank)
             if question.kind:
-                if question.number > self._answered.get(rank, 0):  # a poll tells again what is answered since
+                if question.number > self._answered.get(rank, 0):  # a poll may repeat an answered question
                     self._open[rank] = question
             else:
                 self._open.pop(rank, None)
@@ -94,7 +94,7 @@ class Answering:
         return f"{text}: `%ring debug` answers." if text else ""
 
     def poll(self) -> None:
-        """Ask the ranks now and then for their questions, where these do not arrive by themselves; returns at once."""
+        """Ask the ranks now and then for their questions, if these do not arrive by themselves; returns at once."""
         if not self._polling or monotonic() - self._polled < _SECONDS_BETWEEN_POLLS:
             return
         self._polled = monotonic()

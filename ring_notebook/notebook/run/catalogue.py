@@ -53,7 +53,7 @@ _PIECES = 1000  # of output that are read at a time
 def listing(
     most: int = 20, *, every: bool = False, sort: str = "", where: Sequence[str] = (), in_progress: Sequence[str] = ()
 ) -> Listing:
-    """The newest runs with their results, newest first. A note names those that cannot be read.
+    """The newest runs with their results, newest first. A note names unreadable runs.
 
     Cells that ended well in seconds and logged nothing are left out, unless ``every`` is given. ``sort`` names a
     column, a metric or a hyper-parameter: largest first, or smallest first with a minus before it. Only runs
@@ -90,7 +90,7 @@ def _listing(entries: Sequence[_Entry], note: str) -> Listing:
     differing = [name for name in found if len({repr(one.value(name)) for one in entries}) > 1]
     metrics = [name for name in differing if any(name in one.last for one in entries)]
     metrics.sort(key=lambda name: -sum(name in one.last for one in entries))  # what most runs have is first
-    # Of those that differ, metrics and hyper-parameters in turn: neither crowds the other out.
+    # Metrics and hyper-parameters that differ, in turn: neither crowds the other out.
     params = [name for name in differing if name not in metrics]
     turns = [name for pair in zip_longest(metrics, params) for name in pair if name is not None]
     values = turns if len(entries) > 1 else found
@@ -152,7 +152,7 @@ def names() -> list[str]:
 
 
 def compare(names: Sequence[str]) -> Comparison:
-    """Several runs side by side; a name alone may be that of a sweep, for all its runs.
+    """Several runs side by side; a single name may be a sweep's, for all its runs.
 
     Raises RingError for one that does not exist, and for two that are the same run.
     """
@@ -177,7 +177,7 @@ def _of_sweep(name: str) -> list[RunRecord]:
 
 
 def compared(records: Sequence[RunRecord]) -> Comparison:
-    """Runs side by side, with those that the branches among them continue."""
+    """Runs side by side, with the runs that their branches continue."""
     return Comparison(records, {record.run: _origins(record.options) for record in records})
 
 
@@ -211,7 +211,7 @@ def plot(
 ) -> Any:
     """Charts of metrics, of one run or of several in the same charts, over ``x`` (`Look.x`).
 
-    Raises RingError for a metric that none of the runs has logged, and for an axis that one of them has not got.
+    Raises RingError for a metric that none of the runs has logged, and for an axis that one of them lacks.
     """
     without = [record.title for record in records if x and x not in axes(record.view())]
     if without:

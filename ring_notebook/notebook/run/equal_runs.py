@@ -54,7 +54,7 @@ def compared(before: RunRecord, now: RunRecord, called: tuple[str, str], is_part
 def _by_metric(rows: Iterable[MetricRow], of_all: bool) -> dict[str, _Numbers]:
     """The values of each metric by step and by logical rank, else by rank.
 
-    Without ``of_all``, metrics that no logical rank has logged have only rank 0's values.
+    Without ``of_all``, rows that no logical rank has logged are left out except rank 0's.
     """
     found: dict[str, _Numbers] = {}
     for row in rows:

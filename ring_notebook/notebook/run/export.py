@@ -19,7 +19,7 @@ from ring_notebook.text.parsing import parse
 from ring_notebook.text.words import plural
 
 _MARK = "Exported from a notebook by Ring Notebook"
-# What a cell finds without having made it. IPython's `get_ipython` stands behind ``!ls`` and ``%timeit``.
+# Names that a cell has without defining them. ``!ls`` and ``%timeit`` become calls of IPython's `get_ipython`.
 _GIVEN = {"ring", "display", "get_ipython", "__name__", "__file__"}
 _IPYTHON = """
 import sys
@@ -85,7 +85,7 @@ def _check(target: Path) -> None:
 
 
 def script(record: RunRecord, before: Sequence[RunRecord], name: str) -> Script:
-    """The script that does what the cells of the runs ``before`` and then that of ``record`` do."""
+    """The script that runs the cells of the runs ``before``, then the cell of ``record``."""
     parts = []
     for one in (*before, record):
         title = f"{one.title}{', a set-up cell' if one is not record else ''}"
@@ -144,7 +144,7 @@ def set_up_before(record: RunRecord) -> list[RunRecord]:
 
 
 def _missing(tree: ast.Module) -> Iterator[str]:
-    """The names that are read and never made, in order of appearance."""
+    """The names that are read and never defined, in order of appearance."""
     made = _GIVEN | set(dir(builtins))
     read: dict[str, None] = {}
     for node in ast.walk(tree):

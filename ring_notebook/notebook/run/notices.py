@@ -1,4 +1,4 @@
-"""The notices of a run, for a user who looks elsewhere: a long run has ended or failed, or has logged NaN or infinity.
+"""The notices of a run for a user who looks elsewhere: a long run has ended, failed, or logged NaN or infinity.
 
 They are shown in JupyterLab, through its own command and `ipylab`, and told to a callable.
 """

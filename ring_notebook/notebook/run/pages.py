@@ -27,7 +27,7 @@ _HEAD = f"""<!doctype html><html lang=en><meta charset=utf-8>{_OURS}
 def write_pages(folder: Path, *, every: bool = False) -> str:
     """Write a list of the runs of this folder and the report of each to ``folder``, made where it is not there.
 
-    Pages that were written there before are replaced; those of runs that have been deleted stay. Short cells that
+    Earlier pages there are replaced; pages of deleted runs stay. Short cells that
     logged nothing are left out without ``every``. Returns a line that says where. Raises RingError where ``folder``
     has an index.html of somebody else, and OSError.
     """

@@ -108,7 +108,7 @@ def _fewer(values: Sequence[float]) -> list[float]:
 
 
 def read_tile(data: bytes) -> Tile:
-    """The tile in ``data``, which anybody may have written. Raises ValueError for what is none."""
+    """The tile in ``data``, which anybody may have written. Raises ValueError for anything else."""
     if len(data) > MOST_BYTES:
         raise ValueError(f"expected a tile of at most {MOST_BYTES} bytes, got more")
     try:

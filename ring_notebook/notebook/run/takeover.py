@@ -1,4 +1,4 @@
-"""The log of a run that this kernel did not start: from the journal of its notebook, or from those of its ranks."""
+"""The log of a run that this kernel did not start, from the journal of its notebook or the journals of its ranks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def runs_in_progress(runs: Path, cluster: str) -> list[Path]:
 
 
 def journals_of(directory: Path) -> Path:
-    """Where the ranks of the cluster of ``directory`` keep the records of their runs, beside those of the notebook.
+    """Where the ranks of the cluster of ``directory`` keep the records of their runs, beside the notebook's own.
 
     Hosts that share the folder of the notebook share this one too.
     """
@@ -60,7 +60,7 @@ class _Follower:
 
 
 class FollowedLog(RunRecord):
-    """A run that a living notebook writes: what is in its journal, and each new record."""
+    """A run that a living notebook writes: the records in its journal, and each new one."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory, read_about(directory))

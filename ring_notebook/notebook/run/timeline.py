@@ -27,9 +27,9 @@ from ring_notebook.text.words import plural, rank_list, size_text
 
 MIME = "application/vnd.vegalite.v5+json"
 WORDS = {part: word for word, part in SHARES.items()}
-"""The words of phases, where they are not the phases themselves: those of the table."""
+"""The words of the table for phases, where they differ from the phases."""
 OWN_WORK = "outside collectives"
-"""What a rank does while nothing is known to hold it."""
+"""The word for time in which nothing is known to hold a rank."""
 # JupyterLab lets the place of a chart follow the width of the chart. One that follows its place needs this style; with
 # Vega-Lite's own width "container" the page hangs without it. Where a page drops the style, the width is _WIDTH.
 _CSS = """<style>
@@ -44,7 +44,7 @@ MOST_BARS = 3000  # of some 100 bytes each in the saved notebook
 _NEWEST = 12  # operations in a table
 _STRETCH = 1.5  # readings of counters must cover a part of the timeline up to this factor
 HELD = ("held", "held up")
-"""Phases in which an operation holds the program: the second is the part of the first in which others had not come."""
+"""Phases in which an operation holds the program; in the second, a part of the first, another rank is late."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Timeline:
         self.spans = read_spans(events)
         self.parting = next((span.what for span in self.spans if span.phase == PARTING), "")
         self._training = read_training(events)
-        if self._training:  # what was before is set-up
+        if self._training:  # set-up came before
             self.spans = within(self.spans, self.begin, self.begin + self.seconds)
         self._counted = read_counted(events)
         self.labels = sorted({one["args"]["labels"] for one in events if one["name"] == "process_labels"})
@@ -96,7 +96,7 @@ class Timeline:
 
     @property
     def begin(self) -> float:
-        """When it begins, in seconds since the first event of the run: with the training, where ranks have trained."""
+        """When it begins, in seconds since the first event of the run: with the training, if ranks have trained."""
         begins = (begin for begin, _ in self._training.values())
         return min(begins, default=min((span.begin for span in self.spans), default=0.0))
 
@@ -113,7 +113,7 @@ class Timeline:
 
     @property
     def why(self) -> str:
-        """What the time went to, and who held the others up, in a sentence; of a run that failed, where ranks part."""
+        """A sentence: where the time went and which rank held others up; for a run that failed, where ranks part."""
         if self._is_of_last_operations:
             return self.parting or "All ranks called the same operations."
         accounts = [one for one in self.accounts if one.spent.seconds > 0]
@@ -139,7 +139,7 @@ class Timeline:
 
     @property
     def _own_work(self) -> str:
-        """What ranks did while nothing held them, as far as it was counted."""
+        """The word for what ranks did while nothing held them: "compute" if counters show no other cause."""
         ranks = [one.spent for one in self.accounts]
         counted = ranks and all(one.own.on_cpu for one in ranks)
         return "compute" if counted and not {"asleep", "off core"} & shares(ranks).keys() else OWN_WORK
@@ -238,7 +238,7 @@ class Span(NamedTuple):
 
 
 def read_spans(events: Iterable[dict[str, Any]]) -> list[Span]:
-    """The spans among events in Chrome's format, by begin; what is merely queued takes nobody's time."""
+    """The spans among events in Chrome's format, by begin, without queued operations, which take nobody's time."""
     first = _first(events)
     spans = []
     for event in events:

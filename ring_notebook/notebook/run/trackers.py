@@ -45,7 +45,7 @@ def to_media(record: RunRecord, folder: str | Path = "") -> Path:
 
 
 def _files(record: RunRecord) -> Iterator[tuple[str, bytes]]:
-    """Name and content of each file; a name has no part of a path, whatever a metric is called."""
+    """Name and content of each file; a name has no slash, even if the metric's name has."""
     for one in record.media():
         assert one.logged is not None
         kind, name, step = one.logged
@@ -62,7 +62,7 @@ def _files(record: RunRecord) -> Iterator[tuple[str, bytes]]:
 def to_tensorboard(record: RunRecord, directory: str | Path = "runs") -> Path:
     """Write the run as event files below ``directory``: of several ranks a TensorBoard run for each.
 
-    Images, figures, histograms and texts of `ring.log` are those of the rank; hyper-parameters are those of all. Raises
+    Images, figures, histograms and texts of `ring.log` are the rank's own; hyper-parameters are common to all. Raises
     ModuleNotFoundError where TensorBoard is not installed.
     """
     try:
@@ -113,8 +113,8 @@ def to_tensorboard(record: RunRecord, directory: str | Path = "runs") -> Path:
 def to_wandb(record: RunRecord, **options: Any) -> Any:
     """Log the run to Weights & Biases; ``options`` are those of ``wandb.init``. Returns the finished wandb run.
 
-    The config is the hyper-parameters, the metrics are the means of the ranks by step. Images, figures, histograms and
-    texts are those of the first rank that logged them at a step; images need Pillow.
+    The config is the hyper-parameters, the metrics are the means of the ranks by step. Of images, figures, histograms
+    and texts the first rank's at a step count; images need Pillow.
     """
     try:
         import wandb

@@ -113,7 +113,7 @@ class Watch:
         return not self.busy
 
     def _run(self) -> None:
-        """End the run with a verdict, whatever happens on the way."""
+        """End the run with a verdict, even after an unexpected error."""
         try:
             self._wait()
             self.verdict = self._judge()
@@ -187,7 +187,7 @@ class Watch:
                     self._log.put(encode([Ended(self._log.run, rank, "died", seconds)]))
 
     def _note_silent_engines(self, now: float) -> None:
-        """Record the failure of ranks whose engines have answered, and sent no record of how they ended."""
+        """Record the failure of ranks whose engines have answered without a record of how the cell ended."""
         if not isinstance(self._log, RunLog):
             return
         gone = {*self._log.ended(), *self._died, *self._silent}
@@ -196,7 +196,7 @@ class Watch:
             if rank in gone or not future.done():
                 continue
             why = _raised(future)
-            if not why and not all_answered:  # its record may be behind those of ranks that still run
+            if not why and not all_answered:  # its record may wait behind records of ranks that still run
                 continue
             at = self._answered.setdefault(rank, now)
             # The controller answers for an engine that it has lost; why that died comes from elsewhere.

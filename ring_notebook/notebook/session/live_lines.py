@@ -8,7 +8,7 @@ from threading import Event, Thread
 from time import monotonic
 
 _PERIOD = 0.5  # seconds
-_FIRST = 0.3  # seconds until the line appears: what is quicker needs none
+_FIRST = 0.3  # seconds until the line appears: quicker work needs none
 
 
 class ElapsedLine:

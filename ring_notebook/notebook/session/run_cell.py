@@ -39,7 +39,7 @@ def run_cell(
     give: Callable[[Any], None] = lambda _: None,
     first: bool = False,
 ) -> None:
-    """Run a cell on ranks 0..n-1, or on ``ranks``, of the cluster or of those that a job will have, and show it.
+    """Run a cell on ranks 0..n-1, or on ``ranks``, of the cluster or of a job that waits for its hosts, and show it.
 
     While another run uses one of its ranks the cell waits in the queue, with ``first`` before all others. With ``only``
     just these of its engines execute it, also before all others. With ``setup`` `restart` can run it again, in its last

@@ -16,7 +16,7 @@ GROUPS = ("cluster", "cells", "runs", "steering", "snapshots", "jobs", "sharing"
 
 
 def declared() -> dict[str, Command[..., Any]]:
-    """The magics by name: ``%ring``, which has the commands by group and name, and those of cells."""
+    """The magics by name: ``%ring``, which has the commands by group and name, and the magics of cells."""
     modules = [import_module(f"{__name__}.{one.name}") for one in iter_modules(__path__)]
     found = {one.prog: one for module in modules for one in vars(module).values() if isinstance(one, Command)}
 

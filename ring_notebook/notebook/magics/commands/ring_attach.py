@@ -47,7 +47,7 @@ def attach(
 
 
 def left_behind() -> str:
-    """One line on the cluster that this notebook's kernel before this one has left; empty without one."""
+    """One line on the cluster that an earlier kernel of this notebook left running; empty without one."""
     if job := BatchJob.left_behind():
         return f"{job.name} for {plural(job.request.n, 'engine')} of this notebook was kept: `%ring attach`."
     left = cluster_folders.left_behind()
@@ -56,7 +56,7 @@ def left_behind() -> str:
 
 
 def _take(session: Session, cluster: Cluster) -> str:
-    """Take a cluster that another kernel has started, and show its newest run."""
+    """Take over a cluster that another kernel has started, and show its newest run."""
     session.cluster = cluster
     session.run = cluster.last_run
     session.setup = set_up_cells(set_up_runs(runs_directory(), cluster.directory.name))

@@ -26,8 +26,8 @@ def debug(
 ) -> str:
     """Answer input() and breakpoint() of background runs; without any, look at the exception that ended the last cell.
 
-    The exception is that of a rank of the last run. pdb carries out ``commands``, or without them those that the user
-    types until ``q``; with ``ask`` there is no pdb. Raises RingError when no rank has failed, and ClusterError when
+    The exception is of a rank of the last run. pdb carries out ``commands``, or without any what the user types until
+    ``q``; with ``ask`` there is no pdb. Raises RingError when no rank has failed, and ClusterError when
     ``rank`` has left no exception.
     """
     if rank is None and not commands:

@@ -22,7 +22,7 @@ def resize(
 ) -> str:
     """Start more engines, or end the last ones; the others keep their variables.
 
-    Runs the set-up cells on new engines. ``only`` allows one of both. Raises ClusterError as
+    Runs the set-up cells on new engines. ``only`` allows just one of both. Raises ClusterError as
     `Cluster.grow` and `Cluster.shrink`.
     """
     cluster = session.require()

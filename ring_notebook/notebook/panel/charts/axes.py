@@ -102,7 +102,7 @@ def scales(
 
 
 def _rounded(scale: Scale) -> Scale:
-    """The axis from one tick to another: its ticks may be further apart than those of ``scale``, as it is longer."""
+    """The axis widened to ticks at both ends; as it is longer, its ticks may be further apart."""
     step = _step(scale.high - scale.low)
     low, high = math.floor(scale.low / step + 1e-9) * step, math.ceil(scale.high / step - 1e-9) * step
     made = Scale(float(f"{low:.12g}"), float(f"{high:.12g}"))

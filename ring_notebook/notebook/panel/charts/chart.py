@@ -1,4 +1,4 @@
-"""What a chart shows, whatever draws it: its curves, its title, and what is marked on it."""
+"""What any kind of chart shows: its curves, its title and its marks."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from ring_notebook.text.words import shortened
 
 RATE = "samples/s"  # a chart of every run with samples
 _OTHER_VALIDATION = 4  # the color of a second validation in a chart, as that of a rank
-MOST_CHANGES, MOST_LABELLED = 40, 6  # marks of changes, the newest; more of them than that have no labels
+MOST_CHANGES, MOST_LABELLED = 40, 6  # newest marks of changes; how many still have labels
 _LABEL = 0.045  # of the x axis, between the labels of two changes
-MOST_BROKEN = 8  # steps at which ranks begin to lack a number
+MOST_BROKEN = 8  # marks of steps at which a rank first has NaN or infinity
 _CHANGES = 0.02  # the least change between two fifths of a curve
 _SYNCS = re.compile(r"sync( \d+)?/distance")  # the metric of an optimizer that makes local steps
 _APART, _SURE = 0.05, 5  # the least distance of two ranks, of their mean and in standard errors
@@ -121,9 +121,9 @@ def empty(names: Collection[str], ranks: int) -> list[Chart]:
 
 
 def charts(view: RunView, names: Collection[str], look: Look, expected: Collection[str] = ()) -> list[Chart]:
-    """A chart for each of ``names`` that was logged, and an empty one for those that are ``expected``.
+    """A chart for each of ``names`` that was logged, and an empty one for each that is ``expected``.
 
-    A name is that of a metric, several joined by a plus sign for one chart, or a pattern.
+    A name is a metric, several metrics joined by a plus sign for one chart, or a pattern.
     """
     axis = look.x if look.x in axes(view) else STEP
     made = []
@@ -410,7 +410,7 @@ def trend(line: Line) -> str:
 
 
 def columns(counts: Sequence[int]) -> str:
-    """The class of grids below each other with so many charts: two or three per row, if the page has room.
+    """The class of grids with so many charts each: two or three per row, if the page has room.
 
     All of them have the same columns, so that charts of several groups are equally wide.
     """

@@ -123,7 +123,7 @@ def _line(label: str, color: str, x: Floats, y: Floats, smooth: float, sparse: b
 
 
 def differing(rows: Floats) -> tuple[int, ...]:
-    """The rows whose second half clearly differs from that of most others, `MOST_APART` at most."""
+    """The rows whose second half clearly differs from most others', `MOST_APART` at most."""
     half = rows[:, rows.shape[1] // 2 :]
     whole = np.flatnonzero(np.isfinite(half).all(axis=1))
     half = half[whole]

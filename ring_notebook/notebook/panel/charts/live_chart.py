@@ -274,7 +274,7 @@ def _marks(chart: Chart, x: Scale) -> dict[str, Any]:
             "symbol": "none",
             "animation": False,
             "lineStyle": {"color": GREY, "opacity": 0.6, "type": "dashed"},
-            # Without an opacity of its own a label takes that of the line, which is too faint to read.
+            # By default a label has the opacity of its line, which is too faint to read.
             "label": {"color": GREY, "opacity": 1, "fontSize": 9, "position": "end", "distance": 2},
             "data": epochs + changes + broken,
         },

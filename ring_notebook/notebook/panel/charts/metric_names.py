@@ -70,7 +70,7 @@ def trained(name: str, known: Collection[str]) -> str | None:
 
 
 def titles(names: Collection[str]) -> tuple[str, ...]:
-    """The metrics with a chart of their own: not those that validate another one."""
+    """The metrics with a chart of their own: all that do not validate another one."""
     return tuple(name for name in names if trained(name, names) is None)
 
 
