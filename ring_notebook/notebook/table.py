@@ -40,7 +40,7 @@ RULES
 class Listing:
     """Rows of text under ``columns``, all of the same length, and lines of text below.
 
-    ``keys`` are what a page can sort by: a value for each row by column, None where there is none. ``pictures`` are
+    ``keys`` are what a page can sort by: a value for each row by column, None if there is none. ``pictures`` are
     HTML in place of a column's texts. Columns of ``folded`` are hidden until a reader chooses them, as are the last
     ones on a page that is too narrow for them; a terminal leaves ``folded`` out.
     """

@@ -110,7 +110,7 @@ class BatchJob:
 
     @classmethod
     def left_behind(cls) -> BatchJob | None:
-        """The newest job of this notebook that a kernel before this one has kept; None without one.
+        """The newest job that an earlier kernel of this notebook kept; None without one.
 
         Files of jobs that have ended with their kernels are removed.
         """
@@ -271,7 +271,7 @@ class BatchCluster:
         return f" It had {usage}."
 
     def chosen(self, n: int | None, ranks: Any) -> Any:
-        """The ranks that a cell will run on. Raises ClusterError for more than there will be."""
+        """The ranks that a cell will run on. Raises ClusterError for more than the job has."""
         wanted = range(self.job.request.n if n is None else n) if ranks is None else ranks
         if max(wanted) >= self.job.request.n:
             raise ClusterError(f"expected at most {self.job.request.n} ranks, which {self.job.name} is for")
@@ -297,7 +297,7 @@ class BatchCluster:
             self._release(line)
 
     def _wait_for_hosts(self) -> None:
-        """Return when the engines run, or there will be none."""
+        """Return when the engines run, or never will."""
         since = time.monotonic()
         while not self._closed.is_set():
             before = self.job.output_time

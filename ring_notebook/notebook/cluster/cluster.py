@@ -54,9 +54,9 @@ class Cluster:
     """``n`` engines, one per rank, and their controller. As a context manager it starts and stops.
 
     ``hosts`` (``"a:4,b:4"``) is by default the allocation of a batch system, else this machine; ``n`` is by default the
-    number of slots, else of GPUs, else of cores, at least 2. The cluster ends with this kernel, however that ends; with
+    number of slots, else of GPUs, else of cores, at least 2. The cluster ends with this kernel; with
     ``keep`` it stays, and `attach` finds it. ``on`` is an engine that lends places for the ranks, such as
-    ``"ray://10.0.0.1:6379"``; see `engine_at`. This kernel carries what it sends to them, so that it cannot ``keep``
+    ``"ray://10.0.0.1:6379"``; see `engine_at`. This kernel relays their messages, so it cannot ``keep``
     them.
 
         with Cluster(4) as cluster:
@@ -370,7 +370,7 @@ class Cluster:
         return dropped
 
     def _changeable(self, what: str) -> tuple[Engines, Processes, LostRanks]:
-        """The parts of this cluster. Raises ClusterError where no engine can be started or ended alone."""
+        """Engines, processes and deaths. Raises ClusterError if no engine can be started or ended alone."""
         engines, processes = self._connected(), self._processes
         if processes is None or processes.lost is None:
             raise ClusterError(NOT_HERE)
@@ -439,9 +439,9 @@ class Cluster:
 
         ``ranks`` names other ranks, at least one and each once: in the run they are ranks 0, 1, ... in this order.
         After ``timeout`` seconds (0: never) the run is stopped. ``first_line`` is the number that errors give to the
-        first line of ``source``. With ``only`` just these ranks execute it; rank and size count all ranks, and
-        a collective raises, because the others do nothing. Raises ClusterError when there are fewer than ``n`` engines
-        or no such ranks, one of them or the cluster has died, or one of them executes another run.
+        first line of ``source``. With ``only`` just these ranks execute it; rank and size count all ranks, and a
+        collective raises, because the others do nothing. Raises ClusterError when there are fewer than ``n`` engines or
+        no such ranks, one of them or the cluster has died, or one of them executes another run.
         """
         own = {"n": n, "ranks": ranks, "timeout": timeout, "first_line": first_line}
         return self.send(source, CellOptions.of({**(options or {}), **own}), name, only)

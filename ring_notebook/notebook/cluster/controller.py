@@ -1,4 +1,4 @@
-"""ipyparallel's controller, encrypted, on ports of its own, its processes started safely; a program of its own."""
+"""The program of a cluster's controller: ipyparallel's, encrypted, on reserved ports, without unsafe forks."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class LostRanks:
         self._lock = Lock()
         self._deaths: dict[int, Death] = {}
         self._starts: dict[int, int] = {}  # how often a rank was started again
-        self._reports: dict[int, int] = {}  # reports of a rank that are of processes before the present one
+        self._reports: dict[int, int] = {}  # by rank: reports of processes before the present one
         self._watched: dict[int, tuple[int, int]] = {}  # by descriptor of a process: its rank, and which start
         self._elsewhere: dict[int, int] = {}  # by rank of other hosts: which start
         self._read = -1  # size of the log when it was last read for them
@@ -86,7 +86,7 @@ class LostRanks:
             time.sleep(_POLL)
 
     def expect(self, rank: int) -> None:
-        """``rank`` is about to be started again: it counts as living, and what has happened to it is forgotten."""
+        """``rank`` is about to be started again: it counts as living, and its death is forgotten."""
         with self._lock:
             self._starts[rank] = self._starts.get(rank, 0) + 1
             self._deaths.pop(rank, None)

@@ -106,7 +106,7 @@ class Processes:
         lent: Mapping[str, str],
         forks: EngineForks | None = None,
     ) -> Processes:
-        """Start ``n`` engines, with ``lent`` variables; returns when they run, before they can be talked to.
+        """Start ``n`` engines, with ``lent`` variables; returns when they run, before they can be called.
 
         ``forks`` forks them, in place of a process of the supervisor, and is closed when they die. Raises
         MPIMissingError, and ClusterError for more than this host can start, before it starts anything.

@@ -136,7 +136,7 @@ def _restored(snapshot: Snapshot, size: int, loaded: Sequence[Any]) -> str:
 
 
 def find(name: str) -> Snapshot:
-    """The newest snapshot of this folder called ``name``. Raises RingError where there is none that is whole."""
+    """The newest snapshot of this folder called ``name``. Raises RingError if there is none that is whole."""
     return snapshot_files.find(snapshot_files.root(), name)
 
 

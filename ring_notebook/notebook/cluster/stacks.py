@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ring_notebook.notebook.record.run_record import RunRecord
 
 
-# A machine with far more to do than cores is late; a process that waits in the kernel for a dead disk never answers.
+# An overloaded machine answers late; a process that waits in the kernel for a dead disk never answers.
 _SECONDS_TO_WRITE = 10.0
 _SECONDS_TO_TELL = 5.0
 _PERIOD = 0.01
@@ -57,7 +57,7 @@ class Stack:
     """The calls that the main thread of a rank is in, the newest last; none while no cell runs.
 
     ``native`` are those of C and C++ that the last of ``frames`` has led to; none while Python itself executes.
-    ``trouble`` says why the stack is not known; empty where it is.
+    ``trouble`` says why the stack is not known; empty if it is.
     """
 
     rank: int

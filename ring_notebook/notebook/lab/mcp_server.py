@@ -83,7 +83,7 @@ def described(tool: Tool) -> dict[str, Any]:
 
 
 def asking(answer: Ask) -> Callable[[Any, Report, str, dict[str, Any]], Awaitable[dict[str, Any]]]:
-    """A function that calls a tool for the client of a session; to cancel the call ends its wait.
+    """A function that calls a tool for the client of a session; a cancelled call ends its wait.
 
     Its parameters: the session, the client's progress callback, the name of the tool, the arguments.
     """

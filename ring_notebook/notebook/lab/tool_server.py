@@ -88,9 +88,9 @@ def _object(line: bytes) -> dict[str, Any]:
 
 
 def ask(who: str, tool: str, given: Mapping[str, Any], progress: Progress = lambda *_: True) -> dict[str, Any]:
-    """What the newest notebook of this folder that is open to agents answers, as `ToolCalls.call`.
+    """The answer of the newest notebook of this folder that is open to agents, as of `ToolCalls.call`.
 
-    Raises ClusterError where there is none, or it ends before it has answered.
+    Raises ClusterError if there is none, or it ends before it has answered.
     """
     for path in _sockets():
         with socket.socket(socket.AF_UNIX) as connection:

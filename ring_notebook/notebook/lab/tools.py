@@ -161,7 +161,7 @@ TOOLS = {
 class ToolCalls:
     """Where calls of agents arrive: it checks them against ``bounds`` and writes them to the journal.
 
-    Where there is no cluster, the first run starts one of ``starts`` ranks, unless that is 0.
+    Without a cluster, the first run starts one of ``starts`` ranks, unless that is 0.
     """
 
     lab: Lab
@@ -172,10 +172,7 @@ class ToolCalls:
     def call(
         self, who: str, name: str, given: Mapping[str, Any], progress: Progress = lambda *_: True
     ) -> dict[str, Any]:
-        """What the tool of this name answers: ``text``, ``data`` as its schema says, ``error`` whether it failed.
-
-        An error is an answer too, and raises nothing.
-        """
+        """The tool's ``text``, its ``data`` (see its schema), and whether it is an ``error``; raises nothing."""
         who, began = clean(who, 60) or "an agent", monotonic()
         try:
             call = begin_call(who, clean(name, 60), given)

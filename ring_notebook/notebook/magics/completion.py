@@ -85,7 +85,7 @@ class _Ring:
 
 
 def _source(module: str) -> Path | None:
-    """The file of a module, found without an import of the packages that it is in; None where it is not there."""
+    """The file of a module, found without an import of the packages that it is in; None if it is not there."""
     package, *inside = module.split(".")
     spec = find_spec(package) if package else None
     for folder in (spec.submodule_search_locations if spec else None) or ():
@@ -137,7 +137,7 @@ def _refusing(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _inspect(shell: InteractiveShell, session: Session) -> None:
-    """Have ``shell`` ask rank 0 for the help on a name that it does not know itself."""
+    """Have ``shell`` ask rank 0 for help on names that it does not know itself."""
     own: Callable[..., dict[str, str]] = shell.object_inspect_mime
 
     def inspect(oname: str, *args: Any, **kwargs: Any) -> dict[str, str]:

@@ -89,7 +89,7 @@ class RingMagics(Magics):
         return None
 
     def _cell_id(self) -> str:
-        """The id of the cell that is executed; empty where the front end does not send it."""
+        """The id of the cell that is executed; empty if the front end does not send it."""
         parent: dict[str, Any] = getattr(self.shell, "get_parent", dict)()
         return str(parent.get("metadata", {}).get("cellId", ""))
 

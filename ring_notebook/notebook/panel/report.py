@@ -106,7 +106,7 @@ def _bundle(page: str, text: str) -> dict[str, str]:
 def _encodable(text: str) -> str:
     try:
         return text.encode(errors="surrogateescape").decode(errors="replace")
-    except UnicodeEncodeError:  # halves of a character, which a cell has printed
+    except UnicodeEncodeError:  # a cell has printed half a character
         return text.encode(errors="replace").decode()
 
 
@@ -266,7 +266,7 @@ def _machine(log: RunRecord, view: RunView) -> str:
 
 
 def _notices(log: RunRecord, view: RunView, plot: Sequence[str], error: bool) -> list[str]:
-    """What is wrong: the run's error where it is wanted, and metrics in ``plot`` that were not logged."""
+    """What is wrong: the run's error, if wanted, and metrics in ``plot`` that were not logged."""
     lacking = missing(plot, view.names)
     logged = first_names(view.charted)
     note = f"--plot {', '.join(lacking)}: not logged; the run logged {logged or 'no metrics'}."

@@ -18,7 +18,7 @@ _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 
 def constants(source: str) -> dict[str, Any]:
-    """The constants by name, the last value of each; empty for a cell that Python alone cannot read.
+    """The constants by name, the last value of each; empty for a cell that is not plain Python.
 
     A name that the cell also computes, counts up or loops over is a variable, and left out. So is a name that begins
     at 0, False or "" and that the cell does not read: functions of other cells may count in it.
@@ -38,9 +38,9 @@ def constants(source: str) -> dict[str, Any]:
 
 
 def with_constants(source: str, values: Mapping[str, Any]) -> str:
-    """The cell with other values of some of its constants, each in its place.
+    """The cell with other values for some of its constants.
 
-    Raises RingError when the cell gives one of these names no number, text, truth or None at its outermost level.
+    Raises RingError when the outermost level of the cell assigns one of these names no number, text, truth or None.
     """
     try:
         body = parse(source).body
@@ -62,7 +62,7 @@ def with_constants(source: str, values: Mapping[str, Any]) -> str:
 
 
 def _given(body: Sequence[ast.stmt]) -> Iterator[tuple[ast.Name, ast.expr, bool | int | float | str | None]]:
-    """The names to which statements give a number, a text, a truth or None, each with the expression and what it is."""
+    """The names that statements assign a number, text, truth value or None, each with the expression and its value."""
     for node in body:
         if isinstance(node, ast.Assign):
             for target in node.targets:

@@ -24,7 +24,7 @@ class Logged(NamedTuple):
 
 
 def logged(display: Display | Displayed) -> Logged | None:
-    """What `ring.log` was given; None for what a rank has displayed, or what no rank of ours has sent."""
+    """What `ring.log` was given; None for other displays, and for unknown metadata."""
     about = display.metadata.get(LOGGED)
     if not isinstance(about, dict) or about.get("kind") not in MEDIA:
         return None
@@ -36,7 +36,7 @@ class Displayed(NamedTuple):
     """A display that ``ranks`` show, as a notebook's output: ``data`` by MIME type.
 
     ``place`` (the number of the display on its first rank, and that rank) stays the same when the display is updated.
-    ``printed``: how many pieces of output of all ranks had come when each of its ranks displayed it.
+    ``printed``, by rank: how many pieces of all ranks' output had come when it displayed this.
     """
 
     place: tuple[int, int]

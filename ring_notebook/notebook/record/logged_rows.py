@@ -66,7 +66,7 @@ class Metrics(Sequence[MetricRow]):
         """A pandas DataFrame with the columns rank, time, step and one for each metric; a missing value is NaN.
 
         ``time`` is a timestamp in UTC, where rows have seconds since the epoch. The column of a metric that is itself
-        called rank, time or step is ``metric.rank`` and so on. Raises ImportError where pandas is not installed.
+        called rank, time or step is ``metric.rank`` and so on. Raises ImportError if pandas is not installed.
         """
         import pandas
 

@@ -27,7 +27,7 @@ _SUMMARY_BYTES, _SUMMARY_BYTES_PER_RANK = 16_384, 512
 
 
 def notebook() -> str:
-    """The notebook of this kernel, as Jupyter's server tells it; empty where nothing does."""
+    """The notebook of this kernel, as Jupyter's server tells it; empty if nothing does."""
     return os.environ.get("JPY_SESSION_NAME", "")
 
 

@@ -23,8 +23,7 @@ class Look:
 
     ``log``: a logarithmic scale. ``smooth``: the share of the previous value in an exponential average, 0 for none.
     ``ranks`` are drawn on their own. ``machine``: also charts of what the machines do. ``x``: the axis of metrics, one
-    of AXES. ``search``: words that the name of a metric must have. ``groups`` are shown
-    as a whole.
+    of AXES. ``search``: words that the name of a metric must have. ``groups`` are shown as a whole.
     """
 
     log: bool = False
@@ -37,7 +36,7 @@ class Look:
 
 
 def read_look(directory: Path) -> Look:
-    """The choice that is kept in the folder of a run; the usual look where there is none, or none of ours."""
+    """The choice that is kept in the folder of a run; the usual look if there is none, or an unreadable one."""
     with suppress(ValueError, TypeError, OSError):
         kept = read_json(directory / _LOOK)
         smooth = kept.get("smooth", 0.0)
@@ -68,7 +67,7 @@ class Labels:
 
 
 def read_labels(directory: Path) -> Labels:
-    """The labels in the folder of a run; none where there are none of ours."""
+    """The labels in the folder of a run; none if there are none, or unreadable ones."""
     with suppress(ValueError, TypeError, OSError):
         kept = read_json(directory / _LABELS)
         return Labels(tuple(map(str, kept.get("tags", ()))), str(kept.get("note", "")))

@@ -162,7 +162,7 @@ class RunRecord:
         return self.started + time.monotonic() - self._began
 
     def view(self) -> RunView:
-        """The run at this moment (after its end: at its end), bounded however long it is."""
+        """The run at this moment (after its end: at its end), in bounded size."""
         now = self.started + self.summary["seconds"] if self.summary else self._shown_at()
         with self._changed:
             return self._state.view(now)

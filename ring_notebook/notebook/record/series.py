@@ -35,8 +35,8 @@ class Series:
     """The values of one metric on one rank as at most ``limit`` points.
 
     Every point is the mean of ``stride`` consecutive values. When there are ``limit`` points, neighbours are joined and
-    the stride doubles: a long run keeps between ``limit / 2`` and ``limit`` points. Without
-    ``every``, values of the same step (batches whose gradients are accumulated) are drawn as one.
+    the stride doubles: a long run keeps between ``limit / 2`` and ``limit`` points. Without ``every``, values of the
+    same step (batches whose gradients are accumulated) are drawn as one.
     """
 
     __slots__ = ("_every", "_limit", "_pending", "_points", "_stride", "_sum_x", "_sum_y", "_x", "_y")
@@ -154,7 +154,7 @@ class Extremes:
                 at[rank] = firsts[np.searchsorted(values, common)]
                 last[rank] = int(at[rank][-1]) if len(common) else 0
         rows = np.stack([np.asarray(line.y)[one] for line, one in zip(lines, at, strict=True)])
-        return np.array(steps[0][at[0]]), rows, last  # a copy: an array that is looked at cannot grow
+        return np.array(steps[0][at[0]]), rows, last  # a copy: an array with a view cannot grow
 
 
 def _wider(known: tuple[Extreme, Extreme] | None, steps: Floats, means: Floats) -> tuple[Extreme, Extreme] | None:

@@ -26,7 +26,7 @@ def journal() -> Path:
 
 
 def begin_call(who: str, tool: str, arguments: Mapping[str, Any]) -> str:
-    """Note that a call begins; returns its id for `end_call`. Raises OSError where that cannot be written."""
+    """Note that a call begins; returns its id for `end_call`. Raises OSError if that cannot be written."""
     call, given = uuid.uuid4().hex[:12], json.dumps(arguments, default=str)
     _write({"call": call, "time": time.time(), "who": who, "tool": tool[:_MOST_TEXT], "arguments": given[:_MOST_TEXT]})
     return call

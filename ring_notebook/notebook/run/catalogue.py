@@ -56,9 +56,9 @@ def listing(
     """The newest runs with their results, newest first. A note names unreadable runs.
 
     Cells that ended well in seconds and logged nothing are left out, unless ``every`` is given. ``sort`` names a
-    column, a metric or a hyper-parameter: largest first, or smallest first with a minus before it. Only runs
-    that have every word of ``where`` in one of their columns are listed; ``lr=0.1`` asks for that value of a
-    hyper-parameter. ``in_progress``: ids of runs of this notebook. Raises RingError for a ``sort`` that no run has.
+    column, a metric or a hyper-parameter: largest first, or smallest first with a minus before it. Only runs with every
+    word of ``where`` in one of their columns are listed; ``lr=0.1`` asks for that value of a hyper-parameter.
+    ``in_progress``: ids of runs of this notebook. Raises RingError for a ``sort`` that no run has.
     """
     entries, unreadable, trivial = [], [], 0
     for directory in reversed(_directories()):
@@ -191,7 +191,7 @@ def with_inherited(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _origins(options: Mapping[str, Any]) -> list[Origin]:
-    """The runs that a branch continues, the nearest first, as far as they are still there."""
+    """The runs that a branch continues, the nearest first, up to the first that was deleted."""
     found: list[Origin] = []
     while isinstance(branch := options.get("branch"), dict) and branch:
         of, _, step = str(branch.get("of", "")).rpartition("@")
@@ -317,7 +317,7 @@ class _Entry:
         return ", ".join([f"step {there[-1].step}", *best]) + f" in {place}" * (place != str(own))
 
     def value(self, name: str) -> Any:
-        """The value in a column, of a metric or of a hyper-parameter; None where there is none."""
+        """The value in a column, of a metric or of a hyper-parameter; None if there is none."""
         facts = {
             "name": _name(self.about),
             "status": self.status,

@@ -1,7 +1,7 @@
 """The shared runs of many notebooks as tiles: from the files of a folder, or from links (see `sharing`).
 
 What is shown was written by others: a file is read without following links and never executed, and every text of it is
-escaped. It is shown under the login that owns the file, whatever name it gives itself.
+escaped. It is shown under the login that owns the file, even if it gives itself another name.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ class Script:
 
 
 def export(record: RunRecord, path: str | Path) -> Script:
-    """Write the cell of a run, behind the set-up cells that ran before it in the same cluster, to ``path``.
+    """Write the cell of a run, after the set-up cells that ran before it in the same cluster, to ``path``.
 
     Raises RingError when ``path`` exists and export did not write it, and OSError when it cannot be written.
     """

@@ -187,7 +187,7 @@ def line_of(failure: Failure) -> int:
 
 def _original(failure: Failure) -> BaseException:
     if failure.ename == "SystemExit":
-        # Raised as itself it would end a script, or be taken for the notebook's own exit.
+        # A SystemExit would end a script, or look like the notebook's own exit.
         return RunFailed(f"rank {failure.rank} called sys.exit({failure.message})")
     if failure.pickled and (error := _unpickled(failure.pickled)):
         return error

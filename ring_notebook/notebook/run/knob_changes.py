@@ -26,8 +26,8 @@ _SECONDS_TO_BEGIN = 5.0
 def send_change(engines: Engines, run: str, action: str, values: Mapping[str, Any], who: str) -> dict[str, Any]:
     """Have rank 0 number a change, and send it to the others; returns the values as the knobs take them.
 
-    ``who`` names the way in which it was made. Raises KnobError where a knob does not exist or does not take its value,
-    and ClusterError where rank 0 does not answer.
+    ``who`` names the way in which it was made. Raises KnobError if a knob does not exist or does not take its value,
+    and ClusterError if rank 0 does not answer.
     """
     given = {name: value.item() if hasattr(value, "item") else value for name, value in values.items()}
     with suppress(Exception):  # a user without a name
@@ -98,7 +98,7 @@ def parted(view: RunView) -> str:
 
 
 def listing(title: str, view: RunView) -> Listing:
-    """The knobs of a run with what they take and who has set them last."""
+    """The knobs of a run: the values that they take, and who has set them last."""
     rows = []
     for name, knob in view.knobs.items():
         last = next((one for one in reversed(view.changes) if name in one.values), None)

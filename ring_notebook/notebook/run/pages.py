@@ -27,9 +27,8 @@ _HEAD = f"""<!doctype html><html lang=en><meta charset=utf-8>{_OURS}
 def write_pages(folder: Path, *, every: bool = False) -> str:
     """Write a list of the runs of this folder and the report of each to ``folder``, made where it is not there.
 
-    Earlier pages there are replaced; pages of deleted runs stay. Short cells that
-    logged nothing are left out without ``every``. Returns a line that says where. Raises RingError where ``folder``
-    has an index.html of somebody else, and OSError.
+    Earlier pages there are replaced; pages of deleted runs stay. Short cells that logged nothing are left out without
+    ``every``. Returns a line that says where. Raises RingError if ``folder`` has a foreign index.html, and OSError.
     """
     index = folder / _INDEX
     if index.exists() and _OURS not in index.read_text(errors="replace"):

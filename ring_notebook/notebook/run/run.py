@@ -102,8 +102,8 @@ class Run:
 
         Raises what ended it: a rank's own exception, KeyboardInterrupt, RunTimeout, or ClusterError when a rank died.
         An interrupt of this process stops the run and is raised when the ranks have stopped. A second one prints what
-        each rank is doing; a third one returns at once and leaves the ranks as they are. Questions of ranks
-        (`input()`, `breakpoint()`) are asked here.
+        each rank is doing; a third one returns at once and leaves the ranks as they are. Questions of ranks (`input()`,
+        `breakpoint()`) are asked here.
         """
         for attempt in range(1, 4):
             try:

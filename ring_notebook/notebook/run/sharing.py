@@ -138,13 +138,13 @@ class Sharing:
     def begin(self, where: str = "", name: str = "") -> str:
         """Share by a new link, or by a file in the folder ``where``, as ``name`` or the user's login. ``off``: end it.
 
-        Returns what to tell the others. Raises RingError for a folder that is none, OSError where it cannot be written.
+        Returns what to tell the others. Raises RingError if ``where`` is no folder, OSError if it cannot be written.
         """
         if where == "off":
             return self.end()
         shown = _Shown(self._newest, name or _login())
         if where:
-            file = _File(Path(where), shown)  # before the other one goes: the folder may be none
+            file = _File(Path(where), shown)  # before the old one ends: the folder may not exist
             if self._file is not None and self._file.path != file.path:
                 self._file.close()
             self._file = file

@@ -79,7 +79,7 @@ class Timeline:
 
     @classmethod
     def of_run(cls, directory: Path) -> Timeline:
-        """The timeline of the run in ``directory``. Raises FileNotFoundError where none was recorded."""
+        """The timeline of the run in ``directory``. Raises FileNotFoundError if none was recorded."""
         path = directory / TIMELINE
         if not path.exists():
             raise FileNotFoundError(f"{directory.name} has no timeline; record one with `%%ringtrain --timeline`")
@@ -149,7 +149,7 @@ class Timeline:
         return f"; the whole trace, for ui.perfetto.dev, is in {os.path.relpath(self.path)}" if self.path else ""
 
     def _last_operations(self) -> Listing:
-        """The newest operations of the group of all ranks, or of others where nothing else is known."""
+        """The newest operations, with the ranks that never came to them."""
         calls: dict[tuple[int, int, str], list[Span]] = defaultdict(list)
         for span in self.spans:
             if span.phase == "waiting":
@@ -222,7 +222,7 @@ class Span(NamedTuple):
 
     ``phase`` is "packing", "waiting", "moving" or "sending" of an operation of ``group``, with or without the program;
     in the group PROGRAM one of HELD, or "data", "bubble", "moving" and, for operations of other backends, "waiting".
-    ``last`` is the rank that came last to what was waited for, -1 where nobody waited.
+    ``last`` is the rank that others waited for, -1 if none did.
     """
 
     rank: int
@@ -314,7 +314,7 @@ def counted_in(counts: Sequence[Counted], begin: float, end: float) -> dict[str,
 
 
 def spent_in(spans: Iterable[Span], begin: float, end: float, counted: Mapping[str, float] = {}) -> Spent:
-    """Where the time of one rank went from ``begin`` to ``end``: the same parts as ranks count themselves in a run."""
+    """Where the time of one rank went from ``begin`` to ``end``, in the parts that ranks count themselves in a run."""
     parts: dict[str, list[Span]] = {}
     for span in spans:
         if span.group == PROGRAM:
@@ -392,7 +392,7 @@ def vega_lite(
                 "type": "quantitative",
                 "title": "seconds",
                 "scale": {"nice": False, "zero": False},
-                # Far into the chart a label has ten digits: few of them, and none that touches another.
+                # Late labels have ten digits: show few, which do not touch each other.
                 "axis": {"tickCount": 6, "labelOverlap": "greedy", "labelSeparation": 12},
             },
             "x2": {"field": "end"},

@@ -36,9 +36,9 @@ _TICK = 0.05
 class Watch:
     """Watches a run in a thread of its own; ``ended`` is set when `verdict` is final.
 
-    ``futures`` are the engines' answers by rank, empty for a run that another kernel has sent. No time limit runs while
-    one of ``questions`` waits for its answer. ``on_end`` is called before ``ended`` is set.
-    ``regularly`` is a period in seconds (0: never) and what is called after each.
+    ``futures`` are the engines' answers by rank, empty for a run that another kernel has sent. While one of
+    ``questions`` waits, time limits are suspended. ``on_end`` is called before ``ended`` is set. ``regularly`` is a
+    period in seconds (0: never) and what is called after each.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Watch:
         self._left = False
         self._signalled: set[int] | None = None  # ranks that the last interrupt was passed on to; None before the first
         self._interrupted = False  # by the user, not by a failure
-        self._stops_since = inf  # when the user stopped it; later, where a rank has waited for its user meanwhile
+        self._stops_since = inf  # when the user stopped it, or a rank last waited for its user after that
         self.ended_ranks: list[int] = []
         """The engines that were ended because they did not stop, by their ranks in the cluster."""
         self._failed_at = inf
@@ -102,7 +102,7 @@ class Watch:
 
     @property
     def held(self) -> bool:
-        """Whether a rank waits for its user, so that no time limit counts."""
+        """Whether a rank waits for its user, which suspends time limits."""
         return self._questions.held(self._gone())
 
     def wait_idle(self, timeout: float) -> bool:
@@ -199,7 +199,7 @@ class Watch:
             if not why and not all_answered:  # its record may wait behind records of ranks that still run
                 continue
             at = self._answered.setdefault(rank, now)
-            # The controller answers for an engine that it has lost; why that died comes from elsewhere.
+            # The controller answers for an engine that it has lost; the cause of its death comes from elsewhere.
             known = self._engines.known_to_controller() and not why.startswith("EngineError")
             if not judge_answer(now, at, raised=bool(why), engine_known=known):
                 continue
@@ -258,7 +258,7 @@ class Watch:
         return all(status is not None and status.extra.get("unheard") == 0.0 for status in self._running().values())
 
     def _running(self) -> dict[int, Status | None]:
-        """The ranks that have not ended, with what each said last."""
+        """The ranks that have not ended, with their newest status."""
         statuses, gone = self._log.statuses(), self._gone()
         ranks = [rank for rank in self._ranks if rank not in gone]
         return {rank: statuses.get(rank) for rank in ranks if self._engines.all[rank].rank not in self.ended_ranks}
@@ -303,13 +303,13 @@ class Watch:
 
 
 def _own_names() -> Container[str]:
-    """The names of the notebook's variables; none where there is no notebook."""
+    """The names of the notebook's variables; none if there is no notebook."""
     shell = get_ipython()
     return shell.user_ns if shell is not None else ()
 
 
 def _raised(future: Any) -> str:
-    """What ended the call on an engine outside of the cell; empty where it returned."""
+    """What ended the call on an engine outside of the cell; empty if it returned."""
     result = future.result()
     return f"{result.ename}: {result.evalue}" if isinstance(result, RemoteError) else ""
 

@@ -15,12 +15,12 @@ from ring_notebook.text.words import ranks as rank_text
 
 _PERIOD = 0.05
 _ENDED = {"failed": "has failed", "interrupted": "was stopped"}
-_SECONDS_TO_RETRY = 0.5  # for ranks that cannot take a cell, as they have died
+_SECONDS_TO_RETRY = 0.5  # to start a cell whose ranks cannot take it, such as dead ones
 
 
 @dataclass(eq=False)
 class QueuedCell:
-    """A cell that waits for its ranks; with ``%%ringtrain --background --out VAR`` the variable is one until it begins.
+    """A cell that waits for its ranks; ``%%ringtrain --background --out VAR`` assigns it to VAR until it begins.
 
     `wait` returns the run when that has ended; `cancel` takes the cell out of the queue.
     """

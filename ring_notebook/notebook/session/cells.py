@@ -71,7 +71,7 @@ def check_syntax(source: str, first_line: int) -> None:
         tree = parse(text, "<cell>")
         with warnings.catch_warnings(), suppress(RecursionError, MemoryError):
             warnings.simplefilter("ignore")  # the ranks warn
-            compile(tree, "<cell>", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)  # return outside of one
+            compile(tree, "<cell>", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)  # stray `return`
     except SyntaxError as error:
         if error.text is None and error.lineno:
             error.text = text.splitlines()[error.lineno - 1]

@@ -31,13 +31,13 @@ def require_no_job(session: Session) -> None:
 
 
 def follow_job(session: Session, job: BatchJob, cluster: Cluster | None, release: Callable[[str], str]) -> None:
-    """Follow a job, in which ``cluster`` runs if there is one; its state is shown where this is called.
+    """Follow a job, in which ``cluster`` runs if there is one; its state is shown in the current cell.
 
     The session gets the cluster, and loses it with the engines. ``release`` gives the cluster up for a reason.
     """
     note = Note()
     lost: Run | None = None  # the run that the loss of the engines has ended
-    again = cluster is not None  # whether engines that start now take the place of others
+    again = cluster is not None  # whether engines that start now replace others
 
     def use(cluster: Cluster | None) -> None:
         nonlocal again, lost

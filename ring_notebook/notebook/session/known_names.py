@@ -14,7 +14,7 @@ _NAME = re.compile(r"[^\W\d]\w*(\.\w*)*$")
 
 
 def names_on_rank_0(session: Session, path: str = "") -> list[str]:
-    """The names on rank 0 (after ``path`` and a dot, where given); the last known where it is slow to answer."""
+    """The names on rank 0 (after ``path`` and a dot, if given); the last known ones if it is slow to answer."""
     if session.cluster is not None and session.cluster.running:
         with contextlib.suppress(ClusterError):
             session.known_names[path] = session.cluster.names(path)
@@ -32,7 +32,7 @@ def names_of_ranks(session: Session, begun: str) -> list[str]:
 
 
 def help_on_rank_0(session: Session, path: str) -> str:
-    """Signature and documentation of a name on rank 0, also while a run is in progress; empty where it has none."""
+    """Signature and documentation of a name on rank 0, also while a run is in progress; empty if it has none."""
     if session.cluster is not None and session.cluster.running:
         with contextlib.suppress(ClusterError):
             return session.cluster.help(path)

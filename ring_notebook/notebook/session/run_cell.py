@@ -146,7 +146,7 @@ def send_cell(session: Session, cell: str, options: CellOptions, queued: QueuedC
 
 
 def _answer(session: Session) -> None:
-    """Have the user answer what ranks ask while a cell waits for them: the notebook takes no other cell."""
+    """Have the user answer questions of ranks while a cell waits for them: the notebook takes no other cell."""
     for run in session.in_progress:
         if run.asking:
             run.answer()

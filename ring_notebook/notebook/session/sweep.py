@@ -43,8 +43,8 @@ def sweep(
     """Run a cell with each combination of the values ``given`` for its constants; show one table and one chart of all.
 
     With ``n`` as many run side by side as the cluster has parts of n ranks, otherwise one after another. A run that
-    fails does not end the others. With ``resume``, runs that ended well under the same name with the same cell
-    are skipped, and others continue from their last checkpoint if they have one.
+    fails does not end the others. With ``resume``, runs that ended well under the same name with the same cell are
+    skipped, and others continue from their last checkpoint if they have one.
 
     Stop, an interrupt of this process, or of one of the runs, stops all and is raised. Raises RingError for a name that
     is no constant of the cell or is given twice, for too many runs, and what the first run raised when none ended well.

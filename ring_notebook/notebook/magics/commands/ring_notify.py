@@ -17,7 +17,7 @@ def notify(
 ) -> str:
     """Say when a long run ends, fails or logs NaN: in JupyterLab, and by a function of this notebook.
 
-    Raises RingError where the notebook has no such function.
+    Raises RingError if the notebook has no such function.
     """
     if function not in ("", "off") and not callable(session.variables.get(function)):
         raise RingError(f"no function {function} in this notebook")

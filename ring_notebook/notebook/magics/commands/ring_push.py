@@ -13,7 +13,7 @@ from ring_notebook.text.words import plural
 def push(session: Session, names: Annotated[Sequence[str], Option("NAME", "variables", many=True)]) -> str:
     """Copy variables of this notebook to every rank.
 
-    Raises RingError where the notebook has none of that name.
+    Raises RingError if the notebook has none of that name.
     """
     if missing := [name for name in names if name not in session.variables]:
         raise RingError(f"no variable {', '.join(missing)} in this notebook")

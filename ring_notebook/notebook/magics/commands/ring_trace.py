@@ -16,7 +16,7 @@ def trace(
 ) -> Timeline:
     """Go back through the last operations of all ranks, to the first place where ranks part.
 
-    Raises RingError where none are kept, as for a run that ended well.
+    Raises RingError if none are kept, as for a run that ended well.
     """
     try:
         if session.run is not None and not name:

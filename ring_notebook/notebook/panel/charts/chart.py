@@ -236,7 +236,7 @@ def _metric(view: RunView, name: str, look: Look, axis: str) -> Chart:
 def results(view: RunView, name: str) -> tuple[float, tuple[float, float] | None]:
     """The newest value of a metric with a curve, and the step and value of its best one: each a mean over the ranks.
 
-    The best is that of the chart; None where the name of the metric does not say which way is better.
+    The best is that of the chart; None if the name of the metric does not say which way is better.
     """
     return _last(view, name), _best(view, name, direction(name), STEP)
 

@@ -192,7 +192,7 @@ def _line(line: Line) -> dict[str, Any]:
 
 
 def _raw(line: Line) -> dict[str, Any]:
-    """What the line is an average of, behind it; without a label, and without values under the mouse."""
+    """The values behind a smooth line, without a label, and without values under the mouse."""
     assert line.raw is not None
     return {
         "type": "line",

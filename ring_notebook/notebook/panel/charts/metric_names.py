@@ -80,7 +80,7 @@ def parts(wanted: str, known: Collection[str]) -> tuple[str, ...]:
 
 
 def missing(wanted: Iterable[str], known: Collection[str]) -> list[str]:
-    """The metrics of wanted charts that are not known; a pattern such as ``grad/*`` is, where it matches one."""
+    """The metrics of wanted charts that are not known; a pattern such as ``grad/*`` is known if it matches one."""
     every = (one for chart in expanded(wanted, known) for one in ((chart,) if chart in known else chart.split(JOIN)))
     return [one for one in dict.fromkeys(every) if one not in known]
 
