@@ -69,7 +69,7 @@ class Command(Generic[P, R]):
             yield from one.every()
 
     def find(self, words: Sequence[str]) -> tuple[Command[..., Any], list[str]]:
-        """The command that the first words name, and the words behind them."""
+        """The command that the first words name, and the words after it."""
         if words and words[0] in self.commands:
             return self.commands[words[0]].find(words[1:])
         return self, list(words)
@@ -127,7 +127,7 @@ class Command(Generic[P, R]):
         return lines
 
     def complete(self, given: Sequence[str], begun: str, session: Any) -> tuple[list[str], bool]:
-        """Completions of ``begun`` behind the words ``given``, and whether nothing else can follow."""
+        """Completions of ``begun`` after the words ``given``, and whether nothing else can follow."""
         before = next((one for one in self.options if one.value and given and given[-1] in one.flags), None)
         place = before or self._argument(given)
         found = [*self.commands] if not given else []
@@ -140,7 +140,7 @@ class Command(Generic[P, R]):
         return [name for name in dict.fromkeys(found) if name.startswith(begun) and name not in given], own
 
     def _argument(self, given: Sequence[str]) -> Option | None:
-        """The argument that comes behind the words ``given``."""
+        """The argument that follows the words ``given``."""
         valued = {flag for one in self.options if one.value for flag in one.flags}
         pairs = zip(["", *given], given, strict=False)
         before = sum(not word.startswith("-") and last not in valued for last, word in pairs)

@@ -208,7 +208,7 @@ class Processes:
         return self.lost.deaths if self.lost else {}
 
     def request(self, what: Request, number: int, name: str = "") -> None:
-        """Ask the supervisor for something, as `request` says. Raises ClusterError when there is none."""
+        """Send the supervisor a request. Raises ClusterError when there is none."""
         try:
             request(self._requests, what, number, name)
         except OSError as error:

@@ -69,7 +69,7 @@ def _call(engines: Engines, function: str, *arguments: Any) -> list[Any]:
     except KeyboardInterrupt:
         engines.signal(signal.SIGINT, engines.living())
         raise
-    except ClusterError as error:  # of a rank, behind the name of its class
+    except ClusterError as error:  # a rank's error, with its class in front
         raise RingError(str(error).removeprefix("RingError: ")) from None
 
 

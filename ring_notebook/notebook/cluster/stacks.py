@@ -32,7 +32,7 @@ _SILENT_THERE = (
     "it does not answer: it is stopped, or native code holds its interpreter; its log would tell, but {host} does not "
     "share this disk"
 )
-# How a stack ends: with our own program, however Python was told to run it, or after a hundred calls.
+# A stack ends with our own program, from any path, or after a hundred calls.
 _OUTERMOST = re.compile(r'.*/engine_program\.py", line \d+ in <module>$')
 _CUT_OFF = "  ..."
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$')

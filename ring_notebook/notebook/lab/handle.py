@@ -332,7 +332,7 @@ def _keep(handle: Handle, limits: Limits, stopped: dict[str, str]) -> None:
         run = handle.run
         if run is not None and (why := _over(run.log.view(), limits)):
             if limits.keep and limits.steps:
-                with suppress(RingError):  # the run says why; its limit holds without a snapshot
+                with suppress(RingError):  # the run reports why; its limit holds without a snapshot
                     handle.snapshot()
             if not run.done:
                 stopped.setdefault(run.log.run, why)

@@ -131,7 +131,7 @@ def _value(view: RunView, name: str) -> Value:
 
 
 def printed(view: RunView) -> list[str]:
-    """What ranks have printed, as far as it is in memory, each line behind its ranks."""
+    """What ranks have printed, as far as it is in memory, each line after its ranks."""
     lines: Sequence[Line] = Lines().take(view.output, last=True)
     return [f"[{rank_list(line.ranks)}] {text}" for line in lines for text in line.text.splitlines()]
 

@@ -117,7 +117,7 @@ def _transport(view: RunView) -> list[str]:
 
 
 def _energy(view: RunView) -> list[str]:
-    """The energy that the run has used, where it was measured; the report says under Machine why it was not."""
+    """The energy that the run has used, if it was measured; the report says under Machine why it was not."""
     used = view.energy
     return [] if used.joules is None else [energy_text(used)]
 
@@ -128,7 +128,7 @@ class _BatchJob(NamedTuple):
 
 
 def _batch_job(log: RunRecord, view: RunView) -> _BatchJob | None:
-    """The batch job that the ranks run in and the seconds it has left, where the batch system limits them."""
+    """The batch job that the ranks run in, and the seconds it has left, if the batch system limits them."""
     batch = log.environment.get("batch")
     if not isinstance(batch, dict) or not isinstance(batch.get("end"), int | float):
         return None
@@ -136,7 +136,7 @@ def _batch_job(log: RunRecord, view: RunView) -> _BatchJob | None:
 
 
 def _too_long(batch: _BatchJob | None, left: float | None) -> list[str]:
-    """A warning where the run, with ``left`` seconds to go, may not end before its batch job."""
+    """A warning if the run, with ``left`` seconds to go, may not end before its batch job."""
     if batch is None or (batch.left > WALLTIME_WARNING and (left is None or left <= batch.left)):
         return []
     needs = f", and this run takes {duration(left)} more" if left is not None and left > batch.left else ""

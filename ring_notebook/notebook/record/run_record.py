@@ -31,7 +31,7 @@ from ring_notebook.protocol.records import (
 )
 from ring_notebook.text.words import first_characters
 
-# What reading the files of a run raises when somebody else has written or truncated them.
+# Errors of reading the files of a run that somebody else has written or truncated.
 UNREADABLE = (OSError, ValueError, TypeError, KeyError, AttributeError)
 
 _MOST_RANKS = 1 << 20

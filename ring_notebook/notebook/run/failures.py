@@ -137,7 +137,7 @@ def _still_running(ranks: Iterable[int]) -> list[str]:
 
 
 def describe_deaths(stories: str, failures: Sequence[Failure], still_running: Iterable[int] = ()) -> str:
-    """``stories`` of ranks that died, then a line for every group of ranks that failed or stopped because of that."""
+    """The ``stories`` of deaths, then a line for every group of ranks that failed or stopped because of them."""
     groups = grouped(own_failures(failures))
     lines = [f"{words.ranks(ranks)}: {_summary(failure)}" for failure, ranks in groups]
     return "\n".join([stories, *lines, *stopped(failures), *_traced(failures), *_still_running(still_running)])

@@ -183,7 +183,7 @@ class Timeline:
 def account(
     spans: Sequence[Span], training: Mapping[int, tuple[float, float]], counted: Mapping[int, Sequence[Counted]] = {}
 ) -> list[Account]:
-    """Sum up what held each rank from the begin to the end of its ``training``."""
+    """Sum up what held each rank from the beginning to the end of its ``training``."""
     waits: dict[int, dict[int, float]] = defaultdict(lambda: defaultdict(float))  # by late rank and by waiting rank
     own: dict[int, list[Span]] = {rank: [] for rank in sorted(training)}
     for span in spans:
@@ -222,7 +222,7 @@ class Span(NamedTuple):
 
     ``phase`` is "packing", "waiting", "moving" or "sending" of an operation of ``group``, with or without the program;
     in the group PROGRAM one of HELD, or "data", "bubble", "moving" and, for operations of other backends, "waiting".
-    ``last`` is the rank that others waited for, -1 if none did.
+    ``last`` is the rank that came last, -1 if nobody waited.
     """
 
     rank: int

@@ -75,7 +75,7 @@ class Watch:
         self._let_go = False
         self._timed_out = False
         self._where: list[str] = []  # where ranks were then
-        self._died: dict[int, object] = {}  # by rank of the run, with the story
+        self._died: dict[int, object] = {}  # by rank of the run: why it died
         self._overdue: dict[int, int] = {}  # see `_caught_up`: messages by rank, -1 for all
         self._answered: dict[int, float] = {}  # when the engines of ranks that have not ended answered
         self._silent: set[int] = set()  # ranks that are recorded as failed because of that

@@ -318,8 +318,8 @@ def _parting(view: RunView, name: str, axis: str) -> tuple[Mark, ...]:
 
 
 def parting(lines: Sequence[Points], syncs: Any) -> float | None:
-    """The step at which the values of ranks part: in two rounds between ``syncs`` in a row two ranks are further apart
-    than by chance. None if they do not, or have too few values between two syncs."""
+    """The step at which ranks part: in two consecutive rounds between ``syncs``, two ranks differ by more than chance.
+    None if they do not, or have too few values between two syncs."""
     bounds = np.concatenate(([-np.inf], syncs))
     means, errors = [], []  # by rank and round
     for line in lines:
