@@ -45,10 +45,11 @@ def difference_text(step: int, names: Sequence[str]) -> str:
     """What `first_difference` has found, as a sentence without a full stop."""
     parameters = [name for name in names if not name.startswith(_LOGICAL)]
     turns = sorted(int(name.removeprefix(_LOGICAL)) for name in names if name.startswith(_LOGICAL))
-    said = f"the gradient of {first_names(parameters, _MOST_NAMES)} parts" if parameters else "gradients part"
+    which = f"the gradient of {first_names(parameters, _MOST_NAMES)} differs" if parameters else "gradients differ"
+    said = f"{which} first"
     if turns:
-        return f"{said} at step {step}: logical {ranks(turns)} made other gradients"
-    return f"{said} at step {step}, though each logical rank made the same: their sum differs"
+        return f"{said} at step {step}: logical {ranks(turns)} computed other gradients"
+    return f"{said} at step {step}, though each logical rank computed the same: their sum differs"
 
 
 def compared_gradients(before: Marks, now: Marks) -> str:

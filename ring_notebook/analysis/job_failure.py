@@ -440,7 +440,7 @@ def judge_stop(seconds: float, limit: float, unheard: float, where: str) -> str:
     """
     if unheard > UNHEARD:
         waits = where or "code of another library"
-        return f"was ended: {UNHEARD:g} s after an interrupt it still waited in {waits}, which looks at no signal"
+        return f"was ended: {UNHEARD:g} s after an interrupt it still waited in {waits}, which ignores signals"
     return f"was ended: it had not stopped {limit:g} s after an interrupt (RING_STOP_LIMIT)" if seconds > limit else ""
 
 

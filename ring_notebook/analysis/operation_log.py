@@ -93,7 +93,7 @@ def unpack(text: str) -> bytes:
     try:
         return zlib.decompressobj().decompress(base64.b64decode(text), MOST_BYTES)
     except zlib.error as error:
-        raise ValueError(f"a log of operations that makes no sense: {error}") from None
+        raise ValueError(f"a log of operations is invalid: {error}") from None
 
 
 def parse(data: bytes, rank: int) -> list[Operation]:

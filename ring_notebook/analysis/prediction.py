@@ -163,12 +163,12 @@ def predict(
     """
     known = [run for run in runs if run.ranks not in sizes]
     if not known:
-        raise ValueError("every size that was measured is to be predicted; measure others too")
+        raise ValueError("--predict names every measured size; measure at least one other")
     if not all(run.rate for run in runs):
         raise ValueError("no samples are known; let each step call ring.log(samples=...), or use ring.track")
     strong, weak = batches(known) if len({run.ranks for run in known}) > 1 else (kind == "strong", kind != "strong")
     if not strong and not weak:
-        raise ValueError("it takes the same global batch for all sizes, or the same batch for each rank")
+        raise ValueError("expected the same global batch at all sizes, or the same batch on each rank")
     base = min(known, key=lambda run: run.ranks)
     pace = median(run.rate for run in known if run.ranks == base.ranks)
     batch = median(run.batch for run in known if run.ranks == base.ranks)

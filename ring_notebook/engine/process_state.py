@@ -153,6 +153,6 @@ class HeldBack:
 
 def _refuse_to_stop() -> None:
     raise RuntimeError(
-        "stop: this is the event loop on which this engine runs, which would end with it; stop one that the cell has "
-        "made with asyncio.new_event_loop(), or use `await`"
+        "stop: this event loop runs the engine, which would end with it; stop one that the cell has made with "
+        "asyncio.new_event_loop(), or use `await`"
     )

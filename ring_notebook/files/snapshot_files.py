@@ -249,7 +249,7 @@ class Writer:
             if len(points := {report["point"] for report in reports}) > 1:
                 raise RingError(
                     f"no snapshot: the ranks were at different steps, {min(points)} and {max(points)}, because some "
-                    "took a batch alone; those before it are kept"
+                    "took a batch alone; earlier snapshots stay"
                 )
             if not self._all_blobs(reports):
                 return None

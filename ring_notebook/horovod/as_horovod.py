@@ -28,8 +28,8 @@ class Finder(MetaPathFinder, Loader):
         if fullname not in MODULES:
             there = ", ".join(name for name in MODULES if name.count(".") <= 1)
             raise ModuleNotFoundError(
-                f"No module named {fullname!r}: {NAME} is Ring Notebook {VERSION} here, which has {there} and their "
-                "submodules; leave out --horovod or as_horovod() to import an installed Horovod"
+                f"No module named {fullname!r}: Ring Notebook {VERSION}, which stands in for {NAME} here, has {there} "
+                "and their submodules; leave out --horovod or as_horovod() to import an installed Horovod"
             )  # without `name`: with it ``from horovod import NAME`` would show a shorter message
         return ModuleSpec(fullname, self, origin="Ring Notebook", is_package=bool(below(fullname)))
 

@@ -97,7 +97,7 @@ class JaxCheckpoint(Checkpoint):
         if len(leaves) != len(state):
             raise RingError(
                 f"rank {rank()}: the checkpoint has {len(state)} arrays of a tree that has {len(leaves)} now; make the "
-                "parameters and the optimizer as then"
+                "parameters and the optimizer as when it was written"
             )
         return jax.tree_util.tree_unflatten(structure, [_like(*pair) for pair in zip(leaves, state, strict=True)])
 
@@ -114,7 +114,7 @@ def _like(leaf: Any, kept: Any) -> Any:
     if now != then and hasattr(leaf, "dtype") and hasattr(value, "dtype"):
         raise RingError(
             f"rank {rank()}: the checkpoint has {then} where the tree has {now}; make the parameters and the "
-            "optimizer as then"
+            "optimizer as when it was written"
         )
     return value
 

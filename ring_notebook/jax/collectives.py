@@ -66,8 +66,8 @@ def _on_several_devices(what: ForeignCall, arrays: list[Array], process_set: Pro
     for array in arrays:
         if not array.is_fully_addressable:
             raise ValueError(
-                f"{what.kind} takes arrays on devices of this process; this one is also on those of others, between "
-                "which JAX itself moves data: use jax.lax.psum and its kin"
+                f"{what.kind} takes arrays on devices of this process, and this one is also on devices of others; use "
+                "JAX's own collectives there, such as jax.lax.psum"
             )
     whole = what.kind not in ("allreduce", "broadcast")
     parts: list[list[Array]] = []

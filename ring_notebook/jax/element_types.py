@@ -68,7 +68,9 @@ def _as_type(dtype: Any, array: Array) -> Array:
 
 
 def _no_gradient(dtype: Any, primals: Any, tangents: Any) -> Any:
-    raise TypeError(f"collectives have no gradient for {primals[0].dtype}, whose bytes move; convert it to bfloat16")
+    raise TypeError(
+        f"collectives have no gradient for {primals[0].dtype}: they only move its bytes; convert it to bfloat16"
+    )
 
 
 _as_type.defjvp(_no_gradient)

@@ -68,8 +68,8 @@ def call(what: ForeignCall, arrays: Sequence[Any], results: Sequence[Result]) ->
             operands = (_index_in(axes), *operands)
         elif axes:
             raise ValueError(
-                f"{what.kind} needs a name in a function that runs on several devices, whose calls have no order; pass "
-                "name=, which matches those of other ranks"
+                f"{what.kind} needs a name in a function that runs on several devices: calls there have no order; pass "
+                "name=, by which ranks match them"
             )
     return list(_bind(what, operands, tuple((tuple(one.shape), str(one.dtype)) for one in results), way))
 

@@ -113,7 +113,7 @@ class KerasCheckpoint(Checkpoint, keras.callbacks.Callback):  # type: ignore[mis
             where = f"; the first that differs has shape {differ[0]} here, {differ[1]} there" if differ else ""
             raise RingError(
                 f"rank {rank()}: the checkpoint has {len(kept)} variables of {getattr(one, 'name', one)!r}, which has "
-                f"{len(own)} now{where}; make and compile the model as then"
+                f"{len(own)} now{where}; build and compile the model as when it was written"
             )
         assign(variables, state["arrays"])
         optimizer = _optimizer_of(one)

@@ -36,8 +36,8 @@ def extend_steps() -> None:
         rings = [ring_of(optimizer) for optimizer in optimizers_of(model)]
         if None in rings and getattr(model, "_ring_prepared", False) and size() > 1:
             raise RuntimeError(
-                f"rank {rank()}: model {model.name!r} was prepared, but has an optimizer that is not distributed, with "
-                "which the weights of the ranks would part; call prepare again after compile"
+                f"rank {rank()}: model {model.name!r} was prepared, but has an optimizer that is not distributed, so "
+                "the weights of the ranks would differ; call prepare again after compile"
             )
         ring = next(filter(None, rings), None)
         if ring is None or backend() == "torch":

@@ -97,7 +97,7 @@ def parse(argv: Sequence[str]) -> tuple[argparse.ArgumentParser, argparse.Namesp
     given = list(_given(parser, options))
     if options.scale:
         if others := [flag for flag in given if flag in _NOT_SCALED]:
-            parser.error(f"--scale says how many ranks there are, and each is to stay; it takes no {others[0]}")
+            parser.error(f"--scale sets the ranks of each run, which stay the same; leave out {others[0]}")
     elif others := [flag for flag in given if flag in _OF_SCALE]:
         parser.error(f"{others[0]} is an option of --scale; for example: ringrun --scale 1,2,4 python train.py")
     return parser, options

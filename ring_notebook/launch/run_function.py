@@ -186,8 +186,8 @@ def _result(outcome: Outcome, size: int) -> Any:
         return pickle.loads(outcome.value)
     except Exception as error:
         raise RunFailed(
-            f"rank {outcome.rank} of {size} returned what cannot be unpickled here ({type(error).__name__}: {error}); "
-            "return what can, such as numbers, arrays and dicts of them"
+            f"rank {outcome.rank} of {size} returned a value that cannot be unpickled here ({type(error).__name__}: "
+            f"{error}); return numbers, arrays or dicts of them"
         ) from error
 
 

@@ -96,8 +96,10 @@ class Engines:
                 ask = monotonic() + _SECONDS_TO_HEAR
                 self._ask_who_is_there()
             if monotonic() > deadline:
-                there = len(ranks) - len(missing)
-                raise ClusterError(f"{there} of {len(ranks)} engines registered within {timeout:g} s")
+                there = f"{len(ranks) - len(missing)} of {len(ranks)} engines registered within {timeout:g} s"
+                raise ClusterError(
+                    f"{there}, not {words.ranks(sorted(missing))}; RING_START_TIMEOUT sets how long to wait"
+                )
             sleep(_POLL)
 
     def forget(self, rank: int, formation: int, timeout: float) -> None:
@@ -115,7 +117,9 @@ class Engines:
             if trouble := self.trouble():
                 raise ClusterError(trouble)
             if monotonic() > deadline:
-                raise ClusterError(f"the controller has not removed engine {rank} within {timeout:g} s")
+                raise ClusterError(
+                    f"the controller has not removed engine {rank} within {timeout:g} s; try `%ring restart`"
+                )
             sleep(_POLL)
 
     def _ask_who_is_there(self) -> None:
@@ -185,7 +189,7 @@ class Engines:
         try:
             return [self._client._engines[self._number(rank)].encode() for rank in ranks]
         except KeyError as error:
-            raise ClusterError(f"the controller has lost the engine of rank {error}") from None
+            raise ClusterError(f"the controller has lost the engine of rank {error}; try `%ring heal`") from None
 
     def call_beside(
         self, function: str, *args: Any, ranks: Sequence[int] | None = None, timeout: float = 2.0

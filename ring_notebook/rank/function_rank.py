@@ -91,7 +91,7 @@ def _pickled(rank: int, result: Any) -> bytes:
     except Exception as error:
         raise TypeError(
             f"rank {rank}: the function returned an object of {type(result).__qualname__} that cannot be pickled "
-            f"({error}); return what can, such as numbers, arrays and dicts of them"
+            f"({error}); return numbers, arrays or dicts of them"
         ) from error
 
 

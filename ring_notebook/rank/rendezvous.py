@@ -341,7 +341,7 @@ def _connect(where: str, secret: bytes, limit: float, deadline: float, who: str)
         if time.monotonic() > deadline:
             raise RingError(
                 f"{who} failed to initialize: expected a rendezvous at {where} within {limit:g} s, got none ({why}); "
-                "call init() on rank 0, which serves where no driver does, and in no process that a rank starts"
+                "call init() on rank 0, which serves if no driver does, and not in processes that a rank starts"
             )
         time.sleep(_PAUSE)
 

@@ -352,8 +352,8 @@ class RendezvousServer(Serving):
             missing = ", ".join(map(str, sorted(set(range(self._size)) - heard)))
             names = "" if -1 in heard else f"; nothing was heard of {'ranks' if ',' in missing else 'rank'} {missing}"
             self._refuse(
-                f"expected {self._size} ranks, got {len(heard)} within the {request!s:.9} s that {_name(member)} waits"
-                f"{names}. RING_START_TIMEOUT sets how long a rank waits"
+                f"expected {self._size} ranks, got {len(heard)} within the {request!s:.9} s for which {_name(member)} "
+                f"waits{names}. RING_START_TIMEOUT sets how long a rank waits"
             )
         elif command == GATHER and self._gathering is not None:
             writers = {one.rank: one.writer for one in self._members}

@@ -141,7 +141,7 @@ def _run(what: ForeignCall, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
         if place:
             raise NotImplementedError(
                 f"{what.kind} in a {place} of a session needs the ops of Ring Notebook, which TensorFlow cannot load: "
-                "by tf.numpy_function, calls of different ranks could not be told apart; call it outside, or in a "
+                "without them, calls of different ranks cannot be matched; call it outside, or in a "
                 "tf.function without a session"
             )
         return _called_back(what, tensors, types)

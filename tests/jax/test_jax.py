@@ -235,7 +235,7 @@ for _ in range(2):
 try:
     hvd.allreduce(whole)
 except ValueError as error:
-    assert "also on those of others" in str(error), error
+    assert "also on devices of others" in str(error), error
 else:
     raise AssertionError("JAX moves such an array")
 print("equal", flush=True)

@@ -106,7 +106,7 @@ class Parser:
             self.noise, found, rest = self._data.partition(MAGIC)
             if not found:
                 if len(self._data) > _NOISE:
-                    raise ValueError(f"no agent answers, but something that prints {self._data[:60]!r}...")
+                    raise ValueError(f"the output of another program: {self._data[:60]!r}...")
                 return
             self._data, self._magic = rest, False
         at = 0

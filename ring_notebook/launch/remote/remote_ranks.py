@@ -247,7 +247,7 @@ class RemoteRanks(HostRanks):
     def _handle_exit(self, rank: int, report: dict[str, Any]) -> None:
         failure = parse_report(json.dumps(report["failure"]).encode())
         if not isinstance(failure, RankFailure) or failure.rank != rank or rank not in self._running:
-            raise ValueError(f"a report of rank {rank} that makes no sense")
+            raise ValueError(f"a report of rank {rank} is invalid")
         self._statuses[rank] = RankStatus(dict(report["times"]))
         self._operations[rank] = unpack(str(report.get("operations", "")))
         self._running.discard(rank)

@@ -105,7 +105,7 @@ class BatchJob:
             guard.stdin.close()
             raise
         if read_text(self.folder / "job") != answer and guard.wait() != 0:
-            raise ClusterError(answer or "the program that submits jobs has ended without a word")
+            raise ClusterError(answer or "the program that submits jobs exited without output")
         self.number = answer
 
     @classmethod
@@ -274,7 +274,7 @@ class BatchCluster:
         """The ranks that a cell will run on. Raises ClusterError for more than the job has."""
         wanted = range(self.job.request.n if n is None else n) if ranks is None else ranks
         if max(wanted) >= self.job.request.n:
-            raise ClusterError(f"expected at most {self.job.request.n} ranks, which {self.job.name} is for")
+            raise ClusterError(f"{self.job.name} has {plural(self.job.request.n, 'rank')}, got rank {max(wanted)}")
         return wanted
 
     def _say(self, line: str) -> None:

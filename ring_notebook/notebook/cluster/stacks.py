@@ -29,8 +29,8 @@ _RANK_SIDE = "ring_notebook.engine.own_stack:tell"
 _STOPPED = "a signal or a debugger has stopped it; `kill -CONT {pid}`, or the debugger, lets it continue"
 _SILENT = "its process does not react to signals: it is ending, or waits in the kernel, as for a disk that is gone"
 _SILENT_THERE = (
-    "it does not answer: it is stopped, or native code holds its interpreter; its log would tell, but {host} does not "
-    "share this disk"
+    "it does not answer: it is stopped, or native code holds its interpreter; its log is on {host}, which does "
+    "not share this disk"
 )
 # A stack ends with our own program, from any path, or after a hundred calls.
 _OUTERMOST = re.compile(r'.*/engine_program\.py", line \d+ in <module>$')

@@ -82,7 +82,7 @@ class SyncedFolder:
                 failed.setdefault(error, []).append(rank)
         if failed:
             message = "; ".join(f"{ranks(where)}: {error}" for error, where in failed.items())
-            raise ClusterError(f"{message}; mend it and run the cell again: the ranks keep what they had")
+            raise ClusterError(f"{message}; fix it and run the cell again: the ranks keep what they had")
         self._stamps = stamps
         reloaded = {name for names, _ in answers for name in names}
         return Synced((*changed, *removed), sent, tuple(sorted(reloaded)), left_out)

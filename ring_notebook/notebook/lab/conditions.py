@@ -56,7 +56,7 @@ def condition(text: str) -> Condition:
     if (found := _BEYOND.fullmatch(words)) and (limit := _number(found[3])) is not None:
         name, compare = found[1], operator.lt if found[2] == "<" else operator.gt
         return Condition(words, lambda view: _beyond(view, name, compare, limit))
-    raise RingError(f"{text!r:.100} is no condition; such are: {', '.join(CONDITIONS)}")
+    raise RingError(f"{text!r:.100} is no condition; expected one of: {', '.join(CONDITIONS)}")
 
 
 def _number(text: str) -> float | None:

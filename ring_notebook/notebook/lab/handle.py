@@ -233,12 +233,12 @@ class Handle:
         return said(f"{log.title}: {found.why}", repr(found.table).splitlines())
 
     def set(self, /, **values: Any) -> Said:
-        """Change knobs, such as ``lr=0.05``, on all ranks behind the same step. Raises as `Run.set`."""
+        """Change knobs, such as ``lr=0.05``, on all ranks after the same step. Raises as `Run.set`."""
         taken = self._running().steer("set", values, self._lab.who or "Lab")
         return said(f"{', '.join(f'{name} = {value}' for name, value in taken.items())} from the next step on")
 
     def pause(self) -> None:
-        """Have all ranks wait behind the same step; returns at once. Raises as `Run.pause`."""
+        """Have all ranks wait after the same step; returns at once. Raises as `Run.pause`."""
         self._running().steer("pause", {}, self._lab.who or "Lab")
 
     def resume(self) -> None:
@@ -257,7 +257,7 @@ class Handle:
         return run.stop(timeout)
 
     def snapshot(self, name: str = "", timeout: float = _SECONDS_TO_KEEP) -> str:
-        """Keep the variables of all ranks behind the next step; returns the name of the snapshot, by default RUN@STEP.
+        """Keep the variables of all ranks after the next step; returns the name of the snapshot, by default RUN@STEP.
 
         Raises RingError as `Run.snapshot`, and when the ranks have not kept them within ``timeout`` seconds.
         """

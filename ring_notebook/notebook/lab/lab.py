@@ -264,7 +264,7 @@ class Lab:
     def start_cluster(self, n: int | None = None) -> Table:
         """Start a cluster of ``n`` ranks. Raises RingError where there is one already."""
         if self.session.cluster is not None or self.session.job is not None:
-            raise RingError("there is a cluster already")
+            raise RingError("a cluster runs already; stop_cluster ends it")
         self.session.cluster = Cluster(n).start()
         return self.status()
 
@@ -305,7 +305,7 @@ def _checked(limits: Limits) -> Limits:
     if min(limits.seconds, limits.steps, limits.samples) < 0:
         raise RingError(f"a limit is 0 or more, got {limits}")
     if limits.keep and not limits.steps:
-        raise RingError("keep needs a limit of steps, behind which it keeps the variables")
+        raise RingError("keep needs a limit of steps; it keeps the variables after the last of them")
     return limits
 
 

@@ -78,7 +78,7 @@ class _Ring:
     def _imported(self) -> Any:
         try:
             if not self._imports and default().face not in sys.modules:
-                raise ImportError("not while names are completed: it takes longer than a front end waits")
+                raise ImportError("not imported while names are completed: it takes too long")
             return import_module(self._module())
         except ImportError as error:  # the framework is missing here; engines may have it
             raise AttributeError(f"ring is for cells that begin with %%ringtrain ({error})") from error

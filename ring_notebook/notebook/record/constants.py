@@ -45,7 +45,9 @@ def with_constants(source: str, values: Mapping[str, Any]) -> str:
     try:
         body = parse(source).body
     except SyntaxError:
-        raise RingError("a cell with other values of its constants has no lines that begin with % or !") from None
+        raise RingError(
+            "a cell that runs with other values of its constants cannot have lines that begin with % or !"
+        ) from None
     places = [(target.id, value) for target, value, _ in _given(body) if target.id in values]
     for name in values:
         if name not in dict(places):

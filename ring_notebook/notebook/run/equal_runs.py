@@ -41,7 +41,7 @@ def compared(before: RunRecord, now: RunRecord, called: tuple[str, str], is_part
                 f"{numbers.get(different[0], 'nothing')} in {run}"
                 for numbers, run in zip((first, second), called, strict=True)
             )
-            parted.append(f"{name} parts at step {step} of rank {rank}: {', '.join(values)}")
+            parted.append(f"{name} differs first at step {step} of rank {rank}: {', '.join(values)}")
         else:
             equal.append(f"{plural(len(first), 'value')} of {name}")
     gradients = compared_gradients(marks_of(before.gradients()), marks_of(now.gradients()))

@@ -183,7 +183,7 @@ class Run:
         self.steer("resume", {}, "run.resume")
 
     def snapshot(self, name: str = "") -> None:
-        """Have all ranks keep their variables behind the same step, the next one; returns at once.
+        """Have all ranks keep their variables after the same step, the next one; returns at once.
 
         The calling cell says later what was kept. Without a name it is called ``RUN@STEP``: only the newest of these
         stay, and the output of the run says what was kept. Raises RingError when the run has ended, or the ranks do not

@@ -111,6 +111,6 @@ class Session:
         titles = ", ".join(run.log.title for run in runs)
         if not runs:
             waits = [one.name for one in self.waiting.cells]
-            why = "a cell without --background ends before the next one begins; change or stop it in its panel"
+            why = "one without --background blocks the notebook while it runs; change or stop it in its panel"
             raise RingError(f"no run is in progress: {f'cell {waits[0]} has not begun' if waits else why}")
         raise RingError(f"no run {name!r} is in progress: {titles}" if not found else f"name one of the runs: {titles}")

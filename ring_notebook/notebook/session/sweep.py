@@ -50,7 +50,7 @@ def sweep(
     is no constant of the cell or is given twice, for too many runs, and what the first run raised when none ended well.
     """
     if options.background or options.setup:
-        raise RingError("--sweep goes without --background and without --setup")
+        raise RingError("--sweep cannot be combined with --background or --setup")
     values = dict(given)
     if twice := [name for name, _ in given if [one for one, _ in given].count(name) > 1]:
         raise RingError(f"--sweep has {twice[0]} twice; give all values of a name together, as in lr=0.1,0.01")

@@ -305,7 +305,7 @@ class TorchCheckpoint(Checkpoint):
         if self._is_sharded:
             raise RingError(
                 f"rank {rank()}: {path} is one file, of a model without prepare(strategy='fsdp') or other shards; "
-                "resume with the model as then, and write a checkpoint with background=True, which also a sharded "
+                "resume with the model as it was, and write a checkpoint with background=True, which also a sharded "
                 "model resumes"
             )
 
@@ -461,7 +461,7 @@ class TorchCheckpoint(Checkpoint):
                 if there is not None and tuple(there.shape) != kept.shape:
                     raise RingError(
                         f"rank {rank()}: {path} has {kept.name} of shape {list(kept.shape)}, the model here has "
-                        f"{list(there.shape)}; make the model as then"
+                        f"{list(there.shape)}; build the model as when it was written"
                     )
                 tensors[kept.name] = _like(one, name, kept) if there is None else there
         random = [f"{_RANDOM}.{one}" for one in (self._turns() if self._logical else [rank() % content["ranks"]])]

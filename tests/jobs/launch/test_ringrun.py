@@ -483,7 +483,7 @@ def test_run_says_which_rank_returned_what_cannot_be_unpickled() -> None:
         def __reduce__(self) -> object:
             return open, ("/nobody/has/this",)
 
-    words = r"^rank 1 of 2 returned what cannot be unpickled here \(FileNotFoundError: "
+    words = r"^rank 1 of 2 returned a value that cannot be unpickled here \(FileNotFoundError: "
     with pytest.raises(RunFailed, match=words):
         run(lambda: Opened() if rank_of_process() == 1 else 0, n=2)
 

@@ -258,8 +258,8 @@ def test_a_wrong_secret(settings: Callable[..., None]) -> None:
         assert "does not know the secret of this process" in str(wrong)
         (alone,) = join(server, 0)
         assert re.search(
-            r"rank 0 failed to initialize: expected 2 ranks, got 1 within the 1.5 s that rank 0 .* waits; nothing was "
-            r"heard of rank 1\. RING_START_TIMEOUT",
+            r"rank 0 failed to initialize: expected 2 ranks, got 1 within the 1.5 s for which rank 0 .* waits; nothing "
+            r"was heard of rank 1\. RING_START_TIMEOUT",
             str(alone),
         ), alone
 

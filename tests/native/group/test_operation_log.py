@@ -276,7 +276,7 @@ def test_what_is_no_log() -> None:
             operations = parse(bytes(data), 0)
             parting(operations)
             complete(as_events(operations))
-    with pytest.raises(ValueError, match="makes no sense"):
+    with pytest.raises(ValueError, match="a log of operations is invalid"):
         unpack("AAAA")
 
 

@@ -226,7 +226,7 @@ def test_tools_and_resources_are_described_and_clusters_managed() -> None:
         assert (await agent("status"))["note"].startswith("there is no cluster; you may read, run, manage")
         assert "at most 1 ranks are allowed, asked for 9" in await agent.error("start_cluster", n=9)
         assert [row[0] for row in (await agent("start_cluster"))["rows"]] == ["0"]
-        assert "there is a cluster already" in await agent.error("start_cluster", n=1)
+        assert "a cluster runs already" in await agent.error("start_cluster", n=1)
 
     as_agent(look, "--start", "1", "--may", "read,run,manage")
 

@@ -250,7 +250,7 @@ def test_stacks_runs_and_what_is_not_there(lab: Lab) -> None:
     sound(lab.runs())
     with pytest.raises(RingError, match="no run 'nobody'"):
         lab.find("nobody")
-    with pytest.raises(RingError, match="'soon' is no condition; such are: end, step 500"):
+    with pytest.raises(RingError, match="'soon' is no condition; expected one of: end, step 500"):
         run.wait("soon")
     with pytest.raises(ClusterError, match="expected 1 to 2 ranks"):
         lab.run("pass", n=9)

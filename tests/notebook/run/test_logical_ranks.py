@@ -69,10 +69,11 @@ def test_a_record_is_run_again_on_one_rank_and_compared(notebook: Notebook) -> N
     assert "Equal bit by bit: the gradients of 3 steps.\nEqual bit by bit: 12 values of loss" in said, said
     notebook.text(cell.replace("lr=0.1", "lr=0.1 + (ring.size() == 1) * 1e-3"))
     said = "".join(one.get("text", "") for one in notebook.run(REPLAY))
-    assert "Not equal: the gradient of 0.weight, 0.bias, 2.weight and 1 more parts at step 1: logical ranks" in said, (
-        said
-    )
-    assert "Not equal: loss parts at step 1 of rank 0" in said, said
+    assert (
+        "Not equal: the gradient of 0.weight, 0.bias, 2.weight and 1 more differs first at step 1: logical ranks"
+        in said
+    ), said
+    assert "Not equal: loss differs first at step 1 of rank 0" in said, said
     assert (
         "ran on 2 ranks with 4 logical ranks, too few for 5 ranks" in notebook.error(REPLAY.replace("-n 1", "-n 5"))[1]
     )
@@ -102,8 +103,10 @@ def test_a_replay_stops_where_a_gradient_differs(notebook: Notebook) -> None:
     assert reply["status"] == "ok", reply
     assert asked == ["rank 0 (Pdb) "] * 3
     assert all(one in said for one in ("(4, 0)\n", "> Cell(10)<module>()", "->\t    optimizer.zero_grad()")), said
-    assert "Not equal: the gradient of 2.bias parts at step 1: logical rank 2 made other gradients." in said, said
-    assert "Not equal: loss parts at step 1 of rank 2:" in said, said
+    assert (
+        "Not equal: the gradient of 2.bias differs first at step 1: logical rank 2 computed other gradients." in said
+    ), said
+    assert "Not equal: loss differs first at step 1 of rank 2:" in said, said
     assert "Equal bit by bit" not in said, said
     assert "-> loss.backward()" in notebook.text("%ring debug -c w")
     said = notebook.text(REPLAY.replace("-n 1", "-n 2"))

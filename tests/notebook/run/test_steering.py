@@ -81,7 +81,7 @@ def test_all_ranks_take_a_change_at_the_same_step(cluster: Cluster) -> None:
     assert {number: len({one.point for one in each}) for number, each in changes.items()} == {1: 1, 2: 1}
     assert [len(each) for each in changes.values()] == [2, 2]
     assert all("run.set" in one.who and one.action == "set" for one in run.changes)
-    # The rows of both ranks change their values behind the same step.
+    # The rows of both ranks change their values after the same step.
     first = [one for one in run.metrics if one.values["double"] == 0.5]
     assert {row.values["rate"] for row in first} == {0.25}
     assert len({min(row.step for row in first if row.rank == rank) for rank in (0, 1)}) == 1
@@ -218,7 +218,7 @@ def test_the_magics_set_list_and_pause(notebook: Notebook) -> None:
     assert "continues" in notebook.text("%ring resume")
     notebook.text("%ring set end=yes\nrun.wait()")
     assert (
-        "no run is in progress: a cell without --background ends before the next one begins"
+        "no run is in progress: one without --background blocks the notebook while it runs"
         in notebook.error("%ring pause")[1]
     )
     notebook.text("%%ringtrain --replay steered --timeout 60\n" + LOOP)

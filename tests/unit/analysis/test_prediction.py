@@ -161,9 +161,9 @@ def test_a_size_that_was_measured_too_is_held_out_and_compared() -> None:
             4,
             "no run has crossed a network; give the rate of a host's network",
         ),
-        ([run_of(PLAIN, 2, 1)], [2], None, "every size that was measured is to be predicted; measure others too"),
+        ([run_of(PLAIN, 2, 1)], [2], None, "--predict names every measured size; measure at least one other"),
         ([Measured(2, 1.0, 0.0, 0.0, {})], [4], None, "no samples are known; let each step call ring.log(samples=...)"),
-        ([run_of(PLAIN, 1, 1, 8), run_of(PLAIN, 4, 1, 4)], [8], None, "it takes the same global batch for all sizes"),
+        ([run_of(PLAIN, 1, 1, 8), run_of(PLAIN, 4, 1, 4)], [8], None, "expected the same global batch at all sizes"),
         (
             [run_of(PLAIN, 1, 1, slower=9), run_of(PLAIN, 2, 1), run_of(PLAIN, 3, 1)],
             [4],

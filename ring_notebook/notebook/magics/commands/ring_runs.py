@@ -60,7 +60,7 @@ def replay(
     ] = None,
     out: Out = "",
 ) -> str:
-    """Run a cell of an earlier run again, behind its set-up cells, and compare all that it logs, bit by bit.
+    """Run a cell of an earlier run again, after its set-up cells, and compare all that it logs, bit by bit.
 
     On another number of ranks only a training of logical ranks can be equal: raises RingError for any other. Such a
     training ends at the first step whose gradients differ, and the text says which.

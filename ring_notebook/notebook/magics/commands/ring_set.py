@@ -17,7 +17,7 @@ def set_knobs(
     session: Session,
     words: Annotated[
         Sequence[str],
-        Option("lr=0.05", "values of knobs, behind the name of a run if there are several", many=True, complete=knobs),
+        Option("lr=0.05", "values of knobs, after the name of a run if there are several", many=True, complete=knobs),
     ] = (),
 ) -> Listing | str:
     """Change knobs of the run in progress, on all ranks at the same step; without values, list them.
@@ -27,7 +27,9 @@ def set_knobs(
     values = dict(word.split("=", 1) for word in words if "=" in word)
     named = [word for word in words if "=" not in word]
     if len(named) > 1:
-        raise RingError(f"%ring set takes values such as lr=0.05, got {' '.join(named)}")
+        raise RingError(
+            f"%ring set takes values such as lr=0.05, and before them the name of one run; got {' '.join(named)}"
+        )
     name = "".join(named)
     if not values:
         log = session.steered(name).log if session.in_progress else session.record(name)

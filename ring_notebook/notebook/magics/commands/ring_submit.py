@@ -20,7 +20,7 @@ def submit(
     requeue: Annotated[bool, Option("--requeue", "when the job starts again, resume the cell")] = False,
     **asked: Any,
 ) -> str:
-    """Run the last cell that trained, behind the --setup cells before it, as a batch job of its own.
+    """Run the last cell that trained, after the --setup cells before it, as a batch job of its own.
 
     Raises RingError when there is no such run, and ClusterError when the batch system rejects the job.
     """

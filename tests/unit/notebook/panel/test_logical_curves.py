@@ -104,5 +104,5 @@ def test_runs_on_other_numbers_of_ranks_are_compared(tmp_path: Path) -> None:
     said = compared(one, two, ("one", "two"))
     assert said == "Equal bit by bit: 40 values of loss, 40 values of samples, 1 value of tested.", said
     said = compared(two, run(tmp_path / "again", 2, logical=2), ("two", "again"))
-    assert "Not equal: loss parts at step 0 of rank 2" in said, said
+    assert "Not equal: loss differs first at step 0 of rank 2" in said, said
     assert "2 values of tested" in said, said
