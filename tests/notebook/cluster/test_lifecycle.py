@@ -203,7 +203,7 @@ time.sleep(60)
     ("broken", "message"),
     [
         ("import sys; sys.exit('libfabric.so.1: cannot open')", r"rank \d on .* exited with code 1"),
-        (HANGS, "0 of 2 engines registered within 2 s, not ranks 0, 1"),
+        (HANGS, "0 of 2 engines registered within 2 s, not ranks 0-1"),
     ],
     ids=["raises", "hangs"],
 )

@@ -170,7 +170,7 @@ def test_slots_follow_the_cores_of_each_rank() -> None:
         ("-np 2 --gpus python x.py", "unrecognized arguments: --gpus"),
         ("--scale 1,x python x.py", "expected numbers of ranks separated by commas, such as 1,2,4, got '1,x'"),
         ("--scale 1,2 -np 2 python x.py", "--scale sets the ranks of each run"),
-        ("--scale 1,2 --elastic python x.py", "each is to stay; it takes no --elastic"),
+        ("--scale 1,2 --elastic python x.py", "which stay the same; leave out --elastic"),
         ("--scale 1,3 -H a:1,b:1 python x.py", "3 ranks need 3 slots, the hosts have 2 slots;"),
         ("--scale 1,2 --link fast python x.py", "expected the rate of a host's network such as 25Gbit"),
         ("--scale 1,2 --repeat 0 python x.py", "--repeat: expected an integer of at least 1, got '0'"),
