@@ -30,7 +30,7 @@ _COUNT = re.compile(r"([1-9]\d*)\s*(step|epoch)s?")
 
 
 class _Rhythm:
-    """When a checkpoint is due, as ``every`` says. Raises ValueError for what it cannot read."""
+    """When a checkpoint is due. Raises ValueError for an ``every`` that is neither a time nor a count."""
 
     def __init__(self, every: str) -> None:
         match = _COUNT.fullmatch("1 epoch" if every == "epoch" else every)
@@ -51,7 +51,7 @@ class _Rhythm:
         self._since = monotonic()
 
     def is_due(self, steps: int, epochs: int, new: int) -> bool:
-        """After ``steps`` and ``epochs``; ``new`` steps were made since the last call, none at the end of an epoch."""
+        """Whether one is due after ``steps`` and ``epochs``; ``new``: steps since the last call, 0 as an epoch ends."""
         if self.seconds and monotonic() - self._since >= self.seconds:
             self._since = monotonic()
             return True
@@ -61,10 +61,10 @@ class _Rhythm:
 
 
 class Checkpoint:
-    """The checkpoints of one training. ``steps``, ``epoch`` and ``batch``, its batches so far, say where it stands.
+    """The checkpoints of one training. ``steps``, ``epoch`` and ``batch`` (in this epoch) say where it stands.
 
-    Rank 0 writes a pickle with the state of each of ``objects``. A class for a framework says what that is in
-    `state_of` and `restored`; the other arguments are those of ``checkpoint``, a function of its face.
+    Rank 0 writes a pickle with the state of each of ``objects``. A subclass for a framework defines this state by
+    `state_of` and `restored`; its face's function ``checkpoint`` documents the other arguments.
     """
 
     _suffix = ".pickle"
@@ -111,43 +111,42 @@ class Checkpoint:
             metrics.watch(best)
 
     def __setstate__(self, attributes: dict[str, Any]) -> None:
-        """Continue in another process than the one that has made it."""
+        """Continue in another process, whose waiting time begins now and which does not watch the metric yet."""
         self.__dict__.update(attributes)
         self._rhythm.restart()
         if self._metric:
             metrics.watch(self._metric)
 
     def state_of(self, one: Any) -> Any:
-        """What is kept of one of the objects."""
+        """The state of ``one`` object, as a checkpoint keeps it."""
         raise NotImplementedError
 
     def restored(self, one: Any, state: Any) -> Any:
-        """One of the objects as `state_of` has kept it: itself, or what takes its place."""
+        """The object ``one`` with this ``state`` from `state_of`: itself, or its replacement."""
         raise NotImplementedError
 
     def ranks_are_equal(self) -> bool:
-        """Whether rank 0 has what all ranks have, so that a checkpoint can be written now."""
+        """Whether all ranks have the same state, so that a checkpoint can be written now."""
         return True
 
     def is_within_step(self) -> bool:
-        """Whether this batch is one of a step that has not been made, so that a checkpoint that is due waits."""
+        """Whether the optimizer step of this batch is still to come: a checkpoint that is due waits for it."""
         return False
 
     def begin_epoch(self) -> None:
-        """The epoch begins, or continues behind `batch`."""
+        """Called before an epoch begins, or continues after `batch` batches."""
 
     def end_epoch(self) -> None:
-        """The epoch has ended."""
         self.epoch += 1
         self.batch = 0
 
     def end_training(self) -> None:
-        """All epochs are done, and the last checkpoint follows."""
+        """Called after all epochs, before the last checkpoint."""
 
     def step(self) -> None:
         """Count a batch that every rank has used, and write a checkpoint where one is due. All ranks call it.
 
-        Of a round of logical ranks the last turn counts.
+        With logical ranks only the last turn of a round counts.
         """
         if (logical := logical_ranks.current()) is not None and logical.is_between:
             return
@@ -156,7 +155,7 @@ class Checkpoint:
         self.write_when_due(1, self.logged())
 
     def epochs(self, total: int) -> Iterator[int]:
-        """The epochs of a training of ``total`` that are left, the first of them as far as it had come."""
+        """The remaining epochs of ``total``; the first one may continue in its middle."""
         while self.epoch < total:
             self.begin_epoch()
             yield self.epoch
@@ -170,20 +169,20 @@ class Checkpoint:
         return metrics.take(self._metric) if self._metric and rank() == 0 else None
 
     def write_when_due(self, new: int, value: float | None) -> None:
-        """Write a checkpoint if one is due after ``new`` steps, or at the end of an epoch: 0.
+        """Write a checkpoint if one is due after ``new`` steps, 0 at the end of an epoch.
 
-        ``value`` is the newest of the metric ``best``.
+        ``value`` is the newest value of the metric ``best``.
         """
         if rank() == 0:
             self._is_due |= self._rhythm.is_due(self.steps, self.epoch, new) | of_run.is_checkpoint_due
             of_run.is_checkpoint_due = False
             self._is_best_due |= self._is_best(value)
             if self._is_best_due:
-                self.end_writing()  # what is kept has to be what was measured; other ranks wait in `_agreed`
+                self.end_writing()  # the best weights must be kept before they change; other ranks wait in `_agreed`
         elif not self._all_write:
             return
         waits = self.steps > 0 and self.is_within_step()  # for the next call of `step`
-        is_due = self._is_best_due or (self._is_due and not waits)  # what is best is kept as it was measured
+        is_due = self._is_best_due or (self._is_due and not waits)
         if self.ranks_are_equal() and self._agreed(not self.is_writing() and is_due):
             self._write(self._agreed(self._is_best_due))
 
@@ -197,18 +196,18 @@ class Checkpoint:
             self._write(self._agreed(self._is_best_due), is_last=True)
 
     def _agreed(self, own: bool) -> bool:
-        """What rank 0 says, where all ranks write."""
+        """Rank 0's ``own``, if all ranks write; else this rank's."""
         if not self._all_write:
             return own
-        # One operation of the ranks, at a place of the loop where all of them are: it cannot meet another one.
+        # All ranks are at the same place of the loop, so this operation cannot match another one.
         return bool(allreduce_numbers([int(own and rank() == 0)], ReduceOp.MAX, "checkpoint is due")[0])
 
     def is_writing(self) -> bool:
-        """Whether a checkpoint is being written in the background, as rank 0 knows it."""
+        """Whether a checkpoint is being written in the background. Only rank 0's answer counts."""
         return False
 
     def end_writing(self) -> None:
-        """Return when rank 0, which calls this, knows of no checkpoint that is being written."""
+        """Return when no checkpoint is being written. Only rank 0 calls this."""
 
     def wait(self) -> None:
         """Return when no checkpoint is being written in the background; all ranks call this."""
@@ -220,7 +219,7 @@ class Checkpoint:
         return True
 
     def _write(self, is_best: bool, is_last: bool = False) -> None:
-        """Write a checkpoint; ``is_last``: nothing is trained behind it."""
+        """Write a checkpoint; ``is_last``: no training follows."""
         self._written = self.steps
         self._is_due = self._is_best_due = False
         target = Path(self.folder, name_of(self.steps, is_best, self._suffix))
@@ -229,7 +228,7 @@ class Checkpoint:
             self.tidy(Found(self.steps, is_best, target))
 
     def content(self) -> dict[str, Any]:
-        """What a checkpoint has in it."""
+        """The content of a checkpoint written now."""
         return {
             "objects": [self.state_of(one) for one in self._objects],
             "steps": self.steps,
@@ -272,7 +271,7 @@ class Checkpoint:
             print(f"Resumed after step {self.steps}, in epoch {self.epoch}, from {path}{remarks}")  # noqa: T201
 
     def remarks(self) -> list[str]:
-        """What is to be known of a training that resumes; empty ones are left out."""
+        """Notes for the user about the resumed training; empty ones are not printed."""
         return []
 
     def set_content(self, content: dict[str, Any], path: Path | str) -> None:
@@ -287,7 +286,7 @@ class Checkpoint:
             metrics.continue_at(_of_all(content["position"], 1 / size()))
 
     def resume_as(self, resume: bool | None) -> None:
-        """Resume from the last checkpoint of the folder, or where ``resume`` is None as the run does."""
+        """Resume from the last checkpoint of the folder, or, if ``resume`` is None, as the run was told to."""
         last = of_run.resume
         if not self._is_of_run or resume is not None:
             there = self._place.found() if rank() == 0 and (resume or (resume is None and last)) else []
@@ -298,9 +297,9 @@ class Checkpoint:
             self.resume(last)
 
     def tidy(self, newest: Found) -> None:
-        """Remove what is beyond ``keep``; of the best ones only the last stays beside them.
+        """Remove checkpoints beyond the newest ``keep`` and the last best one.
 
-        Says on standard error where the place does not let it: ``newest`` is whole.
+        A failure is only reported on standard error, since ``newest`` is whole.
         """
         try:
             self._tidy(newest)
@@ -326,6 +325,6 @@ def is_url(folder: str | os.PathLike[str] | None) -> bool:
 
 
 def _of_all(position: metrics.Position, ranks: float) -> metrics.Position:
-    """A position with the samples of so many ranks, each of which has as many as rank 0."""
+    """``position`` with its samples times the number of ``ranks``, since all ranks have equally many."""
     rows, batch, step, samples, epoch = position
     return rows, batch, step, samples * ranks, epoch

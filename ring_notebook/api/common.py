@@ -45,6 +45,6 @@ __all__ += basics.__all__
 
 
 def absent(face: str, name: str, instead: str) -> AttributeError:
-    """The error for a name that another face has, with what takes its place: for ``__getattr__`` of the module."""
+    """The error for a name that only another face has, with what to use ``instead``: for a module's ``__getattr__``."""
     about = f"; {instead}" if name in ("save", "load") else ""
     return AttributeError(f"module {face!r} has no attribute {name!r}{about}", name=name)

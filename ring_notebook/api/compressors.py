@@ -17,7 +17,7 @@ class Compressor(Protocol):
 
 
 class NoCompression:
-    """Sends tensors unchanged. There is one, which a copy and an unpickled one are too: it is known by ``is``."""
+    """Sends tensors unchanged. A singleton, also after copying and unpickling, so that code can compare by ``is``."""
 
     _one: ClassVar[NoCompression | None] = None
 
@@ -44,7 +44,7 @@ class CastCompression:
     def __init__(
         self, name: str, dtype: Any, float_size: Callable[[Any], int], cast: Callable[[Any, Any], Any]
     ) -> None:
-        """``float_size`` is the size in bytes of a tensor's elements, 0 for others than floating point numbers."""
+        """``float_size`` gives the size in bytes of a tensor's elements, 0 unless they are floating point numbers."""
         self._name, self._dtype, self._float_size, self._cast = name, dtype, float_size, cast
 
     def __repr__(self) -> str:

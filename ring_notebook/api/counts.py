@@ -13,7 +13,7 @@ class Counts:
     """Counts of one rank in the operations of a process set. Subtract earlier counts to get those in between."""
 
     operations: int
-    """Operations carried out: those that match by order, and those by name, of which several may be fused into one."""
+    """Operations carried out, matched by order or by name; several that match by name may be fused into one."""
     gates: int
     """Barriers among the ranks of this host."""
     messages: int

@@ -116,7 +116,7 @@ def run(func: Callable[..., R]) -> Callable[..., R]:
         if not isinstance(state, State):
             raise TypeError(f"{_name_of(func)} takes an elastic.State first, got {type(state).__name__}")
         path = commit_path(func)
-        if world.has_just_joined():  # others who train, and have loaded what was there
+        if world.has_just_joined():  # the other ranks are training, and have loaded the commit
             if path is not None:
                 state.keep_on_disk(path, load=False)
         elif path is not None and state.keep_on_disk(path) and rank() == 0:
@@ -163,9 +163,9 @@ def _train(func: Callable[..., R], state: State, skip_sync: bool, *args: Any, **
 
 
 def commit_path(func: Callable[..., Any]) -> Path | None:
-    """Where ``func`` has its commits on disk, if anywhere.
+    """The file of ``func``'s commits, if they go to disk.
 
-    Another function of its name, or a changed one, has another place, and so has a script that is called otherwise.
+    It differs for another function of this name, a changed one, and a script with another command line.
     """
     run = world.current().run
     folder = config().commit_dir or (".ring/commits" if run is not None else "")
@@ -178,12 +178,12 @@ def commit_path(func: Callable[..., Any]) -> Path | None:
 
 
 def _name_of(func: Callable[..., Any]) -> str:
-    """The name of a function, or of the class of what can be called like one."""
+    """The name of a function, or of the class of another callable."""
     return str(getattr(func, "__name__", type(func).__name__))
 
 
 def _text_of(value: Any) -> str:
-    """What is equal in all processes for the same source, wherever in which file it stands, and for no other."""
+    """A text for ``value`` that depends on its source only: not on the process, the file or the line."""
     if isinstance(value, _CONSTANTS):
         return ascii(value)
     if isinstance(value, (tuple, list)):

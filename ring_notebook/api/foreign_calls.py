@@ -40,7 +40,7 @@ _steps_made = [0]
 
 @dataclass(frozen=True, slots=True)
 class ForeignCall:
-    """A collective on a list of tensors, as one operation where it can be."""
+    """A collective on a list of tensors, as one operation where possible."""
 
     kind: str
     """The name of one of the functions in `_KINDS`."""
@@ -51,26 +51,26 @@ class ForeignCall:
     root: int = 0
     """A global rank."""
     process_set: int = 0
-    """Its number, which is the same on all ranks."""
+    """The number of the process set, equal on all ranks."""
     by_name: bool = False
     """Matches calls of the same name on other ranks, in any order; others match by order."""
     rows: bool = False
-    """Of an allgather or alltoall: after the results come the rows from each rank in each of them."""
+    """For allgather and alltoall: the numbers of rows from each rank follow the results, as more outputs."""
     commits: bool = False
-    """An optimizer step follows: no rank gets a result before all ranks have theirs."""
+    """An optimizer step follows: no rank returns before all ranks have their results."""
     equal_rows: bool = False
-    """Of an allgather or alltoall: all ranks give as many rows, because the shapes of results are known before."""
+    """For allgather and alltoall: all ranks give equally many rows, because the graph fixes the results' shapes."""
 
     def spec(self) -> str:
         """The text for the graph; equal calls have equal texts."""
         return _spec_of(self)
 
     def backward(self) -> ForeignCall:
-        """The collective for the gradient of this one, by the rules of Horovod; see `gradient_scale` too.
+        """The collective for this one's gradient, by Horovod's rules; see also `gradient_scale`.
 
-        All ranks compute one loss, so the gradients of an allgather and of a broadcast are averages, of which an
-        allgather's is that of this rank's rows, and a broadcast's that of the root. Raises RuntimeError where there is
-        no gradient.
+        All ranks compute one loss, so for allgather and broadcast it averages the gradients. The caller then takes
+        this rank's rows (allgather), or uses the average on the root only (broadcast). Raises RuntimeError where there
+        is no gradient.
         """
         name = f"{self.name} gradient" if self.name else ""
         if self.kind in ("allreduce", "reducescatter") and self.op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
@@ -100,7 +100,7 @@ def _spec_of(call: ForeignCall) -> str:
 
 @lru_cache(maxsize=4096)
 def parse(spec: str) -> ForeignCall:
-    """The call of a `ForeignCall.spec`, behind which a line may say where in a graph it is: that becomes its name's."""
+    """The call of a `ForeignCall.spec`. A second line, its place in the graph, is added to its name."""
     text, _, place = spec.partition("\n")
     call = ForeignCall(**json.loads(text))
     return replace(call, name=f"{call.name} {place}") if place else call
@@ -135,14 +135,14 @@ def carry_out(runtime: str, spec: str, tensors: Sequence[tuple[int, Shape, int]]
 
 
 def noted(error: BaseException) -> str:
-    """The text of an error in a collective, by which `original` finds it."""
+    """Remember a collective's error; returns its text, by which `original` finds it."""
     text = f"{type(error).__name__}: {error}"
     _errors.append((text, error))
     return text
 
 
 def original(error: BaseException) -> BaseException | None:
-    """The exception of a collective of which a runtime has made ``error``; None if it is no such one."""
+    """The collective's exception that a runtime has turned into ``error``; None if it was another failure."""
     text = error_text(error)
     return next((known for told, known in reversed(_errors) if told in text), None)
 
@@ -179,7 +179,7 @@ def static_shapes(call: ForeignCall, shapes: Sequence[Shape], process_set: Proce
 
 
 class _Group:
-    """The ranks of a call, and how it is started there."""
+    """The process set of a call, and how its operations are started."""
 
     def __init__(self, call: ForeignCall, process_set: ProcessSet) -> None:
         self.call = call
@@ -189,7 +189,7 @@ class _Group:
 
     @property
     def communicator(self) -> Communicator:
-        """Raises ValueError on a rank that is not in the set, which may only ask whether it is."""
+        """Raises ValueError on a rank that is not in the set."""
         return self.set.communicator
 
     def name(self, index: int, count: int) -> str:
@@ -197,9 +197,9 @@ class _Group:
 
 
 class _Started(ExitStack):
-    """Operations that have ended when the block has, also by an error: the runtime then frees their memory.
+    """At its end, also after an error, the block waits for all operations: the runtime then frees their memory.
 
-    The block raises the error of the first operation that has one.
+    It raises the error of the first operation that failed.
     """
 
     def add(self, work: Work) -> Work:
@@ -248,7 +248,7 @@ def _put_integers(allocate: Allocate, index: int, values: Sequence[int], dtype: 
 
 
 def _allreduce(group: _Group, inputs: Sequence[Buffer], allocate: Allocate) -> None:
-    """Those of one dtype are one operation."""
+    """The tensors of one dtype form one operation."""
     outputs = _like(allocate, inputs)
     parts: dict[DType, list[int]] = {}
     for index, tensor in enumerate(inputs):
@@ -283,7 +283,7 @@ def _allgather(group: _Group, inputs: Sequence[Buffer], allocate: Allocate) -> N
     with _Started() as started:
         for index, tensor in enumerate(inputs):
             shape = tensor.shape or (1,)
-            # Rows without elements bring no bytes: gather their number instead.
+            # Rows without elements have no bytes: gather their number instead.
             sent = Buffer(tensor.address, shape, tensor.dtype) if prod(shape[1:]) else _integers([shape[0]])
             name = group.name(index, len(inputs))
             work = group.communicator.allgather(sent, name=name, blocking=group.blocking, call=whole)
@@ -320,7 +320,7 @@ def _reducescatter(group: _Group, inputs: Sequence[Buffer], allocate: Allocate) 
 
 
 def _alltoall(group: _Group, inputs: Sequence[Buffer], allocate: Allocate) -> None:
-    """Of a tensor, and the rows for each rank if they differ."""
+    """``inputs``: a tensor, and the rows for each rank if they differ."""
     communicator, tensor = group.communicator, inputs[0]
     splits = integers_of(inputs[1]) if len(inputs) > 1 else None
     send = rows_to_send(tensor.shape, splits, communicator.rank, communicator.size)

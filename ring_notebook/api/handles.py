@@ -1,4 +1,4 @@
-"""Handles of asynchronous collectives: poll, synchronize, and names, each of which one operation can use at a time."""
+"""Handles of asynchronous collectives: poll, synchronize, and names, each used by one operation at a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Local steps: what they are set to, and which part of a model is reduced after which of them.
+"""Local steps: their settings, and which part of a model is synced after which step.
 
 Each rank steps on its own gradients. Every ``every`` steps the ranks average how far they have moved from the weights
 that they last had in common, and an outer optimizer, SGD with Nesterov momentum, moves these common weights by the
@@ -21,9 +21,9 @@ class LocalSteps:
     """How ranks step alone: ``sync_every=ring.LocalSteps(50, fragments=4, delay=5)``. Beyond Horovod.
 
     every: local steps between two syncs of the same weights, at least 1.
-    lr, momentum: of the outer optimizer, which is SGD with Nesterov momentum. The DiLoCo paper has a momentum of 0.9,
-        for hundreds of rounds; the default of 0.5 suits short trainings and inner optimizers with momentum of their own
-        too. With ``lr=1, momentum=0`` the weights are averaged.
+    lr, momentum: of the outer optimizer, which is SGD with Nesterov momentum. The DiLoCo paper uses a momentum of 0.9
+        for hundreds of rounds; the default of 0.5 also suits short trainings, and inner optimizers that have momentum.
+        With ``lr=1, momentum=0`` the weights are averaged.
     fragments: parts of the model, each synced ``every`` steps, one after another, so that the link is used evenly.
         A fragment has whole parameters, in their order; a model with few has fewer fragments.
     delay: steps that a rank makes while a fragment is being reduced. Less than the steps between two fragments.
@@ -72,7 +72,7 @@ class LocalSteps:
         return self.fragments == 1 and self.delay == 0 and self.kept == 0
 
     def due(self, position: int, fragments: int) -> int | None:
-        """The fragment, of so many, whose difference is taken behind step ``position`` of a round (from 1)."""
+        """The fragment whose sync begins after step ``position`` (from 1) of a round; None if none does."""
         for number in range(fragments):
             if position == (number + 1) * self.every // fragments:
                 return number
@@ -80,7 +80,7 @@ class LocalSteps:
 
 
 def settings_of(sync_every: int | LocalSteps | None) -> LocalSteps | None:
-    """What ``sync_every`` says: None to reduce gradients at every step. Without it, what the run was started with.
+    """The settings for ``sync_every``, or by default for the run's; None to reduce gradients at every step.
 
     Raises TypeError or ValueError for another value.
     """
@@ -92,9 +92,9 @@ def settings_of(sync_every: int | LocalSteps | None) -> LocalSteps | None:
 
 
 def plan_fragments(sizes: Sequence[int], fragments: int) -> tuple[tuple[int, ...], ...]:
-    """Divide parameters of these ``sizes``, by index and in order, into at most so many fragments of about equal size.
+    """Divide parameters of these ``sizes``, in order, into up to ``fragments`` groups of indices, about equally large.
 
-    Each parameter is in one of them; none is empty.
+    No group is empty.
     """
     total, before = sum(sizes), 0
     parts: list[list[int]] = [[] for _ in range(fragments)]

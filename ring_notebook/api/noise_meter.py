@@ -11,7 +11,7 @@ from ring_notebook.core.communicator import ReduceOp
 
 
 class NoiseMeter:
-    """Measures in every ``every``-th round of a reducer; with ``carry`` the result is added to all logged rows.
+    """Measures every ``every``-th round of a reducer; with ``carry`` all logged rows get the result.
 
     ``batch_size`` is the number of samples of one rank in a backward pass, None while unknown.
     """

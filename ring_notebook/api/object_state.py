@@ -36,11 +36,11 @@ class ObjectState(State):
         self.save()
 
     def content_of(self, value: Any) -> Any:
-        """What is kept of ``value``; it may share memory with it."""
+        """The content of ``value`` to keep; it may share memory with ``value``."""
         return value.state_dict() if _is_stateful(value) else value
 
     def load_content(self, name: str, content: Any) -> None:
-        """Give the value of this name what `content_of` was kept."""
+        """Load ``content``, from `content_of`, into the value of this name."""
         value = getattr(self, name)
         if _is_stateful(value):
             value.load_state_dict(content)
@@ -58,7 +58,7 @@ class ObjectState(State):
     def sync(self) -> None:
         """Take rank 0's values on all ranks, and keep them."""
         own = {name: self.content_of(getattr(self, name)) for name in self._names}
-        # The commits too: a rank may have made one that another, which a death kept from it, has not.
+        # The commits too: a death may have kept some ranks from making the newest one.
         contents, self.commits = broadcast_object((own, self.commits), name="elastic state")
         if rank() != 0:
             self._load(contents)
@@ -66,12 +66,12 @@ class ObjectState(State):
         self.save()
 
     def write(self) -> None:
-        """Put what `save` has kept on disk too, where there is a folder for commits."""
+        """Write what `save` has kept to disk, if there is a folder for commits."""
         if self._path is not None:
             write_on_rank_0(self._path, lambda file: cloudpickle.dump(self._saved, file), private=True)
 
     def keep_on_disk(self, path: Path, load: bool = True) -> bool:
-        """Put commits into ``path`` too. True when rank 0 found one there to ``load``, which now holds on all ranks.
+        """Write commits to ``path`` too. Returns whether rank 0 found one to ``load``; all ranks have then loaded it.
 
         Raises RingError on all ranks when it is damaged, and when another user wrote it: a pickle runs code when it is
         loaded.
@@ -92,11 +92,11 @@ class ObjectState(State):
         return bool(found)
 
     def read_on_all(self, path: Path) -> Any:
-        """What rank 0 reads from ``path``, on all ranks."""
+        """Rank 0 reads ``path``; returns the content on all ranks."""
         return read_on_rank_0(path, cloudpickle.load, private=True)
 
     def remove_from_disk(self) -> None:
-        """Take the commit on disk away: the training has ended."""
+        """Delete the commit on disk: the training has ended."""
         if self._path is not None and rank() == 0:
             self._path.unlink(missing_ok=True)
 

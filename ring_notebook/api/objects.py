@@ -64,9 +64,9 @@ _is_alone = False
 
 @contextmanager
 def without_others() -> Iterator[None]:
-    """A context in which this rank exchanges no objects with others: it gets its own.
+    """A context in which this rank exchanges no objects with others: exchanges return its own.
 
-    For one that joins an elastic job in the middle of a training: the others give it what they have, later.
+    For a rank that joins an elastic job during a training: the others send it their state later.
     """
     global _is_alone
     before, _is_alone = _is_alone, True
@@ -176,7 +176,7 @@ def allreduce_numbers(
 
 
 def are_alike(digest: int, name: str, process_set: ProcessSet, *others: int) -> tuple[bool, list[int]]:
-    """Whether all ranks have the same ``digest``, of 48 bits, and the sums of ``others``; joined ranks have none."""
+    """Whether all ranks but joined ones have the same ``digest`` (48 bits), and the sums of ``others``."""
     parts = [digest >> 24, digest & 0xFFFFFF]  # small enough that int64 holds the sum of their squares
     numbers = [1, *parts, *(part * part for part in parts), *others]
     ranks, *sums = allreduce_numbers(numbers, ReduceOp.SUM, name, process_set)

@@ -13,7 +13,7 @@ from ring_notebook.frameworks import Framework, frameworks
 
 
 def framework_of(value: object) -> Framework | None:
-    """The framework of the first class of ``value`` that belongs to one; a model may be a module of another too."""
+    """The framework of the first class in the MRO of ``value`` that has one: Keras models may be torch modules too."""
     for kind in type(value).__mro__:
         for known in frameworks():
             if known.named_in([kind.__module__]):
@@ -22,7 +22,7 @@ def framework_of(value: object) -> Framework | None:
 
 
 def of_another(function: str, objects: Sequence[Any], own: str) -> Callable[..., Any] | None:
-    """The ``function`` of another face than that of ``own`` to which one of ``objects`` belongs; None without one."""
+    """``function`` of the face that one of ``objects`` belongs to, if it is not the face of ``own``; else None."""
     for one in objects:
         found = framework_of(one)
         if found is not None and found.name != own:
@@ -33,9 +33,9 @@ def of_another(function: str, objects: Sequence[Any], own: str) -> Callable[...,
 
 
 def by_kind(objects: Sequence[Any], kinds: Mapping[str, Callable[[Any], bool]]) -> dict[str, list[Any]]:
-    """The objects of each kind, whose name is a plural; the first kind that takes an object has it.
+    """The objects by kind; keys are plurals. An object belongs to the first kind that takes it.
 
-    Raises TypeError, which names the argument, for an object of none, and without objects.
+    Raises TypeError without objects, and for an object of no kind; the message names the argument.
     """
     *most, last = kinds
     taken = f"{', '.join(most)} and {last}" if most else last
@@ -51,15 +51,15 @@ def by_kind(objects: Sequence[Any], kinds: Mapping[str, Callable[[Any], bool]]) 
 
 
 def in_order(objects: Sequence[Any], prepared: Mapping[int, Any]) -> Any:
-    """The replacements by the ids of ``objects``, in their order; of a single object its own."""
+    """The replacements of ``objects`` in their order, from ``prepared`` by id; a single object's alone, not a tuple."""
     returned = tuple(prepared[id(one)] for one in objects)
     return returned if len(returned) > 1 else returned[0]
 
 
 def furthest(steps: Sequence[int]) -> tuple[int, Sequence[int]]:
-    """The rank that has made the most steps, the first of several, and its steps; ``steps`` are this rank's.
+    """The first rank that has made the most steps, and its steps; ``steps`` are this rank's.
 
-    Rank 0 when the ranks cannot have diverged. All ranks call this and then take that rank's values.
+    Rank 0 when the ranks cannot have diverged. All ranks call this, then take that rank's values.
     """
     if world.disruptions() == 0:
         return 0, steps

@@ -40,7 +40,7 @@ class ProcessSet:
         self._group: Communicator | None = None
 
     def __deepcopy__(self, memo: object) -> ProcessSet:
-        """Itself: a copy of what uses a set uses the same ranks."""
+        """The set itself: copies of objects that use it use the same ranks."""
         return self
 
     @property
@@ -64,7 +64,7 @@ class ProcessSet:
 
     @property
     def in_turn(self) -> Communicator:
-        """`communicator`, for calls of the script itself: after the collectives of programs that it has begun."""
+        """`communicator`, once background programs that the script has started have made their collectives."""
         background_programs.settle()
         return self.communicator
 
@@ -106,7 +106,7 @@ class ProcessSet:
         return ranks.index(rank)
 
     def __reduce__(self) -> Any:
-        """As the set of these ranks: the registered one, if this process has one of them."""
+        """Unpickles as the registered set of these ranks, if the process has one."""
         return _set_of, (None if self is global_process_set else self.ranks,)
 
     def __repr__(self) -> str:
@@ -189,8 +189,8 @@ def process_set_of(number: int) -> ProcessSet:
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     """Register a process set; all ranks must call this, in the same order (Horovod: ``add_process_set``).
 
-    It gets the lowest free number, perhaps that of a set that was removed. Raises ValueError for ranks out of range and
-    for a set whose ranks are registered already.
+    It gets the lowest free number, which a removed set may have had. Raises ValueError for ranks out of range and for a
+    set whose ranks are registered already.
     """
     background_programs.settle()
     current, registered = world.current(), _registered()

@@ -1,4 +1,4 @@
-"""What rank 0 does for all ranks: files that it writes, completely or not at all, and that it reads."""
+"""Files that rank 0 reads, or writes completely or not at all, for all ranks."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def write_on_rank_0(path: Path, write: Callable[[IO[bytes]], object], *, private
 
 
 def read_on_rank_0(path: Path, read: Callable[[IO[bytes]], Any], *, private: bool) -> Any:
-    """What rank 0 does ``read`` from the file at ``path``, on all ranks, which all must call this.
+    """Have rank 0 ``read`` the file at ``path``; returns the result on all ranks. All ranks must call this.
 
-    With ``private`` the file must belong to this user or root, and have a checksum. Where rank 0 cannot read it, it
-    raises the error, RingError for a wrong checksum, and the other ranks RingError.
+    With ``private`` the file must belong to this user or root, and have a checksum. If reading fails, rank 0 raises the
+    error (RingError for a wrong checksum), and the other ranks raise RingError.
     """
     found: Any = None
     reason, failure = "", None
@@ -54,7 +54,7 @@ def read_on_rank_0(path: Path, read: Callable[[IO[bytes]], Any], *, private: boo
 
 
 def from_rank_0(make: Callable[[], Any], name: str) -> tuple[Any, str]:
-    """What ``make`` returns on rank 0, on all ranks, and why it failed; empty where it did not."""
+    """Call ``make`` on rank 0; returns its result on all ranks, and why it failed ("" after success)."""
     made, reason = None, ""
     if rank() == 0:
         try:

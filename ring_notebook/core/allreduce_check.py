@@ -1,7 +1,7 @@
 """A rank of the doctor's measurement: ``python -m ring_notebook.core.allreduce_check SECONDS``.
 
-Rank 0 prints a line of JSON: the numbers of ``ranks`` and ``hosts``; ``rate``, that of an allreduce in ring memory; and
-on one host ``memory``, the rate at which all ranks together read and write. Both are in bytes per second.
+Rank 0 prints a line of JSON: the numbers of ``ranks`` and ``hosts``; ``rate`` of an allreduce in ring memory; and, on
+one host, ``memory``, the rate at which all ranks together read and write. Rates are in bytes per second.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Programs that the runtime of a framework executes in the background, and their place among this rank's collectives.
+"""Programs that a framework's runtime executes in the background, and their place among this rank's collectives.
 
-Such a program has begun when its call returns, and its collectives follow in threads of that runtime. What the script
-calls next must come after them, as on the other ranks, which may have waited for the result.
+The call of such a program returns at once; its collectives follow in threads of the runtime. The script's next
+collective must come after them, as on ranks that have waited for the program's result.
 """
 
 from __future__ import annotations
@@ -27,6 +27,6 @@ def settle() -> None:
 
 
 def _end() -> None:
-    """Wait a last time: after the exit handlers of a runtime there is nothing to wait for."""
+    """Wait a last time, before the exit handlers of the runtime end it."""
     settle()
     _waits.clear()

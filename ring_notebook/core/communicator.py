@@ -139,7 +139,7 @@ class Communicator:
     def know_allreduce(
         self, spec: str, op: ReduceOp, prescale: float, postscale: float, name: str, commits: bool
     ) -> None:
-        """Have the native core carry out allreduces of foreign runtimes that have this text, without Python."""
+        """Have the native core carry out, without Python, allreduces of foreign runtimes with the text ``spec``."""
         core.know_allreduce(spec, self._native, op, prescale, postscale, name, commits, self._timeout)
 
     def start_tensors(
@@ -262,14 +262,14 @@ class Communicator:
     def commit(self, guard: Guard | None = None, *, name: str = "", newest: int = 0) -> BaseException | None:
         """Return when all ranks have called it. On one host it succeeds on all ranks, or raises on all of them.
 
-        A rank gives the number of the newest change that it has received. Where that is not 0, ``guard.agreed`` becomes
-        the least number that a rank has given; 0 while one has joined.
+        ``newest`` is the number of the newest change that this rank has received. Unless it is 0, ``guard.agreed``
+        becomes the least ``newest`` of all ranks, or 0 while a rank has joined.
 
         Sets ``guard.held`` as soon as it succeeds, before another signal can be handled. Returns an exception that
         ended this rank meanwhile, such as the KeyboardInterrupt of a signal, for the caller to raise later; else None.
 
-        Between hosts a host waits half a second after an abort or interrupt for the messages of the others. If they
-        take longer, or a rank or connection dies, ranks of one host may succeed while those of another raise.
+        After an abort or interrupt a host waits half a second for the other hosts' messages. If they take longer, or a
+        rank or connection dies, ranks of one host may succeed while ranks of another raise.
         """
         return self._native.commit(name, newest, self._timeout, guard)
 
@@ -328,11 +328,11 @@ class Communicator:
 
     @property
     def hosts(self) -> int:
-        """The number of hosts that its ranks are on."""
+        """The number of hosts of the group's ranks."""
         return len(set(self._native.host_of))
 
     def mates(self) -> Communicator:
-        """The communicator of the ranks of this group that share ring memory with it: on one host, the group itself.
+        """The communicator of the group's ranks that share ring memory with this rank: on one host, the group itself.
 
         All ranks of this group must call it.
         """
@@ -383,9 +383,9 @@ class Communicator:
         """The present activity of every rank of the group; may be called from any thread at any time.
 
         One dict per rank: ``rank``, ``state`` ("idle", "waiting", "moving", "left"), ``operation``, ``name``,
-        ``sequence``, ``seconds`` (in that state) and ``missing``, the ranks that it waits for. For a rank in an
-        operation of a smaller group, it is that operation. Of the operations by name, only this rank's own are known:
-        the one that has waited for longest is shown, with ``sequence`` 0.
+        ``sequence``, ``seconds`` (in that state) and ``missing``, the ranks that it waits for. The operation may be one
+        of a smaller group. Operations by name are known for this rank only: the one that has waited longest is shown,
+        with ``sequence`` 0.
         """
         entries = {entry["rank"]: entry for entry in _with_missing(self._native.activity())}
         own = self._named_wait()
@@ -426,8 +426,8 @@ class Communicator:
     def counts(self) -> dict[str, Any]:
         """Totals of this rank's operations that match by order, since the group began.
 
-        ``operations``, ``gates`` (barriers within its host), and ``sent``: (messages, bytes) for each host, an empty
-        list where all ranks share one host.
+        ``operations``, ``gates`` (barriers within its host), and ``sent``: (messages, bytes) for each host; empty on
+        one host.
         """
         return dict(zip(("operations", "gates", "sent"), self._native.counts(), strict=True))
 
@@ -459,7 +459,7 @@ def _with_missing(activity: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 ANY = -1
-"""As a source: the rank whose message arrives first."""
+"""The source for messages from any rank."""
 _TAGS = 1 << 31
 
 

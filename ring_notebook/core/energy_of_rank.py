@@ -1,4 +1,4 @@
-"""The counters of energy that this rank reads: each package and GPU of a host is read by one rank of the run."""
+"""The energy counters that this rank reads: one rank of the run reads each CPU package and GPU of a host."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from ring_notebook.machine.gpus import gpus
 
 
 class EnergyOfRank:
-    """Chosen when the generation is open. ``lacks`` says why a counter that this rank should read is not measured."""
+    """This rank's counters, chosen at the first `joules` in a generation. ``lacks``: why one cannot be read."""
 
     def __init__(self) -> None:
         self._counters: dict[str, Packages | Gpu] | None = None
 
     def joules(self) -> dict[str, float]:
-        """Joules by name since the first call in a generation, of what is measured."""
+        """Joules since the first call in a generation, by name of each counter that can be read."""
         if self._counters is None:
             if not world.is_initialized():
                 return {}

@@ -36,9 +36,9 @@ def in_flight() -> Iterator[None]:
 
 
 def interrupt() -> None:
-    """SIGINT has come: end what other threads wait for, on all ranks. Any thread may call it.
+    """After SIGINT: end the collectives that other threads wait in, on all ranks. Any thread may call it.
 
-    A program of the runtime whose collectives never wait for long ends at its next one.
+    If none is waiting, a program of the runtime ends at its next collective.
     """
     core.note_interrupt()
     if _in_flight or core.foreign_calls_in_flight():
@@ -53,8 +53,7 @@ def fail() -> None:
 def watch_interrupts() -> None:
     """From now on call `interrupt` when SIGINT arrives, also while the main thread does not handle signals.
 
-    Only the main thread can begin this. Does nothing where something else watches, such as an engine, which calls
-    `interrupt` itself, or an event loop.
+    Only for the main thread. Does nothing if an event loop, or an engine, which calls `interrupt` itself, watches.
     """
     if current_thread() is not main_thread():
         return

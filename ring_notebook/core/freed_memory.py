@@ -1,4 +1,4 @@
-"""What malloc keeps of the memory that a rank frees, and when it goes back to the machine: `docs/memory.md`."""
+"""Has malloc keep memory that a rank frees, and gives it back to the machine in time: `docs/memory.md`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ring_notebook.config import config
 from ring_notebook.core.native import core
 from ring_notebook.machine.process_life import resident
 
-_LOOK = 0.25  # seconds between two looks at what is left
+_LOOK = 0.25  # seconds between two looks at the machine's free memory
 _LEAST = 1 << 30  # bytes
 
 _keeps = False
@@ -17,7 +17,7 @@ _next_look = 0.0
 
 
 def keep() -> None:
-    """Keep it from now on in a rank that a launcher of ours has started, unless somebody has set what malloc does."""
+    """Keep freed memory from now on, in a rank of our launchers, unless the environment sets options of malloc."""
     global _keeps
     is_set = any(name.startswith("MALLOC_") for name in os.environ) or "glibc.malloc" in os.getenv("GLIBC_TUNABLES", "")
     is_ours = bool(config().status_file) and config().allocator == "ring"
@@ -30,10 +30,10 @@ def give_back() -> None:
 
 
 def give_back_if_little_is_left() -> None:
-    """Give all back where the machine has less left than 1 GiB, or half of what this rank holds.
+    """Give all kept memory back if the machine has less free than 1 GiB or half of what this rank holds.
 
-    For between steps: it looks four times a second at most. A piece that is freed may be a little too small for the
-    next tensor, which is then taken beside it, so that a rank can hold several times what it uses.
+    Called between steps; looks at most four times a second. Needed because freed pieces may be a little too small for
+    the next tensors, so that a rank can hold several times what it uses.
     """
     global _next_look
     if not _keeps or (now := monotonic()) < _next_look:

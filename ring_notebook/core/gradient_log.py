@@ -1,6 +1,6 @@
-"""Marks of the gradients of a run of logical ranks: sent to its notebook, and compared with those of another run.
+"""Marks (hashes) of the gradients of logical ranks: sent to the notebook, and compared with another run's.
 
-It knows no framework. A script keeps none.
+It knows no framework. A script keeps no marks.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class _GradientLog:
         self.end()
 
     def begin(self, run: str, rank: int, expected: bytes, until: int, stop: Callable[[], object]) -> None:
-        """A run of a notebook begins. ``expected``: messages with the marks of another one that it repeats.
+        """Begin a run of a notebook. ``expected``: messages with the marks of the run that it repeats.
 
         ``stop`` is called before the first batch of step ``until``, from 0.
         """
@@ -35,10 +35,10 @@ class _GradientLog:
         self._expected = marks_of(one for one in decode(expected) if isinstance(one, Gradients))
 
     def end(self) -> None:
-        """The run has ended; what it has noted may still be drained."""
+        """End the run; its marks may still be drained."""
         self.is_on = False
         self.steps = 0
-        """That have had gradients, the present one included."""
+        """Steps with gradients, including the present one."""
         self._round = -1
         self._until, self._stop = -1, bool
         self._expected = {}
@@ -47,11 +47,11 @@ class _GradientLog:
 
     @property
     def has_not_stopped(self) -> bool:
-        """Whether the run was to stop before a step, and has not."""
+        """Whether the run has not reached the step before which it is to stop."""
         return self._until >= 0
 
     def before_batch(self) -> None:
-        """The loop is to get the next batch of a logical rank."""
+        """Called before the loop gets the next batch of a logical rank."""
         if self.steps == self._until:
             self._until = -1
             self._stop()
@@ -59,7 +59,7 @@ class _GradientLog:
     def note(self, round_: int, names: Sequence[str], sums: Any) -> None:
         """Note the sums of the gradients ``names``: integers, or a tensor of them on a device.
 
-        Raises ReplayDiffers at the first step that differs from that of the run that this one repeats.
+        Raises ReplayDiffers at the first step that differs from the repeated run's.
         """
         if round_ != self._round:
             self._round, self._own = round_, {}
@@ -91,7 +91,7 @@ class _GradientLog:
 
 
 def _marks(sums: Any) -> list[int]:
-    """Marks of 32 bits, which all bits of the sums decide."""
+    """A hash of 32 bits for each sum; every bit of the sum affects it."""
     values = sums if isinstance(sums, list) else sums.tolist()
     return [(value * 0x9E3779B97F4A7C15 & 0xFFFFFFFFFFFFFFFF) >> 32 for value in values]
 

@@ -29,7 +29,7 @@ from ring_notebook.text.error_text import error_text
 _INLINE = 16 << 10  # bytes up to which memory stays in the file of its rank
 _MOST_REASON = 200  # characters
 _OF_FRAMEWORK = "random numbers of "
-_OF_LOGICAL = "what logical ranks have of their own"  # among the variables, none of which is called so
+_OF_LOGICAL = "what logical ranks have of their own"  # stored among the variables; no variable can have this name
 
 
 class Keeper:
@@ -39,19 +39,19 @@ class Keeper:
     """The framework's name in `ring_notebook.frameworks`."""
 
     def memory_of(self, value: Any) -> Memory | None:
-        """The memory that ``value`` is, which is kept once however many objects share it; None for other objects."""
+        """The memory that ``value`` stands for, kept once for all objects that share it; None for other objects."""
         return None
 
     def with_memory(self, size: int, fill: Callable[[memoryview], object], about: Any) -> Any:
-        """The object for which `memory_of` gave ``about``, with ``size`` bytes that ``fill`` writes."""
+        """The object that `memory_of` described by ``about``, with ``size`` bytes that ``fill`` writes."""
         raise NotImplementedError
 
     def reduced(self, value: Any) -> Any:
-        """As ``__reduce__``, for objects that are kept in another way than pickled; else NotImplemented."""
+        """As ``__reduce__``, for objects that pickle would not keep well; else NotImplemented."""
         return NotImplemented
 
     def unkeepable(self, value: Any) -> str:
-        """What ``value`` is, in words, if it belongs to this process alone, such as a stream of a GPU; else empty."""
+        """What ``value`` is, in words, if no other process can have it, such as a GPU's stream; else empty."""
         return ""
 
     def loses(self, value: Any) -> str:
@@ -68,13 +68,15 @@ class Keeper:
         """Begin the framework's random numbers anew."""
 
     def of_logical_ranks(self) -> tuple[Any, Any] | None:
-        """What belongs to the logical ranks of this rank: objects that are kept with the variables, and what other
-        ranks may get, to be pickled alone. None without logical ranks."""
+        """The state of this rank's logical ranks: objects to pickle with its variables, and a part to pickle alone,
+        which any rank may get. None without logical ranks."""
         return None
 
     def restore_logical_ranks(self, objects: Any, own: Any, of_ranks: Sequence[Any], place: tuple[int, int]) -> None:
-        """Give the logical ranks of this rank, and of so many (``place``), what `of_logical_ranks` has given:
-        ``objects`` and ``own`` on the rank whose variables these are, ``of_ranks`` on all, None where there was none.
+        """Restore the logical ranks of this rank at ``place`` (its rank, and how many ranks) from `of_logical_ranks`.
+
+        ``objects`` and ``own`` are the two parts of the rank whose variables this one has; ``of_ranks`` is the second
+        part of each rank, None where a rank had none.
         """
 
 
@@ -179,9 +181,9 @@ def _knob(name: str, range_: Range, value: Value) -> Knob:
 
 
 def dump(values: Mapping[str, Any], put: Callable[[memoryview], str]) -> Kept:
-    """Pickle variables together, so that they share objects afterwards as they do now; ``put`` keeps memory by name.
+    """Pickle variables together, so that they still share objects afterwards; ``put`` stores memory and names it.
 
-    What cannot be pickled is left out, whatever else refers to it with it.
+    Leaves out variables that cannot be pickled, because of themselves or of an object in them.
     """
     logical = {name: one for name, keeper in _keepers.items() if (one := keeper.of_logical_ranks()) is not None}
     kept = dict(values)
@@ -211,7 +213,7 @@ def dump(values: Mapping[str, Any], put: Callable[[memoryview], str]) -> Kept:
 
 
 def _states() -> dict[str, tuple[Callable[[], Any], Callable[[Any], object]]]:
-    """The states of this process: random numbers, and where its curves are."""
+    """How to read and set the states of this process: random numbers, and the position of its curves."""
     return {"curves": (metrics.position, metrics.hold_position), **_generators()}
 
 
@@ -221,7 +223,7 @@ def random_states() -> bytes:
 
 
 def continue_random(states: bytes, new_rank: int | None = None) -> None:
-    """Continue with what `random_states` has returned, on a rank that was not there with other numbers."""
+    """Continue with the result of `random_states`; a ``new_rank``, which had none then, gets other numbers."""
     Loaded({}, pickle.loads(states), new_rank).use()
 
 
@@ -292,11 +294,11 @@ def _keeper(name: str) -> Keeper:
 def load(
     place: tuple[int, int], ranks: int, read: Callable[[int], bytes], get: Callable[[str, memoryview], None]
 ) -> Loaded:
-    """What `dump` has kept, for this rank of so many (``place``) where ``ranks`` were then; ``read`` gives the content
-    of a rank's file, ``get`` reads memory that ``put`` has kept.
+    """Load what `dump` kept on ``ranks`` ranks, at ``place`` (this rank, and how many there are now). ``read`` returns
+    the content of a rank's file, ``get`` reads memory that ``put`` stored.
 
-    Nothing changes before `Loaded.use`. A rank that was not there has the variables of another one, and random numbers
-    of its own; of logical ranks each has its own on any rank. Raises what unpickling raises.
+    Nothing changes before `Loaded.use`. A rank that did not exist then gets the variables of another one, and random
+    numbers of its own. A logical rank gets its own state on any rank. Raises what unpickling raises.
     """
     rank, _ = place
     own: Mapping[str, Any] = pickle.loads(read(rank % ranks))

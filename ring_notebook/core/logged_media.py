@@ -1,4 +1,4 @@
-"""The pictures, figures, histograms and texts of `log`: each as a display that any page shows."""
+"""Pictures, figures, histograms and texts of `log` as displays that any page can show."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ _TEXT_HEIGHT = 16
 
 
 def bundle(kind: str, value: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Data by MIME type and metadata of a value of one of the kinds of `records.MEDIA`.
+    """Data by MIME type, and metadata, of a value; ``kind`` is one of `records.MEDIA`.
 
-    Raises TypeError that says what the kind takes.
+    Raises TypeError, which says what the kind takes.
     """
     return {"image": _image, "figure": _figure, "histogram": _histogram, "text": _text}[kind](value)
 
 
 def named(kind: str, value: Any) -> Mapping[str, Any]:
-    """The values by name: of a dictionary its own, else one that is called like its kind."""
+    """The values by name: a dictionary as it is; another value gets the name of its kind."""
     return value if isinstance(value, Mapping) else {kind: value}
 
 
@@ -45,7 +45,7 @@ def _image(value: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     if pixels.ndim == 2:
         pixels = pixels[:, :, None]
     colors = (1, 3, 4)
-    # A tensor has its channels first, as PyTorch wants them, and an array last; either also the other way.
+    # PyTorch's tensors have channels first, arrays last; the other way works too.
     first = (
         pixels.ndim == 3 and pixels.shape[0] in colors and (hasattr(value, "detach") or pixels.shape[2] not in colors)
     )
@@ -70,7 +70,7 @@ def _image(value: Any) -> tuple[dict[str, Any], dict[str, Any]]:
 def _png(pixels: Any) -> bytes:
     """Pixels of shape [height, width, 1, 3 or 4] and dtype uint8 as a file."""
     height, width, channels = pixels.shape
-    rows = np.zeros((height, 1 + width * channels), np.uint8)  # each begins with its filter: none
+    rows = np.zeros((height, 1 + width * channels), np.uint8)  # each row begins with its filter, 0: none
     rows[:, 1:] = pixels.reshape(height, -1)
     color = {1: 0, 3: 2, 4: 6}[channels]
     parts = {
@@ -106,7 +106,7 @@ def _histogram(value: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     finite = values[np.isfinite(values)]
     try:
         counts, edges = np.histogram(finite, bins=_BINS)
-    except ValueError as error:  # values as far apart as floats can be
+    except ValueError as error:  # the range of the values overflows
         raise TypeError(f"has no histogram: {error}") from None
     about = f"histogram of {values.size:,} values"
     about += f", mean {finite.mean():.4g}, deviation {finite.std():.4g}" if finite.size else ""
@@ -144,11 +144,11 @@ def _text(value: Any) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _array(value: Any) -> Any:
-    """A tensor of any device and dtype, or anything else with numbers, as an array of this process."""
+    """A tensor of any device and dtype, or anything else with numbers, as a numpy array."""
     if hasattr(value, "detach"):
         value = value.detach().cpu()
         try:
             return np.asarray(value)
-        except TypeError:  # a dtype that numpy has not got, such as bfloat16
+        except TypeError:  # numpy lacks the dtype, such as bfloat16
             return np.asarray(value.float())
     return np.asarray(value)

@@ -1,8 +1,8 @@
-"""Logical ranks: those of an experiment, carried by any smaller number of ranks. It knows no framework.
+"""Logical ranks: the ranks of an experiment, carried by the same or a smaller number of ranks. Knows no framework.
 
 Rank r of p carries L/p consecutive logical ranks of L, or one more where p does not divide L. They take turns: in each
-round every one of them has one batch, and the step of an optimizer is made in the last turn. So a round on one rank is
-what L ranks do at the same time.
+round every one of them has one batch, and the optimizer steps in the last turn. So a round on one rank does what L
+ranks do at the same time.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ class Turn(NamedTuple):
     """A turn that is in progress."""
 
     round: int
-    """Ascending; all turns of a round have the same."""
+    """The round's number, ascending."""
     number: int
-    """From 0; that of the logical rank among those of its rank."""
+    """The index, from 0, of the logical rank among the logical ranks of its rank."""
 
 
 class Follower(Protocol):
-    """What each logical rank has of its own, such as its random numbers."""
+    """Holds one kind of state of each logical rank, such as its random numbers."""
 
     def leave(self, turn: int | None) -> None:
-        """Keep what belongs to the logical rank of ``turn``; for None what belongs to none of them."""
+        """Save the state of the logical rank of ``turn``; None: the state outside of turns."""
 
     def enter(self, turn: int | None) -> None:
-        """Take what was kept of it."""
+        """Restore the state that `leave` saved for ``turn``."""
 
     def draw_again(self) -> None:
         """See `LogicalRanks.draw_again`."""
@@ -53,28 +53,28 @@ class LogicalRanks:
     def __init__(self, number: int) -> None:
         self.number = number
         self.now: Turn | None = None
-        """None outside of rounds."""
+        """The turn in progress; None outside of rounds."""
         self.reductions = 0
-        """Of gradients since this was made; equal on all ranks, and for every number of them."""
+        """Number of gradient reductions since this was made; equal on all ranks, and for any number of ranks."""
         self.stepped: Turn | None = None
-        """The turn in which an optimizer was called last to make its step."""
+        """The last turn in which an optimizer's ``step`` was called."""
         self._rounds = self._divisions = 0
         self.models = 0
-        """That were followed since this was made."""
+        """Number of models followed since this was made."""
         self.reducers: weakref.WeakSet[object] = weakref.WeakSet()
-        """Those of optimizers that average the gradients of these logical ranks."""
+        """The reducers of optimizers that average the gradients of these logical ranks."""
         self._followers: weakref.WeakValueDictionary[str, Follower] = weakref.WeakValueDictionary()
         self.divide()
 
     def __reduce__(self) -> Any:
-        """As so many that are divided among no ranks yet: what each of them has of its own stays behind."""
+        """Unpickles as the same number of logical ranks, divided among no ranks yet and without their state."""
         return _undivided, (self.number, self.models)
 
     def divide(self, place: tuple[int, int] | None = None) -> None:
-        """Divide them among the ranks of the present generation; no round is in progress any more.
+        """Divide them among the ranks of the present generation; a round in progress ends.
 
-        ``place`` is this rank, and of how many, where there is no generation. What logical ranks have of their own does
-        not move with them. Raises as the class.
+        ``place`` (this rank, and how many) replaces the generation. The state of logical ranks does not move with them.
+        Raises as the class.
         """
         rank, ranks = place or (world.current().rank, world.current().size)
         if self.number < ranks:
@@ -84,7 +84,7 @@ class LogicalRanks:
             )
         self.rank, self.ranks = rank, ranks
         self.first, self.turns = self.of_rank(rank)
-        """The first logical rank of this rank, and the turns of a round: how many it has."""
+        """The first logical rank of this rank, and how many it has: the turns of a round."""
         self._divisions += 1
         self.now = None
         step_points.hold(False)
@@ -96,7 +96,7 @@ class LogicalRanks:
         return first, end - first
 
     def check(self) -> None:
-        """Raise RingError where the ranks are no more those among which the logical ranks were divided."""
+        """Raise RingError if the logical ranks were divided among other ranks than the present ones."""
         here = world.current()
         if (here.rank, here.size) != (self.rank, self.ranks):
             raise RingError(
@@ -105,7 +105,7 @@ class LogicalRanks:
             )
 
     def follow(self, name: str, follower: Follower) -> None:
-        """Have ``follower`` hear of turns, in the place of another one of this name. It is not kept alive."""
+        """Tell ``follower`` of turns; it replaces one of this name, and is held weakly."""
         self._followers[name] = follower
 
     def require(self, what: str) -> Turn:
@@ -124,9 +124,9 @@ class LogicalRanks:
 
     @contextmanager
     def loop(self) -> Iterator[Callable[[], Iterator[None]]]:
-        """A loop of rounds; yields a function that gives the turns of the next round.
+        """A loop of rounds; yields a function that yields the turns of the next round.
 
-        Behind it the turn is in progress that was before.
+        After the loop, the turn that was in progress before it continues.
         """
         self.check()
         metrics.note_params(logical_ranks=self.number)
@@ -144,12 +144,12 @@ class LogicalRanks:
         try:
             yield turns
         finally:
-            if division == self._divisions:  # else a failure has left it behind
+            if division == self._divisions:  # else they were divided anew after a failure
                 self.enter(before)
                 step_points.hold(held)
 
     def enter(self, turn: Turn | None) -> None:
-        """Begin a turn, or with None leave them."""
+        """Begin a turn; None: leave the turns."""
         before, self.now = self.now, turn
         step_points.hold(turn is not None)
         metrics.note_turn(None if turn is None else (self.first + turn.number, turn.number))
@@ -161,16 +161,16 @@ class LogicalRanks:
                 follower.enter(entered)
 
     def draw_again(self) -> None:
-        """In the first turn behind a continuation: draw what comes next in the training that is continued.
+        """Restore the random numbers of a resumed training, in its first turn.
 
-        A pass over a loader that begins anew, to go on in its middle, has drawn numbers for its workers.
+        Resuming a loader's pass in its middle has drawn numbers for its workers.
         """
         for follower in list(self._followers.values()):
             follower.draw_again()
 
     @contextmanager
     def shares(self, turn: int) -> Iterator[None]:
-        """A context in which data is divided among the logical ranks, for the one of ``turn``."""
+        """A context in which data is divided among logical ranks, and read for the logical rank of ``turn``."""
         global _share
         before, _share = _share, _Share(self.first + turn, self.number, self)
         try:
@@ -199,7 +199,7 @@ _share: _Share | None = None
 
 
 def number_of(logical: int | None) -> int:
-    """The number of logical ranks of ``prepare(logical=...)``; by default that of the run; 0 for none.
+    """The number of logical ranks for ``prepare(logical=...)``, by default the run's; 0 for none.
 
     Raises TypeError or ValueError for anything but a positive integer.
     """
@@ -214,7 +214,7 @@ def number_of(logical: int | None) -> int:
 
 
 def logical_ranks(number: int) -> LogicalRanks:
-    """Those in use if they are so many on the same ranks; else new ones, in use from now on."""
+    """``number`` logical ranks on the present ranks: those in use if they match, else new ones, now in use."""
     global _current
     known, here = _current, world.current()
     if known is None or (known.number, known.rank, known.ranks) != (number, here.rank, here.size):
@@ -224,25 +224,25 @@ def logical_ranks(number: int) -> LogicalRanks:
 
 
 def in_use() -> LogicalRanks | None:
-    """Those in use, on whatever ranks."""
+    """The logical ranks in use, even if divided among other ranks."""
     return _current
 
 
 def use(logical: LogicalRanks) -> None:
-    """Have these in use from now on."""
+    """Use ``logical`` from now on."""
     global _current
     _current = logical
 
 
 def divided() -> LogicalRanks | None:
-    """Those in use on other ranks, if any, divided among the ranks of this generation. Raises as the class."""
+    """The logical ranks in use, if any, divided anew among the ranks of this generation. Raises as the class."""
     if _current is not None:
         _current.divide()
     return _current
 
 
 def current() -> LogicalRanks | None:
-    """The logical ranks in use on the ranks of this generation."""
+    """The logical ranks in use, if divided among the ranks of this generation; else None."""
     known = _current
     if known is None or not world.is_initialized():
         return None
@@ -289,7 +289,7 @@ def logical_turns(steps: Iterable[T]) -> Iterator[T]:
 
 
 def share_rank() -> int:
-    """The index of the share of data that is being read: this rank's, or that of the logical rank of a turn."""
+    """The index of the share of data to read: this rank, or the logical rank of a turn."""
     return world.current().rank if _share is None else _share.rank
 
 
@@ -298,5 +298,5 @@ def share_size() -> int:
 
 
 def progress() -> float:
-    """A number that changes as soon as all ranks have done something together."""
+    """A number that has changed if the ranks have communicated since the last call."""
     return world.communication() if _share is None else _share.of.reductions

@@ -53,11 +53,10 @@ def _check(ranks: list[int], size: int, own: int) -> None:
 
 
 def agree(place: Place, ranks: list[int], last: int, run: int) -> int:
-    """The number of the generation that ``ranks`` of the job open now.
+    """Agree with ``ranks`` of the job on the number of the generation that they open now; all of them call this.
 
-    All of them must call this; ``last`` is the newest generation that this rank has tried. Ranks that were in other
-    subsets have tried others. Raises CollectiveAborted when one of them has died, or left ``run``. Interruptible, but
-    not where MPI connects the hosts.
+    ``last`` is the newest generation that this rank has tried; ranks that were in other subsets have tried others.
+    Raises CollectiveAborted when one of them has died, or left ``run``. Interruptible, except where MPI connects hosts.
     """
     if len(ranks) == 1:
         return last + 1
@@ -70,10 +69,10 @@ def agree(place: Place, ranks: list[int], last: int, run: int) -> int:
 
 
 def _agree_over_tcp(link: _core.TcpLink, ranks: list[int], own: int, last: int) -> int:
-    """Each tells the first of them its ``last``, which answers with the number after the greatest.
+    """Each rank sends ``last`` to the first one, which answers with the greatest ``last`` plus 1.
 
-    A rank that was interrupted here tries again: of what it has told the newest counts, and an answer to an earlier
-    attempt does not. Raises CollectiveTimeout past ``RING_TIMEOUT``.
+    An interrupted rank tries again: its newest message counts, and it ignores answers to earlier attempts. Raises
+    CollectiveTimeout after ``RING_TIMEOUT``.
     """
     limit = config().timeout
     deadline = monotonic() + limit if limit > 0 else inf

@@ -60,21 +60,21 @@ class _Recorder:
         self.samples = 0.0  # in the batches yielded since the last row
         self.all_samples = 0.0  # in the rows
         self.waited = 0.0
-        self.queued = 0.0  # of these seconds, for a core
+        self.queued = 0.0  # of `waited`: seconds of waiting for a core
         self.flushed = 0.0
         self.progress = (0, 0)
         self.loops: Callable[[str, bool], Callable[[int], None]] | None = None
         self.on_first_row: Callable[[], Callable[[], None]] | None = None
-        self.on_next_step: tuple[int, Callable[[], None]] | None = None  # behind the step of that row
+        self.on_next_step: tuple[int, Callable[[], None]] | None = None  # the step of that row, and a call after it
         self.warmup = 1
         self.first_step: int | None = None
         self.turn: tuple[int, int] | None = None  # the logical rank whose turn it is, and its number on this rank
-        self.of_turns: dict[int, tuple[int, int]] = {}  # by that number: rows and tracked batches of its own turns
-        self.outside = (0, 0)  # rows and tracked batches outside of turns
+        self.of_turns: dict[int, tuple[int, int]] = {}  # rows and batches in turns, by the logical rank's number here
+        self.outside = (0, 0)  # rows and batches outside of turns
         self.latest = 0  # the step of the last row
         self.made = self.points = 0  # steps of this run that have rows, and points that it has passed (`steering`)
         self.epoch: tuple[int, float] | None = None  # the step of the first row with this epoch
-        self.earlier: list[dict[str, float]] = []  # of the run that this one continues, until it is drained
+        self.earlier: list[dict[str, float]] = []  # totals of the run that this one continues, until drained
         self.earlier_samples = 0.0
         self.units: dict[str, str] = {}
         self.new_units: dict[str, str] = {}
@@ -117,18 +117,18 @@ class _Recorder:
         return self.latest if self.step is None else self.step // self.batches_per_step
 
     def next_step(self) -> int:
-        """The first step that is made from now on, as rows are numbered."""
+        """The number that rows of the next step will have."""
         if self.step is not None:
             return self.present_step() + 1
         if not self.made:
             return (self.latest + 1 if self.logged else 0) + self.points
-        return self.latest + 1 + (self.made < self.points)  # a loop may log a step before its point, or behind it
+        return self.latest + 1 + (self.made < self.points)  # a loop may log a step before its point, or after it
 
     def enter(self, turn: tuple[int, int] | None) -> None:
-        """Begin the turn of a logical rank, with its number on this rank; None: go on outside of turns.
+        """Begin the turn of a logical rank, given with its number on this rank; None: leave the turns.
 
-        Rows have the number of the logical rank. Rows and batches are counted as by a rank that has no other one: those
-        outside of turns count for all of them; outside of turns the counts are those of the first one.
+        Rows get the number of the logical rank. Its counts of rows and batches are as if it were the only one: they
+        include those outside of turns. Outside of turns the counts of the first logical rank apply.
         """
         logged, tracked = self.logged, 0 if self.step is None else self.step + 1
         left, entered = (0 if one is None else one[1] for one in (self.turn, turn))
@@ -144,14 +144,14 @@ class _Recorder:
         self.turn = turn
 
     def forget_turns(self) -> None:
-        """Logical ranks are divided anew: all of them count on from where this rank is."""
+        """Logical ranks are divided anew: all of them continue from this rank's counts."""
         self.turn, self.of_turns = None, {}
 
     def show(self, kind: str, step: int | None, values: Any) -> None:
-        """Keep what pages show, up to the limits of a run; a script shows none."""
+        """Keep pictures, figures, histograms or texts, up to the limits of a run; a script keeps none."""
         if not self.attached:
             return
-        from ring_notebook.core import logged_media  # needs numpy, which a script without pictures may do without
+        from ring_notebook.core import logged_media  # imports numpy
 
         if step is None:
             step = self.present_step()
@@ -188,7 +188,7 @@ class _Recorder:
         self.print_latest()
 
     def measure(self) -> None:
-        """Where `ringrun` has started this script: measure its steps, and report them when it ends."""
+        """In a script of `ringrun`: measure its steps, and report them when it ends."""
         if config().warmup:
             from ring_notebook.core.time_spent import ScriptMeter
 
@@ -288,7 +288,7 @@ def watch(name: str) -> None:
 
 
 def take(name: str) -> float | None:
-    """The newest value of a metric that is watched, once; None where there is no new one."""
+    """The newest value of a watched metric; None if there is no new one since the last call."""
     value, _watched[name] = _watched.get(name), None
     return None if value is None or not has_arrived(value, monotonic() + _LAST_WAIT) else float(read(value))
 
@@ -330,7 +330,7 @@ note_turn, forget_turns, next_step = _recorder.enter, _recorder.forget_turns, _r
 
 
 def note_batches_per_step(batches: int) -> None:
-    """From now on the optimizer makes a step of so many batches (gradient accumulation): rows have its steps."""
+    """From now on the optimizer makes one step per ``batches`` (gradient accumulation); rows count its steps."""
     _recorder.batches_per_step = batches
 
 
@@ -340,7 +340,7 @@ def carry(**values: float) -> None:
 
 
 class _Pass:
-    """A loop over `track` in progress. One over numbers (epochs) that has another in it has no steps of its own."""
+    """A loop over `track` in progress. A loop over numbers (epochs) with another loop in it counts no steps."""
 
     def __init__(self, recorder: _Recorder) -> None:
         self._recorder = recorder
@@ -455,11 +455,10 @@ def begin(
 ) -> None:
     """A run starts: drop all rows, then keep every row until it is drained.
 
-    ``on_first_row`` is called before the first row, or with a larger ``warmup`` before the row of the step by which
-    that many steps are done: rows are logged when their steps are. What it returns is called before the first row of
-    the next step: a single row, as of a result, begins no training. ``loops`` is called with the place (``file:line``)
-    of each loop that `track` begins, and whether its total covers all passes over the loader; the function that it
-    returns is called before each step.
+    ``on_first_row`` is called before the row of step number ``warmup``, which is logged when that step is done. The
+    function that it returns is called before the first row of the next step: a single row, such as a result, begins no
+    training. ``loops`` is called with the place (``file:line``) of each loop that `track` begins, and whether its total
+    covers all passes over the loader; the function that it returns is called before each step.
     """
     _recorder.reset()
     _watched.clear()
@@ -469,7 +468,7 @@ def begin(
 
 
 def position() -> Position:
-    """Where the rows of this run are: a step without its row is behind, since what continues makes the next one."""
+    """Where the rows of this run are. A step that has no row yet counts as done: a continuation makes the next one."""
     recorder = _recorder
     samples = recorder.earlier_samples + recorder.all_samples + recorder.samples
     behind = recorder.next_step() - 1 - recorder.latest if recorder.step is None and recorder.made else 0
@@ -477,22 +476,22 @@ def position() -> Position:
 
 
 def hold_position(position: Position) -> None:
-    """Remember where another run was, for a branch of it."""
+    """Remember another run's position, for a branch of it."""
     global _held
     _held = position
 
 
 def continue_held() -> None:
-    """Count on from there: the branch begins."""
+    """Begin the branch: continue at the position of `hold_position`."""
     continue_at(_held)
 
 
 def continue_at(position: Position) -> None:
-    """Count on from the position of another run, so that the curves of both lie over each other."""
+    """Continue counting at another run's position, so that the curves of both lie over each other."""
     recorder = _recorder
     recorder.forget_turns()
     recorder.logged, recorder.step, recorder.latest, recorder.earlier_samples, recorder.epoch = position
-    recorder.first_step, recorder.made = None, 0  # the steps of the other run have warmed up nothing here
+    recorder.first_step, recorder.made = None, 0  # the other run's steps are no warm-up of this one
     recorder.progress = (0 if recorder.step is None else recorder.step + 1, 0)
     earlier = {"samples": recorder.earlier_samples}
     if recorder.epoch is not None:
@@ -511,7 +510,7 @@ def is_attached() -> bool:
 
 
 def set_progress(done: int, total: int) -> None:
-    """Steps of a training that no `track` counts; total 0 when unknown."""
+    """Set the steps of a training that no `track` counts; total 0 when unknown."""
     _recorder.progress = (done, total)
 
 
@@ -521,12 +520,12 @@ def progress() -> tuple[int, int]:
 
 
 def pass_point(points: int) -> None:
-    """All ranks have passed so many points of this run."""
+    """Note that all ranks have passed ``points`` points (`steering`) of this run."""
     _recorder.points = points
 
 
 def totals() -> dict[str, float]:
-    """For the account of this rank's time: seconds that `track` has waited for data, and for a core then; samples."""
+    """Seconds that `track` has waited for data, the part of them spent waiting for a core, and samples."""
     return {"data_wait": _recorder.waited, "queued_for_data": _recorder.queued, "samples": _recorder.all_samples}
 
 
@@ -552,7 +551,7 @@ def drain(run: str, rank: int, limit: float = 0.0) -> list[MetricBatch]:
 
 
 def _units_of(names: Iterable[str]) -> dict[str, str]:
-    """The units of these metrics that no batch has told yet."""
+    """The units of these metrics that no earlier batch has sent."""
     new = _recorder.new_units
     return {name: new.pop(name) for name in names if name in new} if new else {}
 
@@ -588,7 +587,7 @@ def log_params(**values: Any) -> None:
 
 
 def note_params(again: bool = True, /, **values: Any) -> None:
-    """Record values that the cell has not given itself; without ``again`` those that the run does not have yet."""
+    """Record values except those that the cell has logged itself; without ``again`` only new names."""
     global _params_changed
     for name, value in values.items():
         if name not in _params_logged and (again or name not in _params):
@@ -651,7 +650,7 @@ def register_copier(copier: Callable[[Any], DeviceNumber | None]) -> None:
 
 
 def copy_from_device(value: Any) -> Any:
-    """Save ``value``, an array of one number on a device: as a copy on its way to the host, or on its device."""
+    """Copy ``value``, an array of one number on a device: to the host in the background, or else on its device."""
     for copier in _copiers:
         if (number := copier(value)) is not None:
             return number
@@ -677,7 +676,7 @@ def _arrived(value: DeviceNumber) -> bool:
 
 
 def read(value: Any) -> float:
-    """The number; NaN where it has not arrived, or its device has failed."""
+    """The number; NaN if it has not arrived or its device has failed."""
     if type(value) is float:
         return value
     if not hasattr(value, "has_arrived"):

@@ -114,7 +114,7 @@ def data(began: int, ended: int) -> None:
 
 
 def ours() -> None:
-    """The calling thread is about to wait for our core, which counts that itself: cancel a `ForeignWait` around it."""
+    """Cancel a `ForeignWait` around this call: the thread is about to wait for our core, which counts that itself."""
     foreign = _counters.foreign
     if foreign is not None and current_thread() is main_thread():
         foreign.withdraw()
@@ -154,7 +154,7 @@ class ForeignWait:
 
 @contextmanager
 def own_words() -> Iterator[None]:
-    """A context in which errors name operations of another runtime, and not the barriers that stand for them."""
+    """A context in which errors name operations of another runtime instead of the barriers before them."""
     names = "|".join(map(re.escape, GATES))
     try:
         yield

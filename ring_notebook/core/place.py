@@ -1,7 +1,4 @@
-"""The place of this process among the ranks of its job, and how it is found.
-
-One path leads from what all ranks have told to hosts, ring memory and links.
-"""
+"""Finds the place of this process among the ranks of its job: hosts, ring memory and links to other hosts."""
 
 from __future__ import annotations
 
@@ -95,13 +92,14 @@ class Place:
     link: _core.Link | None = None
     """Moves bytes to ranks that do not share ``ring_memory``; addressed by rank. None where there are none."""
     memories: tuple[int, ...] = ()
-    """The ring memory that each rank of the job maps, as an index: its host, or under RING_ALGORITHM=ring itself."""
+    """For each rank of the job, the index of the ring memory that it maps: one per host, or per rank with
+    RING_ALGORITHM=ring."""
     elastic: bool = False
     """Whether the job survives ranks that die."""
     rendezvous: Rendezvous | None = None
-    """Where its ranks have found each other; None for MPI, and where there are no others."""
+    """The rendezvous of the job's ranks; None with MPI, and for a single rank."""
     logs: tuple[str, ...] = ()
-    """The log of the last operations of each rank of the job, a file of its host; empty where it is not known."""
+    """For each rank of the job, the log of its last operations, a file on its host; empty if unknown."""
     leave: Callable[[], None] = lambda: None
     """Gives up the link to other hosts, once no communicator uses it."""
 
@@ -135,7 +133,7 @@ class _MpiRendezvous:
         return values
 
     def formed(self) -> None:
-        unname_shared_memory()  # all have opened it, because they have gathered
+        unname_shared_memory()  # all ranks have opened it: they have gathered since
 
     def close(self) -> None:
         pass
@@ -175,7 +173,7 @@ def find_place() -> Place:
 
 
 def _join(rendezvous: Rendezvous) -> Place:
-    """The place of a process that the ranks of an elastic job take in when they assemble next."""
+    """The place of a process that joins an elastic job at its next assembly."""
     generation = 0
     while True:
         found = rendezvous.assemble([], generation, 0.0)
@@ -224,10 +222,7 @@ def _form(rendezvous: Rendezvous | _MpiRendezvous) -> Place:
 
 
 def _together(rendezvous: Rendezvous | _MpiRendezvous, step: Callable[[], object], last: bool = False) -> list[Any]:
-    """What ``step`` has returned on each rank; where it has failed on one, all raise.
-
-    A rank that raised alone would leave the others waiting for it.
-    """
+    """Call ``step`` on each rank; returns all results. If it fails on one rank, all raise: none waits in vain."""
     value: object = None
     error: Exception | None = None
     try:
@@ -245,14 +240,14 @@ def _together(rendezvous: Rendezvous | _MpiRendezvous, step: Callable[[], object
 
 
 class _Formation:
-    """What a rank makes while the ranks of a job form: the memory of its host, and its link to other hosts."""
+    """Makes the memory of this host, and the link to other hosts, while the ranks of a job form."""
 
     def __init__(self, rendezvous: Rendezvous | _MpiRendezvous) -> None:
         self._rendezvous = rendezvous
         algorithm = "ring" if config().algorithm == "ring" else "auto"
         own = [rendezvous.host, algorithm, config().transport, any(RDMA.glob("*/ports/*")), rendezvous.has_mpi]
         gathered = rendezvous.gather(own)
-        rendezvous.has_mpi = all(one and one[4] for one in gathered)  # not the dead, nor who has taken the place of one
+        rendezvous.has_mpi = all(one and one[4] for one in gathered)  # False with dead or replaced ranks
         # A rank that takes no part counts as one of the first one's host.
         hosts = [(one or gathered[rendezvous.members[0]])[0] for one in gathered]
         order: dict[object, int] = {}
@@ -268,7 +263,7 @@ class _Formation:
         self._listener: socket.socket | None = None
 
     def make(self) -> list[Any]:
-        """Listen, and make the memory of this host, where it takes that; returns the card of this rank."""
+        """Listen and make the memory of this host, where needed; returns the card of this rank."""
         address, memory = None, None
         if self._way == "tcp":
             self._listener = listen("127.0.0.1" if self._apart else self._rendezvous.address)
@@ -293,7 +288,7 @@ class _Formation:
         topology, memory, found = self._topology, self._memory, self._rendezvous
         assert memory is not None
         for mate in range(len(self._mates)):
-            memory.dead(mate)  # from here on a descriptor stands for its process: another one may get its number
+            memory.dead(mate)  # opens a descriptor of its process, because the process number may be reused
         place = Place(
             topology,
             memory,
@@ -313,7 +308,7 @@ class _Formation:
         return place
 
     def close(self) -> None:
-        """The ranks do not form."""
+        """Undo: the ranks do not form."""
         if self._listener is not None:
             self._listener.close()
 
@@ -386,7 +381,7 @@ def _mpi_link(mpi: Any) -> tuple[_core.Link, Callable[[], None]]:
 
 
 def _drain(comm: Any, link: _core.Link) -> None:
-    """Take in the notices that nobody waited for, which some MPIs complain about when they finalize."""
+    """Receive notices that nobody waited for: some MPIs complain about them when they finalize."""
     everyone = comm.Ibarrier()
     deadline = monotonic() + 2.0
     while not everyone.Test() and monotonic() < deadline:

@@ -1,4 +1,4 @@
-"""What the run in progress was started with, for calls of its cell that are not given it themselves."""
+"""Options of the run in progress: the defaults for calls in its cell."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from pathlib import Path
 
 @dataclass
 class RunOptions:
-    """Of a run in a notebook; a script has the defaults."""
+    """The options of a run in a notebook; a script has the defaults."""
 
     checkpoints: Path | None = None
-    """The folder of its checkpoints; a script has none of its own."""
+    """The folder of the run's checkpoints; None in a script."""
     resume: str = ""
-    """The path or URL of a checkpoint; empty for a run that does not resume."""
+    """The path or URL of the checkpoint to resume from; empty for none."""
     sync_every: int = 1
-    """Steps between syncs, for optimizers that are made without a number of their own; 1 to reduce at every step."""
+    """Steps between syncs, for optimizers made without ``sync_every``; 1 to reduce at every step."""
     logical: int = 0
     """Logical ranks; 0 for none."""
     is_checkpoint_due: bool = False
@@ -26,18 +26,18 @@ class RunOptions:
         vars(self).update(vars(RunOptions(Path(checkpoints), resume, sync_every, logical)))
 
     def take(self, name: str) -> int:
-        """The number ``name``, for what is made with it."""
+        """The option ``name``, a number; notes that it has been used."""
         self._taken.add(name)
         number: int = getattr(self, name)
         return number
 
     def is_lost(self, name: str) -> bool:
-        """Whether the run was started with a number ``name`` that nothing has taken."""
+        """Whether the run was started with a number ``name`` that nothing has used."""
         return getattr(self, name) != getattr(RunOptions, name) and name not in self._taken
 
 
 of_run = RunOptions()
-"""Those of the run in progress."""
+"""The options of the run in progress."""
 
 
 def ask_for_checkpoint() -> None:

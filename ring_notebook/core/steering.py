@@ -1,9 +1,8 @@
 """Knobs of this rank, and the changes that its user makes to them: all ranks take a change at the same point of a run.
 
 A point is the end of a step that all ranks have committed to (`step_guard`), or a call of `step`. Changes are numbered
-from 1 in a run, by its rank 0. With each commit a rank says the number of the newest change up to which it has received
-all; the ranks get the least of these numbers, and take the changes up to it when the step is made. A pause and its end
-are changes too.
+from 1 in a run, by its rank 0. With each commit a rank sends the number up to which it has received all changes; the
+ranks get the least of these numbers, and take the changes up to it after the step. A pause and its end are changes too.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ from ring_notebook.protocol.knobs import Range, Value, encoded, made, unknown
 from ring_notebook.protocol.records import PAUSE, RESUME, SET, SNAPSHOT, Change, KnobRecord, Record
 from ring_notebook.text.error_text import error_text
 
-_LOOK = 1.0  # seconds in which a paused rank notices that another one has failed
+_LOOK = 1.0  # seconds between checks of a paused rank whether another one has failed
 
 
 class Knob:
     """A value that its user may change while the cell runs; use it as the number, bool or text that it is.
 
-    ``value`` is the present one. It changes only at the points of a run at which all ranks take a change, so that it
-    is the same on all ranks, and within a step.
+    ``value`` is the present value. It changes only at the points of a run at which all ranks take a change, so it is
+    equal on all ranks, and constant within a step.
     """
 
     __array_ufunc__ = None  # numpy leaves the operation to the methods below
@@ -55,7 +54,7 @@ class Knob:
 
     @property
     def is_own(self) -> bool:
-        """Whether the user's code has made it, and not an optimizer."""
+        """Whether the user's code made it, not an optimizer."""
         return self._read is None
 
     def take(self, value: Value) -> None:
@@ -128,8 +127,8 @@ class _Steering:
 
     def __init__(self) -> None:
         self.knobs: dict[str, Knob] = {}
-        """Those of the run, by name."""
-        self._own: WeakValueDictionary[str, Knob] = WeakValueDictionary()  # those of the user's code
+        """The knobs of the run, by name."""
+        self._own: WeakValueDictionary[str, Knob] = WeakValueDictionary()  # knobs that the user's code made
         self._on_pause: Callable[[bool], object] = bool
         self._on_snapshot: Callable[[Mapping[str, Any], int], object] = lambda _asked, _number: None
         self.begin("", 0)
@@ -142,15 +141,14 @@ class _Steering:
         on_pause: Callable[[bool], object] = bool,
         on_snapshot: Callable[[Mapping[str, Any], int], object] = lambda _asked, _number: None,
     ) -> None:
-        """A run begins, with changes that are ``due`` at points: those of another run, and pauses.
+        """Begin a run with changes that are ``due`` at points: another run's, and pauses.
 
-        Values that are due at point 0 are those that knobs have from the beginning, in place of their first ones.
-        ``on_snapshot`` gets what a snapshot is asked with, and the number of the change; all ranks call it at the same
-        point.
+        Values that are due at point 0 replace the first values of knobs. ``on_snapshot`` gets the request for a
+        snapshot and the number of the change; all ranks call it at the same point.
         """
         self.run, self.rank = run, rank
         self.newest = 0
-        """The changes up to this number have been received."""
+        """All changes up to this number have been received."""
         self.taken = 0
         self.points = 0
         self.is_paused = False
@@ -164,17 +162,17 @@ class _Steering:
         self._next = self._due[0]["point"] if self._due else -1
         self._records: deque[Record] = deque()
         self.knobs = {}
-        for knob in list(self._own.values()):  # of variables that earlier cells have left
+        for knob in list(self._own.values()):  # in variables of earlier cells
             self.add(knob)
 
     def end(self) -> list[Mapping[str, Any]]:
-        """The run ends; returns the changes that no rank has taken."""
+        """End the run; returns the changes that no rank has taken."""
         left = [*self.untaken(), *({**one, "values": {name: one["values"][name]}} for name, one in self._first.items())]
         self.run, self.newest, self.taken, self._next = "", 0, 0, -1
         return left
 
     def add(self, knob: Knob) -> None:
-        """Add a knob to the run, in the place of one of that name."""
+        """Add a knob to the run; replaces a knob of that name."""
         self.knobs = {**self.knobs, knob.name: knob}  # another thread may be reading the old one
         if knob.is_own:
             self._own[knob.name] = knob
@@ -192,7 +190,7 @@ class _Steering:
 
     # --- received ---
     def receive(self, changes: Sequence[Mapping[str, Any]]) -> None:
-        """Receive changes, in any order, some of them again."""
+        """Receive changes, in any order; repeated ones are ignored."""
         with self._arrived:
             for one in changes:
                 if int(one["number"]) > self.newest:
@@ -213,7 +211,7 @@ class _Steering:
 
     # --- taken ---
     def passed(self, agreed: int) -> None:
-        """All ranks are at a point, and have received the changes up to ``agreed``."""
+        """Note that all ranks are at a point and have received the changes up to ``agreed``; take these."""
         self.points += 1
         metrics.pass_point(self.points)
         if self.points == self._next:
@@ -222,7 +220,7 @@ class _Steering:
             self.take(agreed)
 
     def take(self, agreed: int) -> None:
-        """Take the changes up to that number."""
+        """Take the changes up to number ``agreed``."""
         while self.taken < agreed:
             self.taken += 1
             self._make(self._received.pop(self.taken))
@@ -323,7 +321,7 @@ def knob(
 
 
 def _kept(name: str, range_: Range, value: Value) -> Knob:
-    """A knob that was pickled, as of a snapshot: the run has it, unless it has one of that name."""
+    """Unpickle a knob, for instance of a snapshot, and add it to the run unless that has a knob of its name."""
     one = Knob(name, range_, value)
     if name not in steering.knobs:
         steering.add(one)
@@ -331,11 +329,11 @@ def _kept(name: str, range_: Range, value: Value) -> Knob:
 
 
 def change(run: str, action: str, values: Mapping[str, Any], who: str) -> dict[str, Any]:
-    """On rank 0: number a change that the kernel asks for, and return all that ranks may not have received yet.
+    """On rank 0: number a change that the kernel asks for; returns all changes that a rank may not have received yet.
 
     ``values`` are texts, or the values themselves. Returns ``{"changes": [...], "values": {...}}``, or
-    ``{"error": text}`` where a knob does not exist or does not take its value; ``"early"``: whether it may come yet,
-    as the run has made no step.
+    ``{"error": text}`` if a knob does not exist or refuses its value; then ``"early"`` says whether the run has made no
+    step, so that the knob may still come.
     """
     if run != steering.run:
         return {"error": "the run has not begun on rank 0, or has ended", "early": True}
@@ -362,7 +360,7 @@ def change(run: str, action: str, values: Mapping[str, Any], who: str) -> dict[s
 
 
 def receive(run: str, changes: Sequence[Mapping[str, Any]]) -> None:
-    """On the other ranks: take in what rank 0 has numbered."""
+    """On the other ranks: receive the changes that rank 0 has numbered."""
     if run == steering.run:
         steering.receive(changes)
 

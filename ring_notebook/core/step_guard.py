@@ -1,4 +1,4 @@
-"""Optimizer steps that all ranks make or none: the ranks commit to a step, and interrupts wait until it is made."""
+"""Optimizer steps that all ranks make or none: the ranks commit to a step, and interrupts wait until its end."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ring_notebook.core.communicator import Communicator
 from ring_notebook.core.steering import steering
 
 COMMIT = "optimizer step"
-"""The name of the operation, in errors and timelines; that of a prepared optimizer goes on with a number."""
+"""The name of the operation in errors and timelines; prepared optimizers append a number."""
 LONGEST_HOLD = 1.0
 """Most seconds for which an interrupt waits for a step."""
 
@@ -27,8 +27,8 @@ _main = threading.main_thread()
 class StepGuard:
     """Delays interrupts (SIGINT) while ``held``.
 
-    From the first step of a generation to its end it wraps the present handler, Python's own or an engine's. Python
-    handles signals on its main thread only, so steps of other threads need no guard.
+    It wraps the present handler, Python's own or an engine's, from the first step of a generation to the generation's
+    end. Python handles signals on its main thread only, so steps of other threads need no guard.
     """
 
     def __init__(self) -> None:
@@ -40,15 +40,14 @@ class StepGuard:
         self._expired = False  # the signal has waited for LONGEST_HOLD, and was sent again
         self._steps = 0  # number of steps so far
         self.agreed = 0  # the newest change that all ranks had received at the last commit
-        self._committed: Communicator | None = None  # of the step, where all ranks of the world make it
+        self._committed: Communicator | None = None  # of the present step, if all ranks of the world make it
 
     @contextmanager
     def committed(self, communicator: Communicator, name: str = COMMIT) -> Iterator[None]:
         """Commit with the ranks of ``communicator``, then delay interrupts while the block makes the step.
 
-        All ranks give the same ``name``, or CollectiveMismatch is raised.
-
-        Where a rank does not commit, raises the errors of a collective on all ranks, before the block begins.
+        Raises CollectiveMismatch if the ranks' ``name`` differs. If a rank does not commit, all ranks raise the errors
+        of a collective, before the block begins.
         """
         set_aside = self._commit(communicator, name)
         try:
@@ -105,7 +104,7 @@ class StepGuard:
             self._pause(committed)
 
     def alone(self) -> None:
-        """The end of a step of the only rank."""
+        """End a step of the only rank: take received changes."""
         steering.passed(steering.newest)
         while steering.is_paused:
             steering.wait()
@@ -122,7 +121,7 @@ class StepGuard:
 
     def _commit(self, communicator: Communicator, name: str = COMMIT) -> BaseException | None:
         self._committed = None
-        if threading.current_thread() is not _main:  # which alone takes changes
+        if threading.current_thread() is not _main:  # only the main thread takes changes
             return communicator.commit(name=name)
         self._stand_before()
         self.held, self._steps_at = False, None  # an earlier step may have raised
@@ -149,7 +148,7 @@ class StepGuard:
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         assert self._before is not None
         expired, self._expired = self._expired, False
-        if expired and not self._pending:  # the step has ended meanwhile, and has raised the interrupt
+        if expired and not self._pending:  # meanwhile the step has ended and raised the interrupt
             return
         if self.held and not expired and not self._is_left(frame):
             if not self._pending:
@@ -182,10 +181,9 @@ step_guard = StepGuard()
 def step() -> None:
     """The end of a step that no prepared optimizer makes: ranks take changes of knobs here, and wait while paused.
 
-    For loops that reduce by `allreduce` and update parameters themselves, for steps that a compiled graph makes, and
-    for optimizers of a part of the ranks. All ranks of the run call it equally often; it costs one exchange, as an
-    `allreduce` of one number. Beyond Horovod. Raises NotInitializedError before ``init()``, and the errors of a
-    collective.
+    For loops that reduce by `allreduce` and update parameters themselves, for steps of compiled graphs, and for
+    optimizers on a part of the ranks. All ranks of the run call it equally often; it costs as much as an `allreduce` of
+    one number. Beyond Horovod. Raises NotInitializedError before ``init()``, and the errors of a collective.
     """
     communicator = world.current().communicator
     if communicator.size > 1:

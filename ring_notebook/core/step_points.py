@@ -1,7 +1,7 @@
 """The moments between two steps of a training, at which its state can be kept: before the next batch.
 
-A change that all ranks take at the end of a step comes inside ``optimizer.step()``. What the loop does behind that,
-such as a step of a schedule or of another optimizer, belongs to the same batch, so a snapshot waits for the next one.
+All ranks take changes inside ``optimizer.step()``. The loop may do more for the same batch afterwards, such as a step
+of a schedule or of another optimizer, so a snapshot waits for the next batch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _held = False
 
 @contextmanager
 def in_pass() -> Iterator[None]:
-    """A pass over batches, which calls `between_steps` before each one."""
+    """A context for a pass over batches, which calls `between_steps` before each one."""
     global _passes
     _passes += 1
     try:
@@ -37,25 +37,25 @@ def at_next_batch(callback: Callable[[], object]) -> None:
 
 
 def between_steps() -> None:
-    """Tell that what follows the last step has been done; between turns of logical ranks it has not."""
+    """Call the waiting callbacks: the work for the last step is done, unless logical ranks are between turns."""
     freed_memory.give_back_if_little_is_left()
     while _waiting and not _held:
         _waiting.pop(0)()
 
 
 def is_held() -> bool:
-    """Whether logical ranks take turns: a step is made in the last one."""
+    """Whether a turn of a logical rank is in progress, so that `between_steps` calls nothing."""
     return _held
 
 
 def hold(is_held: bool) -> None:
-    """Ignore `between_steps` from now on, or no more."""
+    """Whether `between_steps` is to call nothing from now on."""
     global _held
     _held = is_held
 
 
 def forget() -> None:
-    """The cell has ended: nothing waits any more, and no pass is in progress."""
+    """At the end of a cell: drop waiting callbacks and passes in progress."""
     global _passes, _held
     _waiting.clear()
     _passes = 0

@@ -20,12 +20,12 @@ from ring_notebook.core.energy_of_rank import EnergyOfRank
 from ring_notebook.machine.hardware import cores, throttled
 from ring_notebook.rank.rank_status import report_to_job
 
-_PERIOD = 0.2  # seconds for which what Linux has counted is not read again
-_PAUSE = 0.01  # the same for all counters, while a script logs
+_PERIOD = 0.2  # seconds between two reads of Linux's counters
+_PAUSE = 0.01  # seconds between two reads of all counters, while a script logs
 
 
 class _Linux:
-    """Reads the values of `time_breakdown.OwnTime` since the process began, but its samples; 0 if not counted."""
+    """Reads the values of `time_breakdown.OwnTime`, except samples, since the process began; 0 if not counted."""
 
     def __init__(self) -> None:
         self._collecting = 0.0
@@ -35,7 +35,7 @@ class _Linux:
 
     def _note(self, phase: str, _: dict[str, int]) -> None:
         if phase == "start":
-            self._began = thread_time()  # other processes may have the core meanwhile
+            self._began = thread_time()  # without the time in which other processes use the core
         else:
             self._collecting += thread_time() - self._began
 
@@ -66,7 +66,7 @@ _linux = _Linux()
 
 
 class TimeSpent:
-    """How the time of a run is spent: from its first row, if steps follow, so that set-up does not distort the shares.
+    """How the time of a run is spent: from its first row on if steps follow, so that set-up does not count.
 
     ``totals`` is `metrics.totals`.
     """
@@ -79,32 +79,31 @@ class TimeSpent:
         self.energy = EnergyOfRank()
 
     def moment(self) -> tuple[dict[str, float], float]:
-        """What the rank has counted until now, and when that is, for `begin_training`."""
+        """The counters and the time now, for `begin_training`."""
         _linux.read(fresh=True)
         return self._counters(), monotonic()
 
     def begin_training(self, moment: tuple[dict[str, float], float]) -> None:
-        """The rank has logged its first row at that moment: earlier time no longer counts."""
+        """Count from the ``moment`` of the rank's first row."""
         self._before, self._begun = moment
 
     def end(self) -> None:
-        """The cell has ended: later time does not count."""
+        """Stop counting: the cell has ended."""
         _linux.read(fresh=True)
         self._ended = self.now()
 
     def counted(self) -> dict[str, float]:
-        """The values of `time_breakdown.OwnTime` until now since some moment, and what went to other hosts."""
+        """The present values of `time_breakdown.OwnTime`, since any fixed moment, and what went to other hosts."""
         values = {**_linux.read(), **self._totals()}
         return {**{one.name: values.get(one.name, 0.0) for one in fields(OwnTime)}, **_links()}
 
     def now(self) -> dict[str, float]:
-        """Seconds in collectives and messages, the part of them spent waiting for other ranks, and waiting for data.
+        """Counters since the first row; without a row, since the beginning of the cell.
 
-        ``bubble`` is the wait for messages in that part, ``posted`` the bytes of the tensors in collectives. The values
-        of `time_breakdown.OwnTime` are among them, and the joules of `energy`.
-        `time_breakdown.SENDING` and `time_breakdown.SENT` count what went to ranks of other hosts.
-        ``training`` is the whole time; without a row it is left out, and the others count from the beginning of the
-        cell.
+        ``communication``: seconds in collectives and messages; ``waiting``: the part spent waiting for other ranks;
+        ``bubble``: the part of that spent waiting for messages; ``posted``: bytes of the tensors in collectives;
+        ``training``: the whole time, left out without a row. The values of `time_breakdown.OwnTime`, joules of `energy`,
+        and `time_breakdown.SENDING` and `time_breakdown.SENT` for ranks of other hosts come with them.
         """
         if self._ended is not None:
             return self._ended
@@ -135,8 +134,8 @@ def _links() -> dict[str, float]:
 class ScriptMeter:
     """Measures the steps of a script on this rank, after ``warmup`` of them, for the job that has started it.
 
-    A row is logged when its step is done, so the row of the last step of the warm-up starts the clock, and of several
-    rows in that step, such as those of logical ranks, the last one.
+    A row is logged when its step is done, so the row of the last warm-up step starts the clock; if that step has
+    several rows, such as with logical ranks, its last row.
     """
 
     def __init__(self, warmup: int, gpus: bool, totals: Callable[[], dict[str, float]]) -> None:

@@ -4,11 +4,11 @@
 `launch.merge_traces` merges the ranks' files.
 
 The events' clock is the host's monotonic one. Each rank adds the difference to the wall clock: ranks of one host then
-agree to about a microsecond, ranks of several hosts as well as the clocks of these do.
+agree to about a microsecond, ranks of several hosts as well as the hosts' clocks do.
 
 A rank is a process of the trace and a group is a thread of it: a group carries out one operation at a time, so its
 phases follow one another; a group's operations by name have a thread of their own. Operations that are queued, or wait
-until all ranks have started their name, and messages on their way overlap: they are shown as asynchronous events.
+until all ranks have started their name, and messages under way overlap: they are shown as asynchronous events.
 Another thread shows what the program waits for: an operation ("held", and "held up" while other ranks have not come),
 a message, a group of another backend, data.
 """
@@ -33,13 +33,13 @@ from ring_notebook.text.words import is_gate
 
 # Events of a run in a notebook: some megabytes per rank, which are sent to the kernel.
 _CAPACITY = 3 << 13
-_COUNTS = 1 << 11  # readings of what a rank has counted of itself; of more, every other one goes
+_COUNTS = 1 << 11  # readings of a rank's counters; if there are more, every other one is dropped
 
 _path: Path | None = None
 _file: GrowingTrace | None = None  # this rank's own
 _kept: list[dict[str, Any]] | None = None  # events of generations that have ended, while `record` is in effect
 _training = 0  # when the recorded training began, on the monotonic clock
-_counts: list[tuple[int, Mapping[str, float]]] = []  # since then, for `_kept`
+_counts: list[tuple[int, Mapping[str, float]]] = []  # readings since `_training`, for `_kept`
 
 
 def active() -> bool:
@@ -133,7 +133,7 @@ def begin_training(at: float) -> None:
 
 
 def count(values: Mapping[str, float]) -> None:
-    """Record what this rank has counted until now, those of `TimeSpent.counted`. Any thread may call it."""
+    """Record the present ``values`` of `TimeSpent.counted`. Any thread may call it."""
     if _kept is not None:
         _counts.append((monotonic_ns(), values))
         if len(_counts) > _COUNTS:
@@ -141,7 +141,7 @@ def count(values: Mapping[str, float]) -> None:
 
 
 def take() -> list[dict[str, Any]]:
-    """The events of this rank since `record`, in the generation that was open then and has been closed since."""
+    """This rank's events since `record`, in the generation that was open then; call it after that has closed."""
     global _kept
     events, _kept = _kept or [], None
     return events
@@ -150,8 +150,8 @@ def take() -> list[dict[str, Any]]:
 def last_operations(members: Sequence[int], generation: int) -> list[dict[str, Any]]:
     """The last operations of this rank since ``generation``, for `operation_log.complete`.
 
-    ``members`` are the ranks of the run, by their ranks in the job. The first living rank of a host adds those of ranks
-    there that have died.
+    ``members`` are the run's ranks, numbered as in the job. The first living rank of a host adds the operations of dead
+    ranks there.
     """
     place = world.prepare_host()
     own, mates = place.topology.rank, place.mates
@@ -169,7 +169,7 @@ def last_operations(members: Sequence[int], generation: int) -> list[dict[str, A
 
 
 def tell_operations(run: str) -> list[dict[str, Any]]:
-    """`last_operations` of ``run``, if this rank executes it now; for a kernel that asks beside the cell."""
+    """`last_operations` of ``run``, if this rank executes it now; for a kernel that asks while the cell runs."""
     members, generation = world.run_members(run)
     return last_operations(members, generation) if members else []
 
@@ -179,7 +179,7 @@ def _keep() -> None:
         current = world.current()
         ahead = _clock_offset()
         recorded, waits = current.communicator.recorded(), other_waits.take()
-        # Of a longer training the oldest events are lost: the shares are those of the time that is known.
+        # A long training has lost its oldest events: count from the oldest that is left.
         known = [min(begin for begin, *_ in recorded)] if len(recorded) >= _CAPACITY else []
         known += [min(wait.begin for wait in waits)] if len(waits) >= other_waits.KEPT else []
         _kept.extend([*_head(current.rank), *_labels(current.rank, _transport(current))])
@@ -258,7 +258,7 @@ def _write(path: Path, events: list[dict[str, Any]]) -> None:
     """Write everything, or nothing and a line on stderr: a full disk must not fail a training at its end."""
     try:
         if path.is_file():
-            path.unlink()  # until now it was a second name of rank 0's own file
+            path.unlink()  # it was a second name of rank 0's own file
         path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
     except OSError as error:
         report_unwritten(path, error)
@@ -286,7 +286,7 @@ class GrowingTrace:
         self._size = len(_BEGIN)
         self._closing = Event()
         try:
-            path.unlink(missing_ok=True)  # it may have a second name, from a job that was killed
+            path.unlink(missing_ok=True)  # a killed job may have left it with a second name
             self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
             os.pwrite(self._file, _BEGIN + _END, 0)
             self._add(begin)
@@ -332,7 +332,7 @@ class GrowingTrace:
     def _show(self) -> None:
         if self._shown is None or (self._shown.exists() and not self._shown.is_file()):  # a device
             return
-        with suppress(OSError):  # a file system without links: then there is only `path` while it grows
+        with suppress(OSError):  # a file system without links: there is only `path` while it grows
             self._shown.unlink(missing_ok=True)
             os.link(self._path, self._shown)
 
