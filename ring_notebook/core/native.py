@@ -92,7 +92,7 @@ def options(*, warns: bool = True) -> core.Options:
 
 @lru_cache(maxsize=1)
 def operation_log() -> core.OperationLog:
-    """Where this process keeps its last operations, in all its generations."""
+    """The log of this process's last operations, in all its generations."""
     return core.OperationLog(config().operations_file)
 
 
@@ -148,9 +148,9 @@ def has_devices() -> bool:
 
 
 def knows_transport(transport: tuple[str, str], rank: int) -> bool:
-    """Whether the ranks of a group have agreed on what moves tensors on devices (`Communicator.device_transport`).
+    """Whether the ranks of a group have agreed on a transport for tensors on devices (`Communicator.device_transport`).
 
-    The first rank warns where it is host memory and RING_DEVICE does not ask for it.
+    The first rank warns if it is host memory and RING_DEVICE does not ask for that.
     """
     kind, reason = transport
     if kind == "host" and rank == 0 and config().device == "auto":

@@ -102,8 +102,8 @@ class TimeSpent:
 
         ``communication``: seconds in collectives and messages; ``waiting``: the part spent waiting for other ranks;
         ``bubble``: the part of that spent waiting for messages; ``posted``: bytes of the tensors in collectives;
-        ``training``: the whole time, left out without a row. The values of `time_breakdown.OwnTime`, joules of `energy`,
-        and `time_breakdown.SENDING` and `time_breakdown.SENT` for ranks of other hosts come with them.
+        ``training``: the whole time, left out without a row. Also the values of `time_breakdown.OwnTime`, the joules of
+        `energy`, and `time_breakdown.SENDING` and `time_breakdown.SENT` for ranks of other hosts.
         """
         if self._ended is not None:
             return self._ended

@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
 _FEW = 8
 _never_freed: list[object] = []
-"""Memory that a kernel may still touch which nothing has been able to end."""
+"""Memory that a kernel on a device, which could not be ended, may still touch."""
 
 
 class Call:
-    """The operations that one call of a user starts, as many on every rank.
+    """The operations that one call of a user starts, equally many on every rank.
 
-    Ranks that start different numbers learn it in the first operation, a mismatch; the others then fail with it.
+    If the numbers differ, the first operation raises CollectiveMismatch, and the others fail with it.
     """
 
     __slots__ = ("_first", "operations")
@@ -29,11 +29,11 @@ class Call:
         self._first: _core.Work | None = None
 
     def place(self) -> tuple[int, _core.Work | None]:
-        """What the core needs to know of the group with its next operation."""
+        """The number of operations and the first one, which the core gets with the next operation."""
         return self.operations, self._first
 
     def started(self, native: _core.Work) -> None:
-        """Note an operation of it, which has been started."""
+        """Note a started operation of this call."""
         if self._first is None:
             self._first = native
 
@@ -46,16 +46,15 @@ class Work:
     def __init__(self, native: _core.Work, keep: Any, stream: int | None = None) -> None:
         self._native = native
         self._keep = keep  # the memory that the operation reads and writes
-        self.waited = False  # in host memory, and `wait` has ended: what takes less time to ask than `done`
-        self._stream = stream  # that of its tensors; None where they are in host memory
+        self.waited = False  # whether `wait` has ended, in host memory only; faster to ask than `done`
+        self._stream = stream  # the tensors' stream; None in host memory
 
     def wait(self, timeout: float | None = None, stream: int | None = None) -> None:
         """Return when the operation has completed, or raise its error.
 
-        That of tensors on a device has been launched when this returns: what comes next on ``stream`` (that of the
-        tensors, or another one given here) waits for it, and the host does not.
-        Interruptible; releases the GIL. ``timeout`` is in seconds and raises CollectiveTimeout (which aborts the
-        generation: a timed-out operation cannot be taken back).
+        With tensors on a device it returns when the operation is launched: later work on ``stream`` (by default the
+        tensors' stream) waits for it, the host does not. Interruptible; releases the GIL. Raises CollectiveTimeout
+        after ``timeout`` seconds, which aborts the generation: a timed-out operation cannot be taken back.
         """
         if self._stream is None:
             try:
@@ -85,14 +84,11 @@ class Work:
         return self._native.done()
 
     def ended(self) -> bool:
-        """Whether an operation on a device is known to have ended, without a look at the device, which is slow.
-
-        The thread that carries out operations looks. The same as `done` for other operations.
-        """
+        """As `done`, but does not ask the device, which is slow: the thread that carries out operations asks it."""
         return self.done() if self._stream is None else self._native.ended()
 
     def keep_forever(self) -> None:
-        """Where the operation has failed and left a kernel that may touch its memory, never free that."""
+        """If the operation has failed and left a kernel that may touch its memory, never free that memory."""
         if self._stream is not None and self._keep is not None and self._native.must_keep():
             _never_freed.append(self._keep)
             self._keep = None
@@ -102,9 +98,9 @@ class Work:
         return memoryview(self._native.output())
 
     def device_output(self) -> _core.DeviceOutput:
-        """The same of tensors on a device, once launched: memory that is freed with the object, in the stream's order.
+        """As `output`, of tensors on a device, once launched: device memory that is freed with the object.
 
-        It is freed on the stream of the tensors, so another stream that reads it must have done so by then.
+        It is freed on the tensors' stream: another stream must have read it by then.
         """
         return self._native.device_output()
 
@@ -113,7 +109,7 @@ class Work:
         return self._native.counts()
 
     def placed(self) -> bool:
-        """Whether all of it lies in the outputs that were given (allgather, alltoall); else it is in `output`."""
+        """Whether the given outputs hold the whole result (allgather, alltoall); else `output` does."""
         return self._native.placed()
 
     def last_rank(self) -> int:
@@ -125,29 +121,29 @@ HeldWork: TypeAlias = "Work | _core.TensorWork"
 
 
 class HeldWorks:
-    """Handles of operations under way: to drop one must not drop the memory under its operation."""
+    """Keeps handles of operations under way, because their memory must outlive a dropped handle."""
 
     __slots__ = ("most", "works")
 
     def __init__(self) -> None:
         self.works: list[HeldWork] = []
         self.most = _FEW
-        """So many may be in `works` before who adds one that leaves it by itself, in `wait`, calls `prune`."""
+        """Length of `works` beyond which `Communicator.start_tensors`, whose works leave it in `wait`, prunes."""
 
     def hold(self, work: HeldWork) -> None:
-        """Keep its memory until it is done, and let go of what is."""
+        """Keep the memory of ``work`` until it is done."""
         self.prune()
         self.works.append(work)
 
     def prune(self) -> None:
-        """Let go of what is done, whether anybody has waited for it or not."""
+        """Drop operations that are done, even if nobody has waited for them."""
         for held in self.works:
             held.keep_forever()
         self.works[:] = [held for held in self.works if not held.waited and not held.ended()]
         self.most = max(_FEW, 2 * len(self.works))
 
     def end(self, native: _core.Communicator, why: str) -> None:
-        """Return when nothing touches the memory. Aborts the generation of ``native`` over what is not launched."""
+        """Return when nothing touches the memory. Aborts the generation of ``native`` if one is not launched yet."""
         pending = [work for work in self.works if not work.done()]
         if any(not work.launched() for work in pending):
             native.abort(f"{why} with operations under way")
@@ -157,7 +153,7 @@ class HeldWorks:
         self.clear()
 
     def clear(self) -> None:
-        """Let go of all; none of them is under way."""
+        """Drop all operations; none is under way."""
         for work in self.works:
             work.keep_forever()
         self.works.clear()

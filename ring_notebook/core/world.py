@@ -43,7 +43,7 @@ class World(Topology):
 
 _PACKAGE = f"{Path(__file__).parents[1]}/"
 _NO_RUN = 1 << 63
-"""Number of the run that ranks outside of runs, like those of a script, leave when they end."""
+"""Run number of ranks outside of runs, as in a script."""
 
 
 @dataclass
@@ -52,10 +52,10 @@ class _State:
 
     place: Place | None = None
     process: int = 0
-    """Id of the process that has the place; a fork of it has none."""
+    """Id of the process that ``place`` belongs to; a forked process has none."""
     world: World | None = None
     narrowed: list[World] = field(default_factory=list)
-    """Parts of the world, each a part of the one before, whose ranks work without the others."""
+    """Nested parts of the world whose ranks work without the others."""
     generation: int = 0
     at_open: list[Callable[[], object]] = field(default_factory=list)
     at_close: list[Callable[[], object]] = field(default_factory=list)
@@ -77,15 +77,15 @@ _state = _State()
 
 
 def prepare_host() -> Place:
-    """Find this process's place, once; all ranks of the job call it. `init` and `open_run` need it."""
+    """Find this process's place, once, for `init` and `open_run`; all ranks of the job call it."""
     return _state.place or _settle(find_place())
 
 
 def form(formation: int, members: Sequence[int], size: int = 0) -> None:
     """Form ``members`` of the job anew. All of them call this with the same ``formation``, greater than any before.
 
-    The job has ``size`` ranks then, or as many as before. They use new ring memory; tensors in the old one stay valid.
-    Ranks keep their numbers; ranks that are not members count as absent. Needs our supervisor. Raises RingError when a
+    The job then has ``size`` ranks, by default as many as before, in new ring memory; tensors in the old one stay
+    valid. Ranks keep their numbers; other ranks than members are absent. Needs our supervisor. Raises RingError when a
     member dies meanwhile.
     """
     try:
@@ -114,7 +114,7 @@ def _settle(place: Place) -> Place:
 
 
 def _give_memory_back(place: Place) -> None:
-    """Give freed memory back to the machine: ring memory, and what malloc has kept for the generation."""
+    """Give freed memory back to the machine: ring memory, and memory that malloc has kept."""
     place.ring_memory.trim()
     freed_memory.give_back()
 
@@ -126,7 +126,7 @@ def has_mpi() -> bool:
 
 
 _RANK = "RING_PROCESS_OF_RANK"
-"""The variable by which what a rank starts knows that it is no rank itself."""
+"""The variable that tells processes started by a rank that they are no ranks."""
 
 
 def _is_spawned_by_rank() -> bool:
@@ -141,7 +141,7 @@ def _is_spawned_by_rank() -> bool:
 
 
 def init(comm: RanksOrComm | None = None) -> None:
-    """Open a generation over all ranks of the run, or outside of runs of the job; or over ``comm`` (Horovod: ``init``).
+    """Open a generation over all ranks of the run, or of the job outside of runs, or over ``comm`` (Horovod: ``init``).
 
     ``comm`` is None, a list of ranks of the run or job, or an mpi4py communicator; this process must be in it. Does
     nothing when a generation is open that has not been aborted. An elastic job leaves out dead ranks and numbers the
@@ -182,7 +182,7 @@ def init(comm: RanksOrComm | None = None) -> None:
 def _open_with_the_living(place: Place, rendezvous: Rendezvous, ranks: list[int]) -> None:
     """Open a generation over the living ranks, which the supervisor knows on every host; repeat if one dies meanwhile.
 
-    Processes that wait to be taken in are; all form with them before.
+    Waiting processes are admitted: all ranks first form again, with them.
     """
     while True:
         generation, ranks, formation, size = rendezvous.assemble(ranks, _state.generation, config().timeout)
@@ -201,13 +201,13 @@ def _open_with_the_living(place: Place, rendezvous: Rendezvous, ranks: list[int]
 
 
 def is_joining() -> bool:
-    """Whether `has_just_joined` is still to say so."""
+    """Whether the next call of `has_just_joined` returns True."""
     rendezvous = _state.place and _state.place.rendezvous
     return bool(rendezvous and rendezvous.joins)
 
 
 def has_just_joined() -> bool:
-    """Whether the others of an elastic job had formed without this process, and have taken it in; True once."""
+    """Whether this process has joined an elastic job that had formed without it; True once."""
     rendezvous = _state.place and _state.place.rendezvous
     joined = bool(rendezvous and rendezvous.joins)
     if rendezvous and joined:
@@ -216,7 +216,7 @@ def has_just_joined() -> bool:
 
 
 def is_updated() -> bool:
-    """Whether processes wait to be taken into the job, which happens when all ranks call `init` again."""
+    """Whether processes wait to join the job, which they do when all ranks call `init` again."""
     rendezvous = _state.place and _state.place.rendezvous
     return bool(rendezvous and rendezvous.is_updated())
 
@@ -366,7 +366,7 @@ def fail(error: BaseException) -> None:
 
 
 def _note(what: str, tb: TracebackType | None = None) -> None:
-    """Keep in the log of operations what this rank does besides, where ``tb`` ends outside of this package."""
+    """Note ``what`` in the log of operations, with the last line of ``tb`` outside of this package."""
     file, function, line = "", "", 0
     for frame, number in walk_tb(tb):
         if not frame.f_code.co_filename.startswith(_PACKAGE):
@@ -448,15 +448,15 @@ def communication() -> float:
 
 
 def waiting() -> float:
-    """The part of `communication` in which this rank waited for other ranks to call the operation, in seconds."""
+    """The part of `communication`, in seconds, in which this rank waited for other ranks to call the operation."""
     world = _state.world
     return _state.waited + (0.0 if world is None else world.communicator.seconds_spent()[1])
 
 
 def sent() -> dict[int, tuple[float, int]]:
-    """Seconds in which data was on its way to a rank of another host, and the bytes that it has, by rank of `current`.
+    """By rank of `current` on another host: seconds in which data was on its way to it, and the bytes that it has got.
 
-    As the kernel counts them for connections of TCP since they were made; empty over other links.
+    Linux counts them since a TCP connection was made; empty over other links.
     """
     if _state.place is None or _state.world is None or not isinstance(_state.place.link, core.TcpLink):
         return {}

@@ -31,7 +31,7 @@ def _cast(tensor: Tensor, dtype: Any) -> Tensor:
 
 
 class GradientCompression:
-    """Base of what no allreduce can add up in its own form, and what keeps an error until the next step."""
+    """Base of compressions that no allreduce can add up, and that keep their error until the next step."""
 
     def compress(self, tensor: Any) -> NoReturn:
         """Raises TypeError, always."""
@@ -49,28 +49,27 @@ class GradientCompression:
 class Int8Compression(GradientCompression):
     """A byte for each element, and a float32 scale for 1024 of them: a quarter of the bytes of float32.
 
-    Sums of bytes overflow, so no allreduce can add them: ranks add up in float32 what they get, and keep what rounding
-    has taken from what they send until they send again (error feedback, Seide et al. 2014).
+    Sums of bytes overflow, so no allreduce can add them: ranks add received values up in float32. They add the rounding
+    error of what they send to the next values that they send (error feedback, Seide et al. 2014).
     """
 
     def __repr__(self) -> str:
         return "Compression.int8"
 
     def size(self, elements: int) -> int:
-        """The bytes that `pack` makes of so many elements."""
+        """The number of bytes that `pack` writes for ``elements``."""
         return core.packed_size(elements)
 
     def pack(self, values: Tensor, out: Tensor, before: Tensor | None = None, left: Tensor | None = None) -> None:
-        """Write the bytes of a float32 vector, plus those that were left ``before``, to ``out``, and to ``left`` what
-        rounding takes away.
+        """Write the float32 vector ``values`` plus the error ``before`` as bytes to ``out``, and the new error to ``left``.
 
-        That is at most half a scale, the greatest element of 1024 divided by 127. Where an element is not finite, all
-        of its 1024 become NaN, and as much as before is left of them. All tensors are contiguous, in CPU memory.
+        The error is at most half a scale, which is the greatest of 1024 elements divided by 127. If an element is not
+        finite, all of its 1024 become NaN and keep the error ``before``. All tensors are contiguous, in CPU memory.
         """
         core.pack(out.data_ptr(), values.data_ptr(), _address(before), _address(left), values.numel())
 
     def unpack(self, data: Tensor, out: Tensor, *, adds: bool = False) -> None:
-        """Write the values of such bytes to ``out``, a float32 vector, or add them to it."""
+        """Write the values of the bytes of `pack` to the float32 vector ``out``, or add them to it."""
         core.unpack(out.data_ptr(), data.data_ptr(), out.numel(), adds)
 
 
@@ -90,7 +89,7 @@ class PowerSGDCompression(GradientCompression):
 
 @dataclass(frozen=True, repr=False)
 class AutoCompression(GradientCompression):
-    """``none``, ``bf16`` or ``int8`` for each bucket, by what the link between hosts carries while backward goes on."""
+    """``none``, ``bf16`` or ``int8`` for each bucket, by what the link between hosts can send during backward."""
 
     def __repr__(self) -> str:
         return "Compression.auto"
@@ -99,8 +98,8 @@ class AutoCompression(GradientCompression):
 class Compression:
     """The compressors that come with the package: ``none``, ``fp16`` and, beyond Horovod, ``bf16`` and more.
 
-    ``int8``, ``powersgd(rank)`` and ``auto`` are for gradients of a `DistributedOptimizer` whose ranks are on several
-    hosts; on one host they change nothing. ``int8`` is for the differences of local steps too, see `LocalSteps`.
+    ``int8``, ``powersgd(rank)`` and ``auto`` compress gradients of a `DistributedOptimizer` between hosts; on one host
+    they change nothing. ``int8`` also compresses the differences of local steps, see `LocalSteps`.
     """
 
     none: Compressor = NoCompression()
@@ -111,7 +110,7 @@ class Compression:
 
     @staticmethod
     def powersgd(rank: int = 4) -> Compressor:
-        """PowerSGD of that rank, for matrices; other gradients travel as they are. Raises ValueError below 1."""
+        """PowerSGD of that rank, for matrices; other gradients are not compressed. Raises ValueError below 1."""
         if check_integer(rank, "rank") < 1:
             raise ValueError(f"Compression.powersgd: rank must be at least 1, got {rank}")
         return PowerSGDCompression(rank)

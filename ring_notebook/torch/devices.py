@@ -1,7 +1,7 @@
-"""Tensors on a device, as the core takes them: their address, their device, and their stream.
+"""Describes tensors on devices to the core: address, device and stream.
 
 Each kind of device is an entry here. Tensors of other kinds, or without a driver on this machine, go through CPU
-memory. Logged tensors of one number are copied to the host in the background, and read when the copy is complete.
+memory. Logged numbers are copied to the host in the background, and read when the copy is complete.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class _Cuda:
 
 
 class _CudaArray:
-    """Memory of a GPU under the protocol ``__cuda_array_interface__``, with which torch takes it over."""
+    """Memory of a GPU with the protocol ``__cuda_array_interface__``, from which torch makes a tensor."""
 
     def __init__(self, memory: Any, nbytes: int) -> None:
         self._memory = memory
@@ -88,7 +88,7 @@ def has_streams(tensor: Tensor) -> bool:
 
 
 def accelerator() -> str | None:
-    """The type of device that this process trains on: the first that torch finds; None where it finds none."""
+    """The type of device that this process trains on: the first that torch finds, or None."""
     return next((name for name in _kinds if hasattr(torch, name) and getattr(torch, name).is_available()), None)
 
 

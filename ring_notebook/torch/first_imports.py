@@ -1,4 +1,4 @@
-"""Its import loads what PyTorch loads at the first optimizer that is made: for the process that forks engines."""
+"""Imports modules that PyTorch loads with the first optimizer, for the process that forks engines."""
 
 from __future__ import annotations
 

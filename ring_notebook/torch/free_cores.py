@@ -13,7 +13,7 @@ from ring_notebook.machine.os_calls import processors
 
 
 def reduces_beside_backward(on_device: bool = False) -> bool:
-    """Whether to reduce on the progress thread: as ``RING_OVERLAP`` says, else if the ranks leave a core free.
+    """Whether to reduce on the progress thread: as ``RING_OVERLAP`` says, or by default if the ranks leave a core free.
 
     ``on_device``: the gradients are on a GPU, which computes without a core.
     """

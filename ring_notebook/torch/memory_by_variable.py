@@ -1,4 +1,4 @@
-"""What holds the memory of tensors in this process, by variable; and the memory that torch keeps for later."""
+"""The memory of tensors in this process, by variable, and the memory that torch caches."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ import torch
 from torch import Tensor, nn
 
 _DEEPEST = 6
-"""Levels of objects below a variable that are looked into."""
+"""Levels of objects below a variable that are searched."""
 _MOST = 10_000
-"""Members of a list or a dict that are looked at."""
+"""Members of a list or a dict that are searched."""
 
 Row = tuple[str, str, int]
 
 
 def held(variables: Mapping[str, Any]) -> list[Row]:
-    """Variable, device and bytes of what holds tensors, the most first; the variable is empty where none is found.
+    """Variable, device and bytes of tensors, most bytes first; the variable is empty for tensors of no variable.
 
-    Memory that several variables share counts for the first of them by name. Tensors of no variable are those of a
-    function that runs, of an exception's frames, or of a library.
+    Memory that several variables share counts for the first of them by name. Tensors of no variable belong to a running
+    function, an exception's frames, or a library.
     """
     seen: set[int] = set()
     found: dict[tuple[str, str], int] = {}

@@ -44,7 +44,7 @@ def _start(
     if tensor.dim() == 0:
         tensor = tensor.reshape(1)
     row = tensor.shape[1:]
-    # Rows without elements bring no bytes: gather their number instead.
+    # Rows without elements have no bytes: gather their number instead.
     sent = for_core(tensor) if prod(row) else torch.tensor([tensor.shape[0]], device="cpu")
     places = equal_parts(output, communicator.size, tensor.dtype) if output is not None and sent.is_cpu else []
     started = communicator.allgather(buffer_of(sent), places, name=name, blocking=blocking, call=call)

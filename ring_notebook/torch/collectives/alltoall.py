@@ -25,7 +25,7 @@ def _start(tensor: Tensor, splits: Splits, name: str | None, process_set: Proces
     send = rows_to_send(tensor.shape, splits, communicator.rank, communicator.size)
     name = check_name(communicator, name)
     row = tensor.shape[1:]
-    # Rows without elements bring no bytes: exchange their numbers instead.
+    # Rows without elements have no bytes: exchange their numbers instead.
     counts = torch.tensor(send, device="cpu")
     sent, shares = (for_core(tensor), send) if prod(row) else (counts, [1] * communicator.size)
     started = communicator.alltoall([buffer_of(sent)], shares, name=name, blocking=blocking)

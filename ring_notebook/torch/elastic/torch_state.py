@@ -1,4 +1,4 @@
-"""What an elastic training keeps and can go back to: the state with its commits, and where a sampler stands."""
+"""The state of an elastic training with its commits, and a sampler that resumes within an epoch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ring_notebook.torch.training.turn_state import ElasticTurns
 
 
 class ElasticSampler(Sampler[int]):
-    """Splits a data set over the ranks, and what is left of an epoch over the ranks of a new group.
+    """Splits a data set over the ranks, and the rest of an epoch over the ranks of a new generation.
 
     Put it into the `TorchState`, call `record_batch` after each batch, and `set_epoch` at the end of each epoch, not
     at its beginning: it forgets what was recorded. ``seed`` is equal on all ranks. (Horovod: ``ElasticSampler``.)
@@ -51,15 +51,15 @@ class ElasticSampler(Sampler[int]):
         self.reset()
 
     def record_batch(self, batch_idx: int, batch_size: int) -> None:
-        """Say that every rank has used a batch of ``batch_size`` samples; ``batch_idx`` is Horovod's, without use."""
+        """Note that every rank has used a batch of ``batch_size`` samples; ``batch_idx`` is Horovod's, and unused."""
         self.processed_num += batch_size * size()
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the epoch stands."""
+        """The position in the epoch."""
         return {"epoch": self.epoch, "processed_num": self.processed_num}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Resume where `state_dict` was taken, with the ranks of the present generation."""
+        """Resume from `state_dict`, with the ranks of the present generation."""
         self.epoch = state_dict["epoch"]
         self.processed_num = state_dict["processed_num"]
         self.reset()
@@ -98,13 +98,13 @@ class TorchState(ObjectState):
         self._saved["_turns"] = {}
 
     def commit(self) -> None:
-        """As `State.commit`; of logical ranks at the end of a round, else it does nothing."""
+        """As `State.commit`; with logical ranks it does nothing before the end of a round."""
         if not _is_between():
             self._turns.keep()
             super().commit()
 
     def check_host_updates(self) -> None:
-        """As `State.check_host_updates`; of logical ranks at the end of a round, else it does nothing."""
+        """As `State.check_host_updates`; with logical ranks it does nothing before the end of a round."""
         if _is_between():
             return
         try:
@@ -114,14 +114,14 @@ class TorchState(ObjectState):
             raise
 
     def sync(self) -> None:
-        """Take rank 0's values on all ranks, and keep them; of a logical rank those of its own."""
+        """Take rank 0's values on all ranks, and keep them; logical ranks keep their own state."""
         super().sync()
         if not self._turns.state_dict():
             self._turns.keep()
             self.save()
 
     def reset(self) -> None:
-        """Have samplers, and logical ranks, read again which ranks there are."""
+        """Adapt samplers and logical ranks to the present ranks."""
         self._turns.divide()
         for name in self._names:
             value = getattr(self, name)
@@ -129,9 +129,9 @@ class TorchState(ObjectState):
                 value.reset()
 
     def write(self) -> None:
-        """Put what `save` has kept on disk too, where there is a folder for commits."""
+        """Write what `save` has kept to disk, if there is a folder for commits."""
         if self._path is not None:
-            checkpoint.save(self._saved, self._path, private=True)  # which only rank 0 writes
+            checkpoint.save(self._saved, self._path, private=True)  # only rank 0 writes
 
     def read_on_all(self, path: Path) -> Any:
         """As `ObjectState.read_on_all`, with tensors sent without pickling."""

@@ -1,4 +1,4 @@
-"""GradScalers, and of logical ranks learning rate schedules, act once in a step: with its last micro-batch or turn.
+"""GradScalers, and schedules of logical ranks, act once in a step: with its last micro-batch or turn.
 
 The gradients of one step are made at one scale.
 """
@@ -17,7 +17,7 @@ from ring_notebook.core.logical_ranks import current
 
 _DONE = "_ring_acts_once"
 logical_optimizers: WeakSet[Any] = WeakSet()
-"""Those that are wrapped for logical ranks."""
+"""The optimizers that are wrapped for logical ranks."""
 _scaled: WeakKeyDictionary[Any, WeakSet[Any]] = WeakKeyDictionary()
 """The optimizers that each GradScaler has stepped since its last update."""
 
@@ -29,10 +29,10 @@ def is_logical(optimizer: Any) -> bool:
 
 
 def act_once() -> None:
-    """Have ``step`` of all schedules of a logical optimizer, and ``update`` of GradScalers, wait for the step.
+    """Have ``step`` of a logical optimizer's schedules, and ``update`` of GradScalers, wait for the optimizer's step.
 
-    The classes are changed, not their objects, whose attributes are their state_dict; again for classes that a program
-    has defined since.
+    Patches the classes, because attributes of the objects would get into their state_dict. Call it again for classes
+    that a program has defined since.
     """
     for kind in _with_subclasses(LRScheduler):
         _change(kind, "step", _step_once)
@@ -80,7 +80,7 @@ def _update_once(update: Any) -> Any:
         if not (waits or _is_between()) or not self.is_enabled():
             return update(self, *args, **kwargs)
         before = self.state_dict()
-        result = update(self)  # so that it lets go of what it knows of these gradients
+        result = update(self)  # it forgets its records of these gradients
         self.load_state_dict(before)
         return result
 

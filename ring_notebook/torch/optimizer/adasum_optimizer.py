@@ -36,7 +36,7 @@ class AdasumOptimizer(Wrapper):
     @torch.no_grad()
     @once
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Make a step of the wrapped optimizer on this rank's gradients, and combine it with those of the others."""
+        """Make a step of the wrapped optimizer on this rank's gradients, and combine it with the other ranks' steps."""
         self._check_newest()
         if self._mend(self._process_set, self._shared):
             self._mark_stepped()
@@ -56,7 +56,7 @@ class AdasumOptimizer(Wrapper):
         self._mark_stepped()
 
     def _shared(self) -> Shared:
-        # The optimizer state differs by rank, because it comes from each rank's own gradients.
+        # Each rank's optimizer state differs, because it comes from the rank's own gradients.
         return Shared(self._wrapped, self._parameter_names, self._process_set, state=False)
 
     def _combine(self, before: Undo) -> None:

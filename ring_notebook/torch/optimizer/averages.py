@@ -1,12 +1,12 @@
 """Averages gradients or differences over ranks: in a floating point type, or as bytes with error feedback.
 
 As bytes, the ranks of a host first add theirs up in its memory. Then the first rank of each host, its leader, sends a
-chunk of the sum to each other leader, adds those that it gets to its own, and sends the average of its chunk to all:
+chunk of the sum to each other leader, adds the received chunks to its own, and sends the average of its chunk to all:
 
     tensors of a host -> sum | leaders: pack, alltoall, add | pack, allgather, unpack | -> all ranks of the host
 
-What rounding took away at each of the two packings is added before the same packing next time. All ranks unpack the
-same bytes, the one that has packed them too, so that all have the same averages. On one host every rank is a leader.
+The rounding errors of both packings are added before the same packing next time. All ranks unpack the same bytes, also
+the one that has packed them, so all have the same averages. On one host every rank is a leader.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Averaging = Generator[Waitable, None, list[Tensor]]
 
 
 class Average:
-    """An average under way: `advance` takes it as far as it has come, `step` by an operation, `finish` to its end."""
+    """An average under way: `advance` continues it without waiting, `step` by one operation, `finish` to its end."""
 
     def __init__(self, steps: Averaging) -> None:
         self._steps = steps
@@ -39,13 +39,13 @@ class Average:
         self._go_on()
 
     def advance(self) -> None:
-        """Begin what follows the operations that have ended. Raises their errors."""
+        """Begin the next operations, as far as earlier ones have ended. Raises their errors."""
         while self._waits is not None and self._waits.done():
             self._waits.wait()
             self._go_on()
 
     def step(self) -> bool:
-        """Wait for the operation under way, and begin what follows; whether something does. Raises its error."""
+        """Wait for the operation under way and begin the next one; returns whether there is one. Raises its error."""
         if self._waits is not None:
             self._waits.wait()
             self._go_on()
@@ -81,19 +81,19 @@ def in_floats(
 
 @dataclass
 class Feedback:
-    """What rounding has taken from the sum of this host, and from the average of this leader's chunk."""
+    """The rounding errors of this host's sum, and of the average of this leader's chunk."""
 
     sent: Tensor
     averaged: Tensor
 
     def fits(self, sent: int, averaged: int) -> bool:
-        """Whether it belongs to vectors of so many elements; else the hosts or the model have changed."""
+        """Whether it has these numbers of elements; else the hosts or the model have changed."""
         return (self.sent.numel(), self.averaged.numel()) == (sent, averaged)
 
 
 @dataclass
 class Besides:
-    """What comes with averages: the feedback, replaced by the next one, and the bytes of the tensors as sent."""
+    """Kept beside averages: the feedback for the next one, and the bytes of the tensors as sent."""
 
     feedback: Feedback | None = None
     nbytes: int = 0
@@ -101,7 +101,7 @@ class Besides:
 
 @dataclass(frozen=True)
 class ByteGroups:
-    """The ranks of this host where there are several hosts, and the leaders, None on another rank."""
+    """``mates``: this host's ranks, None on a single host. ``leaders``: None on ranks that are no leaders."""
 
     mates: Communicator | None
     leaders: Communicator | None
@@ -109,7 +109,7 @@ class ByteGroups:
 
     @classmethod
     def of(cls, communicator: Communicator) -> ByteGroups:
-        """Those of a group; all of its ranks call this."""
+        """The `ByteGroups` of a group; all of its ranks call this."""
         mates, leaders = communicator.mates(), communicator.leaders()
         return cls(None if mates is communicator else mates, leaders, communicator.size)
 
@@ -125,8 +125,8 @@ def in_bytes(
 ) -> Averaging:
     """The averages of tensors that are sent as bytes, or their sums times ``factor``.
 
-    ``besides`` gets a feedback on leaders only. Where a result is not finite it keeps the one that it has: the step
-    that it belongs to is one that a GradScaler leaves out.
+    Only leaders have a feedback in ``besides``. If a result is not finite, the old feedback stays: a GradScaler skips
+    that step.
     """
     total = torch.cat([one.reshape(-1).to("cpu", torch.float32) for one in tensors])
     mates, leaders = groups.mates, groups.leaders
@@ -170,7 +170,7 @@ def in_bytes(
 
 
 def _chunks(elements: int, leaders: int) -> list[int]:
-    """The elements of each leader's chunk: as many for each, in order, while there are any."""
+    """The elements of each leader's chunk: equally many, except that the last ones may have fewer or none."""
     each = -(-elements // leaders)
     return [max(0, min(each, elements - each * rank)) for rank in range(leaders)]
 

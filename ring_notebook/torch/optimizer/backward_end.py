@@ -1,4 +1,4 @@
-"""The end of a backward pass: optimizers whose parameters it reached reduce their gradients there, together.
+"""The end of a backward pass, where all optimizers whose parameters it reached reduce their gradients together.
 
 A hook of the first parameter that a pass reaches queues one callback on autograd's engine, as torch's own
 DistributedDataParallel and FSDP2 do. In it the ranks exchange which optimizers the pass has reached anywhere. So a rank
@@ -23,34 +23,34 @@ from ring_notebook.torch_private import in_compiled_autograd, private, uncompile
 
 _at_end_of_backward, _task = private("at_end_of_backward"), private("current_graph_task")
 ENDS_ARE_SEEN = _at_end_of_backward is not None and _task is not None
-"""Whether gradients are averages when `backward` returns. Without the names of torch for it they are after `step`."""
+"""Whether gradients are averages when `backward` returns. If this torch lacks private names, only after `step`."""
 _NEW = 1 << 14
 """Slots in the message for reducers that have not reduced before."""
 _MOST = 1 << 12
-"""Slots for those that have; then they are used again."""
-_ALL = 1 << 20  # more than ranks
+"""Slots for reducers that have; they are reused when all are taken."""
+_ALL = 1 << 20  # more than the number of ranks
 
 
 class Reducer(Protocol):
     """The gradients of one optimizer, or those of no optimizer."""
 
     number: int
-    """Ascending in the order in which they were made in this process."""
+    """Numbers reducers in the order of their creation in this process."""
     nested: bool
     """Whether one pass ran within another, so that nothing can be reduced before its end."""
     sends_early: bool
-    """Whether a pass sends before its end."""
+    """Whether it may send gradients before the end of a pass."""
     generation: weakref.ref[Communicator] | None
-    """What reduced last, or is about to; None on a rank outside of the set."""
+    """The communicator of the last, or next, reduction; None on a rank outside of the set."""
 
     def slot_text(self) -> str:
-        """What names the reducer, equal on all ranks."""
+        """A text that identifies the reducer, equal on all ranks."""
 
     def process_set(self) -> ProcessSet:
         """The ranks that reduce."""
 
     def end_pass(self) -> bool:
-        """Note the end of a pass that has reached it; whether the gradients are due."""
+        """Note the end of a pass that has reached it; returns whether the gradients are due."""
 
     def reach(self) -> tuple[bool, bool]:
         """Whether passes since the last reduction have reached any of its buckets, and all of them."""
@@ -59,7 +59,7 @@ class Reducer(Protocol):
         """Reduce; ``partly``: agree first on the buckets that a rank has reached. All ranks call it."""
 
     def drop(self) -> None:
-        """Drop the gradients: they are no averages."""
+        """Drop the gradients, which are no averages."""
 
 
 numbers = count()
@@ -72,7 +72,7 @@ class _Pass:
 
 
 class _End:
-    """What the engine calls at the end of a pass; it lets go of it uncalled where the pass has raised."""
+    """Autograd's callback at the end of a pass. If the pass raises, autograd drops it without a call."""
 
     def __init__(self, of: _Pass) -> None:
         self.of: _Pass | None = of
@@ -89,13 +89,13 @@ class _End:
 _passes: dict[int, _Pass] = {}
 """The passes in progress, by autograd's number."""
 _broken: dict[Reducer, weakref.ref[Communicator] | None] = {}
-"""Those that a pass has reached which raised an exception, until the other ranks know."""
+"""Reducers reached by a pass that raised an exception, until the other ranks know of it."""
 _known: weakref.WeakKeyDictionary[Communicator, _Known] = weakref.WeakKeyDictionary()
 _all: weakref.WeakSet[Reducer] = weakref.WeakSet()
 
 
 class _Known:
-    """What the ranks of a communicator have in common: the number of passes, and slots of reducers."""
+    """Equal on all ranks of a communicator: the number of passes, and the slots of reducers."""
 
     def __init__(self) -> None:
         self.passes = 0
@@ -105,12 +105,12 @@ class _Known:
         self._slots: weakref.WeakKeyDictionary[Reducer, int] = weakref.WeakKeyDictionary()
 
     def slot(self, reducer: Reducer) -> int:
-        """Its own one, which the ranks gave it after it had first reduced; below 0 one that its names decide."""
+        """The slot that the ranks gave the reducer after its first reduction; before that, one below 0 by its text."""
         known = self._slots.get(reducer)
         return _hash(reducer) if known is None else known
 
     def at(self, slot: int) -> Reducer | None:
-        """The reducer of a slot, of which no pass has reached one on this rank; by names the newest that fits."""
+        """The reducer of a slot that no pass on this rank has reached; below 0, the newest one that fits."""
         if slot >= 0:
             return self._at[slot]() if slot in self._at else None
         unknown = (one for one in _all if one not in self._slots and one.process_set().registered())
@@ -118,7 +118,7 @@ class _Known:
         return max(fitting, key=lambda one: one.number) if fitting else None
 
     def add(self, reducer: Reducer) -> None:
-        """Give it a slot of its own; the ranks do it in the same order."""
+        """Give the reducer a slot of its own; all ranks add reducers in the same order."""
         if reducer not in self._slots:
             slot = self._slots[reducer] = self.added % _MOST
             self._at[slot] = weakref.ref(reducer)
@@ -130,7 +130,7 @@ def _hash(reducer: Reducer) -> int:
 
 
 def register(reducer: Reducer) -> None:
-    """Have ``reducer`` take part where another rank's pass reaches the one like it."""
+    """Have ``reducer`` take part when another rank's pass reaches its counterpart there."""
     _all.add(reducer)
 
 
@@ -141,13 +141,13 @@ def remove(reducer: Reducer) -> None:
 
 
 def begin() -> None:
-    """Before a pass makes a gradient: what one before it has left, which had raised, is dropped."""
+    """Before a pass makes a gradient: drop the gradients of an earlier pass that raised."""
     if _broken and _task() not in _passes:
         end_broken()
 
 
 def note(reducer: Reducer, parameter: Tensor) -> bool:
-    """Note that the pass in progress has reached ``parameter`` of ``reducer``; whether it runs within another pass."""
+    """Note that the pass in progress has reached ``parameter``; returns whether it runs within another pass."""
     task = _task()
     found = _passes.get(task)
     if found is None:
@@ -174,7 +174,7 @@ def _raised(of: _Pass) -> None:
 
 
 def end_broken() -> None:
-    """If a pass has raised here, tell the other ranks: theirs raises too, since its average cannot be had."""
+    """If a pass has raised here, tell the other ranks: theirs raises too, because there is no average."""
     if not _broken:
         return
     broken = dict(_broken)
@@ -195,9 +195,9 @@ def _is_in(reducer: Reducer, communicator: Communicator | None) -> bool:
 
 
 def reduce_together(reducers: Iterable[Reducer], broken: bool = False) -> None:
-    """Reduce ``reducers``, and those that passes of other ranks have reached; all ranks of their sets call this.
+    """Reduce ``reducers``, and others that passes of other ranks have reached; all ranks of their sets call this.
 
-    Raises RuntimeError where the pass of another rank has raised.
+    Raises RuntimeError if another rank's pass has raised.
     """
     by_set: dict[tuple[int, ...], list[Reducer]] = {}
     for one in sorted(reducers, key=lambda one: one.number):
@@ -214,7 +214,7 @@ def _reduce_of_set(reached: list[Reducer], broken: bool) -> None:
     process_set = reached[0].process_set()
     communicator = process_set.communicator
     known = _known.get(communicator)
-    if known is None or known.joins != joins():  # ranks that had joined know of fewer passes
+    if known is None or known.joins != joins():  # ranks that had joined have counted fewer passes
         known = _known[communicator] = _Known()
     known.passes += 1
     name = f"backward pass {known.passes}"
@@ -242,7 +242,7 @@ def _reduce_of_set(reached: list[Reducer], broken: bool) -> None:
         ones = by_slot.get(slot) or [one for one in (known.at(slot),) if one is not None and _is_in(one, communicator)]
         for one in ones:
             one.nested = one.nested or bool(any_nested)
-            if not raised or one.sends_early:  # then also after an exception: a rank may have begun
+            if not raised or one.sends_early:  # after an exception too, because a rank may have begun to send
                 one.reduce(reaching // _ALL < ranks or len(ones) > 1, name)
             known.add(one)
             if raised:

@@ -1,6 +1,6 @@
 """One bucket: its gradients are reduced in place, in one operation; on a device small ones are packed first.
 
-Those of a bucket with an averager take several operations, and are in place again when all have ended.
+With an averager a bucket takes several operations; its gradients are in place again when all have ended.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from ring_notebook.torch.tensors import copy_each, in_memory_order, real_view
 class Bucket:
     """The gradients of ``parameters``, which all have one dtype, or are complex of one.
 
-    A flag for each gradient, in CPU memory, is reduced with them. A rank sets the flag when it has the gradient: one
+    A flag for each gradient, in CPU memory, is reduced with them. A rank sets it if it has the gradient; a gradient
     that no rank has stays None, as in a single process. One more flag says that a gradient turned out to be sparse (a
-    table that no rank had used when the plan was made). The ranks then agree on which ones, so that SparseAdam, which
-    refuses dense gradients, gets sparse ones from the first step on. With ``sparse_as_dense`` they stay dense.
+    table that no rank had used when the plan was made). The ranks then agree on the sparse ones, so that SparseAdam,
+    which refuses dense gradients, gets sparse ones from the first step on. With ``sparse_as_dense`` they stay dense.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class Bucket:
         sparse_as_dense: bool,
         averager: Averager | None = None,
     ) -> None:
-        """``averager`` reduces the gradients; without it an allreduce of them as ``compression`` has them does."""
+        """``averager`` reduces the gradients; None for an allreduce with ``compression``."""
         self.name = name
         self.parameters = list(parameters)
         self._how, self._compression = how, compression
@@ -81,7 +81,7 @@ class Bucket:
         self.sparse = [False] * len(self.parameters)
 
     def make_dense(self) -> None:
-        """Make all gradients dense that are not None, also those that no hook has marked."""
+        """Make all gradients dense that are not None, even if no hook has marked them."""
         for position in range(len(self.parameters)):
             self._make_dense(position)
 
@@ -127,16 +127,16 @@ class Bucket:
         return [real_view(grad) for grad in self._reduced] if self._is_complex else self._reduced
 
     def advance(self) -> None:
-        """Begin what follows the operations that have ended, where it takes several. Raises their errors."""
+        """With an averager, as `Average.advance`."""
         if self._average is not None:
             self._average.advance()
 
     def step(self) -> bool:
-        """Wait for one of several operations, and begin what follows; whether something does. Raises its error."""
+        """With an averager, as `Average.step`; else returns False."""
         return self._average is not None and self._average.step()
 
     def finish(self) -> None:
-        """Wait for the reduction; then ``p.grad`` is the result where some rank had a gradient."""
+        """Wait for the reduction; ``p.grad`` is then the result if some rank had a gradient."""
         assert self._handle is not None
         average, self._average = self._average, None
         results: list[Tensor] = []
@@ -172,7 +172,7 @@ class Bucket:
 
 
 def _laid_out_as(parameter: Tensor, grad: Tensor) -> Tensor:
-    """``grad`` in the order in which all ranks have the memory of ``parameter``, or of a dense copy of it."""
+    """``grad`` in the memory order of ``parameter`` or of its dense copy, which is equal on all ranks."""
     like = torch.empty_like(parameter, dtype=grad.dtype)
     strides = zip(grad.stride(), like.stride(), grad.shape, strict=True)
     return grad if all(own == other or length == 1 for own, other, length in strides) else like.copy_(grad.detach())

@@ -1,4 +1,4 @@
-"""How the gradients of a bucket travel between hosts, where no allreduce can add them up as they travel."""
+"""Reduces buckets in compressed forms that no allreduce can add up, between hosts."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from ring_notebook.torch.optimizer.averages import Average, Besides, ByteGroups,
 from ring_notebook.torch.optimizer.power_sgd import PowerSGD
 
 _FEWEST = 1024
-"""Elements of a bucket below which its gradients travel as they are: a message takes as long whatever its size."""
+"""Buckets with fewer elements are not compressed: the latency of a message dominates."""
 MOST = 4 << 20
-"""Bytes of gradients in a bucket: one is packed while another travels, and while backward makes the next."""
+"""Most bytes of gradients in a bucket, so that packing, sending and backward of different buckets overlap."""
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 _groups: WeakKeyDictionary[Communicator, ByteGroups] = WeakKeyDictionary()
 
 Residuals = dict[tuple[str, ...], object]
-"""What compression has taken from the gradients of a bucket, by the names of its parameters: this rank's own."""
+"""This rank's compression errors, by the names of a bucket's parameters."""
 
 
 def averager_of(
     compression: Compressor, gradients: Sequence[Tensor], names: tuple[str, ...], how: Reduction, residuals: Residuals
 ) -> Averager | None:
-    """What reduces a bucket of parameters with these ``names``; None where they travel as ``compression`` has them.
+    """The averager for a bucket of parameters with these ``names``; None for an allreduce with ``compression``.
 
-    All ranks call it. ``gradients`` are tensors like those of the bucket.
+    All ranks call it. ``gradients`` are tensors like the bucket's.
     """
     is_float = all(one.dtype in _FLOATS for one in gradients)
     if not is_float or sum(one.numel() for one in gradients) < _FEWEST or not spans_hosts(how):
@@ -44,12 +44,12 @@ def averager_of(
 
 
 def spans_hosts(how: Reduction) -> bool:
-    """Whether the ranks are on several hosts. On one their gradients do not travel: all map the same memory."""
+    """Whether the ranks are on several hosts. On one host nothing is sent: all ranks map the same memory."""
     return how.process_set.communicator.hosts > 1
 
 
 def groups_of(communicator: Communicator) -> ByteGroups:
-    """The ranks that add up and send bytes; all ranks call this."""
+    """The `ByteGroups` of ``communicator``, cached; all ranks call this."""
     known = _groups.get(communicator)
     if known is None:
         known = _groups[communicator] = ByteGroups.of(communicator)
@@ -57,13 +57,13 @@ def groups_of(communicator: Communicator) -> ByteGroups:
 
 
 def factor_of(how: Reduction) -> float:
-    """By what a sum over the ranks is multiplied."""
+    """The factor of a sum over the ranks."""
     share = 1.0 / how.process_set.size() if how.op == ReduceOp.AVERAGE else 1.0
     return how.prescale * how.postscale * share
 
 
 class InBytes:
-    """As bytes, see `in_bytes`."""
+    """Reduces the gradients of one bucket as bytes, see `in_bytes`."""
 
     def __init__(
         self, compression: Int8Compression, names: tuple[str, ...], how: Reduction, residuals: Residuals
@@ -73,14 +73,14 @@ class InBytes:
         self._besides = Besides()
 
     def start(self, gradients: Sequence[Tensor], name: str, *, blocking: bool) -> Average:
-        """Start to reduce them; the ranks match the operations by ``name``, unless these are ``blocking``."""
+        """Start to reduce ``gradients``; ranks match operations by ``name`` unless ``blocking``."""
         known = self._residuals.get(self._names)
         self._besides = Besides(known if isinstance(known, Feedback) else None)
         factor = factor_of(self._how)
         return Average(in_bytes(gradients, self._groups, self._compression, self._besides, name, blocking, factor))
 
     def end(self) -> None:
-        """Note that they have been reduced: what has been left goes into the next reduction."""
+        """After the reduction: keep its rounding errors for the next one."""
         self._residuals[self._names] = self._besides.feedback
 
 

@@ -8,10 +8,10 @@
 3. At the end of the pass, see `backward_end`, `reduce` reduces the remaining buckets that some rank's pass has
    reached, with zeros for gradients that this rank does not have, and waits.
 
-An average of averages is itself, so any number of passes may reduce the same gradients. Where a reduction multiplies
-equal gradients, as Sum does, they are divided again before another pass adds to them.
+The average of equal gradients changes nothing, so any number of passes may reduce the same gradients. A reduction that
+multiplies equal gradients, such as Sum, is undone before another pass adds to them.
 
-In the first pass of a plan the hooks reduce nothing: at its end the ranks agree on the plan.
+Before there is a plan the hooks reduce nothing: at the end of that pass the ranks agree on one.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ from ring_notebook.torch_private import uncompiled
 
 Named = Sequence[tuple[str, Tensor]]
 _STEPPED = "_ring_stepped"
-"""On a gradient that was reduced, its version at the step of one of several optimizers that have it."""
+"""Attribute of a reduced gradient: its version when one of several optimizers that share it has stepped."""
 _IS_MULTIPLIED = "_ring_is_multiplied"
-"""Attribute of a gradient that a reduction has multiplied; one that a program sets itself has none."""
+"""Attribute of a gradient that a reduction has multiplied; gradients that a program sets lack it."""
 
 
 class Owner(Protocol):
-    """What has the parameters: an optimizer, or a model for those that no optimizer has."""
+    """Has the parameters: an optimizer, or the `Rest` of a model, whose parameters no optimizer has."""
 
     def named_gradients(self) -> Named:
         """The parameters with their names, in an order that is equal on all ranks."""
@@ -65,11 +65,11 @@ class Owner(Protocol):
 
 @dataclass(frozen=True)
 class Grouping:
-    """From parameters to lists of their indices, those of each reduced together: so many equal parts, or ``groups``."""
+    """Divides parameters into lists of indices, each reduced together: ``number`` equal parts, or ``groups``."""
 
     number: int
     groups: Sequence[Sequence[Tensor]] | None = None
-    """The parameters themselves, not their ids: a copy has those of another process."""
+    """The parameters themselves, because their ids change in a copy."""
 
     def __call__(self, parameters: Sequence[Tensor]) -> list[list[int]]:
         if self.groups is not None:
@@ -81,10 +81,7 @@ class Grouping:
 
 @dataclass(slots=True)
 class _Layout:
-    """A plan, bound to the communicator whose ranks agreed on it.
-
-    Ranks that had joined did not take part, so it does not outlive a `join`.
-    """
+    """A plan, for the communicator whose ranks agreed on it. It ends with a `join`: joined ranks did not agree."""
 
     communicator: weakref.ref[Communicator]
     threaded: bool
@@ -97,7 +94,7 @@ class _Layout:
 
 
 class GradientReducer:
-    """The gradients of one owner."""
+    """Reduces the gradients of one owner."""
 
     sends_early = True
 
@@ -114,14 +111,14 @@ class GradientReducer:
         self.passes = passes
         self._share = 1.0  # weight of the gradients of one pass in their sum
         self.meter: NoiseMeter | None = None
-        self.batch_size: float | None = None  # samples of this rank in a backward pass, where it is known
+        self.batch_size: float | None = None  # samples of this rank in a backward pass, if known
         # Sums of squares of the gradients, a number for each bucket: before and after the reduction.
         self._here: list[Tensor] = []
         self._reduced: list[Tensor] = []
         self.how = how
         self._compression = compression
         self._choice = LinkChoice() if isinstance(compression, AutoCompression) else None
-        self._pass_ended = 0.0  # before the ranks tell each other, which takes as long as what they send
+        self._pass_ended = 0.0  # before the exchange of `backward_end`, which may wait for early buckets
         self._residuals: Residuals = {}
         self._members: tuple[int, ...] = ()
         self._groups = groups
@@ -134,21 +131,21 @@ class GradientReducer:
         self._touched: dict[Tensor, None] = {}  # reached since they were last reduced
         self._settled: set[Tensor] = set()  # with a gradient that was reduced since the last step
         self._micro: dict[Tensor, Tensor] = {}  # sums of earlier micro-batches of this step
-        self._present: dict[Tensor, Tensor] = {}  # what passes of the present one have made, unless it is the last
-        self._whole: set[Tensor] = set()  # those of `_micro` that the gradient has in it
-        self._quiet: list[Tensor] = []  # have zeros in place of what is in `_present`
+        self._present: dict[Tensor, Tensor] = {}  # gradients of the present micro-batch, unless it is the last
+        self._whole: set[Tensor] = set()  # parameters whose gradient includes the sum in `_micro`
+        self._quiet: list[Tensor] = []  # parameters whose gradient is zeros in place of the one in `_present`
         self._has_reduced = False  # since the last step
         self._reductions = 0
         self._ended = 0  # passes since the last reduction that count for ``passes``
         self._added = 0  # all passes since then
-        self._earlier = 0  # those of earlier micro-batches
+        self._earlier = 0  # passes of earlier micro-batches
         self._paused = False
         self._slot_text = ""
         self._hooks: dict[Tensor, list[RemovableHandle]] = {}
         weakref.finalize(self, _remove, self._hooks)
 
     def __reduce__(self) -> Any:
-        """As one that has no parameters yet; of gradients under way the sums of earlier micro-batches."""
+        """Unpickles without parameters, with the sums of earlier micro-batches."""
         made_with = self.how, self._compression, self._groups, self._sparse_as_dense, self.passes
         return (
             type(self),
@@ -165,7 +162,7 @@ class GradientReducer:
         )
 
     def watch(self, owner: Owner) -> None:
-        """Reduce the gradients of ``owner`` from now on, also those of parameters that it has been given since."""
+        """Reduce the gradients of ``owner`` from now on, also of parameters that it has got since an earlier call."""
         self._owner = weakref.ref(owner)
         self._slot_text = ""
         named = owner.named_gradients()
@@ -191,7 +188,7 @@ class GradientReducer:
             self.watch(owner)
 
     def reduces_as(self, other: GradientReducer) -> bool:
-        """Whether both give any gradient the same value, on the same ranks."""
+        """Whether both reduce any gradient to the same value, on the same ranks."""
         same = type(self) is type(other) is GradientReducer and self.how.op == other.how.op
         return same and self.how.process_set == other.how.process_set
 
@@ -212,9 +209,9 @@ class GradientReducer:
 
     # --- the present step ---
     def settle(self) -> bool:
-        """Reduce what no pass has reduced since the last step; all ranks call it. Returns whether a rank had any.
+        """Reduce gradients that no pass has reduced since the last step. Returns whether a rank had any.
 
-        That are gradients that the program has set itself, and all of them where no pass has reached any on this rank.
+        The program may have set gradients itself, or no pass has reached a parameter on this rank. All ranks call this.
         """
         backward_end.end_broken()
         self._enter_generation()
@@ -229,9 +226,9 @@ class GradientReducer:
         return self._reductions > before and self.how.process_set.size() > 1
 
     def end_step(self, shares: bool = False) -> None:
-        """Begin the next step: what is in ``p.grad`` then has not been reduced for it.
+        """Begin the next step, for which the present gradients are not reduced.
 
-        ``shares``: another optimizer, which has some of the parameters too, may step on the same gradients next.
+        ``shares``: another optimizer of some of the parameters may step on the same gradients next.
         """
         for parameter in self._settled if shares else ():
             if parameter.grad is not None:
@@ -240,14 +237,14 @@ class GradientReducer:
         self._has_reduced = False
 
     def forget(self) -> None:
-        """Forget what has been noted of gradients: they are dropped, or zero. Sums of earlier micro-batches stay."""
+        """Reset the notes of gradients, which are now None or zero. Sums of earlier micro-batches stay."""
         backward_end.end_broken()
         self._enter_generation()
         self._forget()
 
     @torch.no_grad()
     def end_micro_batch(self) -> None:
-        """Add the gradients that there are, also those a program has set itself, to the sums of earlier ones."""
+        """Add all gradients, even if the program has set them, to the sums of earlier micro-batches."""
         self._put_away(self._named())
         for parameter, grad in self._present.items():
             _add(self._micro, parameter, grad)
@@ -262,7 +259,7 @@ class GradientReducer:
         self._earlier = 0
 
     def drop_residuals(self) -> None:
-        """Drop what compression has taken from earlier gradients: other weights have been loaded, say."""
+        """Drop the compression errors of earlier gradients, for instance because other weights have been loaded."""
         self._residuals.clear()
 
     def reset(self) -> None:
@@ -282,7 +279,7 @@ class GradientReducer:
                 bucket.reset()
 
     def _enter_generation(self) -> None:
-        """In another generation agree anew; after an abort the gradients of ranks may be of different passes."""
+        """In a new generation agree anew; after an abort drop gradients: the ranks' may be of different passes."""
         process_set = self.how.process_set
         communicator = process_set.communicator if process_set.included() else None
         if (self.generation() if self.generation else None) is communicator and self._has_entered:
@@ -312,7 +309,7 @@ class GradientReducer:
         return self.how.process_set
 
     def end_pass(self) -> bool:
-        """Count a pass; between micro-batches put the gradients away, so that no clipping takes them for the whole."""
+        """Count a pass; between micro-batches put the gradients away, so that clipping does not see partial sums."""
         self._added += 1
         self._pass_ended = perf_counter()
         if self._paused:
@@ -388,7 +385,7 @@ class GradientReducer:
 
     @property
     def _factor(self) -> float:
-        """By what a reduction multiplies gradients that are equal on all ranks."""
+        """The factor by which a reduction multiplies gradients that are equal on all ranks."""
         process_set = self.how.process_set
         sums = self.how.op == ReduceOp.SUM and process_set.included()
         return self._share * (process_set.size() if sums else 1)
@@ -400,7 +397,7 @@ class GradientReducer:
             grad.mul_(1.0 / self._factor)
 
     def _note_factor(self, parameters: Iterable[Tensor]) -> None:
-        """Note that a reduction has multiplied their gradients."""
+        """Note that a reduction has multiplied the gradients of ``parameters``."""
         if self._factor != 1.0:
             for parameter in parameters:
                 if parameter.grad is not None:
@@ -409,7 +406,7 @@ class GradientReducer:
     def _put_away(self, named: Named) -> None:
         """Move the gradients of the present micro-batch to `_present`.
 
-        The smallest parameter of a device keeps one of zeros: a GradScaler refuses an optimizer without any.
+        The smallest parameter of a device gets zeros, because a GradScaler refuses an optimizer without gradients.
         """
         smallest: dict[torch.device, Tensor] = {}
         for _, parameter in named:
@@ -427,17 +424,17 @@ class GradientReducer:
 
     @property
     def _has_put_away(self) -> bool:
-        """Whether something was put away that the gradients do not have in them."""
+        """Whether something was put away that the gradients do not include yet."""
         return bool(self._present) or len(self._whole) < len(self._micro)
 
     def _take_back(self) -> None:
-        """Add what was put away to the gradients of the last micro-batch."""
+        """Add to the gradients of the last micro-batch what was put away."""
         for parameter in {**self._micro, **self._present}:
             self._take_back_of(parameter)
 
     @torch.no_grad()
     def _take_back_of(self, parameter: Tensor) -> None:
-        """The sums stay until the step is made: ``zero_grad()`` drops the last micro-batch alone."""
+        """The sums in `_micro` stay until the step, because ``zero_grad()`` drops only the last micro-batch."""
         found = [self._present.pop(parameter, None)]
         is_whole = parameter in self._whole and parameter.grad is not None
         if not is_whole and (micro := self._micro.get(parameter)) is not None:
@@ -452,7 +449,7 @@ class GradientReducer:
                 )
 
     def _scale_alone(self) -> None:
-        """What is left of a reduction on a single rank: the mean over micro-batches."""
+        """The reduction on a single rank: only the mean over micro-batches."""
         if self._factor != 1.0:
             known = [p for _, p in self._named() if p.grad is not None]
             for parameter in known:
@@ -511,7 +508,7 @@ class GradientReducer:
             place[0].reached = True
 
     def _before_gradient(self, parameter: Tensor) -> None:
-        """Before a pass adds to the gradient of ``parameter``; the model's ``zero_grad()`` may have made it None."""
+        """Called before a pass adds to the gradient, which the model's ``zero_grad()`` may have made None."""
         if parameter.grad is None:
             self._whole.discard(parameter)
         if any(one.grad is None for one in self._quiet):
@@ -555,7 +552,7 @@ class GradientReducer:
         return self.meter is not None and self.meter.wanted and not self._has_reduced
 
     def _measure(self) -> None:
-        """Give the meter the first reduction of a step; what later passes add cannot be told apart."""
+        """Give the meter the first reduction of a step; it could not separate the gradients of later passes."""
         if self.meter is not None and not self._has_reduced:
             self.meter.end_round(_total(self._here), _total(self._reduced), self._added, self.how)
         self._here, self._reduced = [], []
@@ -569,7 +566,7 @@ class GradientReducer:
         bucket.start(blocking=blocking)
 
     def _reduce(self, layout: _Layout, partly: bool, name: str) -> None:
-        """Reduce the remaining buckets, with ``partly`` those that a rank has reached."""
+        """Reduce the remaining buckets; with ``partly`` only those that some rank has reached."""
         process_set = self.how.process_set
         buckets, sparse = layout.buckets, layout.sparse
         if partly:
@@ -639,7 +636,7 @@ def _hooked(parameter: Tensor, reducer: weakref.ref[GradientReducer], and_before
             listening._before_gradient(parameter)
 
     is_trained = parameter.requires_grad
-    parameter.requires_grad_(True)  # hooks of a frozen one wait until it is thawed
+    parameter.requires_grad_(True)  # torch registers no hooks on a frozen one; they run once it trains again
     hooks = [parameter.register_post_accumulate_grad_hook(on_gradient)]  # type: ignore[no-untyped-call]
     if and_before:
         hooks.append(parameter.register_hook(before))  # type: ignore[no-untyped-call]

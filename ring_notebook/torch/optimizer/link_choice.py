@@ -1,8 +1,8 @@
-"""Compression.auto: how the gradients of each bucket travel, by what the link between hosts carries.
+"""Compression.auto: chooses a compression for each bucket by measuring the link between hosts.
 
-In the third reduction of a plan the ranks measure how long an average takes, as it is, as bfloat16 and as bytes, and
-how long backward goes on behind each bucket. A bucket travels by the first of the three that is done before the next
-bucket is there, or the pass has ended, or so little later that nobody notices; where none is, by the fastest.
+At the third reduction of a plan the ranks measure how long an average takes uncompressed, as bfloat16 and as bytes, and
+how long backward continues after each bucket. A bucket takes the first of the three that ends before the next bucket is
+ready, or the pass has ended, or by at most `_NOTICED` of a pass later; if none does, the fastest.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from ring_notebook.torch.optimizer.bucket import Bucket
 from ring_notebook.torch.optimizer.compressed_gradients import groups_of
 
 WAYS: dict[str, Compressor] = {name: getattr(Compression, name) for name in ("none", "bf16", "int8")}
-"""From what changes gradients least to what sends least."""
-_SMALL = 1 << 10  # elements whose time is that of the messages
+"""From the most exact to the smallest."""
+_SMALL = 1 << 10  # elements; so few that only the latency counts
 _FIRST, _MOST = 1 << 16, 1 << 22
-_ENOUGH = 0.1  # s: what takes as long says how much a link carries, whatever it lets pass at once
+_ENOUGH = 0.1  # seconds; a transfer that takes as long shows the rate of a link, whatever its burst size
 _NOTICED = 0.05  # of a backward pass
 
 _measured: WeakKeyDictionary[Communicator, dict[str, Cost]] = WeakKeyDictionary()
@@ -38,19 +38,19 @@ _measured: WeakKeyDictionary[Communicator, dict[str, Cost]] = WeakKeyDictionary(
 
 @dataclass(frozen=True)
 class Cost:
-    """Seconds that an average takes: for its messages, and for each element."""
+    """Seconds of an average: ``messages`` for its latency, ``each`` for each element."""
 
     messages: float
     each: float
 
     def of(self, elements: int) -> float:
-        """Those of so many elements."""
+        """Seconds for ``elements``."""
         return self.messages + self.each * elements
 
 
 @dataclass(frozen=True)
 class Load:
-    """A bucket: its elements, and the seconds that backward goes on when it is full."""
+    """A bucket: its elements, and how many seconds backward continues after it is full."""
 
     elements: int
     behind: float
@@ -60,7 +60,7 @@ def choose(loads: Sequence[Load], costs: dict[str, Cost], backward: float) -> li
     """The way of each bucket, of `WAYS`; ``backward`` are the seconds of a backward pass."""
     order = sorted(range(len(loads)), key=lambda number: -loads[number].behind)
     ways = [""] * len(loads)
-    free = -backward  # when the link is, as seconds before the end of backward
+    free = -backward  # when the link is free; times are seconds, 0 at the end of backward
     for place, number in enumerate(order):
         load = loads[number]
         begin = max(free, -load.behind)
@@ -73,7 +73,7 @@ def choose(loads: Sequence[Load], costs: dict[str, Cost], backward: float) -> li
 
 
 def measured(process_set: ProcessSet) -> dict[str, Cost]:
-    """The cost of each way between the hosts of the ranks, which all call this; measured once for them."""
+    """The cost of each way between the hosts of these ranks, measured once; all ranks call this."""
     communicator = process_set.communicator
     known = _measured.get(communicator)
     if known is None:
@@ -95,7 +95,7 @@ def _measure(process_set: ProcessSet) -> dict[str, Cost]:
 
 
 def _seconds(way: str, process_set: ProcessSet, elements: int) -> float:
-    """How long the last rank took to have the average of so many elements."""
+    """Seconds until the last rank has the average of ``elements``."""
     given, how = torch.zeros(elements, device="cpu"), Reduction(ReduceOp.AVERAGE, 1.0, 1.0, process_set)
     compression, groups = WAYS[way], groups_of(process_set.communicator)
     allreduce_numbers([0], ReduceOp.SUM, "before a measurement of the link", process_set)
@@ -110,7 +110,7 @@ def _seconds(way: str, process_set: ProcessSet, elements: int) -> float:
 
 
 class LinkChoice:
-    """What `Compression.auto` has chosen in the present generation, by the names of a bucket's parameters."""
+    """The choices of `Compression.auto` in the present generation, by the names of a bucket's parameters."""
 
     def __init__(self) -> None:
         self._ways: dict[tuple[str, ...], str] = {}
@@ -118,7 +118,7 @@ class LinkChoice:
         self._reductions = 0  # since the last plan with a bucket that is not known
 
     def of(self, names: tuple[str, ...]) -> Compressor:
-        """How a bucket travels: as it is, until it is known."""
+        """The compression for a bucket: none, until it is chosen."""
         return WAYS[self._ways.get(names, "none")]
 
     def begin(self) -> None:
@@ -131,9 +131,9 @@ class LinkChoice:
             self._made[parameter] = perf_counter()
 
     def end(self, buckets: Mapping[Bucket, tuple[str, ...]], ended: float, how: Reduction) -> bool:
-        """After a reduction of buckets, with the names of their parameters; whether they are to be planned anew.
+        """After a reduction of ``buckets``, given with the names of their parameters: choose, if it is time to.
 
-        ``ended`` is when backward did. All ranks call it.
+        ``ended`` is the time at which backward ended. Returns whether the ranks need a new plan. All ranks call it.
         """
         self._reductions += 1
         if self._reductions != _THIRD:
@@ -160,11 +160,11 @@ class LinkChoice:
 
 
 _THIRD = 3
-"""The reduction at which the ranks choose: the first ones make memory and threads."""
+"""The reduction at which the ranks choose; the first ones also create memory and threads."""
 
 
 def _line(loads: Sequence[Load], ways: Sequence[str], costs: dict[str, Cost], backward: float) -> str:
-    """What has been chosen, and why."""
+    """A line for the user: the choices, and why."""
 
     def parts() -> Iterator[str]:
         for name in WAYS:

@@ -3,12 +3,12 @@
 Between syncs the weights of the ranks differ. Equal on all ranks are the *common* weights, which only syncs move, and
 the momentum of the outer optimizer:
 
-1. A rank takes the difference of the common weights of a fragment and its own.
+1. Each rank computes the difference of the common weights of a fragment and its own.
 2. The ranks average their differences; with a delay they make steps meanwhile.
 3. They commit. Then each makes the outer step on the common weights, and takes these, or a share of them.
 
-An interrupt or a failure before the commit changes nothing; the fragment has its turn again. `_level` brings ranks
-together that an abort has left at different steps of a round.
+An interrupt or a failure before the commit changes nothing, and the fragment is synced later. `_level` synchronizes
+ranks that an abort has left at different steps of a round.
 """
 
 from __future__ import annotations
@@ -54,17 +54,17 @@ from ring_notebook.torch.tensors import dtype_of
 from ring_notebook.torch_private import uncompiled
 
 _MB = 1e-6
-_NUMBERS = ("member", "position", "alone", "sent", "every_step")  # what an outer state has beside tensors
+_NUMBERS = ("member", "position", "alone", "sent", "every_step")  # the fields of `Outer` without tensors
 
 
 @dataclass
 class Outer:
     """The outer optimizer's state. Tensors are by parameter; ``position`` counts local steps since a round began.
 
-    ``common`` has the shape and dtype of its parameter; ``momentum`` is float32, float64 for such a parameter.
-    ``feedback``, by fragment, is that of the rank and number of ranks in ``member``. ``alone`` counts local steps since
-    all weights were equal. ``sent`` and ``every_step`` are bytes: of the differences as they were sent, and of the
-    gradients that a reduction at every step would have sent.
+    ``common`` has the shape and dtype of its parameter; ``momentum`` is float32, or float64 for a float64 parameter.
+    ``feedback``, by fragment, belongs to ``member``, a rank and a number of ranks. ``alone`` counts local steps since
+    all weights were equal. ``sent`` is the bytes of the differences as they were sent, ``every_step`` the bytes of
+    gradients that reductions at every step would have sent.
     """
 
     common: dict[Tensor, Tensor] = field(default_factory=dict)
@@ -77,7 +77,7 @@ class Outer:
     every_step: int = 0
 
     def add(self, parameters: Sequence[Tensor], momentum: bool) -> None:
-        """Take the present values of parameters that are new for common ones; with ``momentum`` begin theirs at 0."""
+        """Add parameters: the present values of new ones are common weights, their ``momentum``, if any, is 0."""
         for one in parameters:
             if one not in self.common:
                 self.common[one] = one.detach().clone()
@@ -86,7 +86,7 @@ class Outer:
 
     @torch.no_grad()
     def begin_anew(self) -> None:
-        """Give all parameters the common values, and begin a round."""
+        """Set all parameters to the common weights, and begin a round."""
         for parameter, common in self.common.items():
             parameter.copy_(common)
         self.position = self.alone = 0
@@ -95,7 +95,7 @@ class Outer:
 
 @dataclass
 class _Averaging:
-    """A fragment whose differences are being averaged, and the steps until it is due."""
+    """A fragment whose differences are being averaged; it is due in ``left`` steps."""
 
     number: int
     parameters: Sequence[Tensor]
@@ -106,7 +106,7 @@ class _Averaging:
 
 
 class _Alone(ProcessSet):
-    """This rank without others, in any generation: nothing is sent."""
+    """This rank alone, in any generation: nothing is sent."""
 
     def __init__(self) -> None:
         super().__init__(())
@@ -131,11 +131,11 @@ class LocalOptimizer(Wrapper):
     _averaging: _Averaging | None = None
     _groups: ByteGroups | None = None  # with Compression.int8
     _fragments: tuple[tuple[Tensor, ...], ...] = ()
-    _apart: set[Tensor]  # trained since this rank has taken the common values
+    _apart: set[Tensor]  # parameters trained since they were set to the common weights
     _gradient_bytes = 0
-    _squares: dict[int, float]  # of the distance to the average, by fragment
-    _label = "sync"  # of its metrics
-    _mark = ""  # of its operations, equal on all ranks
+    _squares: dict[int, float]  # squared distance to the average, by fragment
+    _label = "sync"  # prefix of its metrics
+    _mark = ""  # in names of its operations, equal on all ranks
 
     def _prepare(self, settings: LocalSteps, compression: Compressor, process_set: ProcessSet) -> None:
         self._settings, self._compression, self._process_set = settings, compression, process_set
@@ -152,10 +152,10 @@ class LocalOptimizer(Wrapper):
 
     @once
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Make a step of the wrapped optimizer on this rank's gradients, and what is due of a sync after it.
+        """Make a step of the wrapped optimizer on this rank's gradients, then the part of a sync that is due.
 
-        All ranks call it equally often. With a GradScaler that has found an inf or a nan on this rank, its step is left
-        out and counts.
+        All ranks call it equally often. If a GradScaler has found an inf or nan on this rank, the rank makes no step,
+        but the call counts as one.
         """
         self._check_newest()
         if self._only_counts(closure):
@@ -166,7 +166,7 @@ class LocalOptimizer(Wrapper):
                 self._micro.settle()
             with self._own_step(), self._guarded_step(closure):
                 result = None if overflowed(None) else super().step(closure)
-                # At most, also where a sync has failed and is made again.
+                # The minimum, because a failed sync is made again after the next step.
                 outer.position = min(outer.position + 1, self._settings.every)
                 outer.alone += 1
                 outer.every_step += 0 if self._is_alone() else self._gradient_bytes
@@ -178,7 +178,7 @@ class LocalOptimizer(Wrapper):
 
     @uncompiled
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As the wrapped optimizer's; of accumulated micro-batches those for which `step` was called stay."""
+        """As the wrapped optimizer's; micro-batches stay for which `step` was already called."""
         if self._micro is not None:
             self._micro.forget()
         super().zero_grad(set_to_none)
@@ -212,12 +212,12 @@ class LocalOptimizer(Wrapper):
         if self._micro is not None:
             self._micro.close()
 
-    # --- what is beyond them ---
+    # --- syncs ---
     def sync(self) -> None:
         """Make the weights of all ranks equal now: end the round by an outer step on all fragments; all ranks call it.
 
-        For what follows a training, such as an evaluation or a file of its weights. Does nothing where no rank has made
-        a step since the last one. Raises the errors of a collective; then the weights are as before.
+        Call it before an evaluation or saving the weights. Does nothing if no rank has made a step since the last sync.
+        Raises the errors of a collective; the weights then stay as before.
         """
         self._check_newest()
         outer = self._begin()
@@ -283,13 +283,13 @@ class LocalOptimizer(Wrapper):
         """The outer state, with all trained parameters; in a new generation the ranks agree on it first."""
         outer = self._noted_outer()
         trained = self._trained()
-        outer.add(trained, self._settings.momentum > 0)  # before its first step a parameter is equal on all ranks
+        outer.add(trained, self._settings.momentum > 0)  # a new parameter is equal on all ranks before its first step
         self._apart.update(trained)
         communicator = (self._process_set if self._process_set.included() else global_process_set).communicator
         if not (self._generation is not None and self._generation() is communicator and self._joins == joins()):
             self._label = self._free_label(communicator)
             if not self._is_alone():
-                self._averaging = None  # its fragment has its turn again
+                self._averaging = None  # its fragment is synced later
                 if outer.member != (member := (self._process_set.rank(), self._process_set.size())):
                     outer.member = member
                     outer.feedback.clear()
@@ -302,7 +302,7 @@ class LocalOptimizer(Wrapper):
         return outer
 
     def _plan(self, outer: Outer) -> None:
-        """Divide what is trained into fragments, and what was until it was frozen and still differs by rank."""
+        """Divide the parameters into fragments: trained ones, and frozen ones that still differ by rank."""
         members = [one for one in parameters_of(self) if one.requires_grad or one in self._apart]
         if list(map(id, chain.from_iterable(self._fragments))) == list(map(id, members)):
             return
@@ -313,14 +313,14 @@ class LocalOptimizer(Wrapper):
         self._gradient_bytes = sum(one.numel() * one.element_size() for one in members)
 
     def _free_label(self, communicator: Communicator) -> str:
-        """A name for metrics that no other optimizer has taken in this generation; cells keep those of earlier ones."""
+        """A prefix for metrics that no other optimizer uses in this generation; earlier cells' optimizers live on."""
         others = (one for one in _all if one is not self and one._generation and one._generation() is communicator)
         taken = {one._label for one in others}
         numbered = (f"sync {number}" for number in range(2, len(taken) + 2))
         return next(label for label in ("sync", *numbered) if label not in taken)
 
     def _level(self, outer: Outer) -> None:
-        """Have all ranks go on from the same common weights, and from the same step of the round."""
+        """Set all ranks to the same common weights and the same step of the round."""
         here = notes_of(self._wrapped).steps, outer.position, self._settings, repr(self._compression)
         gathered = gather_objects(here, "local steps", self._process_set)
         for rank, (_, _, *how) in zip(self._process_set.ranks or [], gathered, strict=True):
@@ -345,7 +345,7 @@ class LocalOptimizer(Wrapper):
         if len(set(rows)) > 1:
             furthest = max(range(len(rows)), key=lambda rank: (rows[rank], -rank))
             give_rest(shared, (self._process_set.ranks or [])[furthest])
-        # A sync that failed is made again after the next step.
+        # At most ``every - 1``, so that a failed sync is made again after the next step.
         outer.position = min(max(position for _, position in rows), self._settings.every - 1)
 
     def _shared(self, outer: Outer) -> Shared:
@@ -354,7 +354,7 @@ class LocalOptimizer(Wrapper):
         return Shared(self._wrapped, self._parameter_names, self._process_set, state=False, equal=equal)
 
     def take_outer(self, root: int) -> None:
-        """Take the outer state of a global rank; all ranks call this, where all have the weights of that rank."""
+        """Take the outer state of global rank ``root``, whose weights all ranks have; all ranks call this."""
         self._averaging = None
         outer = self._noted_outer()
         outer.add(self._trained(), self._settings.momentum > 0)
@@ -392,7 +392,7 @@ class LocalOptimizer(Wrapper):
             average = Average(in_bytes(differences, self._groups, self._compression, besides, name, blocking))
         else:
             how = Reduction(ReduceOp.AVERAGE, 1.0, 1.0, self._process_set)
-            # Reduced in place, and compared with the averages afterwards.
+            # A copy: it is reduced in place, and the differences are compared with the averages afterwards.
             sent = [one.clone() for one in differences] if self._compression is Compression.none else differences
             average = Average(in_floats(sent, how, self._compression, besides, name, blocking))
         return _Averaging(number, parameters, differences, average, self._settings.delay, besides)
@@ -434,7 +434,7 @@ class LocalOptimizer(Wrapper):
 
     # --- what is recorded ---
     def _record(self, outer: Outer, averaging: _Averaging, distances: Sequence[float]) -> None:
-        """Add to the rows of `log` how far this rank is from the average, and what was sent."""
+        """Add to the rows of `log` this rank's distance from the average, and the bytes sent."""
         outer.sent += averaging.besides.nbytes
         self._squares[averaging.number] = sum(one * one for one in distances)
         values = {
@@ -452,7 +452,7 @@ class LocalOptimizer(Wrapper):
     def state_dict(self) -> dict[str, Any]:
         """As torch's own, with the outer state under ``"outer"``, which other optimizers ignore.
 
-        Its error feedback is this rank's own; another rank that loads it begins with none.
+        Its error feedback is this rank's own; another rank that loads it drops it.
         """
         whole = super().state_dict()
         if (outer := self._outer) is not None:
@@ -467,7 +467,7 @@ class LocalOptimizer(Wrapper):
         return whole
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As torch's own; without an outer state in it the present weights become the common ones at the next step."""
+        """As torch's own; without an outer state, the present weights become the common weights at the next step."""
         super().load_state_dict(state_dict)
         self._averaging, self._fragments = None, ()
         self._apart.clear()
@@ -490,7 +490,7 @@ class LocalOptimizer(Wrapper):
 
 
 def _exact(parameter: Tensor) -> torch.dtype:
-    """The type in which differences and momentum are kept."""
+    """The dtype of differences and momentum."""
     return torch.float64 if parameter.dtype == torch.float64 else torch.float32
 
 
@@ -504,7 +504,7 @@ _all: weakref.WeakSet[LocalOptimizer] = weakref.WeakSet()
 
 
 def _tell_unsynced() -> None:
-    """Say at the end of a generation that the weights of its ranks differ."""
+    """At the end of a generation, report that the weights of its ranks differ."""
     if world.is_aborted() or world.current().rank != 0:
         return
     for one in list(_all):
@@ -519,11 +519,11 @@ def _tell_unsynced() -> None:
 
 
 def end_rounds(optimizers: Sequence[torch.optim.Optimizer], root: int) -> tuple[int, list[bool]]:
-    """Before `prepare` gives all ranks the weights of ``root``: end rounds under way, so that these are common ones.
+    """Before `prepare` gives all ranks the weights of ``root``: end rounds, so that its weights are common weights.
 
-    Where all ranks have the same common weights, by an outer step. After a failure with a rank that was started again,
-    by going back to the common weights. Returns the rank whose weights count, and which optimizers have an outer state
-    that ranks lack. All ranks call this.
+    A round ends by an outer step if all ranks have an outer state. If some lack it, as after a restart of a rank, the
+    others go back to the common weights. Returns the rank whose weights count, and for each optimizer whether some
+    ranks lack its outer state. All ranks call this.
     """
     here = [notes_of(one).outer is not None for one in optimizers]
     rows = [here]

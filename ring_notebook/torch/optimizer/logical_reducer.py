@@ -1,10 +1,10 @@
 """Reduces the gradients of logical ranks, which take turns, to the same bits on any number of ranks.
 
-In each turn the gradients of the backward passes are copied to a leaf of `OrderedSum`, and ``p.grad`` becomes zeros:
-what a program does with these before the last turn, such as clipping, has no effect. At the end of a pass in the last
-turn the ranks exchange their nodes of the tree, each adds the rest of it, and ``p.grad`` is the average over all
-logical ranks. Another pass in a turn adds to the gradients of that turn only. What is in ``p.grad`` when a round begins
-is added to the average of that round, as where a program calls no ``zero_grad()``.
+In each turn the gradients of the backward passes are copied to a leaf of `OrderedSum`, and ``p.grad`` becomes zeros, so
+that clipping before the last turn has no effect. At the end of a pass in the last turn the ranks exchange their nodes
+of the tree, each adds the rest, and ``p.grad`` is the average over all logical ranks. Another pass in a turn adds to
+the gradients of that turn only. If a program does not call ``zero_grad()``, the gradients at the begin of a round are
+added to its average.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ _IS_AVERAGE = "_ring_is_average"
 class _Layout:
     """Where the gradients of parameters lie in flat tensors, one for each bucket, and one of counts.
 
-    The counts, a number for each parameter, say how many logical ranks have a gradient: one that none has stays None.
-    Flat tensors end with as many zeros as make their length a multiple of ``parts``.
+    The counts, a number for each parameter, say how many logical ranks have a gradient; with 0 it stays None. The
+    length of flat tensors is padded to a multiple of ``parts``.
     """
 
     def __init__(self, named: Named, threshold: int, parts: int) -> None:
@@ -58,7 +58,7 @@ class _Layout:
         self._sizes = [sum(self.specs[number].elements for number in bucket) for bucket in self.buckets]
         self.places = {p: number for number, p in enumerate(self.parameters)}
         self.parts = parts
-        self._spare: list[list[Tensor]] = []  # memory that the kernel has given us: new pages cost more than the sums
+        self._spare: list[list[Tensor]] = []  # kept, because new pages from Linux cost more time than the sums
 
     def flats(self) -> list[Tensor]:
         """Flat tensors, with any content."""
@@ -79,18 +79,18 @@ class _Layout:
         return flats
 
     def give_back(self, flats: list[Tensor]) -> None:
-        """Nobody reads them any more."""
+        """Keep ``flats``, which nobody reads any more, for `flats`."""
         self._spare.append(flats)
 
     def merge(self, left: list[Tensor], right: list[Tensor]) -> list[Tensor]:
-        """The sum of both, which are nobody's any more."""
+        """The sum of both, in the memory of ``left``; gives ``right`` back."""
         for one, other in zip(left, right, strict=True):
             one.add_(other)
         self.give_back(right)
         return left
 
     def views(self, flats: Sequence[Tensor]) -> dict[int, Tensor]:
-        """The part of each parameter, by its number, in its shape; of a complex one as real numbers."""
+        """Each parameter's part, by its number and in its shape; complex ones as real numbers."""
         found: dict[int, Tensor] = {}
         for bucket, flat in zip(self.buckets, self.contents(flats), strict=True):
             parts = torch.split(flat, [self.specs[number].elements for number in bucket])
@@ -98,7 +98,7 @@ class _Layout:
         return found
 
     def contents(self, flats: Sequence[Tensor]) -> list[Tensor]:
-        """The gradients of each bucket, without what makes its length a multiple."""
+        """The gradients of each bucket, without padding."""
         return [flat[:size] for flat, size in zip(flats, self._sizes, strict=False)]
 
 
@@ -111,7 +111,7 @@ class _Leaf:
         self.flats = layout.zeros()
         self.views = layout.views(self.flats)
         self.is_closed = False
-        """Whether its optimizer has made its step, or would have."""
+        """Whether the optimizer's ``step`` was called in this turn."""
         self.is_reduced = False
         self.is_dropped = False
         """Whether ``zero_grad()`` has dropped the averages."""
@@ -125,7 +125,7 @@ class _Leaf:
         return copied
 
     def take(self, parameters: Sequence[Tensor]) -> None:
-        """Take the gradients of ``parameters`` in place of those it has."""
+        """Replace its gradients of ``parameters`` by their present ones."""
         numbers = [self.layout.places[p] for p in parameters]
         gradients = [real_view(p.grad.detach()) for p in parameters if p.grad is not None]
         copy_each([self.views[number] for number in numbers], gradients)
@@ -133,7 +133,7 @@ class _Leaf:
         self.reached.update(parameters)
 
     def mark(self) -> Tensor:
-        """The sum of all gradients as words of memory, which differs where one of them does."""
+        """The sum of all gradients as words of memory, to find gradients that differ."""
         sums = [word_sum(one) for one in self.layout.contents(self.flats)]
         return sums[0] if len(sums) == 1 else _stacked(sums).sum()
 
@@ -154,7 +154,7 @@ def _stacked(numbers: Sequence[Tensor]) -> Tensor:
 
 
 def _quiet(parameter: Tensor) -> None:
-    """Make a gradient zeros, which a program may change: a GradScaler, or a loop that logs its norm, expects one."""
+    """Set a gradient to zeros instead of None: a GradScaler, or a loop that logs its norm, expects a tensor."""
     if parameter.grad is None or parameter.grad.requires_grad:
         parameter.grad = torch.zeros_like(parameter)
     else:
@@ -174,9 +174,9 @@ class LogicalReducer(GradientReducer):
         self._mark: tuple[weakref.ref[Communicator], int, _Layout, str] | None = None
         self._sum: OrderedSum[list[Tensor]] | None = None
         self._leaf: _Leaf | None = None
-        self._marks: list[Tensor] = []  # of the leaves of the round before this one
-        self._before: dict[Tensor, Tensor] = {}  # what was in ``p.grad`` when the round began
-        self._reached: dict[Tensor, None] = {}  # in the pass in progress
+        self._marks: list[Tensor] = []  # of the round's leaves before the present one
+        self._before: dict[Tensor, Tensor] = {}  # the gradients when the round began
+        self._reached: dict[Tensor, None] = {}  # by the pass in progress
 
     def __reduce__(self) -> Any:
         """As the base class."""
@@ -232,16 +232,16 @@ class LogicalReducer(GradientReducer):
         return layout
 
     def close_turn(self, what: str) -> None:
-        """The optimizer has made its step, or would have: what comes in this turn does not count for it."""
+        """Note that the optimizer's ``step`` was called: later gradients in this turn do not count for it."""
         leaf = self.open(what)
         leaf.is_closed, self.logical.stepped = True, leaf.turn
 
     def settle(self) -> bool:
-        """As the base class: reduce in the last turn if no pass has; those of this rank may have reached nothing."""
+        """As the base class: reduce in the last turn if no pass has, because none reached a parameter on this rank."""
         backward_end.end_broken()
         self._enter_generation()
         leaf = self.open("optimizer.step()")
-        if self._reached:  # where the end of a pass is not seen
+        if self._reached:  # without `backward_end.ENDS_ARE_SEEN`
             self.end_pass()
         is_dropped = leaf.is_dropped and not leaf.reached
         if leaf.is_closed or leaf.is_reduced or is_dropped or self.logical.is_between:
@@ -251,9 +251,9 @@ class LogicalReducer(GradientReducer):
         return self._reductions > before and self.logical.ranks > 1
 
     def forget(self) -> None:
-        """As the base class, in ``zero_grad()``: what this turn has made so far is dropped, earlier turns stay.
+        """As the base class, in ``zero_grad()``: drop the gradients of this turn; earlier turns stay.
 
-        Behind a reduction that is all, unless another pass makes gradients before the step.
+        After a reduction this drops the averages, unless another pass makes gradients before the step.
         """
         backward_end.end_broken()
         self._enter_generation()
@@ -266,7 +266,7 @@ class LogicalReducer(GradientReducer):
         leaf.is_dropped, leaf.is_reduced = leaf.is_reduced, False
 
     def drop(self) -> None:
-        """As the base class, what this turn has made: earlier turns stay."""
+        """As the base class, for the gradients of this turn; earlier turns stay."""
         self._reached, self._before = {}, {}
         if self._leaf is not None:
             self._leaf.clear()
@@ -284,7 +284,7 @@ class LogicalReducer(GradientReducer):
 
     # --- as `backward_end` sees it ---
     def end_pass(self) -> bool:
-        """Take the gradients of a pass; whether those of all logical ranks are due."""
+        """Take the gradients of a pass; returns whether the reduction is due."""
         leaf = self.open()
         reached = list(self._reached)
         self._reached = {}
@@ -304,7 +304,7 @@ class LogicalReducer(GradientReducer):
         return not self._paused
 
     def reach(self) -> tuple[bool, bool]:
-        """All: gradients of earlier turns are due too."""
+        """All, because gradients of earlier turns are due too."""
         return True, True
 
     @torch.no_grad()
@@ -351,7 +351,7 @@ class LogicalReducer(GradientReducer):
 
     # --- within ---
     def _note(self, leaf: _Leaf, averages: dict[int, Tensor]) -> None:
-        """Note marks of what each logical rank of this rank has made, and of this rank's part of the averages."""
+        """Note marks of the gradients of this rank's logical ranks, and of its part of the averages."""
         logical, specs = self.logical, leaf.layout.specs
         marks = [*self._marks, leaf.mark()]
         names = [logical_name(logical.first + turn) for turn in range(len(marks))]
@@ -361,9 +361,9 @@ class LogicalReducer(GradientReducer):
         gradient_log.note(leaf.turn.round, names, _stacked(marks))
 
     def _averages(self, layout: _Layout, nodes: list[list[Tensor]]) -> list[Tensor]:
-        """The averages over all logical ranks, and how many of these have a gradient, from this rank's ``nodes``.
+        """The averages over all logical ranks, and how many of them have a gradient, from this rank's ``nodes``.
 
-        Each rank adds one part of all nodes, and has the sums of the other parts from the others.
+        Each rank adds one part of all nodes, and gets the sums of the other parts from the other ranks.
         """
         number, ranks = self.logical.number, self.logical.ranks
         places = [place for rank in range(ranks) for place in nodes_of(number, *self.logical.of_rank(rank))]
@@ -388,7 +388,7 @@ class LogicalReducer(GradientReducer):
         return averages
 
     def _agreed(self, layout: _Layout) -> str:
-        """A mark of the ``layout`` that all ranks have agreed on."""
+        """The mark of the ``layout``, on which all ranks agree first."""
         if self.logical.ranks == 1:
             return ""
         communicator = self.process_set().communicator
@@ -403,7 +403,7 @@ class LogicalReducer(GradientReducer):
         return True  # so that `_before_gradient` is called
 
     def _before_gradient(self, parameter: Tensor) -> None:
-        """Before a pass adds to the gradient of ``parameter``: give it what earlier passes of this turn have made."""
+        """Before a pass adds to the gradient: set it to the sum of earlier passes of this turn."""
         if not world.is_initialized():
             return
         backward_end.begin()  # which may drop the leaf

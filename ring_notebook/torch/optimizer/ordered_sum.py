@@ -1,8 +1,8 @@
 """Sums in one order for any number of ranks: a binary tree over logical ranks.
 
-Node ``(level, index)`` of the tree is the sum of leaves ``index * 2**level`` to ``(index + 1) * 2**level - 1``, as far
-as there are so many; its parts are nodes ``2 * index`` and ``2 * index + 1`` of the level below, or the first of them
-alone. A rank adds what it can of its consecutive leaves, the ranks exchange these nodes, and each adds the rest.
+Node ``(level, index)`` of the tree is the sum of the existing leaves from ``index * 2**level`` to
+``(index + 1) * 2**level - 1``. Its parts are nodes ``2 * index`` and, if it exists, ``2 * index + 1`` of the level
+below. A rank adds its consecutive leaves as far as it can, the ranks exchange these nodes, and each adds the rest.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ class OrderedSum(Generic[T]):
     def __init__(self, number: int, first: int, add: Callable[[T, T], T]) -> None:
         self._number, self._add = number, add
         self.next = first
-        """The leaf that is to come."""
+        """The index of the next leaf."""
         self.nodes: list[tuple[int, int, T]] = []
-        """Those that cannot be added further before other leaves come."""
+        """Nodes that need other leaves before they can be added further."""
 
     def push(self, leaf: T) -> None:
         """Add the next leaf."""
@@ -29,7 +29,7 @@ class OrderedSum(Generic[T]):
         self.next += 1
 
     def push_node(self, level: int, index: int, value: T) -> None:
-        """Add a node, which stands behind all that came before."""
+        """Add a node that follows all earlier ones."""
         while True:
             width = -(-self._number >> level)  # nodes of this level
             if width == 1:
@@ -44,7 +44,7 @@ class OrderedSum(Generic[T]):
         self.nodes.append((level, index, value))
 
     def with_leaf(self, leaf: T, add: Callable[[T, T], T]) -> OrderedSum[T]:
-        """The sum with one more leaf; this one stays what it is, if ``add`` leaves its arguments alone."""
+        """A copy with one more leaf; this sum stays unchanged if ``add`` does not change its arguments."""
         more: OrderedSum[T] = OrderedSum(self._number, self.next, add)
         more.nodes = list(self.nodes)
         more.push(leaf)
@@ -52,7 +52,7 @@ class OrderedSum(Generic[T]):
 
 
 def nodes_of(number: int, first: int, count: int) -> list[tuple[int, int]]:
-    """The nodes of `OrderedSum` behind leaves ``first`` to ``first + count - 1``."""
+    """The nodes of an `OrderedSum` after leaves ``first`` to ``first + count - 1``."""
     found: OrderedSum[None] = OrderedSum(number, first, lambda *_: None)
     for _ in range(count):
         found.push(None)
@@ -60,7 +60,7 @@ def nodes_of(number: int, first: int, count: int) -> list[tuple[int, int]]:
 
 
 def total(number: int, nodes: Iterable[tuple[int, int, T]], add: Callable[[T, T], T]) -> T:
-    """The sum of all leaves, from the nodes of all ranks in the order of these."""
+    """The sum of all leaves, from the nodes of all ranks in rank order."""
     whole: OrderedSum[T] = OrderedSum(number, 0, add)
     for level, index, value in nodes:
         whole.push_node(level, index, value)

@@ -2,8 +2,8 @@
 
     M = gradient + error | P = M Q, averaged, its columns made orthonormal | Q = M' P, averaged | average = P Q'
 
-Each rank keeps as its error what the average lacks of its own M. Q is where the next step begins. With a new plan of
-buckets all ranks begin with the same random Q: one that was started again has no other.
+Each rank keeps its M minus the average as its error. The next step begins with the averaged Q. With a new plan of
+buckets all ranks begin with the same random Q, because a restarted rank has no other.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ring_notebook.torch.tensors import in_memory_order
 
 @dataclass
 class _Matrix:
-    """The gradient of a parameter as rows and columns, and what the next step begins with."""
+    """The gradient of a parameter as a matrix, and Q for the next step."""
 
     index: int
     rows: int
@@ -32,7 +32,7 @@ class _Matrix:
 
 
 def matrices_of(shapes: Sequence[Sequence[int]], rank: int) -> Iterator[tuple[int, int, int]]:
-    """Index, rows and columns of the tensors that get smaller as two matrices of ``rank`` columns."""
+    """Index, rows and columns of tensors that two matrices of ``rank`` columns make smaller."""
     for index, shape in enumerate(shapes):
         rows = shape[0] if len(shape) > 1 else 0
         columns = torch.Size(shape[1:]).numel()
@@ -41,7 +41,7 @@ def matrices_of(shapes: Sequence[Sequence[int]], rank: int) -> Iterator[tuple[in
 
 
 class PowerSGD:
-    """Reduces the gradients of one bucket; those that are no matrices, or small ones, as they are."""
+    """Reduces the gradients of one bucket; gradients that are small or no matrices are not compressed."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class PowerSGD:
             self._errors = [one - average for one, average in zip(given, averages, strict=True)]
             for matrix, right in zip(self._matrices, rights, strict=True):
                 matrix.right = right
-        else:  # a step that a GradScaler leaves out
+        else:  # a GradScaler skips this step
             self._errors = errors or []
         result: dict[int, Tensor] = dict(zip(others, plain, strict=True))
         result |= {one.index: average for one, average in zip(self._matrices, averages, strict=True)}
@@ -97,7 +97,7 @@ class PowerSGD:
 
 
 def _orthonormal(left: Tensor) -> Tensor:
-    """A basis of the space of the columns; NaN where one of them is not finite, which LAPACK may refuse."""
+    """An orthonormal basis of the columns; NaN if one of them is not finite, which LAPACK may refuse."""
     if not bool(left.sum().isfinite()):
         return torch.full_like(left, float("nan"))
     basis: Tensor = torch.linalg.qr(left)[0]

@@ -37,19 +37,19 @@ class ReducingOptimizer(Wrapper):
 
     _reducer: GradientReducer
     rest: Sequence[GradientReducer] = ()
-    """Those of parameters of its models that no optimizer has."""
+    """Reducers for parameters of its models that no optimizer has."""
     _newer: tuple[ReducingOptimizer, ...] = ()
-    """Those that have some of its parameters too, and reduce their gradients."""
+    """Optimizers that share some of its parameters, and reduce their gradients."""
     _shares = False
     """Whether another optimizer, older or newer, has some of its parameters too."""
     _skipping = False
-    _synchronized = False  # by the user, for the next step, and for nothing
+    _synchronized = False  # the user called `synchronize` before this step, needlessly
     _warned = False
     _disruptions = 0  # `world.disruptions` at the last step
 
     @property
     def process_set_of_steps(self) -> ProcessSet:
-        """The ranks whose steps of any name are made by all or none."""
+        """The ranks that make steps of any name together, or none does."""
         return self._reducer.how.process_set
 
     @property
@@ -66,7 +66,7 @@ class ReducingOptimizer(Wrapper):
         return self._reducer, *self.rest
 
     def settle(self) -> bool:
-        """Reduce what no backward pass has reduced; if the next `step` will only count, return True and do nothing."""
+        """Reduce gradients that no backward pass has reduced; if the next `step` only counts, just return True."""
         if self.is_between_steps():
             return True
         self.synchronize()
@@ -76,7 +76,7 @@ class ReducingOptimizer(Wrapper):
     def synchronize(self) -> None:
         """Replace gradients by their reduction over all ranks; all ranks must call this (Horovod's name).
 
-        `backward` has done that, so this is for gradients that the program has set itself, and does nothing else.
+        `backward` has already done that, so only gradients that the program has set itself are reduced.
         """
         self._check_newest()
         self._follow_generation()
@@ -86,7 +86,7 @@ class ReducingOptimizer(Wrapper):
             one.settle()
 
     def _compare(self) -> bool:
-        """`_mend`, at the begin of a step; whether the step is left out, because its gradients are dropped."""
+        """`_mend`, at the begin of a step; returns whether the step is skipped, because its gradients are dropped."""
         if not self._mend(self._reducer.how.process_set, self._shared):
             return False
         self._seen = 0
@@ -95,12 +95,12 @@ class ReducingOptimizer(Wrapper):
         return True
 
     def named_gradients(self) -> Sequence[tuple[str, Tensor]]:
-        """The parameters whose gradients it reduces, with their names: those that no newer optimizer has."""
+        """The parameters, with names, whose gradients it reduces: no newer optimizer has them."""
         named = super().named_gradients()
         return [pair for pair in named if owners_of([pair[1]]) == [self]] if self._newer else named
 
     def _reducers(self) -> list[GradientReducer]:
-        """Those of its parameters' gradients."""
+        """The reducers of its parameters' gradients."""
         if not self._newer:
             return [self._reducer]
         owners: list[Any] = owners_of(parameters_of(self))
@@ -191,7 +191,7 @@ class ReducingOptimizer(Wrapper):
         self._mark_stepped()
 
     def begin_other_step(self) -> None:
-        """As before `step`, for a step in a method of another name, or by another optimizer of the parameters."""
+        """Prepare, as `step` does, a step in another method, or by another optimizer of the parameters."""
         self._refuse_in_micro_batches("a step of another name than step()")
         self._check_newest()
         self._follow_generation()
@@ -217,7 +217,7 @@ class ReducingOptimizer(Wrapper):
 
     @uncompiled
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As the wrapped optimizer's; of accumulated micro-batches those for which `step` was called stay."""
+        """As the wrapped optimizer's; micro-batches stay for which `step` was already called."""
         self._follow_generation()
         if world.is_initialized():
             for one in self._reducers():
@@ -225,7 +225,7 @@ class ReducingOptimizer(Wrapper):
         super().zero_grad(set_to_none)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As the wrapped optimizer's; drops earlier micro-batches of the step, and what compression has left."""
+        """As the wrapped optimizer's; drops earlier micro-batches of the step, and compression errors."""
         self._reducer.drop_micro_batches()
         self._reducer.drop_residuals()
         self._seen = 0
@@ -237,7 +237,7 @@ class ReducingOptimizer(Wrapper):
         self._reducer.watch(self)
 
     def _release(self, to: Wrapper) -> None:
-        """Go on where ``to`` reduces alike: averages are the same for both, whichever makes them."""
+        """Continue if ``to`` reduces in the same way: either may then average for both."""
         if (
             isinstance(to, ReducingOptimizer)
             and to._wrapped is not self._wrapped
@@ -269,7 +269,7 @@ def clip_grad_norm_(
     chosen = [parameters] if isinstance(parameters, Tensor) else list(parameters)
     between = False
     for owner in owners_of(chosen):
-        if isinstance(owner, LocalOptimizer):  # whose gradients are this rank's own
+        if isinstance(owner, LocalOptimizer):  # its gradients are this rank's own
             between = owner.is_between_steps() or between
             continue
         if not isinstance(owner, ReducingOptimizer):

@@ -1,4 +1,4 @@
-"""The gradients of a prepared model that no optimizer has: averages too, for norms that are taken over the model."""
+"""Averages gradients of a prepared model that no optimizer has, because programs take norms over the whole model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ring_notebook.torch.optimizer.wrapper import owners_of
 
 
 class Rest:
-    """The parameters of a model that no optimizer has. Reduced as those of ``beside``, in the same micro-batches."""
+    """The parameters of a model that no optimizer has, reduced like the parameters of ``beside``."""
 
     def __init__(self, model: nn.Module, beside: ReducingOptimizer) -> None:
         self._named = [(name, one) for name, one in model.named_parameters() if not owners_of([one])]
@@ -27,7 +27,7 @@ class Rest:
         beside.rest = [*beside.rest, self._reducer]
 
     def named_gradients(self) -> Sequence[tuple[str, Tensor]]:
-        """Those that no optimizer has been given since."""
+        """The parameters that still no optimizer has, with their names."""
         return [pair for pair in self._named if not owners_of([pair[1]])]
 
     def is_between_steps(self) -> bool:
@@ -36,7 +36,7 @@ class Rest:
         return beside is not None and beside.is_between_steps()
 
     def close(self) -> None:
-        """Leave the gradients alone."""
+        """Stop reducing."""
         self._reducer.close()
 
 
@@ -44,7 +44,7 @@ _rests: WeakKeyDictionary[nn.Module, Rest] = WeakKeyDictionary()
 
 
 def average_rest(models: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer | Any]) -> None:
-    """Average what ``optimizers`` do not have of ``models`` too, as the first of them averages its own."""
+    """Average also gradients of ``models`` that no optimizer has, in the way of the first of ``optimizers``."""
     beside = next((one for one in optimizers if isinstance(one, ReducingOptimizer)), None)
     for model in models:
         if (known := _rests.pop(model, None)) is not None:
@@ -54,5 +54,5 @@ def average_rest(models: Sequence[nn.Module], optimizers: Sequence[torch.optim.O
 
 
 def models_beside(optimizer: Any) -> list[nn.Module]:
-    """The models of which ``optimizer`` has `average_rest` average what no optimizer has."""
+    """The models whose rest `average_rest` averages beside ``optimizer``."""
     return [model for model, rest in _rests.items() if rest._beside() is optimizer]

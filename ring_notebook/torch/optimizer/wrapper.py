@@ -30,9 +30,9 @@ from ring_notebook.torch_private import uncompiled
 _SHARED = ("param_groups", "state")
 _OF_GENERATION = {
     *("_generation", "_disruptions", "_averaging", "_groups", "rest", "_newer", "_shares"),
-    *("_wrapped", "_parameter_names", "step"),  # which a schedule has patched to see that it is called
+    *("_wrapped", "_parameter_names", "step"),  # a schedule patches `step` to see that it is called
 }
-"""Attributes that a copy does not have."""
+"""Attributes that a copy does not get."""
 
 # The wrapper of each parameter.
 _owners: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
@@ -46,15 +46,15 @@ class Wrapper(torch.optim.Optimizer):
     """
 
     _step_supports_amp_scaling = True
-    """Tells a GradScaler that `step` unscales the gradients, and to call it also for an inf, which other ranks may not
-    have. The scaler then sets ``grad_scale``, None when its user has unscaled, and ``found_inf``."""
+    """Tells a GradScaler that `step` unscales the gradients, so that the scaler calls it even after an inf, which other
+    ranks may not have. The scaler then sets ``grad_scale``, None when its user has unscaled, and ``found_inf``."""
 
     _parameter_names: dict[Tensor, str]
     """Horovod's attribute, which libraries read: the name of each parameter."""
     _wrapped: torch.optim.Optimizer
     _process_set: ProcessSet
     is_stepping = False
-    """Tells the hooks of `ring_notebook.torch.steps` that `step` itself commits."""
+    """Tells the hooks of `ring_notebook.torch.steps` that `step` is under way and commits itself."""
     same_step: SameStep
     _superseded = False
     _passes = 1
@@ -90,20 +90,20 @@ class Wrapper(torch.optim.Optimizer):
         super().__setstate__({name: value for name, value in state.items() if name not in _SHARED})
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        """Another one like it, of the copies of the parameters: also their gradients are averaged."""
+        """An optimizer like this one for the copies of the parameters, whose gradients it averages too."""
         make, made_with, kept, *_, put = self.__reduce_ex__(4)
         twin = memo[id(self)] = make(*copy.deepcopy(made_with, memo))
         put(twin, copy.deepcopy(kept, memo))
         return twin
 
     def __copy__(self) -> Any:
-        """Another name for the same optimizer: it has the same parameters and state."""
+        """An object with the same parameters and state."""
         twin = object.__new__(type(self))
         twin.__dict__.update(self.__dict__)
         return twin
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Pickle as what averages gradients again; the notebook, which is no rank, gets the wrapped class."""
+        """Unpickles on ranks as a wrapper that averages, in the notebook, which is no rank, as what it wraps."""
         mixin = next(one for one in type(self).__mro__[1:] if issubclass(one, Wrapper))
         names = {p: self._parameter_names[p] for p in parameters_of(self) if p in self._parameter_names}
         others = {*self._wrapped.__dict__, "_superseded"}
@@ -112,8 +112,8 @@ class Wrapper(torch.optim.Optimizer):
         return wrap_on_ranks, made_with, (kept, notes_of(self._wrapped).outer), None, None, put_kept
 
     def _kept(self) -> dict[str, Any]:
-        """The attributes of one that takes its place in another process, also what the wrapped class has set."""
-        # What ``_ring_`` names is noted with the wrapped optimizer.
+        """The attributes to keep for another process, including those that the wrapped class has set."""
+        # Attributes named ``_ring_...`` are kept with the wrapped optimizer.
         own = self.__dict__.items()
         return {name: one for name, one in own if name not in _OF_GENERATION and not name.startswith("_ring_")}
 
@@ -129,8 +129,8 @@ class Wrapper(torch.optim.Optimizer):
     def accumulate(self, micro_batches: int) -> None:
         """Make one step in every ``micro_batches`` calls of `step`, with the mean of their gradients.
 
-        The other calls of `step` keep the gradients that there are for it, and `zero_grad` drops what came behind the
-        last call. Micro-batches left at the end of an epoch count in the next one.
+        The other calls of `step` keep the present gradients for it; `zero_grad` then drops only later gradients.
+        Micro-batches left at the end of an epoch count in the next one.
         """
         self._micro_batches = check_passes(micro_batches)
         self._seen = 0
@@ -139,11 +139,11 @@ class Wrapper(torch.optim.Optimizer):
             one.average_over(micro_batches)
 
     def _own_reducers(self) -> Sequence[GradientReducer]:
-        """What reduces its gradients, or adds them up."""
+        """The reducers that reduce its gradients, or add them up."""
         return ()
 
     def _only_counts(self, closure: object) -> bool:
-        """Whether this call of `step` counts a micro-batch, and keeps its gradients, and does no more."""
+        """Whether this call of `step` only counts a micro-batch, and keeps its gradients; if so, do that."""
         if closure is not None:
             self._refuse_in_micro_batches("step(closure)")
             return False
@@ -153,7 +153,7 @@ class Wrapper(torch.optim.Optimizer):
             one.end_micro_batch()
         self._seen += 1
         metrics.note_batches_per_step(self._micro_batches)
-        self._mark_stepped()  # a scheduler that steps after every batch is in the right order
+        self._mark_stepped()  # so that a scheduler that steps after every batch does not warn
         return True
 
     def _refuse_in_micro_batches(self, what: str) -> None:
@@ -169,7 +169,7 @@ class Wrapper(torch.optim.Optimizer):
 
     @property
     def has_begun_step(self) -> bool:
-        """Whether micro-batches were counted for a step that is to come."""
+        """Whether micro-batches were counted for the next step."""
         return self._seen > 0
 
     def is_between_steps(self) -> bool:
@@ -186,7 +186,7 @@ class Wrapper(torch.optim.Optimizer):
         return nullcontext()
 
     def _claimed(self) -> None:
-        """Begin with the parameters, of which it is the owner now."""
+        """Called when it has become the owner of its parameters."""
         guard_steps(owners_of)
         self._act_once()  # also in a process that a snapshot was loaded into
 
@@ -196,7 +196,7 @@ class Wrapper(torch.optim.Optimizer):
         return self._process_set
 
     def begin_other_step(self) -> None:
-        """Raises RuntimeError where it is `step` that brings the ranks together: another one would part them."""
+        """Raises RuntimeError unless overridden: only `step` brings the ranks together."""
         raise RuntimeError(
             f"rank {world.current().rank}: op=Adasum and sync_every bring the ranks together in optimizer.step(), and "
             "a step of another name, such as SAM's second_step(), would leave each rank with weights of its own; call "
@@ -213,7 +213,7 @@ class Wrapper(torch.optim.Optimizer):
 
     @contextmanager
     def _committed(self, process_set: ProcessSet, scale: float | None = None) -> Iterator[None]:
-        """`committed` by a name that says which step it is, of which weights, and at which scale of gradients."""
+        """`committed`, whose name tells the number of the step, its weights, and the scale of gradients."""
         if not process_set.included() or process_set.size() == 1:
             with committed(process_set):
                 yield
@@ -237,7 +237,7 @@ class Wrapper(torch.optim.Optimizer):
             self.is_stepping = False
 
     def _release(self, to: Wrapper) -> None:
-        """Release the parameters that another wrapper has now."""
+        """Called when another wrapper owns the parameters."""
         self._superseded = True
 
     def _check_newest(self) -> None:
@@ -252,9 +252,9 @@ class Wrapper(torch.optim.Optimizer):
     def _unscaled(self) -> Iterator[Callable[[ProcessSet | None], bool]]:
         """Unscale the gradients if a GradScaler calls; yields a function that says whether a rank found an inf or nan.
 
-        All ranks of the process set that it gets must call that function; without one it looks at this rank alone, as
-        where the gradients are averages. It waits for the device, like torch's own scaler. The wrapped step, which may
-        look for a scaler too, finds none.
+        All ranks of the process set that this function gets must call it; with None it looks at this rank alone, which
+        is enough if the gradients are averages. It waits for the device, like torch's own scaler. The wrapped step,
+        which may support scalers too, finds none.
         """
         given: dict[str, Any] = {
             name: self.__dict__.pop(name) for name in ("grad_scale", "found_inf") if name in self.__dict__
@@ -272,7 +272,7 @@ class Wrapper(torch.optim.Optimizer):
             numbers = [
                 torch.as_tensor(found_inf).detach().to(torch.float32).reshape(1)
             ]  # 0 where there are no gradients
-            if process_set is not None and process_set.included():  # a sum, because joined ranks take part in it
+            if process_set is not None and process_set.included():  # a sum, because joined ranks contribute zeros
                 numbers = [allreduce(numbers[0], name="found inf", op=ReduceOp.SUM, process_set=process_set)]
             elif scale is not None:
                 numbers.append(scale.detach().to(numbers[0]).reshape(1))
@@ -282,14 +282,14 @@ class Wrapper(torch.optim.Optimizer):
 
         yield overflowed
         self._scale = None
-        # Not after an exception: the scaler removes them only after a step, and would multiply those that it finds
-        # next time by its own scale.
+        # Not after an exception: the scaler removes them only after a step, and would multiply remaining ones by its
+        # scale next time.
         self.__dict__.update(given)
 
     def _mend(self, process_set: ProcessSet, shared: Callable[[], Shared]) -> bool:
-        """At the first steps of a generation, make the ranks equal again; whether their states had diverged.
+        """At the first steps of a generation, make the ranks equal again; returns whether their states had diverged.
 
-        If so, drops the gradients, which are older than that: the caller skips a step that does not make new ones.
+        If so, drops the gradients, which are of the old states; the caller skips a step without new gradients.
         """
         if not process_set.included() or process_set.size() == 1:
             return False
@@ -333,7 +333,7 @@ def wrap(mixin: type[W], optimizer: torch.optim.Optimizer, names: dict[Tensor, s
     wrapped._parameter_names = names
     wrapped.same_step = SameStep()
     note_wrapped(original)
-    # A `step` in the instance was patched by an LR scheduler for the original. What is noted stays with that.
+    # Leave out a `step` that an LR scheduler has patched into the original, and our notes, which stay there.
     left = {"step", *_SHARED}
     wrapped.__dict__.update(
         {key: value for key, value in original.__dict__.items() if key not in left and not key.startswith("_ring_")}
@@ -344,12 +344,12 @@ def wrap(mixin: type[W], optimizer: torch.optim.Optimizer, names: dict[Tensor, s
 def wrap_on_ranks(
     mixin: type[Wrapper], original: torch.optim.Optimizer, names: dict[Tensor, str], process_set: ProcessSet
 ) -> torch.optim.Optimizer:
-    """As `wrap`; ``original`` itself in a process of no rank, or of other sets."""
+    """As `wrap`; returns ``original`` in a process that is no rank, or lacks the process set."""
     return wrap(mixin, original, names) if world.is_initialized() and process_set.registered() else original
 
 
 def put_kept(wrapper: torch.optim.Optimizer, kept: tuple[dict[str, Any], Any]) -> None:
-    """Give what `wrap_on_ranks` has made the attributes of another one, and the outer state."""
+    """Give the result of `wrap_on_ranks` the attributes of another wrapper, and its outer state."""
     if isinstance(wrapper, Wrapper):
         attributes, notes_of(wrapper._wrapped).outer = kept
         wrapper.__dict__.update(attributes)
@@ -358,9 +358,9 @@ def put_kept(wrapper: torch.optim.Optimizer, kept: tuple[dict[str, Any], Any]) -
 
 
 def _hook_steps(kind: type) -> None:
-    """Give the steps of all base classes torch's hooks, as torch does when the first of a class is made.
+    """Give the steps of all base classes torch's hooks, which torch does only for classes that have an instance.
 
-    A method of another name may call the step of a base class of which no optimizer has been made yet.
+    A method of another name may call the step of a base class that has none.
     """
     for one in kind.__mro__[: kind.__mro__.index(torch.optim.Optimizer)]:
         step = vars(one).get("step")
@@ -418,9 +418,9 @@ def average_loss(loss: Any, process_set: ProcessSet) -> Any:
 
 
 def once(step: Any) -> Any:
-    """Keep torch from adding its step hooks to ``step``, which calls the wrapped class's step, which has them.
+    """Keep torch from adding its step hooks to ``step``: the wrapped class's step, which it calls, has them.
 
-    torch.compile stays out of it too: it would take the present generation for a constant.
+    Also keeps torch.compile out, which would take the present generation for a constant.
     """
     step.hooked = True
     return uncompiled(step)
