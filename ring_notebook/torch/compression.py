@@ -61,7 +61,7 @@ class Int8Compression(GradientCompression):
         return core.packed_size(elements)
 
     def pack(self, values: Tensor, out: Tensor, before: Tensor | None = None, left: Tensor | None = None) -> None:
-        """Write the float32 vector ``values`` plus the error ``before`` as bytes to ``out``, and the new error to ``left``.
+        """Write the float32 vector ``values`` plus the error ``before`` as bytes to ``out``, the new error to ``left``.
 
         The error is at most half a scale, which is the greatest of 1024 elements divided by 127. If an element is not
         finite, all of its 1024 become NaN and keep the error ``before``. All tensors are contiguous, in CPU memory.

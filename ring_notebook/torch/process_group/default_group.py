@@ -1,4 +1,4 @@
-"""The default group of torch.distributed for the ranks of a run, and what becomes of groups when a run ends."""
+"""Makes the default group of torch.distributed for the ranks of a run, and ends groups when a run ends."""
 
 from __future__ import annotations
 
@@ -25,16 +25,15 @@ from ring_notebook.torch_backend import register
 from ring_notebook.torch_private import private
 
 _GLOO = "gloo/transport/"  # in the file names with which its errors begin
-_PATIENCE = 1.0  # seconds that a group has to end
+_PATIENCE = 1.0  # seconds to wait for groups to end
 
 
 def process_group(backend: str | None = None, timeout: timedelta | None = None) -> c10d.ProcessGroup:
     """The default group of torch.distributed over all ranks of the run or job; all of them call this. Beyond Horovod.
 
-    Makes it where there is none, and makes a new one where that of an earlier cell has another ``backend`` or other
-    ranks; else it is the one that is there, so that a cell may run again. ``backend`` is "ring" when left out, "gloo",
-    "nccl", or any other that torch.distributed knows. ``timeout`` is that of `torch.distributed.init_process_group`.
-    Raises NotInitializedError before ``init()``.
+    Returns the present group if its ``backend`` and ranks match, so that a cell may run again; else makes a new one.
+    ``backend`` is "ring" by default, "gloo", "nccl", or any other that torch.distributed knows. ``timeout`` is passed
+    to `torch.distributed.init_process_group`. Raises NotInitializedError before ``init()``.
     """
     register()
     current = world.current()
@@ -78,10 +77,10 @@ def tells_of_lost_rank(error: BaseException) -> bool:
 
 
 def end_groups_of_failed_generation() -> None:
-    """Called when this rank leaves a generation: where a rank has failed, end the groups of other backends.
+    """Called when this rank leaves a generation: if a rank has failed, end the groups of other backends.
 
-    Their ranks may be out of step, or wait for one another: where this rank's connections close, they raise. Groups of
-    ours have ended with the generation, and restart with the next.
+    Their ranks may be out of step, or wait for this one, and raise when its connections close. Groups of backend "ring"
+    have ended with the generation, and restart with the next.
     """
     if world.is_aborted() and foreign_groups():
         _destroy()
@@ -91,18 +90,18 @@ def end_groups_of_failed_generation() -> None:
 def end_groups() -> None:
     """End all groups of torch.distributed in this process, so that ``init_process_group`` can make a default group.
 
-    A model of an earlier cell that holds one trains on, as nobody has destroyed it in the notebook.
+    A model of an earlier cell that holds a "ring" group can still train: the user has not destroyed its group.
     """
     if dist.is_initialized():
         _destroy()
     _forget_attempts()
-    # Its functions take for ever the default group that there is when they are defined: there has to be none.
-    # DistributedDataParallel imports it.
+    # DistributedDataParallel imports this module, whose functions bind the default group that exists at the import.
+    # Import it while there is none.
     import_module("torch.distributed.nn.functional")
 
 
 class _Holder:
-    """Holds a group. Copies and files of what has this have None in its place."""
+    """Holds a group. Copies and pickles have None instead."""
 
     __slots__ = ("group",)
 
@@ -118,10 +117,10 @@ _wrappers: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 
 
 def follow_wrappers() -> None:
-    """From now on models under DistributedDataParallel are known, and those of other backends free their groups last.
+    """From now on record models under DistributedDataParallel, and have Python free groups of other backends, last.
 
-    C++ frees a group with the interpreter's lock held, and waits for the group's threads. A thread of Gloo that ends an
-    operation may need that lock: both would wait for ever. Python frees a group without the lock.
+    C++ frees a group while it holds the GIL, and waits for the group's threads. A thread of Gloo that ends an operation
+    may need the GIL: a deadlock. Python frees a group without the GIL.
     """
     wrap: Any = DistributedDataParallel
     original = wrap.__init__
@@ -129,19 +128,19 @@ def follow_wrappers() -> None:
     @wraps(original)
     def init(self: Any, *args: Any, **options: Any) -> None:
         original(self, *args, **options)
-        if hasattr(self, "reducer"):  # else all its gradients are left to others
+        if hasattr(self, "reducer"):  # else it reduces no gradients
             _wrappers[self] = world.disruptions()
         if not isinstance(self.process_group, RingProcessGroup):
-            self.__dict__["_ring_holder"] = _Holder(self.process_group)  # attributes end in the order of their setting
+            self.__dict__["_ring_holder"] = _Holder(self.process_group)  # set last, so freed last
 
     wrap.__init__ = init
 
 
 def forget_failed_passes() -> None:
-    """Called when this rank has entered a generation: have models under DistributedDataParallel begin a pass anew.
+    """Called when this rank has entered a generation: reset models under DistributedDataParallel after a failure.
 
-    Where a backward pass has failed, C++ waits for its end and refuses the next. All ranks reset theirs where one has
-    failed: they arrange their buckets again, together.
+    C++ waits for the end of a failed backward pass and refuses the next one. All ranks reset theirs, because they
+    arrange their buckets again together.
     """
     disruptions, reset = world.disruptions(), private("reset_reducer")
     for wrapper in [known for known, until in _wrappers.items() if until < disruptions]:
@@ -151,18 +150,18 @@ def forget_failed_passes() -> None:
 
 
 def forget_accelerate() -> None:
-    """Have accelerate, which Hugging Face's Trainer stands on, find the ranks of this run again, and not its first."""
+    """Reset accelerate, which Hugging Face's Trainer uses, so that it finds the ranks of this run."""
     if state := sys.modules.get("accelerate.state"):
         state.AcceleratorState._reset_state(reset_partial_state=True)
         state.GradientState._reset_state()
-    end_groups()  # also where accelerate is not loaded: a rank that was healed would keep a group that the others end
+    end_groups()  # even without accelerate: a restarted rank, which lacks it, must not keep a group that others end
 
 
 def _forget_attempts() -> None:
-    """Without a default group, make torch.distributed know of groups what it knows in a new process: nothing.
+    """If there is no default group, reset what torch.distributed has recorded of groups.
 
-    A rank on which ``init_process_group`` failed or was interrupted has counted the group, and may have registered it:
-    its next group would have a name that exists, or that the other ranks do not expect.
+    If ``init_process_group`` fails or is interrupted on a rank, it has counted the group and may have registered it:
+    the rank's next group would get a name that exists, or that the other ranks do not expect.
     """
     registry = private("group_registry")
     if registry is None or dist.is_initialized():
@@ -180,11 +179,11 @@ def _destroy() -> None:
     _abort(foreign)
     try:
         dist.destroy_process_group()
-    except Exception:  # of another backend's; its state in torch.distributed has to go all the same
+    except Exception:  # another backend's; reset torch.distributed anyway
         dist.group.WORLD = None
     for group in ours:
         group.allow_use_after_shutdown()
-    # Who drops a group waits for its operations, such as a sum that a rank which failed has not joined.
+    # Freeing a group waits for its operations, such as a sum that a failed rank has not joined.
     drops = Thread(target=foreign.clear, name="ring-end-groups", daemon=True)
     drops.start()
     drops.join(_PATIENCE)
@@ -192,5 +191,5 @@ def _destroy() -> None:
 
 def _abort(groups: list[c10d.ProcessGroup]) -> None:
     for group in groups:
-        with suppress(RuntimeError):  # those that cannot be aborted end when nobody holds them
+        with suppress(RuntimeError):  # groups that cannot be aborted end when they are freed
             group.abort()

@@ -1,4 +1,4 @@
-"""Counts the time that this rank spends in groups of other backends, whose C++ tells nobody how long it waits."""
+"""Counts the time that this rank spends in groups of other backends, whose C++ does not report it."""
 
 from __future__ import annotations
 
@@ -31,16 +31,15 @@ _NAMES = {
 _kind_of = private("operation_kind")
 _kinds = private("operation_kinds")
 _at_end_of_backward = private("at_end_of_backward")
-_FUTURE: Any = torch.futures.Future.__base__  # what C++ gives, and waits in
+_FUTURE: Any = torch.futures.Future.__base__  # the class of futures from C++; waits there
 _installed = False
 
 
 def count_foreign_time() -> None:
-    """From now on count waits for operations of other backends, and what DistributedDataParallel waits for in C++.
+    """From now on count waits for operations of other backends, also DistributedDataParallel's waits in C++.
 
-    Changes what Python waits through: ``Work.wait``, futures, ``wait_tensor`` of functional collectives and DTensor,
-    ``monitored_barrier``; and models that are wrapped later. Compiled functions wait in C++, uncounted. Does nothing
-    the second time.
+    Patches ``Work.wait``, futures, ``wait_tensor`` of functional collectives and DTensor, ``monitored_barrier``, and
+    models that are wrapped later. Compiled functions wait in C++, uncounted. Does nothing the second time.
     """
     global _installed
     if _installed:
@@ -62,8 +61,8 @@ def count_foreign_time() -> None:
 
 def _counted_wait(original: Any) -> Any:
     @wraps(original)
-    def wait(self: Any, *args: Any, **options: Any) -> Any:  # pybind11 knows by this name that it is no override
-        if type(self) is not c10d.Work:  # of a backend in Python, as ours is
+    def wait(self: Any, *args: Any, **options: Any) -> Any:  # the name tells pybind11 that it is no override
+        if type(self) is not c10d.Work:  # of a backend in Python, such as ours
             return original(self, *args, **options)
         kind = _name_of_kind(self)
         with ForeignWait(f"dist.{_NAMES.get(kind, kind.lower())}", kind in _MESSAGES):
@@ -73,7 +72,7 @@ def _counted_wait(original: Any) -> Any:
 
 
 def _counted(original: Any, what: str) -> Any:
-    """``original``, whose wait counts where this process has groups of other backends."""
+    """``original``, whose wait counts if this process has groups of other backends."""
 
     @wraps(original)
     def wait(*args: Any, **options: Any) -> Any:
@@ -119,10 +118,10 @@ def _counted_sync(original: Any) -> Any:
 
 
 def _watch_backward(_model: torch.nn.Module, _inputs: object, output: object) -> None:
-    """Count what the backward pass of ``output`` waits for when all gradients are on their way.
+    """Count the wait for reductions at the end of the backward pass of ``output``.
 
-    C++ waits in a callback that it queues while gradients come. The engine runs callbacks in order: one that is
-    queued with the first gradient comes before that one, and one that is queued by it comes behind.
+    C++ waits in a callback that it queues during the pass. Autograd runs callbacks in order: the callback queued here
+    with the first gradient runs before C++'s, and a callback that it queues runs after C++'s.
     """
     if torch.compiler.is_compiling() or _at_end_of_backward is None:
         return
@@ -156,7 +155,7 @@ def tensors_in(output: object) -> Iterator[Tensor]:
         parts = output
     elif declared := fields(output) if is_dataclass(output) else getattr(output, "__attrs_attrs__", ()):
         parts = [getattr(output, one.name, None) for one in declared]
-    else:  # what else it holds may be a model, or all the data
+    else:  # only direct tensors: other attributes may be a model, or all the data
         parts = [one for one in getattr(output, "__dict__", {}).values() if isinstance(one, Tensor)]
     for part in parts:
         yield from tensors_in(part)

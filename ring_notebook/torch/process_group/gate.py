@@ -2,13 +2,13 @@
 
 Every collective of such a group passes torch's dispatcher (``c10d::allreduce_`` and so on), also when C++ calls it, as
 in functional collectives, compiled functions and DistributedDataParallel. There the members first exchange a header
-through the core: it compares what they call, keeps it in the log of operations with the line that called it, and ends
-the wait when a rank fails, leaves, dies or is interrupted. Then torch's own operation starts, unchanged.
+through the core, which compares their calls, logs each call with its line, and ends the wait when a rank fails, leaves,
+dies or is interrupted. Then torch's own operation starts, unchanged.
 
-Of a message the two sides exchange such a header, a *card*. Neither starts it before it has the card of the other one.
+The two sides of a message exchange such a header, a *card*. Neither starts the message before it has the other's card.
 
-An operation that a caller in Python does not wait for is *pending* until all members have called it. It starts then:
-in a thread that looks every now and then, or in `wait`.
+An operation that a caller in Python does not wait for is *pending* until all members have called it. Then a thread that
+polls, or `wait`, starts it.
 """
 
 # mypy: disable-error-code="override"
@@ -62,20 +62,20 @@ _COMPARED: dict[str, tuple[str, str]] = {
     "alltoall_base_": ("all_to_all_single", "input"),
     "barrier": ("barrier", ""),
 }
-"""Of each of torch's operations: its name for users, and the tensors whose elements must be as many on all ranks."""
+"""For each of torch's operations: its public name, and the argument whose tensors have equal sizes on all ranks."""
 _UNEVEN = {"alltoall_", "alltoall_base_"}
-"""Operations that may move other numbers of elements on each rank: only their dtype is compared."""
+"""Operations whose number of elements may differ by rank: only their dtype is compared."""
 _Op: Any = c10d.ReduceOp.RedOpType
 _REDUCTIONS = {int(op): name.lower() for name, op in _Op.__members__.items()}
 _NO_TIMEOUT = timedelta(0)
 _CARD = 64
 """Bytes of the text that the sides of a message exchange."""
 _ANSWER = 1 << 30
-"""Added to the tag of a message in what its receiver tells its sender."""
+"""Added to a message's tag for the receiver's card."""
 _SOON, _LATE = 1e-4, 2e-3
-"""Seconds between two looks at what is pending, at first and when nothing has come for long."""
+"""Seconds between two looks at pending operations: at first, and after a long time without news."""
 _PATIENCE = 2.0
-"""Seconds in which the core learns of a death that a connection of another backend has told of."""
+"""Seconds to wait until the core notices a death, after a connection of another backend has broken."""
 
 
 class Pending:
@@ -91,7 +91,7 @@ class Pending:
         call: Callable[[], Any],
         check: Callable[[], object] | None = None,
     ) -> None:
-        """``call`` starts it, after ``check``, and behind those before it in ``lane``."""
+        """``call`` starts it, after ``check`` and after earlier ones in ``lane``."""
         self._gate, self._lane, self._lock = gate, lane, lock
         self._call: Any = call
         self._check = check
@@ -104,7 +104,7 @@ class Pending:
         return self._gate.done()
 
     def start(self) -> None:
-        """Start it, and those before it; the gates of all of them have completed. Errors are kept in ``error``."""
+        """Start it and earlier ones, whose gates have all completed. Errors are kept in ``error``."""
         with self._lock:
             while self._lane and not self.started():
                 self._lane.popleft()._start()
@@ -140,13 +140,13 @@ class Pending:
 
 
 _returned = local()
-"""The ``work`` that the calling thread returns just now."""
+"""Has as ``work`` the handle that the calling thread is returning."""
 
 
 class GatedWork(BaseWork):
-    """The handle of a pending operation for Python's callers, who hold it until they have waited.
+    """The handle of a pending operation for callers in Python, which hold it until they have waited.
 
-    C++ would hold its C++ side alone, and wait for ever.
+    C++ would hold only its C++ side, and wait forever.
     """
 
     _errors = Exception  # the other backend's too
@@ -159,7 +159,7 @@ class GatedWork(BaseWork):
 
     def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
         """Return True when the operation has completed; raise its error."""
-        if self._waited:  # a second wait for a message of Gloo would not end
+        if self._waited:  # Gloo would block in a second wait for a message
             return True
         _returned.work = None
         other_waits.ours()
@@ -173,7 +173,7 @@ class GatedWork(BaseWork):
     def is_completed(self) -> bool:
         """Whether `wait` would return, or raise, at once."""
         pending = self._pending
-        if self._waited:  # Gloo may say so later
+        if self._waited:  # Gloo may still return False
             return True
         if not pending.started() and pending.ready():
             pending.start()
@@ -220,7 +220,7 @@ class _Message(GatedWork):
 
 @contextmanager
 def _named_losses() -> Iterator[None]:
-    """A context in which an error of a lost connection becomes that of the core, which knows the rank and the cause."""
+    """A context that replaces an error of a lost connection by the core's, which names the rank and the cause."""
     try:
         yield
     except RuntimeError as error:
@@ -238,7 +238,7 @@ class Gate:
     """The gate of one group of another backend: a communicator of the core over its members, new in each generation."""
 
     def __init__(self, ranks: Sequence[int], store: c10d.Store, timeout: timedelta, name: str) -> None:
-        """``ranks`` are those of the members in the open generation; ``name`` ends the names of its operations."""
+        """``ranks`` are the members' ranks in the open generation; ``name`` ends the names of operations."""
         self._ranks = tuple(ranks)
         self._everyone = world.current().size
         self.name = name
@@ -252,7 +252,7 @@ class Gate:
         self._collectives: deque[Pending] = deque()
 
     def communicator(self) -> Communicator | None:
-        """The communicator of the members in the open generation; None where that has other ranks than the group."""
+        """The communicator of the members in the open generation; None if that has other ranks than the group."""
         if not world.is_initialized():
             return None
         current = world.current()
@@ -273,7 +273,7 @@ class Gate:
             return self._communicator
 
     def pass_now(self, communicator: Communicator, name: str) -> None:
-        """Return when all members have called ``name``, and what is pending of this group has started."""
+        """Return when all members have called ``name``, and pending operations of this group have started."""
         other_waits.ours()
         with other_waits.own_words():
             communicator.barrier(name=name)
@@ -293,7 +293,7 @@ class Gate:
     def message(
         self, communicator: Communicator, tensor: Tensor, peer: int, tag: int, sends: bool, call: Callable[[int], Any]
     ) -> GatedWork:
-        """Exchange cards with group rank ``peer``, or `ANY`; ``call`` starts the message, given the peer."""
+        """Exchange cards with group rank ``peer``, or `ANY`; ``call``, given the peer, starts the message."""
         own = tensor_text([tensor])
         mine, theirs = _card_of(own), bytearray(_CARD)
         way_out, way_in = (tag, tag | _ANSWER) if sends else (tag | _ANSWER, tag)
@@ -323,7 +323,7 @@ class Gate:
         return _Message(pending, [tensor], card, title)
 
     def look(self) -> bool | None:
-        """Start what may start; whether something did. None where nothing is pending."""
+        """Start operations that are ready; returns whether some were, or None if nothing is pending."""
         with self._lock:
             heads = [lane[0] for lane in (self._collectives, *self._lanes.values()) if lane]
             ready = [head for head in heads if head.ready()]
@@ -341,7 +341,7 @@ _watch: Thread | None = None
 
 
 def _look_after(gate: Gate) -> None:
-    """Have a thread start what is pending in ``gate``."""
+    """Have a thread start the pending operations of ``gate``."""
     global _watch
     with _news:
         _watched.add(gate)
@@ -368,7 +368,7 @@ def _look() -> None:
                     _watched.discard(gate)
                     if gate.look() is not None:
                         _watched.add(gate)
-        gate, gates = None, []  # they may end meanwhile
+        gate, gates = None, []  # keep none alive while sleeping
         pause = _SOON if moved else min(_LATE, 1.5 * pause)
         time.sleep(pause)
 
@@ -381,7 +381,7 @@ def _tensors(given: Any) -> list[Tensor]:
 
 
 def tensor_text(tensors: Sequence[Tensor]) -> str:
-    """What ranks compare of tensors: "float32 [12]", "float32 2 x [12]", or the sum of other sizes and their hash."""
+    """A text for comparison: "float32 [12]", "float32 2 x [12]", or for unequal sizes their sum and hash."""
     dtypes = {str(tensor.dtype).removeprefix("torch."): None for tensor in tensors}
     sizes = [tensor.numel() for tensor in tensors]
     if not tensors:
@@ -409,7 +409,7 @@ def _gate(group: c10d.ProcessGroup, ranks: Sequence[int], timeout: timedelta) ->
 
 
 def _gate_of(group: c10d.ProcessGroup) -> Gate | None:
-    """The gate of a group; None where its ranks are not those of our job or run."""
+    """The gate of a group; None if torch.distributed has other ranks than our job or run."""
     gate = _gates.get(group)
     if gate is None and world.is_initialized() and group.size() > 1 and dist.is_initialized():
         current = world.current()
@@ -423,7 +423,7 @@ def _gate_of(group: c10d.ProcessGroup) -> Gate | None:
 
 
 def _collective(operation: str, below: Any) -> Callable[..., Any]:
-    """What comes before ``operation`` of `_COMPARED` of torch, whose own kernels have the keys ``below``."""
+    """The kernel that runs before torch's ``operation`` of `_COMPARED`; ``below`` are the keys of torch's kernels."""
     public, compared = _COMPARED[operation]
     original = getattr(torch.ops.c10d, operation).default
     names, results = arguments_of(original)
@@ -470,7 +470,7 @@ def _collective(operation: str, below: Any) -> Callable[..., Any]:
 
 
 def _message(operation: str, below: Any) -> Callable[..., Any]:
-    """As `_collective`, of ``operation``, which sends or receives a message."""
+    """As `_collective`, for an ``operation`` that sends or receives a message."""
     original, receives = getattr(torch.ops.c10d, operation).default, torch.ops.c10d.recv_.default
     sends, names = operation == "send", arguments_of(original)[0]
     at = {name: index for index, name in enumerate(names)}
@@ -500,7 +500,7 @@ def _message(operation: str, below: Any) -> Callable[..., Any]:
 
 
 def _is_called_by_python(frame: FrameType | None) -> bool:
-    """Whether a function of torch.distributed in Python has called the operation that ``frame`` is below of."""
+    """Whether ``frame``, the caller of an operation, is a Python function of torch.distributed."""
     return frame is not None and frame.f_code.co_filename == c10d.__file__
 
 
@@ -515,8 +515,7 @@ _library: Any = None
 def install() -> None:
     """From now on all operations of other backends pass the gate. Does nothing the second time, or with RING_GATE=off.
 
-    Groups that are made later bind their gates when they are made, all others at their first collective of a
-    generation.
+    New groups bind their gates at once, existing groups at their first collective of a generation.
     """
     global _library
     if _library is not None or config().gate == "off":
@@ -527,8 +526,7 @@ def install() -> None:
     below, key = keys_behind(before_devices), before_devices.name
     world.at_close(end_groups_of_failed_generation)
     _library = torch.library.Library("c10d", "IMPL")  # type: ignore[no-untyped-call]
-    # The original is called by `redispatch`, which lets other threads run: one of Gloo's may wait for the interpreter
-    # and hold what the call waits for.
+    # `redispatch` releases the GIL: a thread of Gloo may need the GIL while it holds a lock that the operation needs.
     for operation in _COMPARED:
         if hasattr(torch.ops.c10d, operation):
             _library.impl(operation, uncompiled(_collective(operation, below)), key, with_keyset=True)
@@ -538,9 +536,9 @@ def install() -> None:
 
 
 def remove() -> None:
-    """Leave operations of other backends to torch again, until the next `install`."""
+    """Undo `install`."""
     global _library
-    _library = None  # torch puts its own kernels back
+    _library = None  # torch restores its own kernels
 
 
 def _bind_new_groups() -> None:

@@ -26,12 +26,12 @@ def communicator_of(generation: Communicator, ranks: Sequence[int], store: c10d.
         return [_parse(store.get(f"{name} of {member}")) for member in range(len(ranks))]
 
     group = generation.group_of_members(ranks, exchange)
-    store.delete_key(f"{name} of {own}")  # nobody may take it for that of another generation
+    store.delete_key(f"{name} of {own}")  # so that another generation cannot read it
     return group
 
 
 def shorter_limit(timeout: timedelta) -> float:
-    """The shorter one of torch.distributed's limit and RING_TIMEOUT, which is 0 where there is none, in seconds."""
+    """The shorter of torch.distributed's limit and RING_TIMEOUT (0: none), in seconds."""
     own = config().timeout
     return min(timeout.total_seconds(), own) if own else timeout.total_seconds()
 

@@ -13,7 +13,7 @@ from ring_notebook.torch.tensors import buffer_in_place, buffer_of, can_reduce, 
 
 CopyBack = Callable[[], object] | None
 Operand = tuple[Buffer, CopyBack]
-"""Memory that an operation reads or writes, and what brings its result back into the tensor, if anything has to."""
+"""Memory that an operation reads or writes, and a function that copies a result back to the tensor, if needed."""
 
 
 def caller_waits(opts: Any) -> bool:
@@ -56,7 +56,7 @@ def operand(tensor: Tensor) -> Operand:
 
 
 def count(tensor: Tensor) -> int:
-    """How many elements a tensor is to the core where it only moves them."""
+    """The number of elements of a tensor in the core's dtype for moving it, see `moved_as`."""
     return nbytes(tensor) // moved_as(tensor.dtype).itemsize
 
 
@@ -71,9 +71,9 @@ def moved_operand(tensor: Tensor) -> Operand:
 
 
 def parts_in_place(targets: Sequence[Tensor], expected: Sequence[int]) -> list[Buffer]:
-    """Where the ``expected`` elements from each rank lie in ``targets``; none where the core cannot write there itself.
+    """The places in ``targets`` for the ``expected`` elements from each rank; empty if the core cannot write there.
 
-    There is a target for each rank, or one for the parts of all of them.
+    There is one target for each rank, or one for all ranks.
     """
     if not targets or not all(
         target.is_contiguous() and not target.is_neg() and not target.is_conj() for target in targets

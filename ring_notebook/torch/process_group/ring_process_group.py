@@ -1,6 +1,6 @@
 """The process group of backend "ring": torch.distributed's operations on the native core, and how torch makes it."""
 
-# Torch declares overloads for callers of other kinds; its own code calls what stands here.
+# Torch declares more overloads; its own code calls only the methods here.
 # mypy: disable-error-code="override, assignment"
 
 from __future__ import annotations
@@ -42,19 +42,18 @@ from ring_notebook.torch_private import private, uncompiled
 
 _CPU = torch.device("cpu")
 _KEPT = 256
-"""Handles of small sums that live on when Python has dropped them. DistributedDataParallel's ``join`` starts such a sum
-in the forward pass and has C++ wait for it in the backward pass: where Python has forgotten the handle, C++ finds no
-`wait` of ours and waits for ever."""
+"""Number of handles of small sums to keep alive. DistributedDataParallel's ``join`` starts such a sum in the forward
+pass and C++ waits for it in the backward pass: without the Python handle C++ finds no `wait` and waits forever."""
 
 
 def _code(op: Any) -> int:
-    """What `c10d.ReduceOp` says of itself in the least time: its hash is the number of the operation."""
+    """The number of the operation, which is the hash of `c10d.ReduceOp`: the fastest way to read it."""
     return hash(c10d.ReduceOp(op))
 
 
 _Op: Any = c10d.ReduceOp.RedOpType
 _PREMUL_SUM = int(_Op.PREMUL_SUM)
-# Torch has all of ours but Adasum, by the same names, and calls the average AVG.
+# Torch has all our operations except Adasum, by the same names, but calls the average AVG.
 _UNSCALED = {_code(found): op for op in ReduceOp if (found := getattr(_Op, op.name.replace("AVERAGE", "AVG"), None))}
 _KINDS = {**_UNSCALED, _PREMUL_SUM: ReduceOp.SUM}
 _BITS: dict[int, Callable[[Tensor, Tensor], Tensor]] = {
@@ -66,21 +65,21 @@ _DONE = CompletedWork()
 
 
 def _all_of(steps: Iterable[Callable[[], object] | None]) -> Callable[[], object] | None:
-    """One call for all of ``steps`` that are there; None when none is."""
+    """A function that calls all ``steps`` but None; None if there are none."""
     there = [step for step in steps if step is not None]
     return (lambda: [step() for step in there]) if there else None
 
 
 def _factor(op: Any) -> float:
-    """What PREMUL_SUM multiplies each rank's values with."""
+    """The factor of PREMUL_SUM for each rank's values; 1 for other operations."""
     return float(op.__getstate__()[1]) if hash(op) == _PREMUL_SUM else 1.0
 
 
 def _at_once(opts: Any) -> bool:
     """Whether to complete an operation before its call returns.
 
-    DistributedDataParallel starts its operations in the backward pass. To queue them for another thread only costs the
-    way there, unless that thread has a core of its own.
+    DistributedDataParallel starts its operations in the backward pass. Queuing them for another thread only costs time,
+    unless that thread has a core of its own.
     """
     return caller_waits(opts) or (in_backward() and not reduces_beside_backward())
 
@@ -88,18 +87,18 @@ def _at_once(opts: Any) -> bool:
 class RingProcessGroup(c10d.ProcessGroup):
     """torch.distributed's operations on the native core, for tensors in CPU memory.
 
-    It has a communicator of its own: no call of `ring_notebook.torch` can be taken for one of torch.distributed. All
-    operations raise CollectiveMismatch on every rank when the ranks do not call the same, CollectiveAborted when
-    another rank failed, left or died, CollectiveTimeout after the group's ``timeout``, and KeyboardInterrupt when this
-    process is interrupted while it waits.
+    Its own communicator keeps its operations apart from calls of `ring_notebook.torch`. All operations raise
+    CollectiveMismatch on every rank when the ranks call different operations, CollectiveAborted when another rank
+    failed, left or died, CollectiveTimeout after the group's ``timeout``, and KeyboardInterrupt when this process is
+    interrupted while it waits.
 
-    torch.distributed keeps a group, and a wrapped model keeps its group, for longer than a run; the core's generations
-    end with the run. So the group makes a communicator of its own when it is first used in a generation, as long as the
-    ranks stay; all members come there together, because what they call is collective.
+    torch.distributed and wrapped models keep a group for longer than a run, but the core's generations end with the
+    run. So the group makes a new communicator at its first use in a generation, if the ranks are the same: all members
+    do so together, because they call collectives.
     """
 
     def __init__(self, ranks: Sequence[int], store: c10d.Store, timeout: timedelta, name: str) -> None:
-        """``ranks`` are those of the members in the generation, this process's among them."""
+        """``ranks`` are the members' ranks in the generation, including this process's."""
         current = world.current()
         self._index = list(ranks).index(current.rank)
         super().__init__(self._index, len(ranks))  # type: ignore[call-arg]  # C++ has this one too
@@ -141,7 +140,7 @@ class RingProcessGroup(c10d.ProcessGroup):
         self._kept.clear()
         communicator = communicator_of(current.communicator, self._ranks, self._store, f"binding {self._bindings}")
         communicator.limit_time(self._seconds)
-        communicator.match_in_order()  # names are torch's, for errors and timelines
+        communicator.match_in_order()  # names are only for errors and timelines
         self._communicator, self._world = communicator, current
         return communicator
 
@@ -169,7 +168,7 @@ class RingProcessGroup(c10d.ProcessGroup):
     supports_splitting = supports_coalescing = supports_time_estimate = False
 
     def supports_tensor_alloc(self, device: torch.device) -> bool:
-        """Whether `allocate_tensor` gives memory there in which operations are faster."""
+        """Whether `allocate_tensor` gives memory in which operations are faster."""
         return torch.device(device).type == "cpu"
 
     def allocate_tensor(self, size: int, *, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -189,7 +188,7 @@ class RingProcessGroup(c10d.ProcessGroup):
         return self._group_name
 
     def getGroupDesc(self) -> str:  # noqa: N802
-        """The description that its maker gave it."""
+        """The description given to ``new_group``."""
         return self._description
 
     group_name = property(getGroupName)
@@ -222,7 +221,7 @@ class RingProcessGroup(c10d.ProcessGroup):
             communicator.close()
 
     def allow_use_after_shutdown(self) -> None:
-        """Have a model that holds this group open it again at its next operation; all members call this."""
+        """Let models that hold this group open it again at their next operation; all members call this."""
         self._world = None
 
     def abort(self) -> None:
@@ -266,7 +265,7 @@ class RingProcessGroup(c10d.ProcessGroup):
         kind = _UNSCALED.get(code)
         at_once = _at_once(opts)
         if at_once and len(tensors) == 1 and kind is not None:
-            tensor = tensors[0]  # the short way, where every call of a function counts
+            tensor = tensors[0]  # the fast path: each function call costs noticeable time
             if self.communicator.allreduce_tensors(self._reader, tensor, tensor, kind, 1.0, 1.0, "dist.all_reduce"):
                 return _DONE if caller_waits(opts) else RingWork(result=tensors)
         kind = _KINDS.get(code)
@@ -280,7 +279,7 @@ class RingProcessGroup(c10d.ProcessGroup):
         return work
 
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> RingWork:
-        """`allreduce` of several tensors; those of one dtype travel as one operation."""
+        """`allreduce` of several tensors, in one operation per dtype."""
         opts = opts or c10d.AllreduceCoalescedOptions()
         return self._allreduce("all_reduce_coalesced", tensors, tensors, opts.reduceOp, _at_once(opts))
 
@@ -292,7 +291,7 @@ class RingProcessGroup(c10d.ProcessGroup):
         return self._allreduce("reduce", tensors, outputs, opts.reduceOp, _at_once(opts), opts.rootRank)
 
     def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> RingWork:
-        """Reduce ``input`` and leave the part of this rank, an equal one on each, in ``output``."""
+        """Reduce ``input`` and write this rank's part to ``output``; all parts are equally large."""
         return self.reduce_scatter_single_coalesced([output], [input], opts)
 
     _reduce_scatter_base = reduce_scatter_single
@@ -368,7 +367,7 @@ class RingProcessGroup(c10d.ProcessGroup):
         works, ends = [], []
         for pairs in fused.values():
             sources = [operand(input) for input, _ in pairs]
-            # In place the copy of a strided tensor is both.
+            # In place, the contiguous copy of a strided tensor is both source and target.
             targets = [
                 source if input is output else operand(output)
                 for source, (input, output) in zip(sources, pairs, strict=True)
@@ -399,11 +398,11 @@ class RingProcessGroup(c10d.ProcessGroup):
         indices, values = gathered
         values = values if factor == 1.0 else values * factor
         summed = torch.sparse_coo_tensor(indices.t(), values, tensor.shape, check_invariants=True)
-        with torch.no_grad():  # entries of a detached sparse tensor are not those of the tensor
+        with torch.no_grad():  # not `detach`: new entries of a detached sparse tensor do not reach the tensor
             tensor.copy_(summed.coalesce())
 
     def _combined(self, tensor: Tensor, combine: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-        """The bits of all ranks' tensors combined. The core's kernels are of numbers; this is rare and small."""
+        """Combine the bits of all ranks' tensors, in torch: rare and small, and the core has no kernel for bits."""
         work = self.communicator.allgather(moved_operand(tensor)[0], name="dist.all_reduce of bits")
         first, *others = from_bytes(work.output(), tensor.dtype, [self.size(), *tensor.shape])
         result: Tensor = first.clone()
@@ -411,7 +410,7 @@ class RingProcessGroup(c10d.ProcessGroup):
             result = combine(result, other)
         return result
 
-    # Data of any dtype that moves and is not combined.
+    # Operations that only move data, of any dtype.
 
     def broadcast(self, tensors: list[Tensor], opts: Any = None) -> RingWork:
         """Copy each tensor of the root to all ranks."""
@@ -504,7 +503,7 @@ class RingProcessGroup(c10d.ProcessGroup):
                     f"got {other}"
                 )
             expected = [count(target) for target in targets]
-            if len(targets) == 1:  # for the parts of all ranks
+            if len(targets) == 1:  # holds the parts of all ranks
                 expected = [expected[0] // self.size()] * self.size()
             memory = moved_operand(input)[0]
             places = parts_in_place(targets, expected)
@@ -536,9 +535,9 @@ class RingProcessGroup(c10d.ProcessGroup):
     def _sink(
         self, operation: str, work: Work, targets: Sequence[Tensor], expected: Sequence[int], width: int
     ) -> Callable[[], object]:
-        """Copies what has come, the parts of all ranks one after another, into ``targets`` if it is not there.
+        """A function that copies the received parts, in rank order, into ``targets``, unless they are there already.
 
-        ``expected`` counts the elements that have to come from each rank, of ``width`` bytes.
+        ``expected`` counts the elements to receive from each rank, of ``width`` bytes.
         """
 
         def finish() -> None:
@@ -574,7 +573,7 @@ class RingProcessGroup(c10d.ProcessGroup):
         return self._work([message], copy_back, tensors, False, message.source)
 
     def recv_anysource(self, tensors: list[Tensor], tag: int = 0) -> RingWork:
-        """Receive from whichever rank's message comes first."""
+        """Receive the first message from any rank."""
         return self.recv(tensors, ANY, tag)
 
     def barrier(self, opts: Any = None) -> RingWork:
@@ -591,7 +590,7 @@ class RingProcessGroup(c10d.ProcessGroup):
         group_desc: str | None = None,
         device_types: Any = None,
     ) -> RingProcessGroup | None:
-        """The part of this group that this rank asks for, by ranks of this group; None where it is not in it.
+        """A group of ``new_ranks`` of this group; None on ranks that are not among their ``new_ranks``.
 
         All ranks of this group call it, each with the part that it wants to be in.
         """
@@ -630,17 +629,17 @@ def _counts_for_each(tensor: Tensor, splits: Sequence[int], size: int, who: int,
 
 
 def _memory(tensor: Tensor) -> Operand:
-    """As numbers where the core knows them, so that another dtype on the other side is found; else as bytes."""
+    """A message's tensor: as numbers if the core has its dtype, so that a mismatch of dtypes raises; else as bytes."""
     known = tensor.is_complex() or can_reduce(tensor.dtype)
     return operand(tensor) if known else moved_operand(tensor)
 
 
 def create(opts: Any, options: Any) -> RingProcessGroup:
-    """torch.distributed's maker of a group; its members alone call it.
+    """Make a group for torch.distributed; only its members call it.
 
-    For the default group it opens a generation where none is open, or the open one has been aborted. Raises RingError
-    when the ranks of torch.distributed are not those of this job or run, and CollectiveAborted when another rank failed
-    since the ranks made the store.
+    For the default group it opens a generation if none is open or the open one has been aborted. Raises RingError if
+    torch.distributed has other ranks than this job or run, and CollectiveAborted when another rank failed since the
+    ranks made the store.
     """
     guard_steps()
     is_default = not opts.global_ranks_in_group
@@ -660,18 +659,18 @@ def create(opts: Any, options: Any) -> RingProcessGroup:
 
 
 def _keep_flight_recorder_out() -> None:
-    """Have torch attach no flight recorder to the group: it would ask a backend in C++ for its name, and there is none.
+    """Have torch attach no flight recorder to the group: it would ask for a backend in C++, which the group lacks.
 
-    Torch records what passes its dispatcher, which operations of a group in Python do not.
+    It could record nothing anyway: operations of a group in Python do not pass torch's dispatcher.
     """
     if private("self_recording_backends") is None and hasattr(c10d, "FlightRecorderHook"):
         os.environ["TORCH_FR_BUFFER_SIZE"] = "0"
 
 
 def _keep_compiler_out(*classes: type) -> None:
-    """Have torch.compile leave alone what C++ calls of these while a compiled function runs, as DDP's forward pass.
+    """Keep torch.compile off methods that C++ calls while a compiled function runs, such as DDP's forward pass.
 
-    It compiles every Python function that it sees begin there, and knows no attributes of process groups.
+    It would compile them, but does not support attributes of process groups.
     """
     for base in {base for cls in classes for base in cls.__mro__ if base.__module__.startswith(__package__)}:
         for name, function in list(vars(base).items()):

@@ -25,10 +25,10 @@ _current_node = private("current_node")
 
 
 class BaseWork(c10d.Work):
-    """What torch.distributed asks of a handle, by the ``wait`` and ``is_completed`` of a subclass."""
+    """The methods of a handle for torch.distributed, by the ``wait`` and ``is_completed`` of a subclass."""
 
     _errors: type[Exception] = RingError
-    """Those of the operation, which `exception` returns."""
+    """Errors of the operation that `exception` returns."""
 
     _result: list[Any]
 
@@ -55,10 +55,10 @@ class BaseWork(c10d.Work):
 
 
 class RingWork(BaseWork):
-    """One or several operations under way, and what has to be done when they have completed.
+    """One or several operations under way, and a function to call when they have completed.
 
-    Errors are the core's: `wait`, `get_future` and `exception` raise or return CollectiveMismatch, CollectiveAborted
-    and CollectiveTimeout as they are, on whatever thread asks.
+    `wait`, `get_future` and `exception` raise or return the core's CollectiveMismatch, CollectiveAborted and
+    CollectiveTimeout unchanged, on any thread.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class RingWork(BaseWork):
         result: Sequence[Any] = (),
         source: Callable[[], int] | None = None,
     ) -> None:
-        """``finish`` runs once, when all of ``works`` have completed; ``result`` is what `result` and futures give."""
+        """``finish`` runs once, when all ``works`` have completed; `result` and futures return ``result``."""
         super().__init__()
         self._works = tuple(works)
         self._finish = finish
@@ -102,9 +102,9 @@ class RingWork(BaseWork):
     def get_future(self) -> torch.futures.Future[Any]:
         """A future of the tensors. Raises the operation's error.
 
-        The future is completed when it is returned: C++ waits for futures without looking at signals, and keeps only
-        the text of an error. One case differs. DistributedDataParallel asks for a future during backward, and waits for
-        it after backward: its future completes, or raises from ``backward()``, at the end of the pass.
+        The future is completed when it is returned, because C++ waits for futures without checking signals, and keeps
+        only the text of an error. An exception is DistributedDataParallel, which asks for a future during backward and
+        waits for it afterwards: its future completes, or raises from ``backward()``, at the end of the pass.
         """
         if self._source is not None:
             raise RingError("a receive has no future; call wait(), which an interrupt and a failing rank can end")
@@ -112,7 +112,7 @@ class RingWork(BaseWork):
 
         def complete() -> None:
             self.wait()
-            # DistributedDataParallel reads the first tensor of the result without a look.
+            # DistributedDataParallel reads the first tensor of the result without a check.
             future.set_result(self._result or [torch.empty(0)])
 
         if not self.is_completed() and _at_end_of_backward is not None and _is_asked_by_reducer():
@@ -123,16 +123,16 @@ class RingWork(BaseWork):
 
 
 def in_backward() -> bool:
-    """Whether a backward pass runs on this thread, as far as this torch tells."""
+    """Whether a backward pass runs on this thread; False if this torch does not tell."""
     return _current_graph_task is not None and _current_graph_task() != -1
 
 
 def _is_asked_by_reducer() -> bool:
-    """Whether the reducer of DistributedDataParallel, which is C++ in the backward pass, asks for a future.
+    """Whether DistributedDataParallel's reducer, C++ code in the backward pass, asks for a future.
 
-    A hook in Python may ask too, and wait for it at once. Below the reducer Python sees the call of backward, or on a
-    thread of autograd nothing. With a static graph the reducer asks at the end of the first pass, and waits there: what
-    is queued for the end then runs too late.
+    A hook in Python may ask too, and wait for it at once. If the reducer asks, the Python frame below is the call of
+    backward, or there is none on a thread of autograd. With a static graph the reducer asks at the end of the first
+    pass, and waits there: what is queued for the end then runs too late.
     """
     asking = sys._getframe(1).f_back
     in_node = in_backward() and _current_node is not None and _current_node() is not None
@@ -140,8 +140,7 @@ def _is_asked_by_reducer() -> bool:
 
 
 class CompletedWork(RingWork):
-    """The handle of any operation that has completed, and whose tensors nobody asks for."""
+    """The handle of any completed operation whose tensors nobody needs."""
 
     def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
-        """True."""
         return True

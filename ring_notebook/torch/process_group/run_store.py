@@ -1,7 +1,7 @@
-"""The key-value store in which ranks of one run find each other: no port where one host is all, and never stuck.
+"""The key-value store in which ranks of one run find each other. On one host it needs no port, and no wait hangs.
 
 Between hosts rank 0 serves it to ranks that prove that they know its key. ``init_method="env://"``, the default of
-torch.distributed, finds it for ranks that we started.
+torch.distributed, uses it for ranks that we started.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ _SHORTEST, _LONGEST = 0.0005, 0.01  # seconds between two looks for a key
 _BETWEEN_LOOKS = 0.25  # seconds between two looks at the other ranks
 _CARD = 512  # bytes
 _KEY_BYTES = 32
-# torch.distributed holds the C++ side of a store alone, and that calls its Python side.
+# Keeps the Python side of the store alive, because torch.distributed holds only the C++ side, which calls it.
 _in_use: RunStore | None = None
 
 
 class RunStore(c10d.Store):
-    """A store whose waits end with the generation: by an interrupt, a rank that failed or left, and after the timeout.
+    """A store whose waits end when the generation ends, a rank fails or leaves, at an interrupt, or after the timeout.
 
-    C++ calls it too: Gloo finds its ranks through it. ``inner`` is what holds the keys.
+    C++ calls it too: Gloo finds its ranks through it. ``inner`` holds the keys.
     """
 
     def __init__(self, inner: Any, timeout: timedelta) -> None:
@@ -51,7 +51,7 @@ class RunStore(c10d.Store):
         self.generation = world.current()
 
     def set(self, key: str, value: str | bytes) -> None:
-        """Set ``key``, whether it was set before or not."""
+        """Set ``key``, even if it was set before."""
         self._inner.set(key, value)
 
     def get(self, key: str) -> bytes:
@@ -66,7 +66,7 @@ class RunStore(c10d.Store):
         return total
 
     def compare_set(self, key: str, expected_value: str, desired_value: str) -> bytes:
-        """Set ``key`` if it is ``expected_value``; returns what it is then."""
+        """Set ``key`` if it is ``expected_value``; returns its value afterwards."""
         value: bytes = self._inner.compare_set(key, expected_value, desired_value)
         return value
 
@@ -75,7 +75,7 @@ class RunStore(c10d.Store):
         return bool(self._inner.check(list(keys)))
 
     def delete_key(self, key: str) -> bool:
-        """Forget ``key``; whether it was set."""
+        """Delete ``key``; returns whether it was set."""
         return bool(self._inner.delete_key(key))
 
     deleteKey = delete_key  # noqa: N815  C++ asks for it by this name
@@ -88,7 +88,7 @@ class RunStore(c10d.Store):
     getNumKeys = num_keys  # noqa: N815
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """How long `get` and `wait` wait."""
+        """Set how long `get` and `wait` wait."""
         self._timeout = timeout
 
     def clone(self) -> RunStore:
@@ -118,7 +118,7 @@ class RunStore(c10d.Store):
 
 
 def _check_generation(generation: world.World | None, waits_for: str) -> None:
-    """Raise CollectiveAborted where a rank of ``generation``, in which a wait began, failed or left, or it has ended.
+    """Raise CollectiveAborted if ``generation``, in which a wait began, has ended, or a rank of it failed or left.
 
     ``waits_for`` completes "rank 0 waits for".
     """
@@ -138,7 +138,7 @@ def _check_generation(generation: world.World | None, waits_for: str) -> None:
 class _MemoryStore:
     """A file store over a descriptor of this process, which it closes.
 
-    The store opens the path again for every look, a last time when it ends: before the descriptor is another file's.
+    torch's store opens the path again at every look, and when it ends, so the descriptor is closed after that.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -159,10 +159,10 @@ def _rank() -> int:
 
 
 def run_store(timeout: timedelta) -> RunStore:
-    """A new store for all ranks of the open generation, every one of which calls this.
+    """A new store for all ranks of the open generation; all of them call this.
 
-    On one host it is a file in memory that has no name: nobody else can open it, and nothing is left when the ranks
-    have ended. Between hosts rank 0 serves it to processes that know a key, which only the ranks get.
+    On one host it is a file in memory without a name: nobody else can open it, and it disappears with the ranks.
+    Between hosts rank 0 serves it to processes that know a key, which only the ranks get.
     """
     global _in_use
     _in_use = RunStore(keys_of_ranks(), timeout)
@@ -177,10 +177,9 @@ def is_of_open_generation(store: c10d.Store) -> bool:
 
 
 def keys_of_ranks() -> Any:
-    """A new store for all ranks of the open generation, every one of which calls this; it may be used after the
-    generation.
+    """A new store for all ranks of the open generation, which may be used after it; all of them call this.
 
-    It has ``set``, ``get`` and ``check`` of `RunStore`, for any thread, and nothing in it waits.
+    It has ``set``, ``get`` and ``check`` of `RunStore`, for any thread, and never waits.
     """
     current = world.current()
     if len(set(current.hosts)) > 1 or len(set(current.communicator._native.host_of)) > 1:
@@ -189,7 +188,7 @@ def keys_of_ranks() -> Any:
     pid, descriptor = map(int, _from_rank_0(f"{os.getpid()} {own}").split())
     if own < 0:
         own = os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
-    current.communicator.barrier()  # rank 0 may close its own now
+    current.communicator.barrier()  # all have opened rank 0's descriptor, which it may now close
     return _MemoryStore(own)
 
 
@@ -200,7 +199,7 @@ def _served_store() -> Any:
 
 
 def _from_rank_0(text: str) -> str:
-    """What rank 0 passes, a few words."""
+    """Broadcast a short text from rank 0."""
     card = torch.zeros(_CARD, dtype=torch.uint8, device="cpu")
     card[: len(text)] = torch.frombuffer(bytearray(text.encode() or b"\0"), dtype=torch.uint8)[: len(text)]
     memory = buffer_of(card)
@@ -223,7 +222,7 @@ def serve() -> str:
 
 
 class ServedStore:
-    """The client: what `RunStore` needs of a store, over one connection."""
+    """The client: the operations that `RunStore` needs, over one connection."""
 
     def __init__(self, connection: Caller) -> None:
         self._connection = connection
@@ -240,7 +239,7 @@ class ServedStore:
 
 
 def connect(address: str, key: bytes) -> ServedStore:
-    """The store that ``address`` serves. Raises ssl.SSLError where that has another key."""
+    """The store that ``address`` serves. Raises ssl.SSLError if it has another key."""
     return ServedStore(call(address, key))
 
 
@@ -250,9 +249,9 @@ Found = Iterator[tuple[c10d.Store, int, int]]
 def rendezvous(
     url: str, otherwise: Callable[..., Found], timeout: timedelta = c10d.default_pg_timeout, **kwargs: Any
 ) -> Found:
-    """The store, the rank and the size of this process, as torch's handlers of rendezvous give them.
+    """A handler for torch's rendezvous: yields the store, and the rank and size of this process.
 
-    Ranks of our job or run meet in a `RunStore`; others, as those of torchrun, as ``otherwise`` has it.
+    Ranks of our job or run get a `RunStore`; for others, such as torchrun's, ``otherwise`` decides.
     """
     query = dict(parse_qsl(urlparse(url).query))
     rank = int(query.get("rank", os.environ.get("RANK", -1)))
