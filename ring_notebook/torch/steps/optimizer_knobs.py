@@ -1,7 +1,7 @@
 """Knobs of a prepared optimizer: its learning rate, weight decay and momentum, which its user may change in a run.
 
-A change of a rate or decay multiplies what belongs to it by one factor: the values of all parameter groups, and the
-rates from which learning rate schedules compute theirs. So groups keep their proportions, and a schedule its shape.
+A change of a rate or decay multiplies the values of all parameter groups by one factor, and also the rates from which
+schedules compute theirs. So groups keep their proportions, and a schedule its shape.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from ring_notebook.protocol.knobs import Range
 from ring_notebook.torch.steps.optimizer_notes import notes_of
 
 RATES = frozenset({"lr", "initial_lr", "max_lr", "min_lr", "swa_lr"})
-"""Keys of a parameter group; OneCycleLR keeps its bounds there, SWALR its goal."""
+"""Keys of a parameter group that hold rates, such as the bounds of OneCycleLR and the target of SWALR."""
 _OF_SCHEDULES = ("max_lrs", "min_lrs", "default_min_lr", "eta_min", "_last_lr")
-"""Attributes in which schedules keep rates beside `base_lrs`: of CyclicLR, ReduceLROnPlateau and those of a cosine."""
+"""Attributes in which CyclicLR, ReduceLROnPlateau and cosine schedules keep rates beside `base_lrs`."""
 _LIMITS = {"lr": None, "weight_decay": None, "momentum": 1.0, "betas": 0.999999}  # Adam refuses 1
 
 
 def scale_schedules(optimizer: torch.optim.Optimizer, schedules: Iterable[Any], factor: float) -> None:
     """Multiply the rates that ``schedules`` keep by ``factor``, as those of ``optimizer`` have been."""
-    # SequentialLR and ChainedScheduler hold others, in an attribute that torch may rename; then their rates stay.
-    # Those may be among `schedules` themselves.
+    # SequentialLR and ChainedScheduler hold others, which may be among `schedules` too. If torch renames the attribute,
+    # their rates stay.
     held = (one for schedule in schedules for one in (schedule, *getattr(schedule, "_schedulers", ())))
     for one in {id(one): one for one in held}.values():
         if hasattr(one, "base_lrs") and "initial_lr" in optimizer.param_groups[0]:
@@ -43,7 +43,7 @@ def scale_schedules(optimizer: torch.optim.Optimizer, schedules: Iterable[Any], 
 
 
 def add_knobs(optimizer: torch.optim.Optimizer) -> None:
-    """Add the knobs of ``optimizer``, which wraps no other one, to the run; `renew_knobs` adds them to later ones."""
+    """Add the knobs of ``optimizer``, which wraps no other one, to the run; `renew_knobs` adds them to later runs."""
     notes = notes_of(optimizer)
     if notes.knobs_of == steering.run:
         return
@@ -57,7 +57,7 @@ def add_knobs(optimizer: torch.optim.Optimizer) -> None:
 
 
 def renew_knobs(optimizer: torch.optim.Optimizer) -> None:
-    """At a step of ``optimizer``: add the knobs that it had in an earlier run, perhaps of another process."""
+    """At a step of ``optimizer``: add the knobs that it had in an earlier run, perhaps in another process."""
     if notes_of(optimizer).knobs_of is not None:
         add_knobs(optimizer)
 
@@ -83,24 +83,24 @@ class _Option:
 
     @property
     def is_there(self) -> bool:
-        """Whether all groups have it as a number. SGD without momentum keeps no state for it."""
+        """Whether all groups have it as a number. SGD with momentum 0 has none, because it keeps no state for it."""
         values = [self._of(group) for group in self._groups()]
         known = all(isinstance(one, float | int) and not isinstance(one, bool) for one in values)
         return bool(values) and known and (self.key != "momentum" or any(values))
 
     @property
     def value(self) -> float:
-        """That of the first group in which it is not 0."""
+        """Its value in the first group in which it is not 0."""
         return float(next(filter(None, map(self._of, self._groups())), 0.0))
 
     def read(self) -> float:
-        """Its value; where the optimizer is gone, the last one that was read."""
+        """Its value; if the optimizer is gone, the last value that was read."""
         if self._optimizer() is not None:
             self._last = self.value
         return self._last
 
     def apply(self, value: Any) -> None:
-        """Set it to ``value`` where it is as in `value`, in proportion elsewhere; to ``value`` where it is 0 in all."""
+        """Set it so that `value` becomes ``value``, in other groups in proportion; to ``value`` if it is 0 in all."""
         before = self.value
         keys = RATES if self.key == "lr" else {self.key}
         for group in self._groups():
@@ -123,7 +123,7 @@ class _Option:
 
 
 def _schedulers_of(optimizer: torch.optim.Optimizer) -> Iterator[Any]:
-    """All schedules of ``optimizer``, or of what wraps it: not every loop passes them to `prepare`."""
+    """All schedules of ``optimizer`` or its wrapper, found by a search: not every loop passes them to `prepare`."""
     for one in gc.get_objects():
         if issubclass(type(one), LRScheduler):
             own = getattr(one, "optimizer", None)

@@ -1,4 +1,4 @@
-"""What is noted of an optimizer beside its state: its steps, models and schedulers; and tensors that ranks share."""
+"""Notes about an optimizer beside its state: its steps, models and schedulers; and tensors that ranks share."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _tensors: dict[str, Callable[[], Tensor | None]] = {}
 
 
 def load_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """As ``load_state_dict``, bit for bit: torch gives state the type of its parameter, also a state of 8 bits."""
+    """As ``load_state_dict``, but bit for bit: torch would convert state to the parameter's dtype, even 8-bit state."""
     optimizer.load_state_dict(state)
     given: dict[Any, Any] = state["state"]
     keys = (key for group in state["param_groups"] for key in group["params"])
@@ -42,16 +42,16 @@ def _exact(loaded: Any, given: Any) -> Any:
 
 @dataclass(eq=False)
 class Notes:
-    """What is noted of an optimizer that wraps no other one."""
+    """Notes about an optimizer that wraps no other one."""
 
     steps: int = 0
-    """How many it has made in this process; with local steps its syncs."""
+    """Number of steps in this process; with local steps, of syncs."""
     outer: Any = None
-    """Of an optimizer of local steps: the state of the outer one."""
+    """With local steps: the outer optimizer's state."""
     knobs_of: str | None = None
-    """The run that has its knobs; None where none has had any."""
+    """The last run that got its knobs; None before the first."""
     compared: tuple[int, int] | None = None
-    """The disruptions until which ranks are compared, and the shares compared since; None before it is prepared."""
+    """The number of disruptions that the comparison covers, and of shares compared; None before it is prepared."""
     frozen: Mapping[int, None] | None = None
     """The ids of the parameters that needed no gradients when it was prepared."""
     was_wrapped: bool = False
@@ -59,18 +59,18 @@ class Notes:
     training: Any = None
     """See `plain_optimizers`."""
     models: Iterable[nn.Module] = ()
-    """The models whose buffers ranks share while it trains them, as far as they still exist."""
+    """The models that it trains and whose buffers ranks share, as far as they still exist."""
     schedulers: Iterable[Any] = ()
     """Its learning rate schedulers that still exist."""
 
     def refer(self, models: Iterable[nn.Module], schedulers: Iterable[Any]) -> None:
-        """Note them, without keeping them alive."""
+        """Note models and schedulers without keeping them alive."""
         self.models = WeakKeyDictionary(dict.fromkeys(models))
         self.schedulers = WeakKeyDictionary(dict.fromkeys(schedulers))
 
 
 def notes_of(optimizer: torch.optim.Optimizer) -> Notes:
-    """The notes of ``optimizer``, in an attribute that its state_dict, copies and files leave out."""
+    """The notes of ``optimizer``, in an attribute that its state_dict, copies and pickles leave out."""
     notes: Notes | None = optimizer.__dict__.get(_NOTES)
     if notes is None:
         notes = optimizer.__dict__[_NOTES] = Notes()
@@ -80,8 +80,8 @@ def notes_of(optimizer: torch.optim.Optimizer) -> Notes:
 def note_tensors(named: Iterable[tuple[str, Any]]) -> None:
     """Note tensors that are equal on all ranks, such as a moving average of weights, or buffers of a model.
 
-    Ignores tensors that need gradients: their optimizer knows them, or each rank trains its own. A tensor from a
-    state_dict shares the memory of a module's tensor, and that one is noted.
+    Ignores tensors that need gradients: their optimizer has them, or each rank trains its own. For a tensor from a
+    state_dict it notes the module's tensor in the same memory.
     """
     given = [(name, one) for name, one in named if isinstance(one, Tensor) and not one.requires_grad]
     keepers = _keepers([one for _, one in given])
@@ -95,7 +95,7 @@ def note_tensors(named: Iterable[tuple[str, Any]]) -> None:
 
 
 def _keepers(tensors: Sequence[Tensor]) -> dict[Any, tuple[nn.Module, str, Tensor]]:
-    """By memory of ``tensors``: the module with a parameter or buffer there, with its name and value."""
+    """By the memory of ``tensors``: the module that has a parameter or buffer there, its name, and the value."""
     wanted = {_memory(tensor) for tensor in tensors} - {None}
     found = {}
     for one in gc.get_objects() if wanted else ():
@@ -112,7 +112,7 @@ def _memory(tensor: Tensor) -> tuple[int, tuple[int, ...]] | None:
     """The address of a tensor and its shape; None for one without memory of its own."""
     try:
         return (tensor.data_ptr(), tuple(tensor.shape)) if tensor.numel() else None
-    except (RuntimeError, ValueError):  # of a lazy module
+    except (RuntimeError, ValueError):  # a lazy module's parameter
         return None
 
 

@@ -1,8 +1,8 @@
-"""Steps that no `step` of ours makes, on gradients that a backward pass of ours has reduced.
+"""Steps on averaged gradients that are not made by the `step` of a prepared optimizer.
 
-These are steps of torch's own optimizers on models of DistributedDataParallel and FSDP2 on backend "ring", and those of
-an optimizer that updates the parameters of a prepared one in a method of another name, as SAM does. A hook before every
-optimizer's step makes the ranks commit to it, and a hook after the step lets a delayed interrupt through.
+Examples are torch's own optimizers on models of DistributedDataParallel and FSDP2 on backend "ring", and methods of
+another name, such as SAM's, that update the parameters of a prepared optimizer. A hook before every optimizer's step
+makes the ranks commit to it, and a hook after the step raises a delayed interrupt.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ T = TypeVar("T")
 
 
 class Owner(Protocol):
-    """A prepared optimizer, as seen by the steps that others make for it."""
+    """A prepared optimizer, as this module needs it."""
 
     is_stepping: bool
     """Whether its own step is under way, which commits itself."""
     process_set_of_steps: ProcessSet
-    """The ranks that make its steps together."""
+    """The ranks that step together."""
 
     def begin_other_step(self) -> None:
         """Reduce what has not been reduced, before a step of another name."""
@@ -57,17 +57,17 @@ _owners_of: Callable[[Iterable[Tensor]], Sequence[Any]] = lambda _: ()  # noqa: 
 
 @dataclass(slots=True, eq=False)
 class _Training:
-    """What one optimizer trains in a generation, and how."""
+    """The training by one optimizer in a generation."""
 
     generation: weakref.ref[Communicator]
     group: Any = None
-    """The process group of backend "ring", or the process set, that reduces its gradients, or None."""
+    """The process group of backend "ring", or the process set, that reduces the gradients, or None."""
     owner: Owner | None = None
     models: list[weakref.ref[nn.Module]] = field(default_factory=list)
-    """The DistributedDataParallels, also a replaced one that is not yet garbage-collected; empty for FSDP2."""
+    """The DistributedDataParallel models, even replaced ones before garbage collection; empty for FSDP2."""
     names: Mapping[Tensor, str] = field(default_factory=dict)
     has_begun: bool = False
-    """Whether the ranks have agreed on what to compare."""
+    """Whether the ranks have agreed on the shares to compare."""
     is_compared: bool = False
     is_stepping: bool = False
     set_aside: BaseException | None = None
@@ -76,7 +76,7 @@ class _Training:
 def guard_steps(owners_of: Callable[[Iterable[Tensor]], Sequence[Any]] | None = None) -> None:
     """From now on, all ranks or none make a step on gradients that a group of backend "ring" has reduced.
 
-    With ``owners_of`` also on those of prepared optimizers: it gives those of parameters.
+    With ``owners_of``, which returns the prepared optimizers of parameters, also on gradients that these reduce.
     """
     global _is_on, _owners_of
     _owners_of = owners_of or _owners_of
@@ -143,7 +143,7 @@ def _behind(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
 
 
 def _guarded(closure: Callable[[], Any], undo: Undo, step: FrameType) -> Callable[[], Any]:
-    """``closure`` of a step that calls it several times: only inside it an interrupt is raised, and undoes the step."""
+    """``closure`` of a step; an interrupt is raised only inside it, between parts of the step, and undoes the step."""
 
     def guarded() -> Any:
         try:
@@ -159,12 +159,12 @@ def _guarded(closure: Callable[[], Any], undo: Undo, step: FrameType) -> Callabl
 
 
 def _mend(optimizer: torch.optim.Optimizer, training: _Training) -> None:
-    """Compare the ranks after an aborted generation. The gradients of the first step may be older than that."""
+    """Compare the ranks after an aborted generation. If they differ, drop the gradients, which may be older."""
     if world.disruptions() == 0 or training.group.size() != world.current().size:
         training.is_compared = True
         return
-    # Other ranks may call something else of their group now. Unlike the comparison, which is on another communicator,
-    # this names it.
+    # Other ranks may call another operation of their group now. This commit, unlike the comparison, is on the group's
+    # communicator, so the error names that operation.
     if late := training.group.communicator.commit(name="comparison of ranks"):
         raise late
     if not training.has_begun:
@@ -177,19 +177,16 @@ def _mend(optimizer: torch.optim.Optimizer, training: _Training) -> None:
     models = [one() for one in training.models]
     notes = notes_of(optimizer)
     notes.refer([model for model in models if model is not None], notes.schedulers)
-    state = replicated and type(optimizer).__name__ != "ZeroRedundancyOptimizer"  # whose ranks have shares of the state
+    state = replicated and type(optimizer).__name__ != "ZeroRedundancyOptimizer"  # its ranks have shares of the state
     shared = Shared(optimizer, training.names, global_process_set, state=state, weights=replicated)
-    if mend(shared, whole=not replicated):  # at one step, where no tensors are compared
+    if mend(shared, whole=not replicated):  # without tensors to compare, one step suffices
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 parameter.grad = None
 
 
 def _training_of(optimizer: torch.optim.Optimizer) -> _Training | None:
-    """The training of ``optimizer`` on a group of backend "ring", or None.
-
-    Searched for at the first step of a generation.
-    """
+    """The training of ``optimizer`` whose steps are guarded, or None; searched for at a generation's first step."""
     if not world.is_initialized():
         return None
     generation = world.current().communicator
@@ -215,7 +212,7 @@ def _find(optimizer: torch.optim.Optimizer, generation: weakref.ref[Communicator
     found, is_own = _Training(generation), hasattr(optimizer, "is_stepping")
     owners: Sequence[Any] = [optimizer] if is_own else _owners_of(parameters.values())
     for owner in owners:
-        process_set = getattr(owner, "process_set_of_steps", None)  # which a copy that predicts memory lacks
+        process_set = getattr(owner, "process_set_of_steps", None)  # the copy with which `memory` tries a step lacks it
         if process_set is not None and process_set.included():
             found.group, found.owner = process_set, owner
     if is_own or found.owner is not None:
@@ -227,7 +224,7 @@ def _find(optimizer: torch.optim.Optimizer, generation: weakref.ref[Communicator
             if names:
                 found.models.append(weakref.ref(one))
                 found.names = names
-                # The same on all ranks, also where only some have garbage-collected an old model.
+                # The same on all ranks, even if only some have garbage-collected an old model.
                 found.group = _whole(one.process_group.size()) or _ring(one.process_group)
     if not (owners or found.models) and notes_of(optimizer).was_wrapped and world.current().size > 1:
         raise RuntimeError(

@@ -1,7 +1,7 @@
 """Compares ranks whose states may have diverged, at an optimizer's first steps after that, and makes them equal again.
 
 After a generation that ended without an abort there is nothing to compare. After an abort each optimizer is compared
-once: its parameters, state and options, and the tensors of `known`, as one sum over all ranks. To cost about a
+once: its parameters, state and options, and the tensors of `tensors_beside`, as one sum over all ranks. To cost about a
 hundredth of a step, each of 16 steps compares one share of the large tensors. A step that only some ranks have made
 changes all shares, so the first comparison finds it. Ranks that differ continue from a rank with the most steps.
 """
@@ -33,21 +33,21 @@ _MOST_NAMES = 4  # in a message
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """The part of a training that is equal on the ranks of ``process_set``."""
+    """The part of a training that must be equal on the ranks of ``process_set``."""
 
     optimizer: torch.optim.Optimizer
     """The user's optimizer, which may be wrapped."""
     names: Mapping[Tensor, str]
-    """Names of parameters; the others are named by their position."""
+    """Names of parameters; a parameter without a name is named by its position."""
     process_set: ProcessSet
     state: bool = True
-    """Whether the ranks have the same optimizer state; False where each has a share of it, or its own."""
+    """Whether the ranks have the same optimizer state; False if each has a share, or its own."""
     weights: bool = True
-    """Whether the ranks have the same parameters; False where each has a share."""
+    """Whether the ranks have the same parameters; False if each has a share."""
     give_state: Callable[[int], None] | None = None
-    """Copies the state from a global rank, where it is not in ``optimizer`` itself; a collective."""
+    """A collective that copies the state from a global rank, if ``optimizer`` itself does not have it."""
     equal: Sequence[tuple[str, Tensor]] | None = None
-    """What alone is equal on the ranks, by name, where each steps for itself; None where all of the above is."""
+    """With local steps, the only equal tensors, by name; None: everything above is equal."""
 
     def values(self) -> dict[str, Any]:
         if self.equal is not None:
@@ -66,7 +66,7 @@ class Shared:
         return found
 
     def parameters(self) -> list[tuple[str, Tensor]]:
-        """Name and value of each parameter, in parts; not of one that has always been frozen, which no step changes."""
+        """Name and value of each parameter, in parts, without those that have always been frozen."""
         frozen = notes_of(self.optimizer).frozen or {}
         return [
             part
@@ -78,7 +78,7 @@ class Shared:
 
 
 def trust(optimizer: torch.optim.Optimizer) -> None:
-    """Note that ``optimizer`` is new: earlier aborts matter only if another rank has had it longer."""
+    """Note that ``optimizer`` is new: it needs no comparison after earlier aborts, unless another rank's is older."""
     notes = notes_of(optimizer)
     notes.compared = notes.compared or (world.disruptions(), SHARES)
     parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
@@ -101,15 +101,15 @@ def begin(optimizer: torch.optim.Optimizer, process_set: ProcessSet) -> None:
 
 
 def may_have_parted(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether a share of ``optimizer`` must be compared at this step; the same on all ranks since `begin`."""
+    """Whether a share of ``optimizer`` must be compared at this step; equal on all ranks after `begin`."""
     compared = notes_of(optimizer).compared
     return compared is not None and compared[1] < SHARES
 
 
 def furthest(optimizers: Sequence[torch.optim.Optimizer]) -> int:
-    """The rank that has made the most steps, the first of several; 0 when the ranks cannot have diverged.
+    """The first rank that has made the most steps; 0 when the ranks cannot have diverged.
 
-    All ranks call this and then take that rank's values; they also take over its number of steps.
+    All ranks call this, then take that rank's values; this call already takes over its number of steps.
     """
     root, made = preparation.furthest([notes_of(optimizer).steps for optimizer in optimizers])
     if world.disruptions() > 0:
@@ -119,11 +119,10 @@ def furthest(optimizers: Sequence[torch.optim.Optimizer]) -> int:
 
 
 def mend(shared: Shared, whole: bool = False) -> bool:
-    """Compare the next share, or with ``whole`` all of them, and make the ranks equal; whether anything differed.
+    """Compare the next share, or with ``whole`` all shares, and make the ranks equal; returns whether they differed.
 
-    All ranks of the set call this.
-
-    Raises DriftError on all of them where RING_REPAIR forbids it, or where each rank has a share that no other has.
+    All ranks of the set call this. All raise DriftError if RING_REPAIR forbids a repair, or if each rank has a share of
+    the weights that no other rank has.
     """
     notes = notes_of(shared.optimizer)
     disruptions, share = notes.compared or (0, 0)
@@ -136,7 +135,7 @@ def mend(shared: Shared, whole: bool = False) -> bool:
         return False
     rows: list[dict[str, Any]] = gather_objects(own, "digests of ranks that may have parted", shared.process_set)
     if len({frozenset(name for name in row if name.startswith("parameter ")) for row in rows}) > 1:
-        return False  # each rank has parameters of its own
+        return False  # the ranks train different parameters
     steps: list[int] = gather_objects(notes.steps, "steps made", shared.process_set)
     differing = sorted({name for row in rows for name in row if len({other.get(name) for other in rows}) > 1})
     at = _root(rows, steps)
@@ -162,7 +161,7 @@ def mend(shared: Shared, whole: bool = False) -> bool:
 
 
 def _root(rows: list[dict[str, Any]], steps: list[int]) -> int:
-    """The index of a rank with the most steps; of several, one whose values most of them have."""
+    """The index of a rank with the most steps; if there are several, one whose values most of these have."""
     leading = [index for index, made in enumerate(steps) if made == max(steps)]
     return max(leading, key=lambda index: (sum(rows[index] == rows[other] for other in leading), -index))
 
@@ -173,7 +172,7 @@ def _listed(names: list[str]) -> str:
 
 
 def _check_allowed(shared: Shared, text: str, root: int) -> None:
-    """Report the repair on the first rank; raise DriftError where it is not allowed."""
+    """Report the repair on the first rank; raise DriftError if it is not allowed."""
     process_set = shared.process_set
     first = process_set.rank() == 0
     where = f"rank {world.current().rank}: "
@@ -202,7 +201,7 @@ def _check_allowed(shared: Shared, text: str, root: int) -> None:
 
 
 def give_rest(shared: Shared, root: int) -> None:
-    """Broadcast the options, schedules and, where ranks share it, the state of the optimizer."""
+    """Broadcast the options, the schedules and, if ranks share it, the state of the optimizer."""
     optimizer = shared.optimizer
     schedulers = list(notes_of(optimizer).schedulers)
     whole: dict[str, Any] = optimizer.state_dict() if shared.state else {}

@@ -1,4 +1,4 @@
-"""Whether ranks make the same step from the same weights: both go with the commit to a step, as its name."""
+"""Checks that ranks make the same step from the same weights: the name of a commit has a hash of both."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from ring_notebook.errors import CollectiveMismatch, DriftError
 from ring_notebook.torch.tensors import in_memory_order, real_view
 
 _BYTES = 64
-"""Of a tensor, read at a place that moves on at every step."""
+"""Bytes of a tensor to read at a step, at a place that moves with every step."""
 _TENSORS = 64
-"""Most that are read at a step; larger models take turns."""
+"""Most tensors to read at a step; larger models take turns."""
 _DEVICE_EVERY = 16
-"""Steps between two looks at weights on a device, for which the host waits."""
+"""Steps between two reads of weights on a device, for which the host waits."""
 _ROUNDING = 1e-4
-"""Largest difference, in parts of the value, that is taken for rounding."""
+"""Largest relative difference that counts as rounding."""
 
 Named = Sequence[tuple[str, Tensor]]
 T = TypeVar("T")
@@ -39,7 +39,7 @@ class SameStep:
 
     def __init__(self, compares: bool = False) -> None:
         self.compares = compares
-        """Whether all ranks have equal weights before each step, as `prepare` makes them."""
+        """Whether all ranks must have equal weights before each step, as after `prepare`."""
         self._generation: weakref.ref[Communicator] | None = None
         self._made = self._joins = 0
         self._bytes: dict[Tensor, tuple[int, memoryview]] = {}
@@ -54,7 +54,7 @@ class SameStep:
         by_name: Callable[[str], T],
         scale: float | None = None,
     ) -> T:
-        """Commit to the next step, by a call of ``by_name``. ``scale`` is that of a GradScaler."""
+        """Commit to the next step, by a call of ``by_name``. ``scale`` is a GradScaler's."""
         try:
             result = by_name(self._name(process_set, named, scale))
         except CollectiveMismatch as mismatch:
@@ -78,9 +78,9 @@ class SameStep:
         return text
 
     def _judge(self, mismatch: CollectiveMismatch, process_set: ProcessSet, named: Callable[[], Named]) -> None:
-        """Raise what a mismatch of commits means; return where the weights differ by rounding only.
+        """Raise an error for a mismatch of commits; return if the weights differ only by rounding.
 
-        Called on all ranks of the set, where all of them have committed.
+        Called on all ranks of the set. If all have committed, they compare their weights.
         """
         ranks = process_set.ranks or []
         callers = " ".join(re.findall(rf"^  ranks? ([\d, -]+): commit '{COMMIT} ", str(mismatch), re.MULTILINE))
@@ -136,14 +136,14 @@ class SameStep:
         known = self._bytes.get(tensor)
         if known is None or known[0] != tensor.data_ptr():
             flat = in_memory_order(real_view(tensor.detach()))
-            # A tensor with gaps is not read: its copy would cost too much at every step.
+            # Tensors with gaps are not read, because copying them at every step costs too much.
             numbers: Any = flat.reshape(-1).view(torch.uint8).numpy() if flat.is_contiguous() else b""
             known = self._bytes[tensor] = tensor.data_ptr(), memoryview(numbers)
         return known[1]
 
 
 def _apart(values: Tensor) -> float:
-    """The largest difference between rows, in parts of the largest value of a column."""
+    """The largest difference between rows, relative to the largest value of its column."""
     least = torch.finfo(torch.float64).tiny
     return float(
         ((values.amax(0) - values.amin(0)) / values.abs().amax(0).clamp(min=least)).nan_to_num(torch.inf).max()
@@ -151,7 +151,7 @@ def _apart(values: Tensor) -> float:
 
 
 def _numbers(tensor: Tensor) -> list[float]:
-    """The first numbers of a tensor, and some from all over it."""
+    """A sample of a tensor: its first numbers, and some at equal distances."""
     flat = real_view(tensor.detach()).reshape(-1)
     found: list[float] = torch.cat([flat[:16], flat[:: max(1, flat.numel() // 64)][:64]]).double().tolist()
     return found

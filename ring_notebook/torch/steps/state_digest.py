@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ring_notebook.torch.tensors import is_sharded, parts_of
 
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
-"""Buffers of a batch norm, which differ by rank where each rank uses its own batches."""
+"""Buffers of a batch norm, which differ by rank because each rank has its own batches."""
 _WORD = 8  # bytes
 SHARES = 16
 """Shares of the blocks of a large tensor, each compared at a step of its own."""
@@ -22,11 +22,10 @@ _BLOCK = 512  # words, 4 KiB
 def marks(values: Mapping[str, Any], share: int | None = None) -> dict[str, Any]:
     """A mark of each of ``values``: shape, dtype and a sum of a tensor, the text of another value.
 
-    With ``share`` sums only that share of each tensor's blocks; tensors under 64 KiB belong to share 0.
+    With ``share`` it sums only that share of each tensor's blocks; tensors under 64 KiB belong to share 0.
 
-    The sum is that of a tensor's memory as words of 64 bits: it is as fast as reading memory, and the sums of two
-    different tensors are equal by chance once in 2**64 times. Swapped elements are not noticed. Waits for a device
-    once.
+    The sum adds a tensor's memory as words of 64 bits: it is as fast as reading memory, and the sums of two different
+    tensors are equal by chance once in 2**64 times. It does not notice swapped words. Waits for a device once.
     """
     tensors = {name: value for name, value in values.items() if isinstance(value, Tensor)}
     found: dict[str, Any] = {name: repr(value) for name, value in values.items() if name not in tensors}
@@ -39,7 +38,7 @@ def marks(values: Mapping[str, Any], share: int | None = None) -> dict[str, Any]
 
 
 def has_shares(values: Mapping[str, Any]) -> bool:
-    """Whether a tensor is compared in several shares. Without one, share 0 has everything."""
+    """Whether a tensor is compared in several shares; if none is, share 0 has everything."""
     return any(isinstance(value, Tensor) and _is_large(value) for value in values.values())
 
 
@@ -114,6 +113,6 @@ def shared_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def is_shared(name: str, module: nn.Module | None = None) -> bool:
-    """Whether ranks share a buffer of this name: all but statistics of a batch norm, unless ``module`` syncs them."""
+    """Whether a buffer is equal on all ranks: all but batch norm statistics, unless ``module`` syncs them."""
     own = name.rpartition(".")[2] in STATISTICS
     return not own or any(kind.__name__ == "SyncBatchNorm" for kind in type(module).__mro__)

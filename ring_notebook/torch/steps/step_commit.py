@@ -20,7 +20,7 @@ from ring_notebook.core.step_guard import COMMIT, step_guard
 def committed(process_set: ProcessSet, *, name: str = COMMIT) -> AbstractContextManager[None]:
     """A context for a step whose reductions have succeeded: it begins on all ranks or on none.
 
-    Interrupts wait for its end. Ranks that give other names raise CollectiveMismatch.
+    Interrupts wait for its end. Raises CollectiveMismatch if the ranks' names differ.
     """
     if not process_set.included() or process_set.size() == 1:
         return _ALONE if process_set.included() and world.spans(process_set.communicator) else nullcontext()
@@ -49,10 +49,10 @@ def all_or_none(
     at_commit: Callable[[Undo], object] = lambda _: None,
     commit_to: Callable[[ProcessSet], AbstractContextManager[None]] = committed,
 ) -> Iterator[None]:
-    """A context for a step with several reductions, like that of LBFGS; ``at_end`` is called when the step counts.
+    """A context for a step with several reductions, such as LBFGS's; ``at_end`` is called when the step counts.
 
-    Ranks call ``at_commit`` and commit, by ``commit_to``, when the step has updated the parameters, before its post
-    hooks run. Where a rank does not commit, all ranks restore the parameters and the state of ``optimizer``.
+    When the step has updated the parameters, before its post hooks, ranks call ``at_commit`` and commit by
+    ``commit_to``. If a rank does not commit, all ranks restore the parameters and the state of ``optimizer``.
     """
     if not process_set.included() or process_set.size() == 1:
         with committed(process_set):
@@ -76,15 +76,15 @@ def all_or_none(
 
 
 _open: list[Undo] = []
-"""Those of steps that have begun, and neither count nor are undone."""
+"""The `Undo` of steps that have begun, and neither count nor are undone yet."""
 
 
 class Undo:
     """Copies of the parameters and the state of an optimizer; a call restores them, unless the step counts.
 
-    At the end of the step, before its other hooks, ranks call ``commit``, which raises where they do not commit. An
-    interrupt may come before a step that has failed is undone: what is left is restored when this rank leaves the
-    generation, and hooks stay with the optimizer.
+    At the end of the step, before its other hooks, ranks call ``commit``, which raises if they do not commit. If an
+    interrupt keeps a failed step from being undone, it is undone when this rank leaves the generation. The hooks stay
+    with the optimizer.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, commit: Callable[[Undo], object]) -> None:
@@ -113,7 +113,7 @@ class Undo:
         _open.remove(self)
 
     def __call__(self) -> None:
-        """Restore, unless that has been done or the step counts. Interrupts wait for it."""
+        """Restore, unless the step is already undone or counts. Interrupts wait for it."""
         if self not in _open:
             return
         with step_guard.holding(), torch.no_grad():
@@ -146,7 +146,7 @@ def _undo_all() -> None:
 
 
 def _only_and_first(hook: RemovableHandle) -> None:
-    """Make ``hook`` run before all others, and remove it where it was registered before."""
+    """Make ``hook`` run before all others, and remove its earlier registrations."""
     hooks = hook.hooks_dict_ref()
     assert isinstance(hooks, OrderedDict)
     for number in [number for number, other in hooks.items() if other is hooks[hook.id] and number != hook.id]:
