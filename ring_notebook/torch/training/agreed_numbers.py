@@ -1,4 +1,4 @@
-"""Random numbers that all ranks draw alike in passes over an iterable data set: those of rank 0."""
+"""Rank 0's random numbers, which all ranks draw alike in passes over an iterable data set."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from ring_notebook.api.objects import broadcast_object
 
 _Access = tuple[Callable[[], Any], Callable[[Any], object]]
 _TRIED = 100
-"""Elements after which a data set that has not drawn from a source is taken for one that does not."""
+"""Elements after which a source that a data set has not drawn from is taken as unused."""
 
 
 def sources() -> dict[str, _Access]:
-    """How the state of each source of random numbers of this process is read and set."""
+    """For each source of random numbers of this process: functions that read and set its state."""
     found: dict[str, _Access] = {
         "torch": (torch.default_generator.get_state, torch.default_generator.set_state),
         "python": (random.getstate, random.setstate),
@@ -48,11 +48,11 @@ def draw_seed(generator: torch.Generator) -> int:
 
 
 class AgreedNumbers:
-    """What rank 0 would draw in a single process: the seeds of a loader's workers, and what a data set draws itself.
+    """The numbers that rank 0 would draw in a single process, for the seeds of a loader's workers and in a data set.
 
-    The seeds come from ``generator``, which gets ``state``, or from torch's own random numbers. What is drawn here does
-    not change the random numbers of the rank. A pass that a single rank began, to look at a batch, does not count: the
-    next one draws the same again.
+    The seeds come from ``generator``, whose state becomes ``state``, or from a copy of torch's random numbers. Drawing
+    here does not change the random numbers of the rank. A pass that only one rank began, to look at a batch, does not
+    count: the next pass draws the same again.
     """
 
     def __init__(
@@ -88,16 +88,16 @@ class AgreedNumbers:
             draw_seed(self.generator)
 
     def has_drawn(self) -> None:
-        """Note what the loader has drawn."""
+        """Note the state of the generator after the loader has drawn."""
         self._left = self.generator.get_state()
 
     def drawn_by(self, dataset: Iterable[Any]) -> Iterator[Any]:
-        """The elements of ``dataset``, which draws these numbers in place of the rank's."""
+        """The elements of ``dataset``, which draws these numbers instead of the rank's."""
         return _Elements(self, dataset)
 
     @contextmanager
     def in_use(self, names: Iterable[str]) -> Iterator[None]:
-        """Have this process draw from these numbers, from those of the sources ``names``."""
+        """A context in which the sources ``names`` of this process draw these numbers."""
         known = sources()
         own = {name: known[name][0]() for name in names}
         for name in own:
@@ -118,7 +118,7 @@ class AgreedNumbers:
         return {"torch": self._torch.get_state(), **self._others}
 
     def set_now(self, numbers: dict[str, Any]) -> None:
-        """Have the pass in progress go on with the states ``numbers``, those of `now` at another time."""
+        """Continue the pass in progress with the states ``numbers``, which `now` returned at another time."""
         self._torch.set_state(numbers["torch"])
         self._others |= {name: one for name, one in numbers.items() if name in self._others}
 
@@ -127,7 +127,7 @@ class AgreedNumbers:
         return self._next
 
     def continue_with(self, at_begin: tuple[Tensor, Tensor, dict[str, Any]]) -> None:
-        """Have the next pass begin as the one in which `at_begin` was called."""
+        """Have the next pass begin like the pass in which `at_begin` was called."""
         self._next, self._left, self.counts = at_begin, at_begin[0], False
         self.generator.set_state(at_begin[0])
 
@@ -155,12 +155,12 @@ class _Elements:
         with self._numbers.in_use(self._names):
             element = next(self._elements)
         self._came += 1
-        if self._came == _TRIED:  # to change the numbers of a process takes longer than to read many an element
+        if self._came == _TRIED:  # switching random numbers costs more than reading many kinds of elements
             now = self._numbers.now()
             self._names = [name for name in self._names if not _are_equal(now[name], self._at_first[name])]
         return element
 
-    def __getattr__(self, name: str) -> Any:  # a state_dict, which not every iterator has
+    def __getattr__(self, name: str) -> Any:  # for ``state_dict``, which not every iterator has
         if name.startswith("__") or "_elements" not in self.__dict__:
             raise AttributeError(name)
         return getattr(self._elements, name)

@@ -1,7 +1,8 @@
 """A checkpoint that threads of all ranks write while the training goes on.
 
-The threads take part in no collective, whose order is the training's: each puts how its part ended into a key-value
-store, and that of rank 0 looks there until it has all, writes what makes the checkpoint whole, and says what failed.
+The threads call no collectives, because the order of these belongs to the training. Each thread writes to a key-value
+store how its part ended. Rank 0's thread polls there until it has all, then completes the checkpoint or reports what
+failed.
 """
 
 from __future__ import annotations
@@ -23,22 +24,22 @@ from ring_notebook.text.error_text import cause_text
 _SHORTEST, _LONGEST = 0.005, 0.25  # seconds between two looks at the store
 _BETWEEN_BEATS = 1.0  # seconds
 _MOST_CAUSES = 20
-_AFTER_ABORT = 10.0  # seconds without progress, when the ranks have failed: one may be dead
+_AFTER_ABORT = 10.0  # seconds to wait without progress after a failure of ranks: one may be dead
 
 
 @dataclass(frozen=True)
 class Part:
-    """What a rank does: ``write`` its part, of which it has ``taken`` so many tensors; its result is for `finish`."""
+    """A rank's part: ``write`` writes it and returns a result for ``finish``; ``taken`` counts tensors so far."""
 
     write: Callable[[], Any]
     taken: Callable[[], int]
 
 
 class BackgroundSave:
-    """One checkpoint in the making; ``finish`` is called on rank 0 with the parts of all ranks.
+    """One checkpoint being written; rank 0 calls ``finish`` with the results of all ranks.
 
-    When it cannot become whole rank 0 calls ``failed`` with the reason, and writes what that returns to standard error.
-    ``number`` is the same on all ranks, and another one for each checkpoint in ``store``.
+    If it cannot be completed, rank 0 calls ``failed`` with the reason, and prints the result on standard error.
+    ``number`` is equal on all ranks, and different for each checkpoint in ``store``.
     """
 
     def __init__(
@@ -56,13 +57,13 @@ class BackgroundSave:
         self._has_written = Event()
         self._growth, self._is_told = _Growth(part.taken()), False
         self.failure = ""
-        """On rank 0: why there is no such checkpoint."""
+        """On rank 0: why the checkpoint failed."""
         # Not daemons: a script that ends waits for its last checkpoint, within the limits below.
         self._thread = Thread(target=self._run, name="ring-checkpoint")
         self._thread.start()
 
     def is_running(self) -> bool:
-        """Whether this rank's thread has something to do; says once where the disk does not take it."""
+        """Whether this rank's thread is busy; reports once if the disk makes no progress."""
         is_alive, limit = self._thread.is_alive(), config().checkpoint_timeout
         if is_alive and self.is_in_part() and not self._growth.goes_on(self._part.taken(), limit) and not self._is_told:
             self._is_told = True
@@ -77,10 +78,10 @@ class BackgroundSave:
         return not self._has_written.is_set()
 
     def join(self) -> bool:
-        """Wait for this rank's thread, as long as the part that it writes grows; whether it has ended."""
+        """Wait for this rank's thread, as long as its part grows; returns whether the thread has ended."""
         growth = _Growth(self._part.taken())
         while self.is_running():
-            # Rank 0 also waits for the parts of others, with a limit of its own.
+            # Rank 0's thread also waits for other ranks' parts, with a limit of its own.
             if self.is_in_part() and not growth.goes_on(self._part.taken(), config().checkpoint_timeout):
                 return False
             self._thread.join(_LONGEST)
@@ -95,7 +96,7 @@ class BackgroundSave:
         part, reason = None, ""
         try:
             part = self._part.write()
-        except Exception as error:  # the disk's, the network's, or what the place raises
+        except Exception as error:  # of the disk, the network or the storage
             reason = why_not_written(error)
         self._has_written.set()
         try:
@@ -106,14 +107,14 @@ class BackgroundSave:
             self._give_up(f"rank {self._rank}: {cause_text(error)}")
 
     def _beat(self) -> None:
-        """Tell rank 0 that this rank's part grows."""
+        """Report to rank 0 that this rank's part grows."""
         told = -1
         while not self._has_written.wait(_BETWEEN_BEATS):
             if (taken := self._part.taken()) != told:
                 told = taken
                 try:
                     self._store.set(self._key(self._rank, "beat"), str(taken))
-                except Exception:  # `_run` meets it too
+                except Exception:  # `_run` gets the same error
                     return
 
     def _complete(self) -> None:
@@ -132,11 +133,11 @@ class BackgroundSave:
         if self._rank == 0:
             try:
                 reason = self._failed(reason)
-            finally:  # where the place cannot even be asked what it has
+            finally:  # even if the storage does not answer
                 tell(reason)
 
     def _parts(self) -> tuple[list[Any], list[str]]:
-        """The parts of all ranks, and what failed. Waits while any of them grows."""
+        """The parts of all ranks, and reasons of failures. Waits while any part grows."""
         lacking, growth, pause = list(range(self._size)), _Growth(()), _SHORTEST
         found: dict[int, tuple[Any, str]] = {}
         while True:
@@ -166,12 +167,12 @@ class BackgroundSave:
 
 
 def tell(text: str) -> None:
-    """Say on standard error what does not end the training."""
+    """Print on standard error something that does not end the training."""
     print(text, file=sys.stderr, flush=True)  # noqa: T201
 
 
 def why_not_written(error: BaseException) -> str:
-    """``error`` in one line: of several that followed one another the disk's, which torch hides behind its own."""
+    """``error`` in one line: if the disk caused it, the disk's error, which torch hides behind its own."""
     chain: list[BaseException] = [error]
     while (earlier := chain[-1].__cause__ or chain[-1].__context__) is not None and len(chain) < _MOST_CAUSES:
         chain.append(earlier)
@@ -185,7 +186,7 @@ class _Growth:
         self._value, self._since = value, monotonic()
 
     def goes_on(self, value: object, limit: float) -> bool:
-        """Whether the ``value`` has changed in the last ``limit`` seconds."""
+        """Whether ``value`` has changed in the last ``limit`` seconds."""
         if value != self._value:
             self._value, self._since = value, monotonic()
         return monotonic() - self._since <= limit

@@ -53,7 +53,7 @@ def broadcast_tensors(named: Sequence[tuple[str, Any]], root_rank: int) -> None:
 
 
 def _check_overlap(name: str, tensor: Tensor) -> None:
-    """Raise ValueError for a tensor of which several elements are one place in memory: it cannot be written."""
+    """Raise ValueError for a tensor with several elements at one place in memory, which cannot be written."""
     if tensor.layout is torch.strided and any(
         length > 1 and stride == 0 for length, stride in zip(tensor.shape, tensor.stride(), strict=True)
     ):
@@ -75,7 +75,7 @@ def broadcast_optimizer_state(
     check_optimizer(optimizer, "broadcast_optimizer_state")
     state = broadcast_object(optimizer.state_dict(), root_rank, "optimizer state")
     if global_process_set.rank() != root_rank:
-        # The groups stay the same objects, as they do on the root: an optimizer within this one may have them too.
+        # The groups stay the same objects: an optimizer within this one may have them too.
         groups, own = optimizer.param_groups, list(optimizer.param_groups)
         load_state(optimizer, state)
         for group, loaded in zip(own, optimizer.param_groups, strict=True):

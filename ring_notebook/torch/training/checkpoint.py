@@ -1,4 +1,4 @@
-"""Checkpoints of PyTorch: `save` and `load`, and what a `checkpoint` has of models, optimizers and loaders."""
+"""Checkpoints of PyTorch: `save`, `load` and `checkpoint` for models, optimizers, schedulers and loaders."""
 
 from __future__ import annotations
 
@@ -43,16 +43,16 @@ if TYPE_CHECKING:
     from ring_notebook.torch.training.checkpoint_shards import Shards
 
 _OF_PARAMETER = re.compile(r"state\.(\d+)\..*")
-_RANDOM = "random"  # what shards have random numbers as, by rank or logical rank
+_RANDOM = "random"  # the name of random numbers in shards, by rank or logical rank
 _NO_TURN = "none"
 
 
 def save(obj: Any, path: str | os.PathLike[str], *, private: bool = False) -> None:
     """Write ``obj`` (as `torch.save`) to ``path`` on rank 0; the other ranks return at once.
 
-    The file appears complete or not at all: it is written beside ``path``, synced to disk and renamed. Removes what an
-    earlier call that was killed has left there. A checksum at its end lets `load` detect damage; `torch.load` ignores
-    it. With ``private`` the file, and the folders that this makes, are readable by this user only, whatever the umask.
+    The file appears complete or not at all: it is written beside ``path``, synced to disk and renamed. Removes files
+    of an earlier call that was killed. A checksum at the end lets `load` detect damage; `torch.load` ignores it. With
+    ``private`` only this user can read the file, and new folders, whatever the umask.
     """
     write_on_rank_0(Path(path), lambda file: torch.save(obj, file), private=private)
 
@@ -91,36 +91,37 @@ def checkpoint(
                 saved.step()
             ring.log(val_loss=validate(model))
 
-    Takes models, optimizers, schedulers, loaders and whatever else has ``state_dict`` and ``load_state_dict``, in the
-    same order in every run, and alike on all ranks or sharded as DTensors; stages of a pipeline are neither. Of a model
-    of peft it keeps the adapters and other trained weights, without the frozen ones. It resumes on any number of ranks.
+    Takes models, optimizers, schedulers, loaders and other objects with ``state_dict`` and ``load_state_dict``, in the
+    same order in every run. They must be equal on all ranks or sharded as DTensors; stages of a pipeline are neither.
+    For a model of peft it keeps the adapters and other trained weights, without frozen ones. It resumes on any number
+    of ranks.
 
-    Rank 0 writes one file with `save`. With ``background``, at a URL, and where parameters are sharded (FSDP2, tensor
-    parallelism), all ranks write, each its part, into a folder of the format of torch.distributed.checkpoint, which all
-    of them see; the random numbers of all ranks are then kept too. A checkpoint of one kind resumes models of the
-    other, but a file no sharded model.
+    Rank 0 writes one file with `save`. With ``background``, at a URL, and with sharded parameters (FSDP2, tensor
+    parallelism), each rank writes its part into a folder that all ranks see, in the format of
+    torch.distributed.checkpoint, with the random numbers of all ranks. Either kind of checkpoint resumes any model,
+    except that a file resumes no sharded model.
 
     every: "10min", "2h", "100 steps", "epoch" or "5 epochs"; there is also one at the end of `Checkpoint.epochs`.
     keep: how many of the newest stay on disk.
-    best: a metric that `log` records on rank 0: when it is smaller than ever (``largest``: larger), the checkpoint then
-        stays beside them.
-    folder: by default that of the run, in a script ``checkpoints``; it is made readable by this user only. Or a URL
-        that fsspec knows, such as ``s3://bucket/run``.
-    resume: continue from the last checkpoint; by default as ``%%ringtrain --resume`` says. A script whose folder has
-        none begins anew.
-    background: copy the state when a checkpoint is due, and write the copy while the training goes on. One that is due
-        while another one is written begins behind it; where it is the ``best``, steps wait for that.
-        `Checkpoint.epochs` and `Checkpoint.wait` return when it is whole.
+    best: a metric that `log` records on rank 0: when it is smaller than ever (``largest``: larger), that checkpoint
+        stays on disk too.
+    folder: by default the run's, in a script ``checkpoints``; only this user can read it. Or a URL that fsspec knows,
+        such as ``s3://bucket/run``.
+    resume: continue from the last checkpoint; by default as ``%%ringtrain --resume`` says. A script without a
+        checkpoint begins anew.
+    background: copy the state when a checkpoint is due, and write the copy while the training continues. A checkpoint
+        that is due while another is being written begins after it; if it is the ``best``, steps wait until then.
+        `Checkpoint.epochs` and `Checkpoint.wait` return when it is complete.
 
-    A checkpoint takes its name when every rank has written; one that fails leaves those before it. In the background
-    rank 0 then says which rank failed and why, and the next one is tried; otherwise, and at the end of
-    `Checkpoint.epochs`, all ranks raise RingError, where rank 0 writes alone it raises OSError.
+    A checkpoint gets its name when every rank has written; a failed one leaves earlier ones as they are. In the
+    background rank 0 then reports which rank failed and why, and the training continues. Otherwise, and at the end of
+    `Checkpoint.epochs`, all ranks raise RingError; if rank 0 writes alone, it raises OSError.
 
-    With local steps (``sync_every``) one that is due is written behind the next sync, and `Checkpoint.epochs` ends with
-    a sync; with ``accumulate`` behind the next step, unless it is the ``best``. A loader of `prepare` resumes
-    behind the batches that were used, in the order that it had, also one of an iterable data set, and on another number
-    of ranks: see its ``load_state_dict``. Other loaders begin their pass again, which is said. Raises TypeError and
-    ValueError for wrong arguments, and RingError for a checkpoint that does not fit.
+    A checkpoint that is due is written after the next sync with local steps (``sync_every``), and after the next step
+    with ``accumulate``, unless it is the ``best``; `Checkpoint.epochs` ends with a sync. A loader of `prepare` resumes
+    after the used batches, in its old order, even over an iterable data set and on another number of ranks: see its
+    ``load_state_dict``. Other loaders begin their pass again, with a message. Raises TypeError and ValueError for wrong
+    arguments, and RingError for a checkpoint that does not fit.
     """
     if another := of_another("checkpoint", objects, "torch"):
         if background:
@@ -153,7 +154,7 @@ class TorchCheckpoint(Checkpoint):
         self._optimizers = [one for one in objects if isinstance(one, Optimizer)]
         self._loaders = [one for one in objects if isinstance(one, DataLoader)]
         self._is_sharded = any(is_sharded(one) for model in self._models for one in model.parameters())
-        in_turns = any(map(is_logical, self._optimizers))  # then each rank has what its logical ranks have of their own
+        in_turns = any(map(is_logical, self._optimizers))  # then each rank writes the state of its logical ranks
         self._logical = logical_ranks.current() if in_turns else None
         self._all_write = self._is_sharded or background or isinstance(self._place, RemoteFolder) or in_turns
         self._background = background
@@ -161,7 +162,7 @@ class TorchCheckpoint(Checkpoint):
         self._save: BackgroundSave | None = None
         self._saves = 0
         self._store: Any = None
-        self._generation: world.World | None = None  # that of the store
+        self._generation: world.World | None = None  # of `_store`
         self._random: tuple[bytes, int | None] | None = None
         self._of_turns: list[bytes] = []
 
@@ -179,7 +180,7 @@ class TorchCheckpoint(Checkpoint):
         return {**self.__dict__, "_own_shards": None, "_save": None, "_store": None, "_generation": None}
 
     def begin_epoch(self) -> None:
-        """Loaders of `prepare` have the order of this epoch."""
+        """Give loaders of `prepare` the order of this epoch."""
         for loader in self._loaders:
             if sampler := resumable_sampler(loader):
                 sampler.set_epoch(self.epoch)
@@ -191,11 +192,11 @@ class TorchCheckpoint(Checkpoint):
         return [one for one in self._optimizers if isinstance(one, LocalOptimizer)]
 
     def ranks_are_equal(self) -> bool:
-        """With local steps the weights of the ranks are equal only behind a sync."""
+        """With local steps the weights of the ranks are equal only after a sync."""
         return all(one.ends_round for one in self._local())
 
     def is_within_step(self) -> bool:
-        """Whether micro-batches of a step that is to come were used (``accumulate``): their gradients are not kept."""
+        """Whether micro-batches of the next step were used (``accumulate``), whose gradients are not kept."""
         return any(isinstance(one, Wrapper) and one.has_begun_step for one in self._optimizers)
 
     def end_training(self) -> None:
@@ -204,7 +205,7 @@ class TorchCheckpoint(Checkpoint):
             one.sync()
 
     def state_of(self, one: Any) -> Any:
-        """As ``state_dict``; of a loader what decides its order, and where it stands."""
+        """As ``state_dict``; for a loader its order and position."""
         if isinstance(one, DataLoader):
             return self._state_of_loader(one)
         if not isinstance(one, nn.Module):
@@ -245,20 +246,20 @@ class TorchCheckpoint(Checkpoint):
         model.load_state_dict(state, strict=False)  # without the frozen weights
 
     def remarks(self) -> list[str]:
-        """How the passes of loaders continue, where they are not divided as without the break."""
+        """How the passes of loaders continue, if not as without the break."""
         if not self.batch:
             return []
         return [_remark(loader) for loader in self._loaders]
 
     def set_content(self, content: dict[str, Any], path: Path | str) -> None:
-        """Also with another number of ranks."""
+        """As the base class, on any number of ranks."""
         logical, then = self._logical.number if self._logical else 0, content.get("logical", 0)
         if logical != then:
             raise RingError(
                 f"rank {rank()}: {path} was written by a training with {_in_words(then)}, this one has "
                 f"{_in_words(logical)}; " + (f"pass logical={then} to prepare()" if then else "leave logical out")
             )
-        if "ranks" in content:  # shards have the rest
+        if "ranks" in content:  # the tensors are in shards
             self._read_shards(content, path)
         if "used" in content:  # in files of version 0.2: samples of the epoch, of all loaders
             place = {"used": content["used"], "epoch": content["epoch"]}
@@ -268,10 +269,10 @@ class TorchCheckpoint(Checkpoint):
             ]
         super().set_content(content, path)
         for optimizer in self._optimizers:
-            if any("lr_scale" in group for group in optimizer.param_groups):  # perhaps by another number of ranks
+            if any("lr_scale" in group for group in optimizer.param_groups):  # scaled, perhaps for other ranks
                 schedulers = [one for one in self._objects if isinstance(one, LRScheduler)]
                 scale_rates(optimizer, schedulers, logical_size() if is_logical(optimizer) else size())
-        if self._of_turns:  # behind the state of models, which has rank 0's buffers
+        if self._of_turns:  # after loading models, whose state has rank 0's buffers
             continue_turns(map(unwrapped, self._models), self._of_turns)
             self._of_turns = []
         self._follow_random()
@@ -283,7 +284,7 @@ class TorchCheckpoint(Checkpoint):
         save(self.content(), target, private=True)
 
     def read(self, path: Path | str) -> dict[str, Any]:
-        """With `load`; of shards the rest."""
+        """With `load`; of shards, all except the tensors."""
         content: dict[str, Any]
         if not isinstance(self._place, RemoteFolder):
             file = Path(path, REST) if Path(path).is_dir() else path
@@ -298,7 +299,7 @@ class TorchCheckpoint(Checkpoint):
         return content
 
     def check_kind(self, path: Path | str) -> None:
-        """Also tells shards from whole files."""
+        """As the base class; also raises RingError if a sharded model is to resume from a file."""
         if is_url(str(path)) or Path(path).is_dir():
             return
         super().check_kind(path)
@@ -310,7 +311,7 @@ class TorchCheckpoint(Checkpoint):
             )
 
     def is_writing(self) -> bool:
-        """Whether a checkpoint is being written in the background, as rank 0 knows it."""
+        """Whether this rank's thread is writing a checkpoint; rank 0's thread ends last."""
         return self._save is not None and self._save.is_running()
 
     def end_writing(self) -> None:
@@ -321,7 +322,7 @@ class TorchCheckpoint(Checkpoint):
     def wait(self) -> None:
         """Return when no checkpoint is being written in the background; all ranks call this.
 
-        A rank waits as long as its disk takes something; what is given up then is said, and does not raise.
+        A rank waits as long as its disk makes progress. A checkpoint that is given up is reported, without an error.
         """
         if not self._all_write:
             return
@@ -342,7 +343,7 @@ class TorchCheckpoint(Checkpoint):
         self._write_shards(is_best, self._background and not is_last)
 
     def _write_shards(self, is_best: bool, background: bool) -> None:
-        """All ranks write their parts, in the background or before this returns."""
+        """Write this rank's part, in the background or before this returns; all ranks call it."""
         step = self.steps
         content, tensors = self._parts()
         self._shards.plan(tensors)
@@ -380,7 +381,7 @@ class TorchCheckpoint(Checkpoint):
         if not reason:
             try:
                 part, own = self._shards.write(begun), ""
-            except Exception as error:  # the disk's, the network's, or what the place raises
+            except Exception as error:  # of the disk, the network or the storage
                 own = why_not_written(error)
             ended = gather_objects((part, own), "parts of a checkpoint", global_process_set)
             reason = "; ".join(f"rank {number}: {why}" for number, (_, why) in enumerate(ended) if why)
@@ -396,12 +397,12 @@ class TorchCheckpoint(Checkpoint):
             self._store, self._generation, self._saves = keys_of_ranks(), current, 0
         self._saves += 1
         lacks = ""
-        if self._save is not None and self._save.is_in_part():  # rank 0 has given it up; it still needs its copies
+        if self._save is not None and self._save.is_in_part():  # given up by rank 0, but it still uses its copies
             lacks = "its part of the checkpoint before is still being written, by a disk that does not answer"
         else:
             try:
                 self._shards.copy()
-            except Exception as error:  # no memory, for instance: this rank's part fails, as on its disk
+            except Exception as error:  # out of memory, for instance: this rank's part fails
                 lacks = cause_text(error)
 
         def write() -> Any:
@@ -413,7 +414,7 @@ class TorchCheckpoint(Checkpoint):
         self._save = BackgroundSave(self._saves, self._store, part, finish, failed)
 
     def _parts(self) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
-        """The content, and what shards have of it, by kind and by name there."""
+        """The content without tensors, and the tensors for shards, by kind and name."""
         content = self.content() | {"ranks": size(), "logical": self._logical.number if self._logical else 0}
         flat: dict[str, Tensor] = {}
         states = []
@@ -442,7 +443,7 @@ class TorchCheckpoint(Checkpoint):
         return content, tensors
 
     def _names(self) -> list[str]:
-        """What shards call the objects: those of torch.distributed.checkpoint, with a number from the second on."""
+        """The objects' names in shards, as in torch.distributed.checkpoint; from the second of a kind on, numbered."""
         kinds = [
             next((name for name, kind in _KINDS if isinstance(one, kind)), type(one).__name__.lower())
             for one in self._objects
@@ -450,7 +451,7 @@ class TorchCheckpoint(Checkpoint):
         return [f"{kind}{n if (n := kinds[: place + 1].count(kind)) > 1 else ''}" for place, kind in enumerate(kinds)]
 
     def _read_shards(self, content: dict[str, Any], path: Path | str) -> None:
-        """Put into ``content`` what the shards at ``path`` have, each rank its part of what is sharded now."""
+        """Put tensors from the shards at ``path`` into ``content``; of sharded tensors each rank reads its part."""
         tensors: dict[str, Tensor | None] = {}
         for one, name, state in zip(self._objects, self._names(), content["objects"], strict=True):
             own: dict[str, Tensor] = {}
@@ -469,7 +470,7 @@ class TorchCheckpoint(Checkpoint):
         filled: dict[str, Tensor] = {}
         try:
             filled, reason = self._shards.read(str(path), tensors), ""
-        except Exception as error:  # torch's, the disk's, or what the place raises
+        except Exception as error:  # of torch, the disk or the storage
             reason = cause_text(error)
         for number, why in enumerate(allgather_object(reason, name="shards were read")):
             if why:
@@ -482,16 +483,16 @@ class TorchCheckpoint(Checkpoint):
             self._of_turns = states
 
     def _turns(self) -> list[str]:
-        """What shards call the logical ranks of this rank, and last what belongs to none."""
+        """The names in shards of this rank's logical ranks, and last of the state outside of turns."""
         assert self._logical is not None
         return [str(self._logical.first + turn) for turn in range(self._logical.turns)] + [_NO_TURN]
 
     def _in_pass(self) -> list[Any]:
-        """Loaders whose next pass goes on where the checkpoint was: it draws at its begin, which was before that."""
+        """Loaders whose next pass continues in its middle. Its begin draws random numbers again."""
         return [loader for loader in self._loaders if isinstance(loader, PreparedLoader)] if self.batch else []
 
     def _follow_random(self) -> None:
-        """Continue with the random numbers of the checkpoint, once more each time that the training begins to draw."""
+        """Set the random numbers of the checkpoint, again whenever a resumed training has drawn others at a begin."""
         if self._random is not None:
             continue_random(*self._random)
 
@@ -504,9 +505,9 @@ _KINDS: tuple[tuple[str, type], ...] = (("model", nn.Module), ("optimizer", Opti
 
 
 def _alike(one: Any, name: str) -> set[str] | None:
-    """Which tensors of an object all ranks have alike, so that any of them may write them; None: all of them.
+    """The names of an object's tensors that are equal on all ranks, so that any rank may write them; None: all.
 
-    Of others, such as statistics of the batches of a rank, rank 0's are kept, and not some of each.
+    Of other tensors, such as statistics of each rank's batches, only rank 0's are kept.
     """
     if isinstance(one, nn.Module):
         return {f"{name}.{part}" for part, _ in unwrapped(one).named_parameters(remove_duplicate=False)}
@@ -514,7 +515,7 @@ def _alike(one: Any, name: str) -> set[str] | None:
 
 
 def _sharded_as(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
-    """``state`` with its whole tensors sharded as their parameters are: those of a training that had them whole."""
+    """``state`` of an unsharded training, with tensors sharded as their parameters are now."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     for number, own in state.get("state", {}).items():
         parameter = parameters[number] if isinstance(number, int) and number < len(parameters) else None
@@ -525,7 +526,7 @@ def _sharded_as(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
 
 
 def _like(one: Any, name: str, kept: InShards) -> Tensor | None:
-    """Of an optimizer's tensor that has the shape of its parameter: a sharded one where that is sharded."""
+    """An empty tensor, sharded like its parameter, for a tensor of an optimizer; None if that is not sharded."""
     match = _OF_PARAMETER.fullmatch(kept.name.removeprefix(f"{name}."))
     if not isinstance(one, Optimizer) or match is None:
         return None

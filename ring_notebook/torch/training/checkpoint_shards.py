@@ -1,7 +1,7 @@
-"""Shards of a checkpoint: what each rank writes, with torch.distributed.checkpoint's planner, writer and reader.
+"""Shards of a checkpoint, written and read by each rank with torch.distributed.checkpoint.
 
-The ranks agree on a plan when a checkpoint is due, where all of them are at the same place of the loop. Behind that
-each rank writes its own files and waits for nobody, so that a thread can do it while the training goes on.
+The ranks agree on a plan when a checkpoint is due, because all are then at the same place of the loop. After that each
+rank writes its own files and waits for nobody, so that a thread can do it while the training continues.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ring_notebook.files.checkpoint_names import LocalFolder
 from ring_notebook.files.private_files import open_own
 from ring_notebook.files.remote_folder import RemoteFolder
 
-METADATA = ".metadata"  # torch's name of the file that says what the others hold
+METADATA = ".metadata"  # torch's name of the file with the index of the others
 
 
 class _RemoteFiles(FileSystemBase):
@@ -75,7 +75,7 @@ class _RemoteFiles(FileSystemBase):
 
 
 class _Planner(DefaultSavePlanner):
-    """Gives the writer the copies that were made of tensors, where there are any, and counts what it has taken."""
+    """Gives the writer the copies of tensors, if there are any, and counts the tensors that it has taken."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -101,14 +101,14 @@ class Shards:
 
     @property
     def taken(self) -> int:
-        """How many tensors have been taken to be written: it grows while the disk takes what it is given."""
+        """Number of tensors passed to the writer; it grows while the disk makes progress."""
         return self._planner.taken
 
     def plan(self, tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Agree with all ranks, which all call this, on who writes what of ``tensors``, by name.
+        """Agree on which rank writes which of ``tensors``, by name; all ranks call this.
 
-        What several ranks have is written by one of them, so that all write about as much. Raises RingError on all
-        ranks where their tensors do not fit together.
+        One rank writes a tensor that several have, so that all write about equally much. Raises RingError on all ranks
+        if their tensors do not fit together.
         """
         self._planner = _Planner()
         self._planner.set_up_planner(dict(tensors), None, rank() == 0)
@@ -130,10 +130,7 @@ class Shards:
         self._buffers = {}
 
     def copy(self) -> None:
-        """Copy what this rank writes to memory of the host, pinned where CUDA is in use; returns when that is done.
-
-        The memory is used again for the next checkpoint.
-        """
+        """Copy what this rank writes to host memory (pinned for tensors on CUDA devices), which is reused."""
         copies, cuda = {}, False
         for item in self._plans[rank()].items:
             tensor = self._planner.lookup_object(item.index)
@@ -157,9 +154,9 @@ class Shards:
         return done
 
     def finish(self, begun: str, parts: list[list[WriteResult]]) -> None:
-        """Write what says where everything is, on rank 0, when all ranks have written.
+        """On rank 0, when all ranks have written: write the index of all files.
 
-        Raises RingError where rank 0 does not see the files of another rank.
+        Raises RingError if rank 0 does not see the files of another rank.
         """
         for owner, part in enumerate(parts):
             names = {name for one in part if (name := getattr(one.storage_data, "relative_path", ""))}
@@ -182,12 +179,12 @@ class Shards:
         return writer  # type: ignore[no-any-return]
 
     def read(self, path: str, tensors: dict[str, Tensor | None]) -> dict[str, Tensor]:
-        """Fill ``tensors`` from the shards at ``path``; of one that is None make a whole one in memory of the host.
+        """Fill ``tensors`` from the shards at ``path``; for None, make a whole tensor in host memory.
 
-        Each rank reads its part of tensors that are sharded now. Raises what torch and the disk raise.
+        Each rank reads its part of tensors that are sharded now. Raises the errors of torch and the disk.
         """
         if isinstance(self._folder, LocalFolder):
-            open_own(Path(path, METADATA)).close()  # reading it could run code of another user
+            open_own(Path(path, METADATA)).close()  # it must be ours: reading it could run another user's code
             reader: Any = FileSystemReader(path)
         else:
             reader = FileSystemReader(".")

@@ -28,9 +28,9 @@ def check(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None
     """Raise DriftError on every rank when parameters or optimizer state differ between ranks in any bit.
 
     Beyond Horovod. The error names the first tensor that differs and by how much. Buffers of the model are not
-    compared: running statistics differ by rank unless they are synchronized. Nor are tensors of which each rank has a
-    share (FSDP2). Of a model of local steps (``sync_every``) the common weights are compared, and no state of the
-    optimizer, which is each rank's own. All ranks must call this; they exchange 8 bytes per tensor if they are equal.
+    compared: running statistics differ by rank unless they are synchronized. Nor are sharded tensors (FSDP2). With
+    local steps (``sync_every``) only the common weights are compared, because the rest is each rank's own. All ranks
+    must call this; they exchange 8 bytes per tensor if they are equal.
     """
     check_module(model, "check")
     if optimizer is not None:
@@ -57,7 +57,7 @@ def _describe(name: str, tensor: Tensor) -> str:
         listed = "; ".join(f"rank {r}: {n} {shape} {dtype}" for r, (n, shape, dtype) in enumerate(forms))
         return f"rank {rank()}: the ranks hold different tensors ({listed}); build the same model everywhere"
     tells = f"rank {rank()}: {name} {tuple(tensor.shape)} differs between ranks"
-    if not (tensor.is_floating_point() or tensor.is_complex()):  # codes and counts, whose differences tell nothing
+    if not (tensor.is_floating_point() or tensor.is_complex()):  # differences of codes and counts mean nothing
         rows = allgather_object(tensor.detach().cpu(), name="drift")
         apart = torch.stack([row != rows[0] for row in rows]).any(0)
         return f"{tells} in {int(apart.sum())} elements; {_REMEDY}"

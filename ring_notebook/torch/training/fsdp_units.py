@@ -8,11 +8,11 @@ from torch import nn
 
 
 def sharded_units(model: nn.Module) -> list[nn.Module]:
-    """The modules to give to ``fully_shard`` before ``model`` itself, which gathers what is in none of them.
+    """The modules to give to ``fully_shard`` before ``model`` itself, which gathers the remaining parameters.
 
-    These are its children. Of one that holds a list of blocks, at any depth, they are the blocks, as of a transformer
-    within the wrapper of an adapter; of one without forward, which is never called, what it holds. A module that shares
-    a parameter with one outside of it (tied weights) is none: its parameters are gathered with those of ``model``.
+    These are its children. A child that holds a list of blocks at any depth, such as a transformer within an adapter's
+    wrapper, is replaced by the blocks; a child without forward, which is never called, by its members. Modules that
+    share parameters with modules outside (tied weights) are left out.
     """
     places: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):

@@ -1,4 +1,4 @@
-"""How snapshots keep torch's objects and ours over them: memory once, optimizers wrapped, loaders in their place."""
+"""Keeps torch's objects and our wrappers in snapshots: memory once, optimizers wrapped, loaders at their position."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ class TorchKeeper(Keeper):
     name = "torch"
 
     def memory_of(self, value: Any) -> Memory | None:
-        """That of a storage, which its tensors share."""
+        """The memory of a storage, which its tensors share."""
         if not isinstance(value, torch.UntypedStorage):
             return None
         device = str(value.device)
         return Memory((device, value.data_ptr(), value.nbytes()), lambda: _bytes_of(value), device)
 
     def with_memory(self, size: int, fill: Callable[[memoryview], object], about: Any) -> Any:
-        """A storage on the device that it was on."""
+        """A storage on its old device."""
         storage = torch.UntypedStorage(size)  # type: ignore[no-untyped-call]
         if size:
             fill(_bytes_of(storage))
         return storage if about == "cpu" else storage.to(device=torch.device(about))
 
     def reduced(self, value: Any) -> Any:
-        """Tensors as views of their storages; optimizers and samplers with what pickle would lose."""
+        """Tensors as views of their storages; optimizers and samplers with attributes that pickle would lose."""
         if isinstance(value, Tensor):
             return _reduced_tensor(value)
         if isinstance(value, Wrapper):
@@ -53,7 +53,7 @@ class TorchKeeper(Keeper):
         return NotImplemented
 
     def unkeepable(self, value: Any) -> str:
-        """What belongs to a GPU's context or to a group of processes."""
+        """Objects of a GPU's context or of a group of processes."""
         if isinstance(value, torch.cuda.Stream | torch.cuda.Event | torch.cuda.CUDAGraph):
             return f"a {type(value).__name__} of CUDA"
         if isinstance(value, Tensor) and is_sharded(value):
@@ -63,7 +63,7 @@ class TorchKeeper(Keeper):
         return ""
 
     def loses(self, value: Any) -> str:
-        """What a variable loses on the way."""
+        """A tensor's graph, or the wrapper of DistributedDataParallel."""
         if isinstance(value, Tensor) and value.grad_fn is not None:
             return "its graph"
         if isinstance(value, nn.parallel.DistributedDataParallel):
@@ -71,13 +71,13 @@ class TorchKeeper(Keeper):
         return ""
 
     def random_state(self) -> Any:
-        """Of the CPU, and of the GPUs where they are in use."""
+        """The random numbers of the CPU, and of GPUs that are in use."""
         in_use: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
         gpus = torch.cuda.get_rng_state_all() if in_use else []
         return torch.get_rng_state(), gpus
 
     def set_random_state(self, state: Any) -> None:
-        """As `torch.set_rng_state`; states of GPUs that this rank has not got are left."""
+        """As `torch.set_rng_state`; ignores states of GPUs that this rank does not have."""
         cpu, gpus = state
         torch.set_rng_state(cpu)
         for number, one in enumerate(gpus[: torch.cuda.device_count()]):
