@@ -128,7 +128,7 @@ def in_backward() -> bool:
 
 
 def _is_asked_by_reducer() -> bool:
-    """Whether DistributedDataParallel's reducer, C++ code in the backward pass, asks for a future.
+    """Whether the reducer of DistributedDataParallel, which is C++ in the backward pass, asks for a future.
 
     A hook in Python may ask too, and wait for it at once. If the reducer asks, the Python frame below is the call of
     backward, or there is none on a thread of autograd. With a static graph the reducer asks at the end of the first

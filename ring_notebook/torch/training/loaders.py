@@ -1,4 +1,4 @@
-"""What `prepare` makes of a DataLoader: one of the same class and with the same attributes, over this rank's share."""
+"""Makes of a DataLoader, for `prepare`, one of the same class and attributes over this rank's share."""
 
 from __future__ import annotations
 
@@ -56,10 +56,10 @@ T = TypeVar("T")
 _loader_passes: Any = private("loader_passes") or ()
 _SEEDED = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 _ROWS, _COLUMNS = 64, 4096
-"""Most rows of a part of the data that ranks compare, and most numbers of a row."""
+"""Most rows of a part of the data to compare between ranks, and most numbers of a row."""
 _TORCHDATA = "torchdata.stateful_dataloader"
 _REPEATED = "_RepeatSampler"
-"""The sampler of loaders that keep their workers from pass to pass, those of timm and Ultralytics among them."""
+"""The sampler of loaders that keep their workers from pass to pass, such as those of timm and Ultralytics."""
 _DIVISIONS = (
     ("num_replicas", "rank"),
     ("world_size", "rank"),
@@ -67,20 +67,20 @@ _DIVISIONS = (
     ("num_processes", "process_index"),
     ("data_parallel_size", "data_parallel_rank"),
 )
-"""Where samplers and iterable data sets say among how many ranks they divide samples, and which rank's they have."""
+"""Attributes in which samplers and iterable data sets have the number of ranks that share samples, and their rank."""
 
 
 def shard(loader: DataLoader[T], *, kind: str | None = None, number: int = 0) -> DataLoader[T]:
     """``loader`` over this rank's share, in batches of the same size; all ranks call this.
 
     The result has a subclass of the loader's class, and the loader's attributes. Its samplers, or its iterable data
-    set, stand in for the user's, and pass on their attributes and methods. Rank r's batches of step k on p ranks
-    are together the batch of step k of one process, whose batch is p times as large: of a batch sampler p consecutive
-    batches. Their order is that of one process, by the loader's generator or by the random numbers of rank 0 now;
-    ``number`` tells apart loaders that are prepared together.
+    set, stand in for the user's, and pass on their attributes and methods. The batches of step k on p ranks are
+    together the batch of step k of one process with a batch p times as large, or p consecutive batches of a batch
+    sampler. Their order is as in one process, by the loader's generator or by the random numbers of rank 0 now;
+    ``number`` distinguishes loaders that are prepared together.
 
-    With ``kind``, such as "cuda", the batches are on this rank's device of that kind. What workers make goes there from
-    pinned memory. Without workers the thread that trains would have to pin it, which gains nothing.
+    With ``kind``, such as "cuda", the batches are on this rank's device of that kind. Batches of workers go there from
+    pinned memory; without workers the training thread would have to pin them, which gains nothing.
 
     A loader that already yields a share keeps it. Raises TypeError for anything but a DataLoader, and ValueError on all
     ranks if their loaders differ, or if a sampler divides the samples among other ranks.
@@ -102,7 +102,7 @@ def shard(loader: DataLoader[T], *, kind: str | None = None, number: int = 0) ->
 
 
 class PreparedLoader(DataLoader[T]):
-    """What `shard` returns; its class has this one and that of the user's loader as bases."""
+    """What `shard` returns; its class has this class and the user's as bases."""
 
     _preparation: _Preparation
 
@@ -114,31 +114,31 @@ class PreparedLoader(DataLoader[T]):
         return about.received(batches)
 
     def state_dict(self, *, is_in_pass: bool = True) -> dict[str, Any]:
-        """Where the pass in progress stands, and what decides its order; that of rank 0 serves all ranks.
+        """The position in the pass in progress, and its order; rank 0's serves all ranks.
 
-        Without ``is_in_pass`` what decides the order, for a new pass.
+        Without ``is_in_pass``, only the order, for a new pass.
         """
         return self._preparation.state(self, is_in_pass, getattr(super(), "state_dict", None))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Have the next pass continue the one in which `state_dict` was taken, on any number of ranks.
 
-        The samples that are left are divided anew: none is used twice or left out, but for those at the end of a pass
-        that cannot be divided evenly. The data set says where it stands, or is read again up to there. Raises RingError
-        for a state of another kind of loader, or of an iterable data set with another number of workers.
+        The remaining samples are divided anew: none is used twice or left out, except at the end of a pass that cannot
+        be divided evenly. The data set resumes by its own state, or is read again up to the position. Raises RingError
+        for the state of another kind of loader, or of an iterable data set with another number of workers.
         """
         self._preparation.continue_at(self, state_dict, getattr(super(), "load_state_dict", None))
 
     def before_next_pass(self, call: Callable[[], object]) -> None:
-        """Have ``call`` called once, when the next pass has begun and is about to read its first batch."""
+        """Call ``call`` once, when the next pass has begun and is about to read its first batch."""
         self._preparation.before_pass = call
 
     @property
     def about_continuation(self) -> str:
-        """What is to be known of how the next pass continues another one."""
+        """A note for the user about how the next pass continues another one; may be empty."""
         return self._preparation.remark
 
-    def __reduce_ex__(self, protocol: Any) -> Any:  # what belongs to a pass in progress stays behind
+    def __reduce_ex__(self, protocol: Any) -> Any:  # without the state of a pass in progress
         kept = {name: None if isinstance(one, _loader_passes) else one for name, one in vars(self).items()}
         return (
             blank,
@@ -159,7 +159,7 @@ def blank(ours: type, kind: type) -> Any:
 
 
 class _Preparation:
-    """What a prepared loader has beside the attributes of the loader that it was made of."""
+    """The attributes of a prepared loader that the original loader lacks."""
 
     def __init__(self, loader: DataLoader[Any], kind: str | None, share: Any) -> None:
         self._kind = kind
@@ -167,9 +167,9 @@ class _Preparation:
         self._generator = loader.generator
         self._kept_passes = _kept_passes(loader)
         self._place: tuple[int, int] | None = None  # the rank and the number of ranks in the last pass
-        self._batches: int | None = None  # that the loop has got from the pass in progress
-        self._begun_at = self._epoch = 0  # of a sampler: what all ranks had used before that pass, and its epoch
-        self._at_begin: Any = None  # the random numbers at its begin
+        self._batches: int | None = None  # batches that the loop has got from the pass in progress
+        self._begun_at = self._epoch = 0  # with a sampler: what all ranks had used before that pass, and its epoch
+        self._at_begin: Any = None  # the random numbers at the begin of that pass
         self._loaded: dict[str, Any] | None = None  # the state that the next pass continues
         self.before_pass: Callable[[], object] | None = None
         self.remark = ""
@@ -182,7 +182,7 @@ class _Preparation:
 
     @property
     def _numbers(self) -> AgreedNumbers | None:
-        """Those that all ranks draw alike in a pass over an iterable data set; None on a single rank."""
+        """The numbers that all ranks draw alike in a pass over an iterable data set; None on a single rank."""
         share = self._share
         return share._numbers if isinstance(share, ShardedIterable) and (size() > 1 or share._is_continued) else None
 
@@ -207,7 +207,7 @@ class _Preparation:
             self._begun_at, self._epoch = share.used, share.epoch
 
     def state(self, loader: Any, is_in_pass: bool, of_class: Callable[[], Any] | None) -> dict[str, Any]:
-        """See `PreparedLoader.state_dict`; ``of_class`` is that of the user's class."""
+        """See `PreparedLoader.state_dict`; ``of_class`` is the method of the user's class."""
         if self._loaded is not None and is_in_pass:
             return self._loaded
         share, batches = self._share, self._batches
@@ -236,7 +236,7 @@ class _Preparation:
         """See `PreparedLoader.load_state_dict`."""
         share, self._batches, self._loaded, self.remark = self._share, None, state, ""
         if self._kept_passes or isinstance(share, ShardedIterable):
-            self._place = None  # a pass that has begun, and workers that serve one, are at another place
+            self._place = None  # restart passes and workers, which are at another position
             vars(loader)["_iterator"] = None
         if isinstance(share, ShardedIterable):
             self._continue_stream(loader, share, state, of_class)
@@ -268,7 +268,7 @@ class _Preparation:
             self.remark = f"{name} is read again to skip {sum(state['place']['used']):,} elements"
 
     def where_loaders_draw(self) -> AbstractContextManager[object]:
-        """The device of a generator of ours, whatever the default device is."""
+        """A context in which loaders draw on the CPU, where our generators are, whatever the default device is."""
         draws = self._generator is None and self._numbers is not None and self._numbers.is_drawn_by_loader
         return torch.device("cpu") if draws else nullcontext()
 
@@ -279,7 +279,7 @@ class _Preparation:
             own["generator"] = self._generator
             if self._numbers is not None and self._numbers.is_drawn_by_loader:
                 own["generator"] = self._numbers.generator
-            own["_iterator"] = None  # its workers have the share of another rank
+            own["_iterator"] = None  # its workers read another rank's share
         for name in self._kept_passes:
             own[name] = DataLoader.__iter__(loader)
 
@@ -309,7 +309,7 @@ class _Preparation:
     def _forget_loaded(self) -> None:
         self._loaded = None
         if isinstance(self._share, ShardedIterable):
-            self._share._continued = None  # its workers have copies of it, from when they were started
+            self._share._continued = None  # workers still have it, in copies from their start
 
     def _checked(self, batches: Iterator[T]) -> Iterator[T]:
         for batch in batches:
@@ -324,12 +324,12 @@ class _Preparation:
 
 
 def _kept_passes(loader: DataLoader[Any]) -> list[str]:
-    """The attributes in which a loader of a user's class keeps a pass over itself."""
+    """The attributes in which a loader of a user's class keeps an iterator over itself."""
     return [name for name, one in vars(loader).items() if name != "_iterator" and isinstance(one, _loader_passes)]
 
 
 def _counted(batches: Iterator[T], numbers: AgreedNumbers) -> Iterator[T]:
-    """``batches``; notes what was drawn for them, and whether all ranks take part in the pass."""
+    """``batches``; notes the numbers drawn for them, and whether all ranks take part in the pass."""
     spent = progress()
     while True:
         numbers.counts = numbers.counts or progress() != spent
@@ -363,7 +363,7 @@ def to_device(batch: Any, device: torch.device) -> Any:
 
 
 def _elements_of_batch(loader: Any, share: Any) -> int:
-    """Elements that a sampler draws for a batch: one of a batch sampler."""
+    """Elements that the sampler ``share`` draws for a batch; 1 for a batch sampler."""
     one = loader.batch_sampler
     while type(one).__name__ == _REPEATED:
         one = one.sampler
@@ -371,18 +371,18 @@ def _elements_of_batch(loader: Any, share: Any) -> int:
 
 
 def _is_in_any_order(loader: Any) -> bool:
-    """Whether batches of workers come as they are ready, so that their number does not tell which these were."""
+    """Whether batches come in the order in which workers finish, so that their number does not tell which were used."""
     return loader.num_workers > 1 and not getattr(loader, "in_order", True)
 
 
 def _tells_where_it_is(loader: Any, share: ShardedIterable) -> bool:
-    """Whether torchdata's StatefulDataLoader asks the data set in its workers where it is, at every batch."""
+    """Whether torchdata's StatefulDataLoader saves the data set's state in its workers at every batch."""
     asks: bool = getattr(loader, "snapshot_every_n_steps", None) == 1
     return asks and isinstance(share, StatefulIterable) and not loses_elements(share._given)
 
 
 def _numbers_of(loader: Any) -> tuple[Tensor, Tensor, dict[str, Any]]:
-    """What `AgreedNumbers.at_begin` would say of a loader that draws from the numbers of the process."""
+    """As `AgreedNumbers.at_begin`, for a loader that draws from the numbers of the process."""
     process = states()
     generator = process["torch"] if loader.generator is None else loader.generator.get_state()
     return generator, process.pop("torch"), process
@@ -395,19 +395,19 @@ def _known(state: dict[str, Any], name: str) -> Any:
 
 
 def state_of_sampler(sampler: DistributedSampler) -> dict[str, Any]:
-    """Where the pass of a loader stands that was not divided by `shard`, but has a sampler that can continue it."""
+    """The position of a loader that `shard` did not divide, but whose sampler can continue a pass."""
     kept = sampler.kept()
     return {**sampler.order(), "epoch": kept["epoch"], "used": kept["used"]}
 
 
 def resumable_sampler(loader: Any) -> DistributedSampler | None:
-    """The sampler of a loader that can continue a pass: `DistributedSampler`, or what `shard` made of one of torch."""
+    """The sampler of a loader that can continue a pass: `DistributedSampler` or a subclass by `shard`; else None."""
     inner = (loader.sampler, getattr(loader.batch_sampler, "sampler", None))
     return next((one for one in inner if isinstance(one, DistributedSampler)), None)
 
 
 def batch_size_of(loader: Any) -> int | None:
-    """The number of samples in a batch of ``loader``; None where neither it nor its batch sampler has one."""
+    """The number of samples in a batch of ``loader``; None if neither it nor its batch sampler has one."""
     found = getattr(loader, "batch_size", None) or getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
     return found if isinstance(found, int) else None
 
@@ -439,12 +439,12 @@ def nested(sampler: Any) -> Iterator[Any]:
         if sampler is None:
             return
         yield sampler
-        inner = getattr(sampler, "sampler", None)  # whose truth would be its length, which it may not have
+        inner = getattr(sampler, "sampler", None)  # not `or`: a sampler's truth is its length, which it may lack
         sampler = getattr(sampler, "batch_sampler", None) if inner is None else inner
 
 
 def _share(loader: DataLoader[Any], number: int) -> tuple[dict[str, Any], Any]:
-    """The attributes of a loader that choose this rank's share of its samples, and what divides them."""
+    """The new attributes of a loader for this rank's share of the samples, and the object that divides these."""
     if isinstance(loader.dataset, IterableDataset):
         state = _agreed(loader, loader.dataset, loader.generator, number)
         kind = StatefulIterable if hasattr(loader.dataset, "state_dict") else ShardedIterable
@@ -463,10 +463,10 @@ def _share(loader: DataLoader[Any], number: int) -> tuple[dict[str, Any], Any]:
 
 
 def _shared(sampler: Any, drop_last: bool, loader: DataLoader[Any], number: int) -> tuple[Any, Any]:
-    """What takes the place of ``sampler``, and the part of it that divides the samples.
+    """The replacement of ``sampler``, and its part that divides the samples.
 
-    A plain batch sampler makes batches of a share of the samples. What another batch sampler does with its samples is
-    not known, so its batches are divided.
+    A plain batch sampler makes batches of a share of the samples. For other batch samplers, the batches are divided,
+    because it is not known how they choose samples.
     """
     is_batches = type(sampler) is BatchSampler or _is_of_torchdata(sampler, "BatchSampler")
     if is_batches or type(sampler).__name__ == _REPEATED:
@@ -490,7 +490,7 @@ def _is_of_torchdata(sampler: Any, name: str) -> bool:
 
 
 def _draws(loader: DataLoader[Any], sampler: Any) -> tuple[str, str]:
-    """What the first pass of a loader and each later one draw from the numbers of its sampler, see `SeededSampler`."""
+    """What a loader's first pass and its later ones draw from the numbers of its sampler, see `SeededSampler`."""
     if _kept_passes(loader):
         return "o", "o"
     seed = "w" if loader.generator is getattr(sampler, "generator", None) else ""
@@ -505,7 +505,7 @@ def _agreed(
 ) -> tuple[Tensor, dict[str, Any]]:
     """The state of ``generator`` and of the process's random numbers on rank 0.
 
-    Raises ValueError on all ranks if ``source``, which chooses the samples, is not alike on them.
+    Raises ValueError on all ranks if ``source``, which chooses the samples, differs between them.
     """
     what = f"{type(source).__name__} with {length_of(source)} samples"
     described = f"{type(loader).__name__} over {what}, batch {loader.batch_size}"
@@ -534,7 +534,7 @@ def _agreed(
 
 
 def _marks(dataset: Any, sampler: Any) -> list[Any]:
-    """What tells the samples of one split from those of another: indices, and of other data a few numbers of a part."""
+    """Marks that distinguish different splits of samples: of indices, and of a few numbers of other data."""
     marks: list[Any] = []
     inside = [sampler, dataset]
     while inside:
@@ -552,7 +552,7 @@ def _marks(dataset: Any, sampler: Any) -> list[Any]:
 
 
 def _numbers_in(part: Any, count: int | None) -> Tensor | None:
-    """A number for each of some of ``count`` rows of a tensor or array, or names in a list; None of anything else."""
+    """A number for some of ``count`` rows of a tensor or array, or names in a list; None for anything else."""
     if isinstance(part, list | tuple):
         names = [one for one in _some(part) if isinstance(one, str)] if count and len(part) == count else []
         return torch.tensor([crc32(os.path.basename(one).encode()) for one in names], dtype=torch.double)
@@ -562,7 +562,7 @@ def _numbers_in(part: Any, count: int | None) -> Tensor | None:
         return None
     rows = part[:: count // _ROWS + 1]
     width = math.prod(rows.shape[1:])
-    rows = rows.reshape(len(rows), width)[:, :: width // _COLUMNS + 1]  # before a copy: rows may be large, and on disk
+    rows = rows.reshape(len(rows), width)[:, :: width // _COLUMNS + 1]  # before the copy: rows may be large, on disk
     return real_view(torch.tensor(rows) if is_array else rows.detach().cpu()).double().flatten(1).sum(1)
 
 
@@ -571,7 +571,7 @@ def _some(part: Sequence[Any]) -> list[Any]:
 
 
 def _are_alike(marks: list[Any], others: list[Any]) -> bool:
-    """Whether samples are the same. A part of few values, as labels, tells nothing; and one may be noise."""
+    """Whether samples are the same. Parts with few values, such as labels, do not count; one equal part suffices."""
 
     def alike(own: Any, other: Any) -> bool:
         if isinstance(own, int) or isinstance(other, int) or len(own) != len(other):
@@ -579,14 +579,14 @@ def _are_alike(marks: list[Any], others: list[Any]) -> bool:
         telling = [pair for pair in zip(own, other, strict=True) if len(pair[0].unique()) > len(pair[0]) / 2]
         return not telling or any(len(one) == len(two) and is_close(one, two) for one, two in telling)
 
-    def is_close(one: Tensor, two: Tensor) -> bool:  # but for the rounding of what has computed it
+    def is_close(one: Tensor, two: Tensor) -> bool:  # ranks may have computed the data with different rounding
         return torch.isclose(one, two, rtol=1e-3, atol=1e-6, equal_nan=True).double().mean().item() > 0.5
 
     return len(marks) == len(others) and all(map(alike, marks, others))
 
 
 def _stream(state: Tensor, number: int) -> Tensor:
-    """The state of a generator whose numbers are ``state``'s own for 0, and independent of these for others."""
+    """``state`` for ``number`` 0; for others, the state of a generator with independent numbers."""
     if number == 0:
         return state
     generator = torch.Generator()
@@ -597,7 +597,7 @@ def _stream(state: Tensor, number: int) -> Tensor:
 
 
 class _InWorker:
-    """The function that begins a worker: the data set of `get_worker_info` is there what the user made."""
+    """Starts a worker: in it, the data set of `get_worker_info` is the user's."""
 
     def __init__(self, given: Callable[[int], object] | None) -> None:
         self.given = given

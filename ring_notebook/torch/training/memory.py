@@ -23,8 +23,8 @@ from ring_notebook.torch.training.fsdp_units import sharded_units
 from ring_notebook.torch.training.prepare import check_strategy
 
 _ROWS = (1, 2)
-"""Of a batch, in the two forward passes that are measured."""
-_SAMPLE = 1 << 22  # elements of a parameter, at most, with which an optimizer is tried that needs memory
+"""Rows of a batch in the two measured forward passes."""
+_SAMPLE = 1 << 22  # most elements of a parameter with which to try an optimizer that needs memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Memory:
     activations: int
     """Tensors that forward keeps for backward: an estimate, from a few rows of the batch; 0 without a batch."""
     available: int
-    """What this rank may have: the free memory of its device, or its share of the host's, and what it holds already."""
+    """Bytes that this rank may have: its device's free memory, or its share of the host's, plus what it holds."""
 
     @property
     def total(self) -> int:
@@ -69,13 +69,13 @@ def memory(
 ) -> Memory:
     """What a training step of ``model`` needs on this rank, in bytes; ``print`` it, before or after `prepare`.
 
-    Weights and gradients are counted; frozen parameters have no gradients. The state of ``optimizer`` is what it has,
-    or will have after its first step, which is tried without memory. With ``batch``, a step's arguments to the model
-    (one tensor, a tuple, or a dict of keywords), forward runs with one and with two of its rows, and what it keeps for
-    backward is scaled to all: an estimate, which leaves out temporary tensors. The weights stay as they are.
+    Weights and gradients are counted; frozen parameters have no gradients. The state of ``optimizer`` is its present
+    state, or the state after a first step, which is tried without memory. With ``batch``, a step's arguments to the
+    model (one tensor, a tuple, or a dict of keywords), forward runs with one and with two of its rows, and the tensors
+    kept for backward are scaled to all rows: an estimate without temporary tensors. The weights stay as they are.
 
-    strategy: "fsdp" divides weights, gradients and state by ``size()``, for a model that is whole yet; a block of it is
-        whole while it computes. A model that is sharded already is counted as it is.
+    strategy: "fsdp" divides weights, gradients and state by ``size()``, for a model that is not sharded yet; a block is
+        whole while it computes. A sharded model is counted as it is.
 
     The text is recorded with the run. Beyond Horovod. No collective, except that a sharded model must be called by all
     ranks. Raises TypeError for anything but a module and an optimizer, ValueError for an unknown strategy,
@@ -119,13 +119,13 @@ def _weights(model: nn.Module) -> int:
 
 
 def _local(tensors: Iterable[Any]) -> list[Tensor]:
-    """This rank's share of each, in parts."""
+    """This rank's share of each tensor, in parts."""
     shares = (one.to_local() if is_sharded(one) else one for one in tensors)
     return [part for share in shares for _, part in parts_of("", share)]
 
 
 def _bytes(tensors: Iterable[Tensor]) -> int:
-    """Of the memory of ``tensors``, each part of it once: tied weights share it."""
+    """Bytes of ``tensors``; memory that they share, such as of tied weights, counts once."""
     seen = {}
     for one in tensors:
         seen[id(one) if one.is_meta else (str(one.device), one.data_ptr())] = one.numel() * one.element_size()
@@ -169,12 +169,12 @@ def _state(optimizer: torch.optim.Optimizer) -> int:
 
 
 def _state_of(optimizer: torch.optim.Optimizer, group: dict[str, Any], parameter: Tensor) -> int:
-    """Bytes of the state of one parameter after a step, by a step on another one of its shape without memory."""
+    """Bytes of the state of one parameter after a step, tried on a parameter of its shape without memory."""
     try:
         return _bytes(_tried(optimizer, group, torch.zeros(parameter.shape, dtype=parameter.dtype, device="meta")))
     except Exception:  # an optimizer with kernels of its own needs memory
         rows = len(parameter) if parameter.dim() else 1
-        few = max(1, rows * _SAMPLE // max(parameter.numel(), _SAMPLE))  # all of them, or as many as are cheap
+        few = max(1, rows * _SAMPLE // max(parameter.numel(), _SAMPLE))  # all rows, or as many as are cheap
         sample = torch.zeros_like(parameter[:few] if parameter.dim() else parameter, requires_grad=False)
         return _bytes(_tried(optimizer, group, sample)) * rows // few
 
@@ -184,17 +184,17 @@ def _tried(optimizer: torch.optim.Optimizer, group: dict[str, Any], values: Tens
     parameter.grad = torch.zeros_like(values)
     twin = object.__new__(type(optimizer))
     notes = {name for name in optimizer.__dict__ if name == "step" or name.startswith("_ring_")}
-    # Its own tables of codes, which optimizers of 8 bits move to the device of a parameter.
+    # Copy dicts: 8-bit optimizers have tables of codes there, which they move to the device of a parameter.
     shared = {name: value for name, value in optimizer.__dict__.items() if name not in notes}
     twin.__dict__.update({name: copy(value) if isinstance(value, dict) else value for name, value in shared.items()})
-    # With ``is_stepping`` the hooks of `ring_notebook.torch.steps` do not look for what it trains.
+    # ``is_stepping`` keeps the hooks of `ring_notebook.torch.steps` off this step.
     twin.__dict__.update(state=defaultdict(dict), param_groups=[{**group, "params": [parameter]}], is_stepping=True)
     twin.step(lambda: 0.0)
     return list(_tensors(list(twin.state.values())))
 
 
 def _activations(model: nn.Module, batch: Any) -> int:
-    """Bytes that forward keeps for backward, of the whole batch: by the difference between one and two rows."""
+    """Bytes that forward keeps for backward with the whole batch, by the difference between one and two rows."""
     rows = next((len(one) for one in _inputs(batch) if one.dim()), 0)
     if rows <= _ROWS[-1]:
         return _kept(model, batch)
@@ -227,7 +227,7 @@ def _kept(model: nn.Module, batch: Any) -> int:
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in known:
             saved[storage.data_ptr()] = storage.nbytes()
-            alive.append(storage)  # so that its address is not used again
+            alive.append(storage)  # so that its address is not reused
         return tensor
 
     with _untouched(model), torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
@@ -241,7 +241,7 @@ def _kept(model: nn.Module, batch: Any) -> int:
 
 @contextmanager
 def _untouched(model: nn.Module) -> Iterator[None]:
-    """Buffers, such as those of a batch norm, and random numbers are as before afterwards."""
+    """A context that restores buffers, such as a batch norm's, and random numbers."""
     before = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
     devices = sorted({one.device for one in model.parameters() if one.is_cuda}, key=str)
     try:
@@ -261,7 +261,7 @@ def _free(model: nn.Module) -> int:
 
 
 def _expected(model: nn.Module, more: int) -> dict[str, float]:
-    """What the device of ``model`` holds when ``more`` bytes are added, by the name of that load."""
+    """The memory in use on the device of ``model`` plus ``more`` bytes, under its name in `records.Load`."""
     device = _device(model)
     if device.type == "cuda":
         free, whole = torch.cuda.mem_get_info(device)
@@ -274,5 +274,5 @@ def _device(model: nn.Module) -> torch.device:
 
 
 def _cached(device: torch.device) -> int:
-    """Bytes that torch keeps of the device and that no tensor has."""
+    """Bytes of the device that torch caches."""
     return torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)

@@ -25,8 +25,8 @@ def noise_scale(optimizer: torch.optim.Optimizer, batch_size: float | None = Non
     the rows of `log`; otherwise the first call, on all ranks, begins to measure in every step. It waits for no rank.
 
     Returns NaN before the first measurement, at size 1, and while the estimates are not positive. Raises TypeError when
-    ``optimizer`` is not a DistributedOptimizer, or has ``op=Adasum``, which reduces no gradients to measure, and
-    ValueError when the batch size is not known.
+    ``optimizer`` is not a DistributedOptimizer, or has ``op=Adasum``, which reduces no gradients, and ValueError when
+    the batch size is not known.
     """
     reducer = _reducing(optimizer)._reducer
     meter = reducer.meter

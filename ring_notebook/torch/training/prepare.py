@@ -185,7 +185,7 @@ def prepare(
     in_turns = _in_turns(logical, noise_scale, accumulate, strategy)
     if in_turns is None:
         return _prepare(objects, None, scale_lr, noise_scale, accumulate, strategy, options)
-    with without_others() if world.is_joining() else nullcontext():  # the others train, and will send what they have
+    with without_others() if world.is_joining() else nullcontext():  # the other ranks are training, and sync later
         return _prepare(objects, in_turns, scale_lr, False, 1, None, options | {"logical": in_turns.number})
 
 
@@ -217,7 +217,7 @@ def _prepare(
         else:
             prepared[id(loader)] = shard_by_turns(loader, in_turns, kind=device, number=number)
         note_loader(loader, trains=bool(optimizers) and number == 0)
-    # A rank that was started again has a new model where this one may have a wrapper.
+    # Unwrapped, because a restarted rank has a new model without a wrapper.
     inner = [unwrapped(prepared[id(model)]) for model in models]
     names = _names_of_parameters(inner)
     batch = batch_size_of(loaders[0]) if loaders else None
@@ -290,7 +290,7 @@ def _check_device_map(model: nn.Module) -> None:
 def _in_turns(
     logical: int | None, noise_scale: bool | int, accumulate: int, strategy: str | None
 ) -> LogicalRanks | None:
-    """The logical ranks that are asked for, if any. Raises TypeError for options that they exclude."""
+    """The logical ranks asked for, if any. Raises TypeError for options that they exclude."""
     if not (number := number_of(logical)):
         return None
     given = {"noise_scale": bool(noise_scale), "accumulate": accumulate != 1, "strategy": strategy is not None}
@@ -342,7 +342,7 @@ def _distributed(
 def _own_device(kind: str) -> torch.device:
     """This rank's device of ``kind``, such as "cuda"."""
     module = getattr(torch, kind)
-    if world.current().run is None:  # in an engine the rank's own GPU is the first; in a script all see the same first
+    if world.current().run is None:  # a script: all ranks see the same GPUs; an engine's own GPU is its first
         module.set_device(local_rank() % module.device_count())
     return torch.device(kind, module.current_device())
 
@@ -383,7 +383,7 @@ def note_optimizer(optimizer: torch.optim.Optimizer) -> None:
 
 
 def note_loader(loader: Any, trains: bool) -> None:
-    """Record the batch size of a rank, where the loader has one; of one beside an optimizer in place of another's."""
+    """Record the loader's batch size, if it has one. A loader that ``trains`` replaces another's value."""
     if batch := getattr(loader, "batch_size", None):
         note_params(trains, batch_size=batch)
 
@@ -394,7 +394,7 @@ def _class_of(optimizer: torch.optim.Optimizer) -> str:
 
 
 def check_strategy(strategy: str) -> None:
-    """Raise ValueError for one that is unknown."""
+    """Raise ValueError for an unknown strategy."""
     if strategy not in STRATEGIES:
         raise ValueError(f"strategy must be {' or '.join(map(repr, STRATEGIES))}, got {strategy!r}")
 
@@ -451,7 +451,7 @@ def _ddp(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> nn.Mo
 
 
 def _unfrozen(wrapper: Any) -> list[str]:
-    """The parameters that were frozen when their DistributedDataParallel was made, and are no more."""
+    """The parameters that were frozen when the DistributedDataParallel was made, and now train."""
     return [name for name, one in getattr(wrapper, "_ring_frozen", ()) if one.requires_grad]
 
 
@@ -470,7 +470,7 @@ def _fsdp(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> nn.M
     for unit in sharded_units(model):
         fully_shard(unit)
     fully_shard(model)
-    if hasattr(model, "generate"):  # of transformers and peft: it calls the model within, not the one that gathers
+    if hasattr(model, "generate"):  # transformers' and peft's calls the inner model, which does not gather
         register_fsdp_forward_method(model, "generate")
     for module in model.modules():
         if isinstance(module, FSDPModule) and dist.get_backend() == "ring":
@@ -487,7 +487,7 @@ def _fsdp(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> nn.M
 
 
 def sharded_as(parameter: Any, state: Any) -> Any:
-    """The shard of ``state``, equal on all ranks, beside that of its parameter; what has another shape itself."""
+    """``state``, equal on all ranks, sharded like ``parameter``; unchanged if it has another shape."""
     from torch.distributed.tensor import distribute_tensor  # sharded tensors take a second to import
 
     same = isinstance(state, Tensor) and not is_sharded(state) and state.dim() and state.shape == parameter.shape

@@ -28,9 +28,9 @@ T = TypeVar("T")
 
 _loader_passes = private("loader_passes")
 _MOST_DRAWN = 1 << 16
-"""Elements that rank 0 sends at once of a sampler whose length is not known."""
+"""Most elements that rank 0 sends at once, if the length of a sampler is not known."""
 _DEEPEST = 50
-"""Steps of a data set of Hugging Face, each over the one before, that are looked at."""
+"""Nested steps of a Hugging Face data set that are searched."""
 
 
 def share_of(order: Sequence[T]) -> Iterator[T]:
@@ -40,12 +40,12 @@ def share_of(order: Sequence[T]) -> Iterator[T]:
 
 
 def of_each(left: int, ranks: int, drop_last: bool) -> int:
-    """How many of ``left`` elements each rank gets: all equally many, some twice or left out."""
+    """How many of ``left`` elements each rank gets, equally many: some are used twice, or left out by ``drop_last``."""
     return max(0, left // ranks if drop_last else -(-left // ranks))
 
 
 def length_of(source: Any) -> int | None:
-    """The length of a sampler or data set; None if it has none, whatever it raises then (PyG: ValueError)."""
+    """The length of a sampler or data set; None if ``len`` raises anything (PyG: ValueError)."""
     try:
         return len(source)
     except Exception:
@@ -66,18 +66,18 @@ class DistributedSampler(TorchDistributedSampler[Any]):
 
     def __init__(self, dataset: Dataset[Any], shuffle: bool = True, seed: int = 0, drop_last: bool = False) -> None:
         super().__init__(dataset, size(), rank(), shuffle, seed, drop_last)
-        self._drawn: int | None = None  # by this rank in the pass in progress, since its begin
+        self._drawn: int | None = None  # elements that this rank has drawn in the pass in progress
         self._pass = self._begun_at = 0  # the epoch of that pass, and what all ranks had used before its begin
-        self._random: Any = None  # where a pass continues in another process: torch's random numbers at that moment
+        self._random: Any = None  # torch's random numbers, if the next pass continues one of another process
         self._length = len(dataset)  # type: ignore[arg-type]
         self._is_used = False
         self.used = 0
-        """Samples at the beginning of the next pass that all ranks together have used before, and do not use again."""
+        """Samples at the beginning of the next pass that all ranks together have already used."""
 
     def __iter__(self) -> Iterator[Any]:
         self._follow_ranks()
         used, self.used = self.used, 0
-        if self._random is not None:  # the loader has drawn a number for its workers, as it did when this pass began
+        if self._random is not None:  # undo the loader's draw for its workers, which this pass had made already
             torch.set_rng_state(self._random)
             self._random = None
         epoch, spent = self.epoch, progress()
@@ -103,7 +103,7 @@ class DistributedSampler(TorchDistributedSampler[Any]):
         return of_each(self._length - self.used, self.num_replicas, self.drop_last)
 
     def kept(self) -> dict[str, Any]:
-        """Its attributes for another process, where the next pass continues the one in progress."""
+        """Attributes for another process, whose next pass continues the one in progress."""
         kept = {**self.__dict__, "_drawn": None}
         own = self._drawn
         if workers := _workers_pass(self):
@@ -115,7 +115,7 @@ class DistributedSampler(TorchDistributedSampler[Any]):
         return kept
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the pass in progress stands, for torchdata's StatefulDataLoader."""
+        """The position in the pass in progress, for torchdata's StatefulDataLoader."""
         if self._drawn is None:
             return {**self.order(), "epoch": self.epoch, "used": 0}
         return {**self.order(), "epoch": self._pass, "used": self._begun_at + self._drawn * self.num_replicas}
@@ -126,7 +126,7 @@ class DistributedSampler(TorchDistributedSampler[Any]):
         self.epoch, self.used = state_dict["epoch"], state_dict["used"]
 
     def remark(self) -> str:
-        """What becomes of the last samples of a pass that continues, where they are no multiple of the ranks."""
+        """A note for the user if the rest of a continued pass is not a multiple of the number of ranks."""
         self._follow_ranks()
         left = self._length - self.used
         uneven = left % self.num_replicas if self.used and left > 0 else 0
@@ -138,7 +138,7 @@ class DistributedSampler(TorchDistributedSampler[Any]):
         return f"{left:,} samples are left; {twice} are used twice, so that all {self.num_replicas} ranks get as many"
 
     def order(self) -> dict[str, Any]:
-        """What decides the order of every epoch, for `set_order` in another process."""
+        """The state that decides the order of every epoch, for `set_order` in another process."""
         return {"seed": self.seed}
 
     def set_order(self, order: dict[str, Any]) -> None:
@@ -150,9 +150,9 @@ class DistributedSampler(TorchDistributedSampler[Any]):
         return self._drawn is not None
 
     def _share(self, used: int) -> Iterator[Any]:
-        """The elements of this rank in the next pass, behind the first ``used`` of its order.
+        """This rank's elements of the next pass, after the first ``used`` of its order.
 
-        They are divided anew, so that another number of ranks may have used those.
+        They are divided anew: another number of ranks may have used the first ones.
         """
         order = self._order()
         made_up = chain(islice(order, used, None), cycle(order))
@@ -175,9 +175,9 @@ class DistributedSampler(TorchDistributedSampler[Any]):
 
 
 def _workers_pass(sampler: DistributedSampler) -> tuple[int, int] | None:
-    """Of a loader with workers: the batches that its loop has got in the pass in progress, and the size of one.
+    """The batches that a loop has got from a loader with workers, which draw ahead, and the batch size.
 
-    The workers have drawn more. None without workers, and outside of a pass.
+    None without workers, and outside of a pass.
     """
     for one in gc.get_objects() if _loader_passes is not None else ():
         if issubclass(type(one), _loader_passes):
@@ -188,9 +188,9 @@ def _workers_pass(sampler: DistributedSampler) -> tuple[int, int] | None:
 
 
 class _StandIn:
-    """Stands in the place of an object that a user made, and has its attributes and methods beside a few of its own.
+    """Replaces a user's object, and has its attributes and methods beside a few of its own.
 
-    Its own attributes are those that ``__init__`` sets, `_given` last.
+    Its own attributes are set in ``__init__``, `_given` last.
     """
 
     _given: Any
@@ -209,29 +209,29 @@ class _StandIn:
 
 
 class SeededSampler(_StandIn, DistributedSampler):
-    """This rank's share of what a sampler of torch draws, in the order that one process would have.
+    """This rank's share of the draw of one of torch's samplers, in the order of a single process.
 
     All ranks draw alike without a message: from the sampler's generator, which begins with rank 0's state, or from a
-    copy of the random numbers of rank 0. Each pass begins where the one before has left them. If a program has seeded
-    the generator, or drawn from it, the next pass takes rank 0's state of it; all ranks must then begin that pass.
+    copy of rank 0's random numbers. Each pass continues these where the last one ended. If a program has seeded the
+    generator, or drawn from it, the next pass takes rank 0's state of it; all ranks must then begin that pass.
 
-    ``draws`` says which numbers the first pass and each later one draw, one letter each: "o" an order, "w" a seed of
-    the loader's workers. The last order is used.
+    ``draws`` has two texts, for the first pass and for later ones, with a letter for each draw: "o" an order, "w" a
+    seed of the loader's workers. The last order is used.
     """
 
     def __init__(self, given: Any, drop_last: bool, state: Tensor, draws: tuple[str, str]) -> None:
         super().__init__(given, shuffle=False, drop_last=drop_last)
         self._draws = draws
-        self._first: tuple[int, Tensor, str] = (0, state, draws[0])  # an epoch, the numbers at its begin, what it draws
-        self._known = self._first  # the same of the latest epoch
-        self._pinned: float = 0  # before this epoch a single rank does not draw from its random numbers of then
+        self._first: tuple[int, Tensor, str] = (0, state, draws[0])  # an epoch, the numbers at its begin, its draws
+        self._known = self._first  # the same for the latest epoch
+        self._pinned: float = 0  # before this epoch a single rank ignores its present random numbers
         self._left = state
         if (generator := getattr(given, "generator", None)) is not None:
             generator.set_state(state)
         self._given = given
 
     def set_epoch(self, epoch: int) -> None:
-        """Have the next pass be that of ``epoch``, whatever else has drawn random numbers since."""
+        """Make the next pass that of ``epoch``, even if something else has drawn random numbers since."""
         self._pinned = math.inf
         self.epoch = epoch
 
@@ -266,7 +266,7 @@ class SeededSampler(_StandIn, DistributedSampler):
             before, _, after = draws.rpartition("o")
             state, _ = self._run(numbers, state, before)
             end, order = self._run(numbers, state, "o" + after)
-            if generator is not None or torch.equal(now, state):  # else this rank's loop has drawn numbers of its own
+            if generator is not None or torch.equal(now, state):  # else the loop has drawn numbers too: restore `now`
                 left = end
             self._left = end
         finally:
@@ -274,11 +274,11 @@ class SeededSampler(_StandIn, DistributedSampler):
         return order
 
     def _begin_with(self, state: Tensor) -> None:
-        """Have the next pass draw its order from ``state``, and later ones follow."""
+        """Draw the order of the next pass from ``state``, and of later passes from the states that follow."""
         self._first = self._known = (self.epoch, state, "o")
 
     def _reached(self, numbers: torch.Generator) -> tuple[int, Tensor, str]:
-        """The next epoch, the state of the random numbers at its begin, and what it draws."""
+        """The next epoch, the state of the random numbers at its begin, and its draws."""
         at, state, draws = self._known if self._known[0] <= self.epoch else self._first
         while at < self.epoch:
             state, _ = self._run(numbers, state, draws)
@@ -286,7 +286,7 @@ class SeededSampler(_StandIn, DistributedSampler):
         return at, state, draws
 
     def _run(self, numbers: torch.Generator, state: Tensor, draws: str) -> tuple[Tensor, list[Any]]:
-        """Draw from ``state``: the state that is left, and the last order."""
+        """Draw from ``state``; returns the state afterwards, and the last order."""
         numbers.set_state(state)
         order: list[Any] = []
         for one in draws:
@@ -310,7 +310,7 @@ class ShardedSampler(_StandIn, Sampler[Any]):
     def __init__(self, given: Iterable[Any], drop_last: bool) -> None:
         self._drop_last = drop_last
         self._is_used = False
-        self._continued: tuple[int, Any] = 0, None  # what the next pass has behind it, and the numbers at its begin
+        self._continued: tuple[int, Any] = 0, None  # elements that the next pass skips, and the numbers at its begin
         self._at_begin: Any = None
         self._given = given
 
@@ -340,7 +340,7 @@ class ShardedSampler(_StandIn, Sampler[Any]):
 
     @property
     def used(self) -> int:
-        """Elements that the next pass has behind it."""
+        """Elements that the next pass skips, because they are used."""
         return self._continued[0]
 
     def at_begin(self) -> Any:
@@ -348,14 +348,14 @@ class ShardedSampler(_StandIn, Sampler[Any]):
         return self._at_begin
 
     def continue_at(self, used: int, at_begin: Any) -> None:
-        """Have the next pass continue one that began with the numbers ``at_begin``, behind ``used`` elements.
+        """Have the next pass continue one that began with the numbers ``at_begin``, after ``used`` elements.
 
-        What these are is found by drawing them again.
+        The pass draws these elements again, to skip them.
         """
         self._continued = used, at_begin
 
     def _begin(self, used: int, numbers: Any, ranks: int) -> tuple[list[Any], Iterator[Any]]:
-        """The first of the ``used`` elements that the pass has behind it, and what is drawn for the rest; on rank 0."""
+        """On rank 0: the first of the ``used`` elements, and an iterator over the rest of the draw."""
         generators = [
             generator
             for one in (self._given, getattr(self._given, "sampler", None))
@@ -374,16 +374,15 @@ class ShardedSampler(_StandIn, Sampler[Any]):
         return first, drawn
 
     def _length_to_draw(self, ranks: int) -> int:
-        """More than the sampler has, if it tells: its whole draw is then one message."""
+        """More than the sampler's length, if known, so that one message has the whole draw."""
         return ((length_of(self._given) or 0) // ranks + 1) * ranks
 
 
 class ShardedIterable(_StandIn, IterableDataset[Any]):
     """Every p-th element of an iterable data set, which yields the same on all p ranks.
 
-    The last elements, if they are fewer than p, are extended with earlier ones or dropped with ``drop_last``, so that
-    all ranks make the same number of steps. ``numbers`` are for a data set that draws random numbers in the rank's own
-    process.
+    If the last elements are fewer than p, they are extended with earlier ones, or dropped with ``drop_last``, so that
+    all ranks make the same number of steps. A data set in the rank's own process draws ``numbers``.
     """
 
     def __init__(self, given: Iterable[Any], drop_last: bool, numbers: AgreedNumbers) -> None:
@@ -391,20 +390,20 @@ class ShardedIterable(_StandIn, IterableDataset[Any]):
         self._numbers = numbers
         self._is_used = False
         self._place = rank(), size()
-        self._begun_at: list[int] = [0]  # what all ranks had used of the stream before the pass, of that of each worker
-        self._is_continued = False  # once one pass was: the numbers of all are then agreed ones, also on a single rank
+        self._begun_at: list[int] = [0]  # elements of each worker's stream that all ranks had used before the pass
+        self._is_continued = False  # a pass was continued: from then on numbers are agreed ones, even on one rank
         self._continued: _Place | None = None  # where the next pass begins
-        self._ends: Tensor | None = None  # how much each worker has yielded in the pass, where it has come to its end
-        self._elements: Any = None  # without workers, those of the pass in progress
-        self._at_start: Any = None  # the state of a data set at its first element, where the pass before continued one
+        self._ends: Tensor | None = None  # elements that each worker has yielded in the pass, if it has ended
+        self._elements: Any = None  # the iterator of the pass in progress, without workers
+        self._at_start: Any = None  # the data set's state at its first element, if the last pass continued another
         self._loaded: Any = None  # the state to continue from, until the pass has read an element
-        self._is_loaded = False  # that state is for the pass that begins next
+        self._is_loaded = False  # `_loaded` is for the next pass
         self._given = given
 
     def __getstate__(self) -> dict[str, Any]:
         if get_spawning_popen() is None:
             return self.__dict__ | {"_ends": None, "_elements": None}
-        return self.__dict__ | {"_numbers": None, "_elements": None}  # a worker has random numbers of its own
+        return self.__dict__ | {"_numbers": None, "_elements": None}  # a worker draws its own random numbers
 
     def __iter__(self) -> Iterator[Any]:
         self._is_used = True
@@ -451,7 +450,7 @@ class ShardedIterable(_StandIn, IterableDataset[Any]):
         return of_each(len(self._given) - used, ranks, self._drop_last)
 
     def begin(self, workers: int, are_new: bool) -> None:
-        """Begin a pass with so many workers, which did not serve another pass before if they ``are_new``."""
+        """Begin a pass with this number of workers, which have served no other pass if they ``are_new``."""
         self._begun_at = [0] * max(1, workers) if self._continued is None else self._continued.used
         if workers and (are_new or self._ends is None):
             self._ends = torch.empty(workers, dtype=torch.int64, device="cpu")
@@ -461,7 +460,7 @@ class ShardedIterable(_StandIn, IterableDataset[Any]):
         self._elements = None
 
     def place(self, batches: int, batch_size: int) -> dict[str, Any]:
-        """Where the pass stands when each rank's loop has got so many batches, for `continue_at`."""
+        """The position after ``batches`` batches of each rank's loop, for `continue_at`."""
         limits = [math.inf]
         if self._ends is not None:
             up = 0 if self._drop_last else batch_size - 1
@@ -471,12 +470,12 @@ class ShardedIterable(_StandIn, IterableDataset[Any]):
         return {"used": [before + count * each for before, count in used], "state": self._state()}
 
     def continue_at(self, place: dict[str, Any] | None) -> None:
-        """Have the next pass begin at ``place``; at the begin for None."""
+        """Have the next pass begin at ``place``; None: at the beginning."""
         self._continued = None if place is None else _Place(place["used"], place["state"])
         self._is_continued = self._is_continued or place is not None
 
     def _state(self) -> dict[str, Any] | None:
-        """What says without reading again where the pass stands; None where the data set cannot."""
+        """The state from which the data set resumes without reading again; None if it cannot."""
         if self._elements is None or loses_elements(self._given):
             return None
         numbers = self._numbers.now() if self._place[1] > 1 or self._is_continued else states()
@@ -486,7 +485,7 @@ class ShardedIterable(_StandIn, IterableDataset[Any]):
         return None
 
     def _follow_ranks(self) -> tuple[int, int]:
-        """This rank and the number of ranks now; a worker that was spawned has those of its rank."""
+        """This rank and the number of ranks; in a spawned worker, those of its rank."""
         if is_initialized():
             self._place = rank(), size()
         return self._place
@@ -494,18 +493,18 @@ class ShardedIterable(_StandIn, IterableDataset[Any]):
 
 @dataclass
 class _Place:
-    """Where a pass over an iterable data set stands."""
+    """A position in a pass over an iterable data set."""
 
     used: list[int]
-    """Elements that all ranks have used of the stream of each worker; without workers of the only one."""
+    """Elements that all ranks have used of each worker's stream; one number without workers."""
     state: dict[str, Any] | None
-    """What the data set, or its iterator, says; None where the elements have to be read again."""
+    """The state of the data set or its iterator; None if the elements must be read again."""
 
 
 def loses_elements(dataset: Any) -> bool:
-    """Whether the state of a data set does not tell all: shuffled ones of Hugging Face leave out what their buffer has.
+    """Whether a data set's state is incomplete, so that its elements must be read again.
 
-    The elements are then read again.
+    Shuffled data sets of Hugging Face leave out the elements in their buffer.
     """
     inner, depth = getattr(dataset, "_ex_iterable", None), 0
     while inner is not None and depth < _DEEPEST:
@@ -516,9 +515,9 @@ def loses_elements(dataset: Any) -> bool:
 
 
 def batches_of(count: int, limits: Sequence[float]) -> list[int]:
-    """How many of the first ``count`` batches of a loader came from each worker, which has at most ``limits`` of them.
+    """How many of the first ``count`` batches of a loader came from each worker; ``limits`` is the most of each.
 
-    They take turns; one that has come to its end is passed over.
+    Workers take turns; one that has ended is skipped.
     """
     came = [0] * len(limits)
     while count and (going := [one for one, limit in enumerate(limits) if came[one] < limit]):
@@ -530,31 +529,31 @@ def batches_of(count: int, limits: Sequence[float]) -> list[int]:
 
 
 class StatefulIterable(ShardedIterable):
-    """The same of a data set with a state, for torchdata's StatefulDataLoader."""
+    """As the base class, for data sets with a state in torchdata's StatefulDataLoader."""
 
     def state_dict(self) -> Any:
-        """That of the data set. Until its first read, that which was loaded: some data sets do not return it before."""
+        """The data set's state; before its first read the loaded one, which some data sets do not return until then."""
         has_read = self._elements is not None and self._elements.has_read
         return self._given.state_dict() if self._loaded is None or has_read else self._loaded
 
     def load_state_dict(self, state_dict: Any) -> None:
-        """As the data set; for one pass, as a worker that persists serves the next one too."""
+        """Load the data set's state for one pass, because a persistent worker serves the next one too."""
         self._load(state_dict)
         self._elements = None
 
 
 class Turns:
-    """Element ``own`` of each turn of ``ranks`` elements."""
+    """Yields element ``own`` of each turn of ``ranks`` elements."""
 
     def __init__(self, elements: Iterator[Any], own: int, ranks: int, drop_last: bool) -> None:
         self._elements, self._own, self._ranks, self._drop_last = elements, own, ranks, drop_last
-        self._spare: list[Any] = []  # what this rank yields in the last turn if its element is missing
+        self._spare: list[Any] = []  # the element to yield in the last turn if this rank's is missing
         self._has_ended = False
         self._count = 0
         self._end: Tensor | None = None
 
     def note_end_in(self, end: Tensor) -> None:
-        """Write into ``end``, memory of the loader's process, how many elements there were, when they have ended."""
+        """At the end, write the number of elements into ``end``, memory of the loader's process."""
         self._end = end
 
     def __iter__(self) -> Turns:
@@ -562,7 +561,7 @@ class Turns:
 
     @property
     def has_read(self) -> bool:
-        """Whether it has yielded an element, or come to its end."""
+        """Whether it has yielded an element, or ended."""
         return self._count > 0 or self._has_ended
 
     def __next__(self) -> Any:
@@ -592,7 +591,7 @@ class Turns:
         return mine
 
     def _last(self, turn: list[Any], count: int) -> Any:
-        """The element of the last turn, which has ``count`` of them."""
+        """The element to yield in the last turn, which has ``count`` elements."""
         if count == 0 or self._drop_last:
             raise StopIteration
         if self._spare:
@@ -601,14 +600,14 @@ class Turns:
 
 
 class StatefulTurns(Turns):
-    """The same of an iterator with a state, for torchdata's StatefulDataLoader."""
+    """As the base class, for iterators with a state in torchdata's StatefulDataLoader."""
 
     _elements: Any
 
     def state_dict(self) -> Any:
-        """That of the iterator, which stands between two turns."""
+        """The iterator's state, between two turns."""
         return self._elements.state_dict()
 
     def load_state_dict(self, state_dict: Any) -> None:
-        """As the iterator."""
+        """Load the iterator's state."""
         self._elements.load_state_dict(state_dict)

@@ -9,14 +9,14 @@ from ring_notebook.api.basics import size
 from ring_notebook.torch.collectives.tensor_arguments import check_optimizer
 
 _FACTOR = "linear_scaling"
-"""Key of a group for the factor that its rate contains, so that a loaded state has both."""
+"""Key of a group for the factor in its rate, so that a loaded state has both."""
 
 
 class LinearScalingLR(LRScheduler):
     """Raise the learning rate from its own value to ``scale`` times that over ``warmup_steps`` steps, then keep it.
 
-    Goyal et al. 2017, section 2: with a batch ``scale`` times as large (by default ``size()``, which it follows when
-    an elastic training loses ranks) take ``scale`` times the learning rate, but get there gradually. Call ``step()``
+    Goyal et al. 2017, section 2: with a batch ``scale`` times as large (by default the present ``size()``, also when an
+    elastic training loses ranks) take ``scale`` times the learning rate, but get there gradually. Call ``step()``
     after every optimizer step. It multiplies the present rate by the change of its own factor, so other schedules that
     do the same (``ExponentialLR``, ``MultiStepLR``, ``CosineAnnealingLR``), and changes by hand, keep their effect:
     step both, or put them into a ``ChainedScheduler``. ``SequentialLR`` does not fit: its second schedule starts from

@@ -94,7 +94,7 @@ class SyncBatchNorm(_BatchNorm):  # type: ignore[misc]
         shape = [1, -1, *[1] * (input.dim() - 2)]
         # Half precision cannot hold the sums.
         values = input if input.dtype.itemsize >= 4 else input.float()
-        count = values.new_full([1], values.numel() // values.shape[1])  # written by the device: a copy would wait
+        count = values.new_full([1], values.numel() // values.shape[1])  # filled on the device: a copy would wait
         # Two passes over the data: the difference of two sums of squares would lose the precision of the variance.
         sums = allreduce(torch.cat([values.sum(dims), count]), op=ReduceOp.SUM, name="batch norm mean")
         total = sums[-1].detach()

@@ -1,4 +1,4 @@
-"""What each logical rank has of its own while others take turns on its rank: random numbers, and buffers of models."""
+"""The state of each logical rank while others take turns on its rank: random numbers, and buffers of models."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ring_notebook.torch.training.agreed_numbers import sources
 from ring_notebook.torch.training.turns_loader import loaders_in_use
 
 _LOADERS = "loaders"
-_NUMBERS = -1  # among followers; models have numbers from 0
+_NUMBERS = -1  # key of the random numbers among followers; models have keys from 0
 _numbers: RandomNumbers | None = None
 _buffers: WeakKeyDictionary[nn.Module, Buffers] = WeakKeyDictionary()
 
@@ -34,9 +34,9 @@ _buffers: WeakKeyDictionary[nn.Module, Buffers] = WeakKeyDictionary()
 def begin_turns(logical: LogicalRanks) -> None:
     """Give each logical rank random numbers, and torch one thread in each rank; all ranks call it.
 
-    With another number of threads torch's kernels may add in another order. Torch takes deterministic kernels, and
-    warns of one that has none, with its name. Within a turn, as where a loop prepares another loader, the random
-    numbers stay what they are.
+    With another number of threads torch's kernels may add in another order. Torch uses deterministic kernels, and warns
+    of operations that have none. Within a turn, for instance when a loop prepares another loader, the random numbers do
+    not change.
     """
     global _numbers
     _set_kernels()
@@ -50,7 +50,7 @@ def _set_kernels() -> None:
     torch.set_num_threads(1)
     if not torch.are_deterministic_algorithms_enabled():
         torch.use_deterministic_algorithms(True, warn_only=True)
-        # What finds reads of memory that nobody has written costs a write of it.
+        # Filling uninitialized memory, which only helps to find bugs, costs time.
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
@@ -65,7 +65,7 @@ def _follow(model: nn.Module, buffers: Buffers) -> None:
 
 
 def kept_turns(logical: LogicalRanks, models: Iterable[nn.Module]) -> list[bytes]:
-    """What each logical rank of this rank has of its own now, and last what belongs to none of them.
+    """The present state of each logical rank of this rank, and last the state outside of turns.
 
     For `continue_turns`, on any number of ranks.
     """
@@ -73,15 +73,15 @@ def kept_turns(logical: LogicalRanks, models: Iterable[nn.Module]) -> list[bytes
 
 
 def continue_turns(models: Iterable[nn.Module], kept: Sequence[bytes]) -> None:
-    """Give the logical ranks of this rank, outside of turns, what `kept_turns` has kept of them."""
+    """Outside of turns: restore this rank's logical ranks from the result of `kept_turns`."""
     _continue(_followers(models), kept)
 
 
 @dataclass
 class OfRank:
-    """What the logical ranks of ``rank`` of ``ranks``, ``number`` on all of them, have of their own: see `kept_turns`.
+    """The state of the logical ranks on ``rank`` of ``ranks``, of ``number`` logical ranks in all: see `kept_turns`.
 
-    Of models by their number.
+    Models are known by their number.
     """
 
     number: int
@@ -91,9 +91,9 @@ class OfRank:
 
 
 def for_snapshot() -> tuple[Any, OfRank] | None:
-    """What a snapshot keeps of logical ranks, for `from_snapshot`; None where nothing trains as them any more.
+    """The state of logical ranks for a snapshot and `from_snapshot`; None if nothing trains with logical ranks.
 
-    The first belongs to the variables of this rank, the second to all ranks.
+    The first part belongs to the variables of this rank, the second to all ranks.
     """
     logical = in_use()
     if logical is None or _numbers is None or _numbers.logical is not logical:
@@ -106,10 +106,10 @@ def for_snapshot() -> tuple[Any, OfRank] | None:
 
 
 def from_snapshot(objects: Any, own: OfRank, of_ranks: Sequence[OfRank | None], place: tuple[int, int]) -> None:
-    """Divide the logical ranks of a snapshot among the ranks here (``place``: this one, and their number).
+    """Divide the logical ranks of a snapshot among the present ranks (``place``: this rank, and how many).
 
-    Of as many ranks as then each has those it had. Where there are more ranks than logical ones, they are divided among
-    none, and are new ones as soon as `prepare` is called.
+    With as many ranks as then, each rank has its old logical ranks. With more ranks than logical ranks, nothing is
+    restored, and `prepare` makes new ones.
     """
     global _numbers
     numbers, buffers = objects
@@ -161,16 +161,16 @@ def _continue(followers: Mapping[int, RandomNumbers | Buffers], kept: Sequence[b
 
 
 class ElasticTurns:
-    """What all logical ranks have of their own, and where the passes of their loaders stand, for any number of ranks.
+    """The state of all logical ranks, and the positions of their loaders, for any number of ranks.
 
-    Every rank keeps that of all, because any of them may be lost. Without logical ranks it is empty.
+    Every rank keeps the state of all, because any rank may be lost. Without logical ranks it is empty.
     """
 
     def __init__(self) -> None:
         self._kept: dict[Any, Any] = {}
 
     def keep(self) -> None:
-        """Keep what there is now, between two rounds or at the end of one; all ranks call it."""
+        """Keep the present state, between two rounds or at the end of one; all ranks call it."""
         if (logical := current()) is None or _numbers is None:
             return
         turns = [logical.first + turn for turn in range(logical.turns)]
@@ -182,7 +182,7 @@ class ElasticTurns:
         self._kept[_LOADERS] = [one.position() for one in loaders_in_use()]
 
     def divide(self) -> None:
-        """Divide the logical ranks among the ranks of this generation, and give these what was kept."""
+        """Divide the logical ranks among the ranks of this generation, and restore the kept state."""
         if (logical := divided()) is None or _numbers is None:
             return
         for loader in loaders_in_use():
@@ -195,11 +195,11 @@ class ElasticTurns:
             loader.continue_at(position)
 
     def state_dict(self) -> dict[Any, Any]:
-        """What was kept."""
+        """The kept state."""
         return self._kept
 
     def load_state_dict(self, kept: dict[Any, Any]) -> None:
-        """Take it over, for `divide`."""
+        """Take over a kept state, for `divide`."""
         self._kept = kept
 
 
@@ -209,14 +209,14 @@ def _followers(models: Iterable[nn.Module]) -> dict[int, RandomNumbers | Buffers
 
 
 def _gone() -> None:
-    """In the place of a reference to a module that is there no more."""
+    """Replaces a reference to a deleted module."""
 
 
 class RandomNumbers:
-    """The random numbers of Python, numpy and torch, also of this rank's GPU, of each logical rank.
+    """Each logical rank's random numbers of Python, numpy and torch, including this rank's GPU.
 
-    They are seeded from the random numbers of rank 0 now, and from the number of the logical rank, so that all ranks
-    but rank 0 may be seeded in any way. Outside of turns all ranks draw those of rank 0.
+    They are seeded from rank 0's present random numbers and the number of the logical rank, so other ranks may be
+    seeded in any way. Outside of turns all ranks draw rank 0's numbers.
     """
 
     def __init__(self, logical: LogicalRanks) -> None:
@@ -228,10 +228,10 @@ class RandomNumbers:
         self._seeds = {name: pickle.dumps(_plain(state)) for name, state in at_rank_0.items()}
         self.logical = logical
         self.begun_at: dict[int, dict[str, Any]] = {}
-        """What turns have continued with."""
+        """The states with which turns have continued."""
         self._kept: dict[int | None, dict[str, Any]] = {}
 
-    def __getstate__(self) -> dict[str, Any]:  # in a snapshot; what turns have is kept for any rank
+    def __getstate__(self) -> dict[str, Any]:  # for a snapshot, which keeps the states of turns separately
         return {**self.__dict__, "begun_at": {}, "_kept": {}}
 
     def leave(self, turn: int | None) -> None:
@@ -241,7 +241,7 @@ class RandomNumbers:
         self._set(self.kept_of(turn))
 
     def forget(self) -> None:
-        """Drop what logical ranks had on this rank."""
+        """Drop the states of logical ranks on this rank."""
         self._kept = {}
 
     def draw_again(self) -> None:
@@ -256,12 +256,12 @@ class RandomNumbers:
                 set_to(kept[name])
 
     def kept_of(self, turn: int | None) -> dict[str, Any]:
-        """The states by source, where nothing has been drawn yet seeds."""
+        """The states by source; seeds for sources that nothing has drawn from."""
         seeds = {} if turn is None else {name: self._seed_of(name, turn) for name in _sources()}
         return seeds | self._kept.get(turn, {})
 
     def keep(self, turn: int | None, kept: dict[str, Any]) -> None:
-        """Take what `kept_of` has returned, perhaps on another rank."""
+        """Take the result of `kept_of`, perhaps from another rank."""
         self._kept[turn] = kept
 
     def _seed_of(self, name: str, turn: int) -> int:
@@ -293,11 +293,11 @@ def _seed(name: str, seed: int) -> None:
 
 
 class Buffers:
-    """The buffers of a model of which each logical rank has its own values: those that a turn has changed.
+    """Each logical rank's values of a model's buffers, for buffers that a turn has changed.
 
-    Statistics of a batch norm always; a kernel may change them without torch's knowledge. Outside of turns the model
-    has those of the first logical rank of its rank. What is changed outside, as by ``load_state_dict``, all logical
-    ranks of the rank get.
+    Statistics of a batch norm are always included, because a kernel may change them without torch's knowledge. Outside
+    of turns the model has the values of the first logical rank of its rank. A change outside, for instance by
+    ``load_state_dict``, reaches all logical ranks of the rank.
     """
 
     def __init__(self, logical: LogicalRanks, model: nn.Module) -> None:
@@ -311,13 +311,13 @@ class Buffers:
         self.begin()
 
     def begin(self) -> None:
-        """Take what the model has now as that of all logical ranks."""
+        """Take the model's present buffers for all logical ranks."""
         self._first = [self._value(number).detach().clone() for number in range(len(self._places))]
         self.forget()
         self._marks: list[tuple[Tensor, int]] = []
         self._mark()
 
-    def __getstate__(self) -> dict[str, Any]:  # in a snapshot; `begin` follows there
+    def __getstate__(self) -> dict[str, Any]:  # for a snapshot, which calls `begin` afterwards
         places = [(module(), name) for module, name in self._places]
         return {"places": places, "own": self._own, "logical": self.logical, "number": self.number}
 
@@ -352,17 +352,17 @@ class Buffers:
         """See `Follower`: buffers draw nothing."""
 
     def forget(self) -> None:
-        """Drop what logical ranks had on this rank."""
+        """Drop the values of logical ranks on this rank."""
         self._kept: list[dict[int, Tensor]] = [{} for _ in range(self.logical.turns)]
 
     def kept_of(self, turn: int | None) -> dict[int, Tensor]:
-        """The values by number, in memory of the host; for None those of logical ranks that have none of their own."""
+        """The values by number, in host memory; None: the values for logical ranks without their own."""
         if turn is None:
             return {number: value.cpu() for number, value in enumerate(self._first)}
         return {number: self._of(turn, number).cpu() for number in self._own}
 
     def keep(self, turn: int | None, kept: dict[int, Tensor]) -> None:
-        """Take what `kept_of` has returned, perhaps on another rank."""
+        """Take the result of `kept_of`, perhaps from another rank."""
         for number, value in kept.items():
             here = value.to(self._value(number).device)
             if turn is None:
@@ -375,7 +375,7 @@ class Buffers:
         return self._kept[turn].get(number, self._first[number])
 
     def _value(self, number: int) -> Tensor:
-        """The buffer in the model now; without elements where it has been taken away."""
+        """The model's present buffer; without elements if it was removed."""
         module, name = self._places[number]
         found = getattr(module(), name, None)
         return found if isinstance(found, Tensor) else torch.empty(0)

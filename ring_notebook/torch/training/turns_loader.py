@@ -1,4 +1,4 @@
-"""What `prepare(logical=...)` makes of a DataLoader: it yields the batches of this rank's logical ranks in turn."""
+"""Makes of a DataLoader, for `prepare(logical=...)`, one that yields batches of this rank's logical ranks in turn."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ _ORDER = ("epoch", "used", "_first", "_known", "_pinned", "_left")
 def shard_by_turns(
     loader: DataLoader[T], logical: LogicalRanks, *, kind: str | None = None, number: int = 0
 ) -> DataLoader[T]:
-    """``loader`` over the shares of this rank's logical ranks, as `shard` divides it among so many ranks.
+    """``loader`` over the shares of this rank's logical ranks, divided as by `shard`.
 
-    Each logical rank has a loader of its own, with workers of its own, which draw the logical rank's random numbers:
-    what it yields does not depend on which rank carries it. Raises TypeError for samplers that only rank 0 draws from,
-    and ValueError for a loader that is divided already.
+    Each logical rank has its own loader and workers, which draw its random numbers: its batches do not depend on the
+    rank that carries it. Raises TypeError for samplers that only rank 0 draws from, and ValueError for a loader that is
+    divided already.
     """
     if isinstance(loader, TurnsLoader):
         if (loader.logical.number, loader.logical.ranks) == (logical.number, logical.ranks):
@@ -65,7 +65,7 @@ def _whole(of: Any, like: Any, **own: Any) -> Any:
 
 
 def loaders_in_use() -> list[TurnsLoader[Any]]:
-    """Those of this process, in the order in which they were made."""
+    """The `TurnsLoader` objects of this process, in the order of their creation."""
     return [one for ref in _in_use if (one := ref()) is not None]
 
 
@@ -74,23 +74,23 @@ def _shares(
 ) -> list[Any]:
     made: list[Any] = []
     for turn in turns:
-        has_others = turn < logical.number // logical.ranks  # else not all ranks have so many
+        has_others = turn < logical.number // logical.ranks  # else some ranks do not have this turn
         with logical.shares(turn), nullcontext() if has_others else without_others():
             made.append(shard(loader if turn == 0 else _twin(loader), kind=kind, number=number))
     return made
 
 
 class TurnsLoader(PreparedLoader[T]):
-    """What `shard_by_turns` returns; its length is that of the loop: the batches of all turns."""
+    """What `shard_by_turns` returns; its length counts the batches of all turns."""
 
     _made: list[Any]
     logical: LogicalRanks
     _of: Any
     _how: tuple[str | None, int]
     _kept: dict[str, Any] | None
-    """The position of one that has been pickled; it has shares as soon as ranks use it."""
+    """After unpickling: the position, until ranks use the loader and make its shares."""
     _pass: object
-    """Of its own for each pass that is in progress, or that the next one continues; else None."""
+    """A new object for each pass that is in progress, or to be continued; else None."""
 
     @property
     def _shares(self) -> list[Any]:
@@ -137,7 +137,7 @@ class TurnsLoader(PreparedLoader[T]):
             one.before_next_pass(call)
 
     def _follow_first(self) -> None:
-        """Begin the pass with the same order in all shares: a loop may have left the last one within a round."""
+        """Begin the pass with the same order in all shares, even if a loop has left the last pass within a round."""
         first, *others = self._shares
         generators = [one.get_state() for one in _generators_of(first)]
         for other in others:
@@ -160,14 +160,14 @@ class TurnsLoader(PreparedLoader[T]):
                 one.load_state_dict(state_dict)
 
     def divide(self) -> None:
-        """Have as many shares as this rank has logical ranks now; a pass in progress is over."""
+        """Make as many shares as this rank has logical ranks now; a pass in progress ends."""
         turns = self.logical.turns
         with without_others():
             self._made += _shares(self._of, self.logical, range(len(self._made), turns), *self._how)
         del self._made[turns:]
 
     def position(self) -> dict[str, Any]:
-        """Where the loader stands, for `continue_at` on another number of ranks."""
+        """The loader's position, for `continue_at` on another number of ranks."""
         if self._kept is not None:
             return self._kept
         about = self._made[0]._preparation
@@ -176,7 +176,7 @@ class TurnsLoader(PreparedLoader[T]):
             return {"state": self._made[0].state_dict(is_in_pass=is_in_pass), "is_in_pass": is_in_pass}
 
     def continue_at(self, position: dict[str, Any]) -> None:
-        """Continue there; where it is in the middle of a pass, logical ranks draw again what comes next in it."""
+        """Continue at ``position``; in the middle of a pass, logical ranks also restore their random numbers."""
         self.load_state_dict(position["state"])
         self._pass = object() if position["is_in_pass"] else None
         if position["is_in_pass"]:
@@ -189,7 +189,7 @@ class TurnsLoader(PreparedLoader[T]):
             remark: str = self._shares[0].about_continuation
         return remark
 
-    def __reduce_ex__(self, protocol: Any) -> Any:  # with its place, for any number of ranks
+    def __reduce_ex__(self, protocol: Any) -> Any:  # with its position, for any number of ranks
         return _undivided, (self._of, self.logical, self._how, self.position())
 
 
@@ -205,7 +205,7 @@ def _generators_of(loader: Any) -> list[torch.Generator]:
 
 
 def _twin(loader: DataLoader[T]) -> DataLoader[T]:
-    """Another loader over the same data: its samplers draw from generators of their own, which begin alike."""
+    """A copy of the loader over the same data, whose samplers draw from copies of their generators."""
     twins: dict[int, torch.Generator] = {}
     for one in _generators_of(loader):
         twins[id(one)] = torch.Generator(one.device)
