@@ -19,7 +19,7 @@ from ring_notebook.core.communicator import ReduceOp
 from ring_notebook.errors import CollectiveMismatch
 
 
-# No dataclass: an interrupt in the repr of one can turn the reprs of later ones at its address into "...".
+# No dataclass: an interrupt in a dataclass's repr can turn reprs of later objects at its address into "...".
 class ParameterSpec(NamedTuple):
     """The properties of a parameter that all ranks must agree on."""
 
@@ -88,7 +88,7 @@ def agree_on_plan(
 
 
 def agree_on_sparse(sparse: Sequence[bool], process_set: ProcessSet) -> list[bool]:
-    """Which parameters have a sparse gradient on some rank; ``sparse`` has those of this rank."""
+    """Whether each parameter has a sparse gradient on some rank; ``sparse`` says whether on this rank."""
     if not sparse:
         return []
     counts = allreduce_numbers([int(here) for here in sparse], ReduceOp.SUM, "sparse gradients", process_set)

@@ -47,7 +47,7 @@ class NoiseMeter:
         large = reduced / (size**2 if how.op is ReduceOp.SUM else 1)
         if not (math.isfinite(small) and math.isfinite(large) and accumulated > 0):
             return
-        # Equations A.2 and A.3; the small batch is that of one rank in a round, the big one is `size` times as large.
+        # Equations A.2 and A.3; the small batch is one rank's in a round, the big one is `size` times as large.
         # The gradients of a round are the sum over its backward passes; divided by their number they are a mean.
         signal = (size * large - small) / (size - 1) / accumulated**2
         noise = (small - large) / (1.0 - 1.0 / size) / accumulated

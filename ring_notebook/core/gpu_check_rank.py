@@ -233,7 +233,7 @@ def _buffer(memory: Memory, dtype: DType, rank: int, count: int = _COUNT) -> Buf
 
 
 def _die(communicator: Communicator, memory: GpuMemory) -> str:
-    """Rank 1 dies while its part of an operation waits on its GPU, and that of rank 0 runs."""
+    """Rank 1 dies while its part of an operation waits on its GPU, and rank 0's part runs."""
     buffer = _buffer(memory, DType.FLOAT32, communicator.rank)
     if communicator.rank:
         if communicator.device_transport()[0] == "nccl":  # through CPU memory the call would wait for its GPU

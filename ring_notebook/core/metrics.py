@@ -239,16 +239,15 @@ def log(step: int | None = None, *, units: Mapping[str, str] | None = None, **va
     A value is a number, or a tensor or array with one element. A value on a device is copied in the background and read
     when it has arrived, so that training never waits for it. ``step`` defaults to the batch of `track`, else to the
     count of calls. ``samples`` (the number of samples of this step) gives the throughput; `track` adds it by itself.
-    ``units`` are those of metrics whose names do not say them: ``units={"length": "tokens"}``. In a notebook every row
+    ``units`` gives units that names of metrics do not tell: ``units={"length": "tokens"}``. In a notebook every row
     reaches the run's record; in a script rank 0 prints one line a second.
 
     ``image`` (an array or tensor, a PIL image), ``figure`` (of matplotlib; it is closed), ``histogram`` (an array or
     tensor) and ``text`` are shown in notebooks; a dictionary has several of a kind by name:
-    ``log(image={"input": x, "mask": y})``. They are read at once, also from a device. Of an image at most 512 pixels a
-    side are kept, of a text 20,000 characters; of a run on each rank the first 500, or 32 MiB.
+    ``log(image={"input": x, "mask": y})``. They are read at once, even from a device. An image keeps at most 512 pixels
+    a side, a text 20,000 characters; each rank keeps the first 500, or 32 MiB, in a run.
 
-    Raises TypeError, which names the metric, for a value that is not of its kind, and for a ``step`` that is not an
-    integer.
+    Raises TypeError, which names the metric, for a value of a wrong kind, and for a ``step`` that is not an integer.
     """
     if step is not None and not hasattr(step, "__index__"):
         raise TypeError(f"log: step must be an integer, got {step!r}; give metrics by name, as in log(loss=0.5)")

@@ -158,8 +158,8 @@ def find_place() -> Place:
 
     Raises MPIMissingError when a launcher of MPI started this process and no MPI library can be loaded;
     OutOfRingMemoryError when the memory cannot be mapped; ValueError for settings that differ between ranks or exclude
-    each other. Raises RingError when another rank fails here or ends before it comes here; when this process is alone,
-    though its launcher has started several; and when MPI connects hosts and was not initialized for threads.
+    each other. Raises RingError when another rank fails here or ends earlier, when this process is alone although its
+    launcher has started several, and when MPI connects hosts and was not initialized for threads.
     """
     rendezvous: Rendezvous | _MpiRendezvous | None = Rendezvous.take()
     if rendezvous is None and launched_by_mpi():
@@ -186,9 +186,8 @@ def _join(rendezvous: Rendezvous) -> Place:
 def form_again(place: Place | None, formation: int, members: Sequence[int], size: int = 0) -> Place:
     """The place of this rank among ``members`` of its job, in new ring memory; ``place`` is the one that it has now.
 
-    All members call this with the same ``formation``, greater than that of any call before. The job has ``size`` ranks
-    then, or as many as before. Raises RingError where no supervisor of ours has started this rank, and as `find_place`
-    does.
+    All members call this with the same ``formation``, greater than in any earlier call. The job then has ``size``
+    ranks, by default as many as before. Raises RingError without a supervisor of ours, and as `find_place`.
     """
     rendezvous = place.rendezvous if place else Rendezvous.take()
     if rendezvous is None:

@@ -93,7 +93,7 @@ def accelerator() -> str | None:
 
 
 def address_of(tensor: Tensor) -> int:
-    """Address of the first element, in CPU memory or in that of the device."""
+    """Address of the first element, in CPU or device memory."""
     kind = _kinds.get(tensor.device.type)
     return tensor.data_ptr() if kind is None else kind.address_of(tensor)
 

@@ -32,7 +32,7 @@ _ALL = 1 << 20  # more than the number of ranks
 
 
 class Reducer(Protocol):
-    """The gradients of one optimizer, or those of no optimizer."""
+    """Reduces the gradients of one optimizer, or of parameters that no optimizer has."""
 
     number: int
     """Numbers reducers in the order of their creation in this process."""

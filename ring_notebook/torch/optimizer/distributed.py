@@ -78,8 +78,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
 
     Horovod: ``DistributedOptimizer``. Gradients are grouped in buckets while backward makes them, and reduced in place.
     The result shares parameter groups and state with ``optimizer``; do not step ``optimizer`` itself any more. Several
-    optimizers may have one parameter: the newest reduces its gradient for all. RuntimeError at ``step()`` of an older
-    one whose ``op`` or process set is another, or that wraps the same optimizer.
+    optimizers may share a parameter: the newest reduces its gradient for all. ``step()`` of an older one with another
+    ``op`` or process set, or around the same optimizer, raises RuntimeError.
 
     named_parameters: ``model.named_parameters()``; the names appear in errors. Without it a parameter is named by
         its position. Raises ValueError for duplicate or missing names.
@@ -92,12 +92,12 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         share buckets of up to ``RING_FUSION_THRESHOLD`` bytes.
     sparse_as_dense: reduce sparse gradients as dense ones, instead of gathering their entries.
     process_set: the ranks that take part; on other ranks the optimizer makes local steps.
-    sync_every: let each rank step on its own gradients, and reduce the difference of the weights every so many steps,
-        see `LocalSteps` and `LocalOptimizer`; for links on which an allreduce at every step takes too long. By default
-        as ``%%ringtrain --sync-every`` says, else 1. Takes ``compression``, also `Compression.int8`, but none of the
-        options that say how gradients are reduced. Beyond Horovod.
-    logical: the number of logical ranks that the ranks carry, see `prepare`, which divides the data among them too. The
-        loop is one over `logical_turns`. Takes none of the options above but the first two. Beyond Horovod.
+    sync_every: let each rank step on its own gradients, and reduce the differences of the weights every ``sync_every``
+        steps, for links on which an allreduce at every step takes too long; see `LocalSteps` and `LocalOptimizer`. By
+        default as ``%%ringtrain --sync-every`` says, else 1. Takes ``compression``, including `Compression.int8`, but
+        no options about the reduction of gradients. Beyond Horovod.
+    logical: the number of logical ranks that the ranks carry, see `prepare`, which also divides the data among them.
+        Loop over `logical_turns`. Of the options above it takes only the first two. Beyond Horovod.
 
     Raises NotInitializedError before ``init()``, and TypeError or ValueError for invalid arguments.
     """

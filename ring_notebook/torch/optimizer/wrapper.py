@@ -41,8 +41,8 @@ _owners: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 class Wrapper(torch.optim.Optimizer):
     """Base of the classes that are mixed into a wrapped optimizer's class.
 
-    Groups and state are those of the wrapped optimizer, not copies, also after either of the two has loaded a
-    state_dict: a schedule that was made before wrapping still sets the rates.
+    They share groups and state with the wrapped optimizer, even after either of the two has loaded a state_dict: a
+    schedule that was made before wrapping still sets the rates.
     """
 
     _step_supports_amp_scaling = True

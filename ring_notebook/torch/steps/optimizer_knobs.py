@@ -27,7 +27,7 @@ _LIMITS = {"lr": None, "weight_decay": None, "momentum": 1.0, "betas": 0.999999}
 
 
 def scale_schedules(optimizer: torch.optim.Optimizer, schedules: Iterable[Any], factor: float) -> None:
-    """Multiply the rates that ``schedules`` keep by ``factor``, as those of ``optimizer`` have been."""
+    """Multiply the rates that ``schedules`` keep by ``factor``, after the rates of ``optimizer``."""
     # SequentialLR and ChainedScheduler hold others, which may be among `schedules` too. If torch renames the attribute,
     # their rates stay.
     held = (one for schedule in schedules for one in (schedule, *getattr(schedule, "_schedulers", ())))

@@ -1,4 +1,4 @@
-"""A checkpoint that threads of all ranks write while the training goes on.
+"""A checkpoint that threads of all ranks write while the training continues.
 
 The threads call no collectives, because the order of these belongs to the training. Each thread writes to a key-value
 store how its part ended. Rank 0's thread polls there until it has all, then completes the checkpoint or reports what

@@ -17,7 +17,7 @@ _PLAIN = (_BatchNorm.forward, torch.nn.SyncBatchNorm.forward)
 
 
 class SyncBatchNorm(_BatchNorm):  # type: ignore[misc]
-    """Batch normalization whose mean and variance are those of the batches of all ranks together.
+    """Batch normalization by the mean and variance over the batches of all ranks together.
 
     Takes ``(N, C)`` or ``(N, C, ...)``; N may differ by rank. Works as torch's BatchNorm in evaluation and at size 1.
     Gradients flow through the statistics of all ranks. In training all ranks must run it; each forward pass makes two
