@@ -81,7 +81,7 @@ class ObjectState(State):
         if found:
             try:
                 self._load(self.read_on_all(path))
-            except HorovodInternalError:  # of another rank
+            except HorovodInternalError:  # another rank has failed
                 raise
             except Exception as error:
                 raise RingError(

@@ -1,4 +1,4 @@
-"""What the `prepare` of every face shares: which objects it takes, from which rank the values come, what it returns."""
+"""Shared by the `prepare` of every face: the kinds of objects, the rank whose values count, and the results."""
 
 from __future__ import annotations
 

@@ -50,8 +50,8 @@ class Communicator:
         self._ring_memory = ring_memory
         self._timeout = config().timeout
         self._held = HeldWorks()
-        self._reader: _core.TensorReader | None = None  # of the functions that `_bind` has set
-        self._knows_transport = False  # of tensors on devices
+        self._reader: _core.TensorReader | None = None  # the reader that `_bind` was called with
+        self._knows_transport = False  # whether the transport of tensors on devices is known
         self._process = os.getpid()
         self._children: list[ref[Communicator]] = []
         self.rank: int = native.index
@@ -147,7 +147,7 @@ class Communicator:
     ) -> _core.TensorWork | None:
         """Start `allreduce_tensors` in place; None for tensors that need `allreduce`.
 
-        ``wait`` of the handle returns ``tensors``. Until then their memory is kept, also when the handle is dropped.
+        ``wait`` of the handle returns ``tensors``. Until then their memory is kept, even if the handle is dropped.
         """
         if reader is not self._reader:
             self._bind(reader)

@@ -51,7 +51,7 @@ def fail() -> None:
 
 
 def watch_interrupts() -> None:
-    """From now on call `interrupt` when SIGINT arrives, also while the main thread does not handle signals.
+    """From now on call `interrupt` when SIGINT arrives, even while the main thread does not handle signals.
 
     Only for the main thread. Does nothing if an event loop, or an engine, which calls `interrupt` itself, watches.
     """

@@ -23,7 +23,7 @@ MOST_TEXT = 20_000  # characters
 _SMALL = 128  # pixels; a smaller image is shown in whole multiples of its size
 _DPI = (100, 60, 30)
 _BINS = 48
-_WIDTH, _HEIGHT = 320, 120  # of the picture of a histogram
+_WIDTH, _HEIGHT = 320, 120  # pixels of a histogram's picture
 _TEXT_HEIGHT = 16
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 RanksOrComm: TypeAlias = "Sequence[int] | Comm"
 """Some ranks of a job: their numbers, or a communicator of mpi4py."""
 
-_AGREEMENT = struct.Struct("!qq")  # which attempt of a rank, and a number of a generation
+_AGREEMENT = struct.Struct("!qq")  # the number of a rank's attempt, and of a generation
 _PAUSE = 0.0005  # seconds between looks at the link
 _attempts = count()
 

@@ -36,7 +36,7 @@ _TRACK_PERIOD = 0.2
 _PRINT_PERIOD = 1.0
 _LAST_WAIT = 5.0  # seconds to wait for numbers on a device at the end of a script
 _LONGEST_UNIT = 24  # characters
-# What a rank shows in a run with `log`: so many, and so many characters of them in records.
+# The most pictures, figures, histograms and texts of a rank in a run, and the most characters of them in records.
 MOST_SHOWN, MOST_SHOWN_SIZE = 500, 32 << 20
 
 

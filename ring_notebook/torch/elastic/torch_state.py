@@ -79,7 +79,7 @@ class ElasticSampler(Sampler[int]):
 
 
 class TorchState(ObjectState):
-    """The state of a training: ``model``, ``optimizer`` and whatever else is given, as attributes of those names.
+    """The state of a training: ``model``, ``optimizer`` and other values, as attributes under their names.
 
     Values that have ``state_dict`` and ``load_state_dict`` (models, optimizers, schedulers, `ElasticSampler`) are kept
     by these, all others by copies; samplers split the rest of the epoch again after `sync`. Raises ValueError for a

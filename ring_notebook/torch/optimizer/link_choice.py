@@ -31,7 +31,7 @@ WAYS: dict[str, Compressor] = {name: getattr(Compression, name) for name in ("no
 _SMALL = 1 << 10  # elements; so few that only the latency counts
 _FIRST, _MOST = 1 << 16, 1 << 22
 _ENOUGH = 0.1  # seconds; a transfer that takes as long shows the rate of a link, whatever its burst size
-_NOTICED = 0.05  # of a backward pass
+_NOTICED = 0.05  # part of the time of a backward pass
 
 _measured: WeakKeyDictionary[Communicator, dict[str, Cost]] = WeakKeyDictionary()
 

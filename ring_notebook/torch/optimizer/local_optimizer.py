@@ -1,4 +1,4 @@
-"""The optimizer whose ranks step alone, and sync their weights every so many steps: local SGD and DiLoCo.
+"""The optimizer whose ranks step alone and sync their weights every few steps: local SGD and DiLoCo.
 
 Between syncs the weights of the ranks differ. Equal on all ranks are the *common* weights, which only syncs move, and
 the momentum of the outer optimizer:
@@ -254,7 +254,7 @@ class LocalOptimizer(Wrapper):
 
     def _guarded_step(self, closure: object) -> AbstractContextManager[object]:
         if self._is_alone():
-            return committed(self._process_set)  # which takes changes of knobs
+            return committed(self._process_set)  # takes changes of knobs
         # A closure may take long; the ranks' weights differ anyway.
         return step_guard.holding() if closure is None else nullcontext()
 

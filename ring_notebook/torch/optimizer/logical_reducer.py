@@ -37,7 +37,7 @@ _IS_AVERAGE = "_ring_is_average"
 
 
 class _Layout:
-    """Where the gradients of parameters lie in flat tensors, one for each bucket, and one of counts.
+    """The places of gradients in flat tensors, one for each bucket, and one of counts.
 
     The counts, a number for each parameter, say how many logical ranks have a gradient; with 0 it stays None. The
     length of flat tensors is padded to a multiple of ``parts``.
@@ -406,7 +406,7 @@ class LogicalReducer(GradientReducer):
         """Before a pass adds to the gradient: set it to the sum of earlier passes of this turn."""
         if not world.is_initialized():
             return
-        backward_end.begin()  # which may drop the leaf
+        backward_end.begin()  # may drop the leaf
         leaf = self.open()
         if self.logical.stepped == leaf.turn:
             raise RuntimeError(

@@ -58,7 +58,7 @@ class Wrapper(torch.optim.Optimizer):
     same_step: SameStep
     _superseded = False
     _passes = 1
-    _generation: weakref.ref[Communicator] | None = None  # of the last step
+    _generation: weakref.ref[Communicator] | None = None  # in which the last step was made
     _joins = 0  # number of joins at that time
     _micro_batches = 1  # calls of `step` that make one step
     _seen = 0  # micro-batches since the last step

@@ -206,7 +206,7 @@ def _training_of(optimizer: torch.optim.Optimizer) -> _Training | None:
 def _find(optimizer: torch.optim.Optimizer, generation: weakref.ref[Communicator]) -> _Training:
     parameters = {id(parameter): parameter for group in optimizer.param_groups for parameter in group["params"]}
     for parameter in parameters.values():
-        mesh = getattr(parameter, "device_mesh", None)  # of FSDP2
+        mesh = getattr(parameter, "device_mesh", None)  # FSDP2's
         if mesh is not None:
             return _Training(generation, _ring(mesh.get_group()) if mesh.ndim == 1 else _whole(mesh.size()))
     found, is_own = _Training(generation), hasattr(optimizer, "is_stepping")

@@ -153,10 +153,10 @@ def prepare(
     accumulate: make one step of this many batches, with the mean of their gradients, without a change of the loop: the
         other calls of ``optimizer.step()`` keep the gradients of their batch, which ``zero_grad()`` then leaves alone,
         and a GradScaler's ``update()`` waits for the step. Takes no ``step(closure)``.
-    logical: train as so many ranks would, whatever the number of ranks is, at most that many: losses, weights and
-        optimizer state are the same bits (``docs/logical-ranks.md``). Each rank carries its part of the logical
-        ranks, whose batches the loader yields in turn; ``optimizer.step()``, schedules and a GradScaler act in the last
-        turn. Torch then computes with one thread in each rank. By default as ``ringrun --logical`` says, else none.
+    logical: train as this number of ranks would, on any number of ranks up to it: losses, weights and optimizer state
+        are the same bits (``docs/logical-ranks.md``). Each rank carries its part of the logical ranks, whose batches
+        the loader yields in turn; ``optimizer.step()``, schedules and a GradScaler act in the last turn. Torch then
+        computes with one thread in each rank. By default as ``ringrun --logical`` says, else none.
     strategy: "ddp" or "fsdp" wrap the model in torch's DistributedDataParallel or FSDP2's ``fully_shard``, on
         `process_group`; the returned optimizer is then the one that was passed, on the wrapped model's parameters.
         Takes one model and its optimizers.
@@ -166,10 +166,10 @@ def prepare(
     Objects of Keras or JAX go to `prepare` of their face, whichever is imported.
 
     Raises NotInitializedError before ``init()``; TypeError, which names the argument, for any other object; ValueError
-    for an optimizer of a model that is not passed (with a ``strategy``: of any other parameters), for a loader over
-    other samples on some rank, for ``noise_scale`` with a loader of unknown batch size, and where there are more ranks
-    than ``logical``; TypeError for ``noise_scale`` or ``accumulate`` with ``op=Adasum``, a ``strategy`` or ``logical``,
-    and for ``logical`` with a ``strategy``.
+    for an optimizer of a model that is not passed (with a ``strategy``: of any other parameters), for loaders over
+    different samples on the ranks, for ``noise_scale`` with a loader of unknown batch size, and for more ranks than
+    ``logical``; TypeError for ``noise_scale`` or ``accumulate`` with ``op=Adasum``, a ``strategy`` or ``logical``, and
+    for ``logical`` with a ``strategy``.
     """
     if another := of_another("prepare", objects, "torch"):
         own_options = {
