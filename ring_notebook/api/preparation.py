@@ -13,7 +13,7 @@ from ring_notebook.frameworks import Framework, frameworks
 
 
 def framework_of(value: object) -> Framework | None:
-    """The framework of the first class in the MRO of ``value`` that has one: Keras models may be torch modules too."""
+    """The framework of the first class in the MRO of ``value`` that has one: a model may be a module of another too."""
     for kind in type(value).__mro__:
         for known in frameworks():
             if known.named_in([kind.__module__]):

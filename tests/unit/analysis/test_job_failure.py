@@ -387,8 +387,8 @@ def test_an_answer_without_a_record(raised: bool, known: bool, now: float, faile
     ("seconds", "unheard", "where", "words"),
     [
         (299.0, 4.9, "dist.recv", ""),
-        (-inf, 5.1, "dist.recv", "was ended: 5 s after an interrupt it still waited in dist.recv, which looks at no"),
-        (6.0, 5.1, "", "was ended: 5 s after an interrupt it still waited in code of another library, which looks"),
+        (-inf, 5.1, "dist.recv", "was ended: 5 s after an interrupt it still waited in dist.recv, which ignores sig"),
+        (6.0, 5.1, "", "was ended: 5 s after an interrupt it still waited in code of another library, which ignores"),
         (301.0, 0.0, "dist.recv", "was ended: it had not stopped 300 s after an interrupt (RING_STOP_LIMIT)"),
     ],
 )
