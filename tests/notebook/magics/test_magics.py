@@ -264,7 +264,9 @@ def test_what_is_saved_while_a_run_goes_on_says_how_to_see_it(notebook: Notebook
     outputs = notebook.run("%%ringtrain --background --name going --out going\nimport time; time.sleep(60)")
     picture, panel = outputs[-2:]  # after the line of a cluster that starts
     for shown in (picture["data"]["text/plain"], picture["data"]["text/html"]):
-        assert "%ring attach shows it, here or in another notebook; its records are in " in shown
+        assert (
+            "While its cluster runs, %ring attach shows it, here or in another notebook; a cluster ends with" in shown
+        )
         headline = "running · going · 2 ranks", "● last state seen · going · 2 ranks"
         assert re.sub("<style>.*</style>|<.*?>", "", shown, flags=re.DOTALL).strip().startswith(headline), shown
     assert WIDGET in panel["data"]
@@ -492,7 +494,9 @@ def test_stop(notebook: Notebook) -> None:
     assert "Cells run in this notebook again." in said
     assert notebook.text("print('plain')") == "plain\n"
     starts = psutil.Process(notebook.pid).children
-    assert notebook.error("%ring start", interrupt_when=lambda: bool(starts()))[1] == "KeyboardInterrupt: interrupted"
+    error = notebook.error("%ring start", interrupt_when=lambda: bool(starts()))[1]
+    assert error.startswith("KeyboardInterrupt: interrupted ")
+    assert "all of it was ended, and no cluster runs. Execute the cell again" in error
     assert "There is no cluster" in notebook.text("%ring stop")
 
 

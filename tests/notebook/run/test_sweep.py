@@ -43,7 +43,7 @@ def test_a_sweep_runs_side_by_side_and_resumes(notebook: Notebook, tmp_path: Pat
     assert "the cell has no constant 'momentum'" in notebook.error(f"%%ringtrain --sweep momentum=0.9{cell}")[1]
     assert "at most 1000 runs" in notebook.error(f"%%ringtrain --sweep lr=0..99 --sweep seed=0..99{cell}")[1]
     assert "lr twice" in notebook.error(f"%%ringtrain --sweep lr=0.1 --sweep lr=0.2{cell}")[1]
-    assert "without --background" in notebook.error(f"%%ringtrain --background --sweep lr=1{cell}")[1]
+    assert "cannot be combined with --background" in notebook.error(f"%%ringtrain --background --sweep lr=1{cell}")[1]
 
 
 def test_a_stop_ends_all_of_a_sweep(notebook: Notebook, tmp_path: Path) -> None:
