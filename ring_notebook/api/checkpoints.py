@@ -251,7 +251,7 @@ class Checkpoint:
         """Raise RingError when the checkpoint at ``path`` is not one of this class."""
         if Path(path).suffix != self._suffix:
             raise RingError(
-                f"rank {rank()}: {path} was written with another framework; this one reads files with the ending "
+                f"rank {rank()}: {path} was written with another framework; this one reads files that end in "
                 f"{self._suffix}"
             )
 

@@ -312,7 +312,7 @@ def knob(
         return before
     if before is not None and not before.is_own:
         raise ValueError(
-            f"knob {name!r} is that of a prepared optimizer, which has it by itself: use `%ring set {name}=...`, or "
+            f"knob {name!r} belongs to a prepared optimizer already: use `%ring set {name}=...`, or "
             "give this knob another name"
         )
     new = Knob(name, range_, range_.checked(_value(value), name))

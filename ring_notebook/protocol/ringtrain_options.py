@@ -34,7 +34,7 @@ class CellOptions:
         ""
     )
     pause_at: Annotated[
-        Sequence[int], Option("--pause-at 100,200", "pause all ranks behind these steps", step_list)
+        Sequence[int], Option("--pause-at 100,200", "pause all ranks after these steps", step_list)
     ] = ()
     snapshot: Annotated[
         float, Option("--snapshot 10min", "save all variables so often (`%ring snapshots`)", duration)

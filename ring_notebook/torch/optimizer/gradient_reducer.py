@@ -536,9 +536,8 @@ class GradientReducer:
         if bucket.started:
             raise RuntimeError(
                 f"rank {self.how.process_set.rank()}: backward made a gradient again while it was being reduced, in a "
-                "backward pass within another one, and no earlier pass was like that; call "
-                "optimizer.zero_grad() and go on, or set RING_OVERLAP=inline, which reduces nothing before the end of "
-                "a pass"
+                "backward pass within another one, which no earlier pass had; call optimizer.zero_grad() and continue, "
+                "or set RING_OVERLAP=inline, which reduces nothing before the end of a pass"
             )
         self._take_back_of(parameter)
         bucket.mark_ready(position)

@@ -106,8 +106,8 @@ class ReducingOptimizer(Wrapper):
         owners: list[Any] = owners_of(parameters_of(self))
         if any(one._micro_batches != 1 for one in (self, *owners)):
             raise RuntimeError(
-                "accumulate needs an optimizer whose parameters no other one has; call backward() several times before "
-                "step() instead"
+                f"rank {world.current().rank}: accumulate needs an optimizer that shares no parameter with another "
+                "one; call backward() several times before step() instead"
             )
         return [one._reducer for one in owners]
 

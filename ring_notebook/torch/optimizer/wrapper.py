@@ -160,7 +160,7 @@ class Wrapper(torch.optim.Optimizer):
         if self._micro_batches > 1:
             raise RuntimeError(
                 f"rank {world.current().rank}: accumulate={self._micro_batches} counts calls of optimizer.step() "
-                f"behind backward(), so it does not allow {what}; leave accumulate out"
+                f"after backward(), so it does not allow {what}; leave accumulate out"
             )
 
     def _act_once(self) -> None:

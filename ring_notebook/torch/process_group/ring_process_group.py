@@ -132,7 +132,7 @@ class RingProcessGroup(c10d.ProcessGroup):
             raise RingError(f"rank {current.rank}: this process group has been destroyed; make a new one")
         if current.size != self._everyone:
             raise RingError(
-                f"rank {current.rank}: this process group is of {self._everyone} ranks, and now there are "
+                f"rank {current.rank}: this process group has {self._everyone} ranks, and now there are "
                 f"{current.size}; call ring.process_group(), or dist.destroy_process_group() and "
                 "dist.init_process_group()"
             )

@@ -23,6 +23,7 @@ from ring_notebook.config import config
 from ring_notebook.core import world
 from ring_notebook.core.communicator import ReduceOp
 from ring_notebook.errors import DriftError
+from ring_notebook.text import words
 from ring_notebook.torch.collectives.broadcast import broadcast_
 from ring_notebook.torch.steps.optimizer_notes import load_state, notes_of, tensors_beside
 from ring_notebook.torch.steps.state_digest import SHARES, digest, has_shares, marks, options_of, state_of
@@ -142,8 +143,10 @@ def mend(shared: Shared, whole: bool = False) -> bool:
     ranks = shared.process_set.ranks or []
     root = ranks[at]
     others = [rank for rank, row in zip(ranks, rows, strict=True) if row != rows[at]]
-    since = "since a run that did not end well" if disruptions or world.disruptions() else "before their first step"
-    text = f"ranks {', '.join(map(str, others))} have parted from rank {root} {since}: {_listed(differing)}" + (
+    since = (
+        "since a run that failed or was stopped" if disruptions or world.disruptions() else "before their first step"
+    )
+    text = f"{words.ranks(others)} differ{'s' * (len(others) == 1)} from rank {root} {since}: {_listed(differing)}" + (
         f"; steps made, by rank: {steps}" if len(set(steps)) > 1 else ""
     )
     _check_allowed(shared, text, root)
@@ -177,7 +180,9 @@ def _check_allowed(shared: Shared, text: str, root: int) -> None:
     first = process_set.rank() == 0
     where = f"rank {world.current().rank}: "
     if not shared.weights:
-        raise DriftError(f"{where}{text}. Each rank has a share that no other one has: load a checkpoint on all ranks")
+        raise DriftError(
+            f"{where}{text}. The weights are sharded, no other rank has a copy: load a checkpoint on all ranks"
+        )
     repair = config().repair
     if repair == "ask":
         asked = f"{text}. Continue from rank {root} on all ranks? [Y/n] "
@@ -191,11 +196,11 @@ def _check_allowed(shared: Shared, text: str, root: int) -> None:
     if repair == "error":
         raise DriftError(
             f"{where}{text}. Make the ranks equal with broadcast_parameters and broadcast_optimizer_state, or set "
-            "RING_REPAIR=broadcast, which continues from a rank that is furthest on"
+            "RING_REPAIR=broadcast, which continues from the rank with the most steps"
         )
     if first:
         print(  # noqa: T201
-            f"{text}. All ranks continue from rank {root}; gradients that were made before are left out.",
+            f"{text}. All ranks continue from rank {root}; earlier gradients are dropped.",
             file=sys.stderr,
         )
 

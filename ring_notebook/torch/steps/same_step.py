@@ -104,12 +104,12 @@ class SameStep:
             if process_set.rank() == 0:
                 warn(
                     f"the weights of the ranks differ by rounding ({listed}): something changes them beside the "
-                    "optimizer's step, and computes a little differently on each rank; they are compared no more",
+                    "optimizer's step, and computes a little differently on each rank; they are no longer compared",
                     stacklevel=2,
                 )
             return
         raise DriftError(
-            f"rank {world.current().rank}: before step {self._made + 1} of this run the ranks have other weights: "
+            f"rank {world.current().rank}: before step {self._made + 1} of this run the ranks have different weights: "
             f"{listed} differ. Something has changed them outside of a step that all ranks make, or by gradients that "
             "are not averages: change weights on all ranks alike, from values that are equal on all. "
             "broadcast_parameters(model.state_dict(), root_rank=0), or prepare() again, makes them equal"

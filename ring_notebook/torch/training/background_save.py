@@ -68,7 +68,7 @@ class BackgroundSave:
         if is_alive and self.is_in_part() and not self._growth.goes_on(self._part.taken(), limit) and not self._is_told:
             self._is_told = True
             tell(
-                f"rank {self._rank}: the disk has taken nothing of a checkpoint for {limit:g} s; the training goes on, "
+                f"rank {self._rank}: the disk has taken nothing of a checkpoint for {limit:g} s; training continues, "
                 "and the next checkpoint begins when it does"
             )
         return is_alive

@@ -241,7 +241,7 @@ class TorchCheckpoint(Checkpoint):
         if lacking := [*(expected.keys() - state.keys()), *(state.keys() - expected.keys())]:
             raise RingError(
                 f"rank {rank()}: the checkpoint was written with other adapters: {sorted(lacking)[0]} is not in both, "
-                f"and {len(lacking) - 1} more; make the model with the configuration of then"
+                f"and {len(lacking) - 1} more; build the model with the adapters of the checkpoint"
             )
         model.load_state_dict(state, strict=False)  # without the frozen weights
 
@@ -363,7 +363,7 @@ class TorchCheckpoint(Checkpoint):
             return (
                 f"the checkpoint after step {step} in {self._place} could not be written: {reason}; "
                 + (f"the last one is {last[0].path}" if last else "there is none before it")
-                + ("; the training goes on, and the next one is tried when it is due" if background else "")
+                + ("; training continues, and the next one is tried when it is due" if background else "")
             )
 
         if not background:
@@ -389,7 +389,7 @@ class TorchCheckpoint(Checkpoint):
                 reason = from_rank_0(lambda: finish([part for part, _ in ended]), "checkpoint is whole")[1]
         if reason:
             text = from_rank_0(lambda: failed(reason), "checkpoint has failed")[0]
-            raise RingError(f"rank {rank()}: {text}; mend that, and write it again or resume from the last one")
+            raise RingError(f"rank {rank()}: {text}; fix that, and write it again or resume from the last one")
 
     def _write_later(self, begun: str, finish: Callable[[list[Any]], None], failed: Callable[[str], str]) -> None:
         current = world.current()

@@ -390,7 +390,7 @@ def _numbers_of(loader: Any) -> tuple[Tensor, Tensor, dict[str, Any]]:
 
 def _known(state: dict[str, Any], name: str) -> Any:
     if name not in state:
-        raise RingError(f"rank {rank()}: the state is that of another kind of loader; continue with the same kind")
+        raise RingError(f"rank {rank()}: the state was saved by another kind of loader; continue with the same kind")
     return state[name]
 
 
@@ -517,13 +517,13 @@ def _agreed(
     for other, (theirs, _, _) in enumerate(rows):
         if theirs != rows[0][0]:
             raise ValueError(
-                f"rank {own_rank()}: prepare got other loaders on the ranks: rank 0 a {rows[0][0]}, rank {other} a "
+                f"rank {own_rank()}: the ranks gave prepare different loaders: rank 0 a {rows[0][0]}, rank {other} a "
                 f"{theirs}; give every rank the whole data"
             )
     for other, (_, theirs, _) in enumerate(rows):
         if not _are_alike(theirs, rows[0][1]):
             raise ValueError(
-                f"rank {own_rank()}: prepare got other samples on the ranks: those of rank {other} are not those of "
+                f"rank {own_rank()}: the ranks gave prepare different samples: those of rank {other} are not those of "
                 "rank 0. Data or a split by each rank's own random numbers does that; seed them alike: "
                 "np.random.seed(0), torch.manual_seed(0), train_test_split(..., random_state=0), random_split(..., "
                 "generator=torch.Generator().manual_seed(0)). A loader over data that the ranks have divided "

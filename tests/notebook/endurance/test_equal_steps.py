@@ -49,11 +49,11 @@ def test_ranks_that_have_parted_are_named_and_made_equal(cluster: Cluster) -> No
     training.run("is interrupted")
     cluster.run(changes).wait()
     said = training.run(steps=3)
-    assert "ranks 1 have parted from rank 0 since a run that did not end well: parameter bias" in said
+    assert "rank 1 differs from rank 0 since a run that failed or was stopped: parameter bias" in said
     training.check()
     assert "parted" not in training.run(steps=1)
     cluster.run(changes).wait()  # after a run that has ended well nothing is repaired
-    with pytest.raises(AssertionError, match="the ranks have other weights: bias differ"):
+    with pytest.raises(AssertionError, match="the ranks have different weights: bias differ"):
         training.run(steps=1)
 
 
@@ -125,7 +125,7 @@ average["weight"] += rank == 1
 with torch.no_grad(): alone.weight += rank
 """).wait()
     said = "".join(piece.text for piece in cluster.run("step()").wait().log.view().output)
-    assert "ranks 1 have parted from rank 0" in said
+    assert "rank 1 differs from rank 0" in said
     assert "tensor mean (4,), tensor weight (4, 8)." in said
     cluster.run("apart = (alone.weight - make().weight).mean().item()").wait()
     cluster.run("found = model.mean.any().item(), torch.equal(average['weight'], make().weight), round(apart)").wait()
@@ -149,7 +149,7 @@ def set_repair(repair, answer=None):
     for choice in ("'error'", "'ask', 'n'"):
         training.run("raises")
         cluster.run(f"asked = []\nset_repair({choice})\nif rank == 2: optimizer.param_groups[0]['lr'] *= 2").wait()
-        with pytest.raises(DriftError, match=r"ranks 2 have parted from rank 0 .*: option lr of group 0"):
+        with pytest.raises(DriftError, match=r"rank 2 differs from rank 0 .*: option lr of group 0"):
             cluster.run(step).wait()
         assert [len(cluster.pull("asked", rank)) for rank in range(3)] == [int("ask" in choice), 0, 0]
         cluster.run("set_repair('ask', 'y')").wait()

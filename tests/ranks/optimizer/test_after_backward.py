@@ -549,7 +549,7 @@ def test_a_gradient_set_by_hand_in_another_layout(rank: int, shape: tuple[int, .
 def test_optimizers_that_share_parameters_accumulate_by_hand() -> None:
     model = make_model()
     _, first, _ = ring.prepare(model, momentum(model), momentum(model), accumulate=2)
-    with pytest.raises(RuntimeError, match="accumulate needs an optimizer whose parameters no other one has"):
+    with pytest.raises(RuntimeError, match="accumulate needs an optimizer that shares no parameter with another one"):
         plain_step(model, first, (torch.ones(2, 7), torch.ones(2, 3)))
 
 

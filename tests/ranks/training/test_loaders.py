@@ -536,7 +536,7 @@ def test_a_split_that_each_rank_has_drawn_itself_raises(hvd: ModuleType, name: s
     def split(seed: int) -> None:
         hvd.prepare(SPLITS[name](torch.Generator().manual_seed(seed)))
 
-    with pytest.raises(ValueError, match=r"prepare got other samples on the ranks: those of rank 1.*random_state=0"):
+    with pytest.raises(ValueError, match=r"the ranks gave prepare different samples: those of rank 1.*random_state=0"):
         split(hvd.rank())
     split(3)
 

@@ -129,7 +129,7 @@ def test_states_that_do_not_fit(hvd: ModuleType) -> None:
     state = hvd.broadcast_object(stream.state_dict(), name="state")
     with pytest.raises(RingError, match=r"num_workers=2 cannot continue with num_workers=0.*continue with 2"):
         hvd.prepare(DataLoader(Range(0, 24, splits=True), batch_size=2)).load_state_dict(state)
-    with pytest.raises(RingError, match="the state is that of another kind of loader"):
+    with pytest.raises(RingError, match="the state was saved by another kind of loader"):
         hvd.prepare(of_numbers()(2, hvd.size())).load_state_dict(state)
     loose = hvd.prepare(of_numbers(num_workers=2, in_order=False)(2, hvd.size()))
     steps(hvd, loose, 1)

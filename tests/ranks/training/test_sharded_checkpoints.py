@@ -296,7 +296,7 @@ def test_a_part_that_cannot_be_written(hvd: ModuleType, folder: Path, capfd: pyt
         assert "the checkpoint after step 2" in told
         assert f"rank {last}: " in told
         assert "File too large" in told
-        assert "step-00000001; the training goes on" in told
+        assert "step-00000001; training continues" in told
         assert told.count("the checkpoint after") == 1
     else:
         assert "checkpoint" not in told
@@ -378,7 +378,7 @@ def test_a_disk_that_does_not_answer(
     if hvd.rank() == 0 and hvd.size() > 1:
         assert f"rank {last} has written nothing for 1 s" in told
     if hvd.rank() == last:
-        assert told.count(f"rank {last}: the disk has taken nothing of a checkpoint for 1 s; the training goes on") == 1
+        assert told.count(f"rank {last}: the disk has taken nothing of a checkpoint for 1 s; training continues") == 1
     saved.step()  # nobody waits for it
     released.set()
     monkeypatch.setattr(FileSystemWriter, "write_data", write)
