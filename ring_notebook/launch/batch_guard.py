@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 from ring_notebook.files.private_files import replace_text
-from ring_notebook.launch.batch_systems import SYSTEMS, BatchError
+from ring_notebook.launch.batch_commands import SYSTEMS, BatchError
 from ring_notebook.machine.os_calls import exit_descriptor
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

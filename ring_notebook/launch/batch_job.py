@@ -9,8 +9,8 @@ from functools import cache
 from threading import Event, Thread
 
 from ring_notebook.analysis.job_failure import WALLTIME_WARNING, judge_batch_job
-from ring_notebook.launch.allocation import expand_slurm
-from ring_notebook.launch.batch_systems import SLURM, ask
+from ring_notebook.launch.batch_commands import SLURM, ask
+from ring_notebook.launch.hosts_of_job import expand_slurm
 from ring_notebook.launch.launchers.hosts import Host
 
 _LOST = ("down", "fail", "unknown", "error", "not_responding")

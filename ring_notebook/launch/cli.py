@@ -20,9 +20,9 @@ from ring_notebook.analysis.slow_ranks_and_links import SlowLink, SlowRanks, fin
 from ring_notebook.analysis.time_breakdown import RankTimes, spent
 from ring_notebook.config import config
 from ring_notebook.errors import RingError
-from ring_notebook.launch.allocation import find_allocation
+from ring_notebook.launch.batch_commands import login_node_of
 from ring_notebook.launch.batch_job import walltime, who_ended_it
-from ring_notebook.launch.batch_systems import login_node_of
+from ring_notebook.launch.hosts_of_job import find_allocation
 from ring_notebook.launch.job import Job, print_message
 from ring_notebook.launch.launchers.hosts import Host, check_slots, only_here
 from ring_notebook.launch.printed_lines import RankFiles

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ring_notebook.launch.batch_systems import SYSTEMS, BatchError, BatchSystem
+from ring_notebook.launch.batch_commands import SYSTEMS, BatchError, BatchSystem
 from ring_notebook.text.words import plural
 
 if sys.version_info >= (3, 11):

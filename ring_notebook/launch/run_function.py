@@ -17,7 +17,7 @@ from typing import Any
 from ring_notebook.analysis.job_failure import first_failure
 from ring_notebook.errors import RunFailed
 from ring_notebook.files.claimed_folders import claimed_folder
-from ring_notebook.launch.allocation import find_allocation
+from ring_notebook.launch.hosts_of_job import find_allocation
 from ring_notebook.launch.job import Job
 from ring_notebook.launch.launchers.hosts import Host, check_slots, is_local, named_hosts, only_here
 from ring_notebook.launch.printed_lines import RankFiles

@@ -20,7 +20,7 @@ from ring_notebook.errors import ClusterError, RingError
 from ring_notebook.files.private_files import is_own, make_private_folder, open_private
 from ring_notebook.files.run_folders import runs_directory
 from ring_notebook.launch import batch_job
-from ring_notebook.launch.batch_systems import SLURM, JobState, clock
+from ring_notebook.launch.batch_commands import SLURM, JobState, clock
 from ring_notebook.launch.job_script import BatchRequest
 from ring_notebook.launch.launchers.hosts import Host
 from ring_notebook.machine.own_python import module_command

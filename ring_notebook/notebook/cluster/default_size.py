@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ring_notebook.launch.allocation import find_allocation
+from ring_notebook.launch.hosts_of_job import find_allocation
 from ring_notebook.launch.launchers.hosts import Host, check_slots, only_here
 from ring_notebook.machine.gpus import gpus, sharing
 from ring_notebook.machine.hardware import cores

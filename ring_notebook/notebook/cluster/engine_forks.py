@@ -16,8 +16,8 @@ from threading import Event, Lock, Thread
 
 from ring_notebook import frameworks
 from ring_notebook.errors import RingError
-from ring_notebook.launch.allocation import find_allocation
-from ring_notebook.launch.batch_systems import login_node_of
+from ring_notebook.launch.batch_commands import login_node_of
+from ring_notebook.launch.hosts_of_job import find_allocation
 from ring_notebook.launch.launchers.find_launcher import find_launcher
 from ring_notebook.launch.launchers.own_launchers import Own
 from ring_notebook.launch.supervisor.fork_server import later, start_server

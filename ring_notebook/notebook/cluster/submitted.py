@@ -14,8 +14,8 @@ from ring_notebook.config import config
 from ring_notebook.errors import ClusterError, RingError
 from ring_notebook.files.private_files import make_private_folder, open_private
 from ring_notebook.files.run_folders import runs_directory
+from ring_notebook.launch.batch_commands import BatchError
 from ring_notebook.launch.batch_job import walltime
-from ring_notebook.launch.batch_systems import BatchError
 from ring_notebook.launch.job_script import BatchRequest
 from ring_notebook.launch.supervisor.outer_job import without_outer_job
 from ring_notebook.machine.own_python import module_command

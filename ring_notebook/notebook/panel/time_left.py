@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 
-from ring_notebook.notebook.record.constants import constants
+from ring_notebook.notebook.record.cell_constants import constants
 from ring_notebook.notebook.record.run_view import RankView, RunView
 from ring_notebook.text.parsing import parse
 

@@ -11,7 +11,7 @@ from threading import Condition
 from typing import Any, Literal, TypeVar, get_args
 
 from ring_notebook.files.run_folders import RUN, SUMMARY
-from ring_notebook.notebook.record.constants import constants
+from ring_notebook.notebook.record.cell_constants import constants
 from ring_notebook.notebook.record.displays import Displayed, bundles
 from ring_notebook.notebook.record.logged_rows import Metrics
 from ring_notebook.notebook.record.run_files import JOURNAL, Journal, read_json

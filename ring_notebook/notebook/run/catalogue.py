@@ -23,7 +23,7 @@ from ring_notebook.notebook.panel import labelled_lines
 from ring_notebook.notebook.panel.charts.chart import axes
 from ring_notebook.notebook.panel.comparison import Comparison, Origin, changes_of
 from ring_notebook.notebook.panel.report import figure
-from ring_notebook.notebook.record.constants import constants
+from ring_notebook.notebook.record.cell_constants import constants
 from ring_notebook.notebook.record.run_files import OUTPUT_TEXT
 from ring_notebook.notebook.record.run_labels import keep_labels, read_labels
 from ring_notebook.notebook.record.run_record import (

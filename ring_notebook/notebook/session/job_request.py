@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from ring_notebook.errors import ClusterError
-from ring_notebook.launch.batch_systems import BatchError
+from ring_notebook.launch.batch_commands import BatchError
 from ring_notebook.launch.job_script import BatchRequest, batch_request
 from ring_notebook.text.line_options import Option, count, count_or_zero
 

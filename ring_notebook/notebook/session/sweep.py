@@ -16,7 +16,7 @@ from IPython.display import DisplayHandle, display
 
 from ring_notebook.errors import ClusterError, RingError
 from ring_notebook.notebook.cluster.cluster import Cluster
-from ring_notebook.notebook.record.constants import with_constants
+from ring_notebook.notebook.record.cell_constants import with_constants
 from ring_notebook.notebook.run.catalogue import find, resumes_from
 from ring_notebook.notebook.run.failures import brief
 from ring_notebook.notebook.run.run import Run

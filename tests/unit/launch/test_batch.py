@@ -16,7 +16,7 @@ import pytest
 
 from harness.programs import executable
 from ring_notebook.launch import cli, job_script
-from ring_notebook.launch.batch_systems import (
+from ring_notebook.launch.batch_commands import (
     LSF,
     PBS,
     SLURM,

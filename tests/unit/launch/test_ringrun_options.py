@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from harness.programs import executable
-from ring_notebook.launch.allocation import find_allocation
 from ring_notebook.launch.cli import main
+from ring_notebook.launch.hosts_of_job import find_allocation
 from ring_notebook.launch.launchers.hosts import Host
 from ring_notebook.launch.ringrun_options import config_words, elastic_rules, environment, hosts_of, notes, parse
 from ring_notebook.launch.supervisor.growth import Elastic

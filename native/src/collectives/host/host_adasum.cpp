@@ -1,4 +1,5 @@
 // Adasum among the ranks of one host: log2(p) rounds in which groups of ranks are combined in pairs.
+// p is a power of two: `make_work.cpp` refuses other numbers.
 #include "collectives/host/algorithm_parts.hpp"
 
 namespace ring {

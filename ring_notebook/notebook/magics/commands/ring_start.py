@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from ring_notebook.analysis.job_failure import WALLTIME_WARNING
 from ring_notebook.errors import ClusterError
-from ring_notebook.launch.batch_systems import login_node_of
+from ring_notebook.launch.batch_commands import login_node_of
 from ring_notebook.launch.launchers.hosts import checked_hosts
 from ring_notebook.launch.lent_places import ADDRESSES
 from ring_notebook.notebook.cluster import cluster_folders

@@ -15,7 +15,7 @@ import pytest
 
 from ring_notebook.errors import RingError
 from ring_notebook.notebook.cluster import cluster_folders
-from ring_notebook.notebook.record.constants import constants, with_constants
+from ring_notebook.notebook.record.cell_constants import constants, with_constants
 from ring_notebook.notebook.record.run_log import RunLog
 from ring_notebook.notebook.record.run_record import RunRecord
 from ring_notebook.notebook.run import catalogue

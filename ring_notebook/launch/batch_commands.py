@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import IO, Literal
 
-from ring_notebook.launch.allocation import expand_slurm
+from ring_notebook.launch.hosts_of_job import expand_slurm
 from ring_notebook.launch.supervisor.outer_job import for_batch_system
 
 _SECONDS_TO_ANSWER = 5.0

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ring_notebook.launch import cli
-from ring_notebook.launch.allocation import Allocation, expand_slurm, find_allocation
+from ring_notebook.launch.hosts_of_job import Allocation, expand_slurm, find_allocation
 from ring_notebook.launch.launchers.hosts import Host
 from ring_notebook.launch.run_function import run
 
@@ -51,7 +51,7 @@ def test_a_node_that_cannot_be_read_is_quoted() -> None:
         ),
     ],
 )
-def test_allocation(env: dict[str, str], allocation: Allocation | None) -> None:
+def test_hosts_of_job(env: dict[str, str], allocation: Allocation | None) -> None:
     assert find_allocation(env) == allocation
 
 
