@@ -28,12 +28,12 @@ WARN_STOPPING = 1.0  # until the user learns of that wait; most jobs end sooner 
 SAME_SIGNAL = 0.5  # within which a second signal counts as the first one: `timeout` signals us and our group
 # Of a site's launcher:
 WARN_START = 30.0  # until the user learns that ranks are missing: a host that does not answer, a queue
-START_LIMIT = 600.0  # to start all ranks, unless RING_START_TIMEOUT says how many seconds, as for the next three
+START_LIMIT = 600.0  # to start all ranks; `Config.start_limit` may set another
 OUTLIVING = 30.0  # to end after its last rank
 # Of a rank that no supervisor watches:
-RENDEZVOUS_LIMIT = 120.0  # for the other ranks to come to the rendezvous
+RENDEZVOUS_LIMIT = 120.0  # for the other ranks to come to the rendezvous; the same
 # Of another host:
-SECONDS_TO_CONNECT = 30.0  # for the remote shell to connect, and for the agent to answer
+SECONDS_TO_CONNECT = 30.0  # for the remote shell to connect, and for the agent to answer; the same
 SECONDS_TO_BE_ASSIGNED = 60.0  # for the supervisor to say what an agent has to run
 SILENCE = 30.0  # without a sign of life until agent and supervisor give each other up; each sends six in that time
 SECONDS_TO_HANG_UP = 2.0  # for a remote shell that has closed its output to exit
@@ -41,7 +41,7 @@ LOST_LINK = SILENCE + 5.0  # to learn what became of a host, after a rank has lo
 # Of a batch job:
 WALLTIME_WARNING = 300.0  # before its end, until which users can still save
 # Of a notebook's engines and runs:
-REGISTERING = 120.0  # for engines to start, and to register with the controller
+REGISTERING = 120.0  # for engines to start, and to register with the controller; the same
 SECONDS_TO_EXPLAIN = 2.0  # for the supervisor to say how an engine has ended
 ABORTING = 0.3  # for the other ranks to abort after the first failure, before they are interrupted
 ENDING = 0.8  # for them to stop

@@ -225,10 +225,10 @@ def cause(slow: Spent, usual: Spent) -> str:
     explained[held or (kind if kind != "asleep" and each > 1 else "queued")] += queued - throttled
     explained[held or kind] += asleep
     rest = longer - sum(explained.values())
-    # What collects garbage waits for a core, too.
-    behind_garbage = min(max(0.0, rest), max(0.0, explained["garbage"]) * each)
-    explained["garbage"] += behind_garbage
-    rest -= behind_garbage
+    # A rank that collects garbage waits for a core, too.
+    garbage_waits = min(max(0.0, rest), max(0.0, explained["garbage"]) * each)
+    explained["garbage"] += garbage_waits
+    rest -= garbage_waits
     work, behind_others = _kind_of_work(slow, usual, longer), 0.0
     if work == "compute":  # else samples, pages or bytes were counted
         behind_others = min(max(0.0, rest - _worked_longer(slow, usual) * (1 + each)), own.queued - queued)

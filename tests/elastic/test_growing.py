@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 
@@ -43,5 +44,6 @@ def test_a_job_grows_and_takes_in_who_comes_for_the_dead() -> None:
     assert [start for start in reports[2]["starts"] if start[0] < 3] in ([], [[1, 6]], [[2, 6]]), reports[2]["starts"]
     assert "ringrun: rank 2 has joined. Continuing with 3 ranks\n" in done.stderr
     fewer = "1 rank of 3 left, fewer than the 2 of --min-np; waiting 600 s for others to join"
-    assert f"killed by SIGKILL, not out of memory. {fewer}\n" in done.stderr
+    # The kernel may have killed a process of another test for lack of memory: its count is of the machine.
+    assert re.search(rf"killed by SIGKILL, (not|probably) out of memory\. {re.escape(fewer)}\n", done.stderr)
     assert done.stderr.count("has joined") == 3

@@ -165,8 +165,8 @@ class Cluster:
                 raise ClusterError(message) from None
             if isinstance(error, KeyboardInterrupt):
                 raise KeyboardInterrupt(
-                    f"interrupted {time.monotonic() - started:.1f} s after the start of {plural(self.n, 'engine')}; "
-                    "all of it was ended, and no cluster runs. Execute the cell again to start them again"
+                    f"interrupted {time.monotonic() - started:.1f} s after the start of {plural(self.n, 'engine')}, "
+                    "which have been ended: no cluster runs. Execute the cell again to start one"
                 ) from None
             raise
         self.seconds_to_start = time.monotonic() - started

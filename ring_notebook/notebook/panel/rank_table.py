@@ -38,8 +38,8 @@ class Table:
 
     Where a rank carries several logical ranks, their rows are below it, with what they have logged. ``bars`` show on a
     page where the time of each rank went; empty if no rank has reported it. ``aside``: columns that a narrow page
-    leaves out, because a chart shows them too. ``folds``: columns that any page leaves out without room for all, the
-    last ones first.
+    leaves out, because a chart shows them too. ``folds``: columns that any page without room for all leaves out, the
+    last one first.
     """
 
     columns: tuple[str, ...]
@@ -149,8 +149,9 @@ def html(content: Table) -> str:
 
 
 def _needs(content: Table) -> tuple[tuple[int, int], ...]:
-    """For each column of ``folds``, the pixels of a page that shows it and those before it, without sparklines: in the
-    narrow layout, and in the wide one, which has the legend in a title.
+    """The least widths of a page that shows a column, for each of ``folds``: in the narrow and in the wide layout.
+
+    In pixels, without sparklines. The wide layout has the legend of the bars in a title.
     """
     short = shortened(content.columns)
     characters = {}

@@ -41,8 +41,8 @@ def test_an_interrupted_start_says_what_was_ended(notebook: Notebook) -> None:
     for cell in ("%ring start -n 2", "get_ipython().run_cell_magic('ringtrain', '-n 2', 'pass')"):
         name, shown = notebook.error(f"{INTERRUPTED.format(0.1)}{cell}")
         assert name == "KeyboardInterrupt"
-        said = r"interrupted 0\.\d s after the start of 2 engines; all of it was ended, and no cluster runs. "
-        assert re.fullmatch(f"KeyboardInterrupt: {said}Execute the cell again to start them again", shown), shown
+        said = r"interrupted 0\.\d s after the start of 2 engines, which have been ended: no cluster runs. "
+        assert re.fullmatch(f"KeyboardInterrupt: {said}Execute the cell again to start one", shown), shown
         family = psutil.Process(notebook.pid).children(recursive=True)
         assert not [one for one in family if "ipcontroller" in " ".join(one.cmdline())]
         assert notebook.error("%ring status")[1] == "ClusterError: there is no cluster; `%ring start` starts one"
@@ -496,7 +496,7 @@ def test_stop(notebook: Notebook) -> None:
     starts = psutil.Process(notebook.pid).children
     error = notebook.error("%ring start", interrupt_when=lambda: bool(starts()))[1]
     assert error.startswith("KeyboardInterrupt: interrupted ")
-    assert "all of it was ended, and no cluster runs. Execute the cell again" in error
+    assert "which have been ended: no cluster runs. Execute the cell again" in error
     assert "There is no cluster" in notebook.text("%ring stop")
 
 
