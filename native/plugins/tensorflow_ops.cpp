@@ -104,6 +104,7 @@ bool find_functions() {
 
 // How the text of an error begins, and its code in TensorFlow, as in Horovod. After kAborted some sessions try again.
 constexpr std::pair<std::string_view, int> kCodes[] = {{"CollectiveMismatch:", 9 /* failed precondition */},
+                                                       {"CollectiveTimeout:", 4 /* deadline exceeded */},
                                                        {"ValueError:", 3 /* invalid argument */},
                                                        {"TypeError:", 3},
                                                        {"NotInitializedError:", 9},

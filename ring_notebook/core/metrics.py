@@ -10,6 +10,7 @@ import sys
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
 from numbers import Number
 from time import monotonic, monotonic_ns, sleep, time
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
@@ -439,12 +440,18 @@ def _samples(batch: Any) -> int:
         return graphs
     if getattr(batch, "shape", None):
         return int(batch.shape[0])
+    parts = batch if isinstance(batch, (list, tuple)) else [*_parts(batch)]
+    for part in parts:
+        if isinstance(part, (list, tuple, Mapping)) or getattr(part, "shape", None):
+            return _samples(part)
+    return len(parts) if parts is batch and parts else 1
+
+
+def _parts(batch: Any) -> Iterable[Any]:
+    """The values of a mapping or a dataclass."""
     if isinstance(batch, Mapping):
-        return _samples(next(iter(batch.values()), None))
-    if isinstance(batch, (list, tuple)) and batch:
-        first = batch[0]
-        return _samples(first) if isinstance(first, (list, tuple, Mapping)) or hasattr(first, "shape") else len(batch)
-    return 1
+        return batch.values()
+    return (getattr(batch, one.name) for one in fields(batch)) if is_dataclass(batch) else ()
 
 
 def begin(

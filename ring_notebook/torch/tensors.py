@@ -110,9 +110,18 @@ def dtype_of(tensor: Tensor) -> DType:
 
 def on_host(tensor: Tensor) -> Tensor:
     """``tensor`` itself where the core can use it in place, else a contiguous copy in CPU memory."""
-    if tensor.is_cpu and tensor.is_contiguous() and not tensor.is_neg():
+    if _is_in_place(tensor):
         return tensor
     return tensor.detach().to("cpu", memory_format=torch.contiguous_format, copy=True).resolve_neg()
+
+
+def host_target(tensor: Tensor) -> Tensor:
+    """As `on_host`, for a tensor that an operation overwrites: nothing is copied. `copy_back` brings the result."""
+    return tensor if _is_in_place(tensor) else torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
+
+
+def _is_in_place(tensor: Tensor) -> bool:
+    return tensor.is_cpu and tensor.is_contiguous() and not tensor.is_neg()
 
 
 def for_core(tensor: Tensor) -> Tensor:

@@ -1,7 +1,9 @@
 // Makes a work with its header from a request, and checks all that needs no other rank.
 #include <algorithm>
 #include <cstring>
+#include <optional>
 #include <utility>
+#include <vector>
 
 #include "ring/communicator/communicator.hpp"
 #include "ring/communicator/device_side.hpp"
@@ -27,15 +29,23 @@ bool targets_touch_inputs(const Request& request, int own) {
     return false;
 }
 
-// Whether two outputs share memory: each would overwrite the sum of the other.
-bool written_twice(const std::vector<Piece>& pieces, std::size_t item) {
-    std::vector<std::pair<const std::byte*, const std::byte*>> spans;
+// Two outputs that share memory, by their numbers: each would overwrite the sum of the other. None where none do.
+std::optional<std::pair<std::size_t, std::size_t>> written_twice(const std::vector<Piece>& pieces, std::size_t item) {
+    struct Span {
+        const std::byte *begin, *end;
+        std::size_t number;
+    };
+    std::vector<Span> spans;
     spans.reserve(pieces.size());
     for (const Piece& piece : pieces)
-        if (piece.count > 0) spans.emplace_back(piece.output, piece.output + piece.count * item);
-    std::sort(spans.begin(), spans.end());
-    return std::adjacent_find(spans.begin(), spans.end(),
-                              [](const auto& a, const auto& b) { return b.first < a.second; }) != spans.end();
+        if (piece.count > 0)
+            spans.push_back({piece.output, piece.output + piece.count * item,
+                             static_cast<std::size_t>(&piece - pieces.data())});
+    std::sort(spans.begin(), spans.end(), [](const Span& a, const Span& b) { return a.begin < b.begin; });
+    const auto found = std::adjacent_find(spans.begin(), spans.end(),
+                                          [](const Span& a, const Span& b) { return b.begin < a.end; });
+    if (found == spans.end()) return std::nullopt;
+    return std::minmax(found[0].number, found[1].number);
 }
 
 }  // namespace
@@ -56,9 +66,10 @@ void Communicator::validate(const Request& request) const {
         throw invalid("root " + std::to_string(request.root) + " is not in this group of " + std::to_string(size()));
     if (request.kind == OpKind::ReduceScatter && request.shape.empty())
         throw invalid("a tensor without dimensions has no rows to scatter");
-    if (request.kind == OpKind::Allreduce && request.pieces.size() > 1 &&
-        written_twice(request.pieces, item_size(request.dtype)))
-        throw invalid("two of its tensors share memory; give each memory once, or clone one of them");
+    if (request.kind == OpKind::Allreduce && request.pieces.size() > 1)
+        if (const auto twice = written_twice(request.pieces, item_size(request.dtype)))
+            throw invalid("its tensors " + std::to_string(twice->first) + " and " + std::to_string(twice->second) +
+                          " (from 0) share memory; give each memory once, or clone one of them");
     if (request.kind == OpKind::Alltoall && !in_host_memory(request.device) && request.pieces.size() != 1)
         throw invalid("on a device a collective takes one tensor; concatenate them");
     if (request.op == ReduceOp::Adasum) {

@@ -17,6 +17,7 @@ namespace ring {
 namespace {
 
 constexpr std::size_t kPart = std::size_t{16} << 20;  // bytes copied between two checks for an abort
+constexpr const char* kSameOnBoth = "; send and receive tensors of one size and dtype";
 
 // Sets the name of a message in timelines, after "send" or "receive".
 void set_title(Header& header, int rank, int tag) noexcept {
@@ -256,13 +257,12 @@ void PointToPoint::refuse(Message& message, Arrival& arrival) {
     }
     finish(message, std::make_exception_ptr(Mismatch(
                         describe(message) + ": expected " + elements(wanted.count, wanted.dtype) + ", got " +
-                        elements(arrival.count, arrival.dtype) + "; send and receive tensors of one size and dtype")));
+                        elements(arrival.count, arrival.dtype) + kSameOnBoth)));
 }
 
 std::exception_ptr PointToPoint::refused(const Message& message, std::uint64_t count, DType dtype) const {
     return std::make_exception_ptr(Mismatch(describe(message) + ": " + rank_of(message.peer_) + " expected " +
-                                            elements(count, dtype) +
-                                            "; send and receive tensors of one size and dtype"));
+                                            elements(count, dtype) + kSameOnBoth));
 }
 
 // Sender: writes the next part of a stream into the window.
@@ -330,9 +330,10 @@ void PointToPoint::finish(Message& message, std::exception_ptr error) noexcept {
 // Frees small envelopes that were received, oldest first; notes small messages that were refused.
 void PointToPoint::reap() {
     const auto note = [&](std::uint64_t count, DType dtype, int tag, int by, std::uint64_t wanted, DType as) {
-        late_ = std::make_exception_ptr(Mismatch("an earlier message of " + elements(count, dtype) + " with tag " +
-                                                 std::to_string(tag) + " was refused by " + rank_of(by) +
-                                                 ", which expected " + elements(wanted, as)));
+        late_ = std::make_exception_ptr(
+            Mismatch("rank " + std::to_string(group_->rank()) + ": send to " + rank_of(by) + " (tag " +
+                     std::to_string(tag) + "), an earlier one: expected " + elements(wanted, as) + " there, got " +
+                     elements(count, dtype) + kSameOnBoth));
     };
     if (link_ && !group_->aborted()) {
         link_->advance();

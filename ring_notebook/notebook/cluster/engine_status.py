@@ -36,6 +36,11 @@ class EngineStatus:
     death: str = ""
     threads: int = 0
 
+    @property
+    def memory_text(self) -> str:
+        """``512 MiB``; empty where it is not known."""
+        return "" if self.memory is None else f"{self.memory / (1 << 20):,.0f} MiB"
+
 
 def engine_statuses(engines: Engines, busy: Mapping[int, str]) -> list[EngineStatus]:
     """The state of all engines, by rank. ``busy`` has the run that a rank executes."""

@@ -17,8 +17,11 @@ from ring_notebook.text.words import plural, ranks
 if TYPE_CHECKING:
     from ring_notebook.notebook.engines import Engines
 
-# Settings and templates too, which modules read from beside them.
-_SUFFIXES = (".py", ".json", ".toml", ".yaml", ".yml", ".cfg", ".ini", ".conf", ".j2", ".jinja", ".jinja2", ".tmpl")
+# Settings, templates, queries and sources of extensions too, which modules read from beside them.
+_SUFFIXES = (
+    *(".py", ".json", ".toml", ".yaml", ".yml", ".cfg", ".ini", ".conf", ".j2", ".jinja", ".jinja2", ".tmpl"),
+    *(".sql", ".cpp", ".cc", ".h", ".hpp", ".cu", ".cuh"),
+)
 MOST_BYTES = 1 << 20
 """Larger files are left out: they are data and not code."""
 MOST_FILES = 2000

@@ -247,6 +247,7 @@ class RunVerdict(Answer):
             lines += [f"{MARK}{title}: {text}"] * bool(text)
         used = [f"memory {self.memory / 2**20:,.0f} MiB (rank {self.memory_rank})"] if self.memory is not None else []
         used += [f"energy {amount(self.joules)}"] if self.joules is not None else []
+        used += [f"{amount(self.joules_per_sample)} a sample"] if self.joules_per_sample is not None else []
         lines += [", ".join(used)] * bool(used)
         room = max(0, MOST_LINES - len(lines) - 1)
         kept = self.output[-room:] if room else ()

@@ -295,8 +295,7 @@ class Lab:
             return table(("rank",), [], "there is no cluster")
         busy = {rank: run.log.title for run in self.session.in_progress for rank in run.ranks}
         rows = [
-            [one.rank, one.host, one.state, busy.get(one.rank, ""), f"{(one.memory or 0) / 2**20:,.0f} MiB"]
-            for one in self.cluster.status()
+            [one.rank, one.host, one.state, busy.get(one.rank, ""), one.memory_text] for one in self.cluster.status()
         ]
         return table(("rank", "host", "state", "run", "memory"), rows)
 

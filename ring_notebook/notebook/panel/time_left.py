@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import operator
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -14,6 +15,9 @@ from ring_notebook.text.parsing import parse
 
 _AS_MANY = ("enumerate", "reversed", "sorted", "list", "tuple", "iter", "tqdm")
 """Functions that give as many values as their first argument has."""
+_RANGES = ("range", "trange")
+_OF_TQDM = (".tqdm", ".trange")
+_ARITHMETIC = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul}
 
 
 @dataclass(frozen=True)
@@ -89,14 +93,28 @@ def _length(over: ast.expr, known: dict[str, object]) -> int:
     """How many values an expression has; 0 if its text does not say."""
     if isinstance(over, ast.List | ast.Tuple | ast.Set):
         return 0 if any(isinstance(one, ast.Starred) for one in over.elts) else len(over.elts)
-    if not (isinstance(over, ast.Call) and isinstance(over.func, ast.Name) and over.args):
+    if not (isinstance(over, ast.Call) and over.args):
         return 0
-    if over.func.id in _AS_MANY:
+    function = ast.unparse(over.func)
+    if function.endswith(_OF_TQDM):
+        function = function.rpartition(".")[2]
+    if function in _AS_MANY:
         return _length(over.args[0], known)
-    if over.func.id == "zip" and not over.keywords:
+    if function == "zip" and not over.keywords:
         return min(_length(one, known) for one in over.args)
-    bounds = [known.get(one.id) if isinstance(one, ast.Name) else getattr(one, "value", None) for one in over.args]
-    numbers = [one for one in bounds if isinstance(one, int)]
-    if over.func.id != "range" or not len(numbers) == len(over.args) <= 3 or 0 in numbers[2:]:
+    numbers = [one for one in (_number(one, known) for one in over.args) if one is not None]
+    if function not in _RANGES or not len(numbers) == len(over.args) <= 3 or 0 in numbers[2:]:
         return 0
     return len(range(*numbers))
+
+
+def _number(node: ast.expr, known: dict[str, object]) -> int | None:
+    """The value of a sum or product of whole numbers and constants; None if the text does not say."""
+    if isinstance(node, ast.BinOp) and type(node.op) in _ARITHMETIC:
+        left, right = _number(node.left, known), _number(node.right, known)
+        return None if left is None or right is None else _ARITHMETIC[type(node.op)](left, right)
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        value = _number(node.operand, known)
+        return None if value is None else -value
+    found = known.get(node.id) if isinstance(node, ast.Name) else getattr(node, "value", None)
+    return found if isinstance(found, int) else None

@@ -153,7 +153,9 @@ def to_mlflow(record: RunRecord, **options: Any) -> str:
         import mlflow
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(f"{error}; install it: `pip install mlflow`") from None
-    with mlflow.start_run(**{"run_name": record.title, **options}) as there:
+    # Where Weights & Biases has words, MLflow has pairs: a tag of ours is one without a value.
+    tags = {**dict.fromkeys(record.labels.tags, ""), **(options.pop("tags", None) or {})}
+    with mlflow.start_run(**{"run_name": record.title, "tags": tags, **options}) as there:
         mlflow.log_params(record.params)
         for step, values in _means(record):
             mlflow.log_metrics({name: value for name, value in values.items() if math.isfinite(value)}, step=step)

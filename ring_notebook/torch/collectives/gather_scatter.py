@@ -9,7 +9,15 @@ from ring_notebook.api.arguments import check_process_set
 from ring_notebook.api.process_sets import ProcessSet, global_process_set
 from ring_notebook.core.buffers import Buffer
 from ring_notebook.torch.collectives.tensor_arguments import check_output
-from ring_notebook.torch.tensors import buffer_of, check_tensor, copy_back, equal_parts, from_bytes, on_host
+from ring_notebook.torch.tensors import (
+    buffer_of,
+    check_tensor,
+    copy_back,
+    equal_parts,
+    from_bytes,
+    host_target,
+    on_host,
+)
 
 
 def gather(
@@ -72,7 +80,7 @@ def scatter(
             )
         check_output(output, tensor.numel() // size, tensor.dtype, rank, "scatter")
         own = on_host(tensor.detach()).reshape(-1)
-    host = on_host(output.detach())
+    host = host_target(output.detach())
     none = Buffer(0, (0,), buffer_of(host).dtype)
     places = [buffer_of(host.view(-1)) if member == root else none for member in range(size)]
     work = communicator.alltoall([buffer_of(own)], [own.numel() // size] * size, places, root=root)

@@ -9,7 +9,7 @@ from ring_notebook.api.handles import Handle
 from ring_notebook.api.process_sets import ProcessSet, global_process_set
 from ring_notebook.core.communicator import ANY, receive
 from ring_notebook.core.communicator import send as send_buffer
-from ring_notebook.torch.tensors import buffer_of, check_tensor, copy_back, on_host
+from ring_notebook.torch.tensors import buffer_of, check_tensor, copy_back, host_target, on_host
 
 
 def send(tensor: Tensor, dst: int, tag: int = 0, process_set: ProcessSet = global_process_set) -> None:
@@ -54,7 +54,7 @@ def _receive(tensor: Tensor, src: int | None, tag: int, process_set: ProcessSet,
     check_process_set(process_set)
     communicator, ranks = process_set.communicator, process_set.ranks or []
     values = tensor.detach()
-    host = on_host(values)
+    host = host_target(values)
     source = ANY if src is None else process_set.group_rank(src)
     message = receive(communicator, buffer_of(host.view(-1)), source, tag=tag, blocking=blocking)
 

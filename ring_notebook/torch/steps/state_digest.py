@@ -100,6 +100,8 @@ def options_of(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Any]]:
         for key, value in sorted(group.items()):
             if isinstance(value, (bool, int, float, str, tuple, type(None))):
                 yield f"option {key} of group {number}", value
+            elif isinstance(value, list) and key != "params":
+                yield f"option {key} of group {number}", tuple(value)
             elif isinstance(value, Tensor):
                 yield f"option {key} of group {number}", float(value)
 

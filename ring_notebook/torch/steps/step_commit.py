@@ -80,7 +80,7 @@ _open: list[Undo] = []
 
 
 class Undo:
-    """Copies of the parameters and the state of an optimizer; a call restores them, unless the step counts.
+    """Copies of the parameters, state and options of an optimizer; a call restores them, unless the step counts.
 
     At the end of the step, before its other hooks, ranks call ``commit``, which raises if they do not commit. If an
     interrupt keeps a failed step from being undone, it is undone when this rank leaves the generation. The hooks stay
@@ -96,6 +96,10 @@ class Undo:
             (parameter, parameter.detach().clone()) for group in optimizer.param_groups for parameter in group["params"]
         ]
         self._state: dict[Any, Any] = {owner: copy.deepcopy(entry) for owner, entry in optimizer.state.items()}
+        self._options = [
+            {name: copy.deepcopy(value) for name, value in group.items() if name != "params"}
+            for group in optimizer.param_groups
+        ]
         _only_and_first(optimizer.register_step_pre_hook(_enter))
         _only_and_first(optimizer.register_step_post_hook(_leave))
         world.at_close(_undo_all)
@@ -121,6 +125,8 @@ class Undo:
                 parameter.copy_(value)
             self._optimizer.state.clear()
             self._optimizer.state.update(self._state)
+            for group, options in zip(self._optimizer.param_groups, self._options, strict=True):
+                group.update(options)
             _open.remove(self)
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
+from dataclasses import fields, is_dataclass
 from functools import cache, partial
 from itertools import repeat
 from types import new_class
@@ -346,16 +347,21 @@ def _counted(batches: Iterator[T], numbers: AgreedNumbers) -> Iterator[T]:
 def to_device(batch: Any, device: torch.device) -> Any:
     """``batch`` with its tensors, and other objects that have a method ``to``, on ``device``.
 
-    A copy from pinned memory does not make the host wait. Lists, tuples and dicts stay what they are.
+    A copy from pinned memory does not make the host wait. Lists, tuples, mappings and dataclasses stay what they are.
     """
     if isinstance(batch, Tensor):
         return batch.to(device, non_blocking=True)
     if hasattr(batch, "to"):
         return batch.to(device)
-    if isinstance(batch, dict):
+    if isinstance(batch, MutableMapping):
         moved = copy(batch)
         moved.update((name, to_device(one, device)) for name, one in batch.items())
         return moved
+    if is_dataclass(batch) and not isinstance(batch, type):
+        made: Any = copy(batch)
+        for field in fields(batch):
+            object.__setattr__(made, field.name, to_device(getattr(batch, field.name), device))  # it may be frozen
+        return made
     if isinstance(batch, list | tuple):
         parts = [to_device(one, device) for one in batch]
         return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)

@@ -471,7 +471,7 @@ def test_heal_starts_a_dead_rank_with_its_set_up_cells(notebook: Notebook) -> No
     assert "Started rank 1 again" in healed
     assert re.search(r"Ran \d+ set-up cells? on rank 1\.", healed)  # other tests have given theirs
     notebook.run("%%ringtrain\nassert base == (10 * ring.rank(), 2)\nassert (kept if ring.rank() == 0 else 7) == 7")
-    assert notebook.text("%ring heal") == "No rank has died.\n"
+    assert notebook.text("%ring heal") == "No rank has died: 4 ranks live.\n"
     for line in ("%ring restart -n 1000000000", "%ring snapshots save ''"):
         assert "KeyError" not in notebook.error(line)[1]
     notebook.text("%%ringtrain -n 1\nassert kept == 7  # a start that is not allowed ends no cluster")

@@ -160,3 +160,30 @@ def test_an_interrupt_at_any_moment_of_a_step(
 @pytest.mark.sizes(3)
 def test_an_interrupt_while_a_failed_step_is_undone(hvd: ModuleType) -> None:
     train_and_interrupt(lbfgs, range(40, 120, 4), CollectiveAborted)
+
+
+class CountingLBFGS(torch.optim.LBFGS):
+    """Keeps a number among its options, as D-Adaptation does."""
+
+    def step(self, closure: Callable[[], Any]) -> Any:
+        self.param_groups[0]["calls"] = self.param_groups[0].get("calls", 0) + 1
+        return super().step(closure)
+
+
+@pytest.mark.sizes(2)
+def test_a_failed_step_leaves_the_options_as_they_were(hvd: ModuleType) -> None:
+    global failing_call
+    model = nn.Linear(4, 2, dtype=torch.float64)
+    optimizer = hvd.DistributedOptimizer(CountingLBFGS(model.parameters(), lr=0.1, max_iter=2))
+    optimizer.step(closure_of(model, optimizer))
+    failing_call = 2 if hvd.rank() == 0 else 0  # in the middle of the step
+    with pytest.raises((ValueError, CollectiveAborted)) as failed:
+        optimizer.step(closure_of(model, optimizer))
+    failing_call = 0
+    world.fail(failed.value)
+    assert optimizer.param_groups[0]["calls"] == 1
+    with suppress(CollectiveAborted):
+        hvd.shutdown()
+    hvd.init()
+    optimizer.step(closure_of(model, optimizer))
+    assert optimizer.param_groups[0]["calls"] == 2

@@ -11,6 +11,7 @@ import threading
 import time
 from base64 import b64decode
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -190,6 +191,12 @@ def test_samples_of_ones_own_are_not_counted_twice() -> None:
     assert [row["samples"] for row in rows()] == [7, 7]
 
 
+@dataclass(frozen=True)
+class Graphs:
+    scale: float
+    x: Any
+
+
 @pytest.mark.parametrize(
     ("batch", "samples"),
     [
@@ -197,6 +204,8 @@ def test_samples_of_ones_own_are_not_counted_twice() -> None:
         ({"x": np.zeros((5, 2)), "y": np.zeros(5)}, 5),
         ([[1, 2, 3], [4, 5, 6]], 3),
         (["a", "b"], 2),
+        ({"names": "a", "scale": np.float32(2), "x": np.zeros((5, 2))}, 5),
+        (Graphs(0.5, np.zeros((3, 2))), 3),
         (SimpleNamespace(num_graphs=4, x=np.zeros((30, 2))), 4),
         (7, None),
     ],

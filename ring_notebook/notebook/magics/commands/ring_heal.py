@@ -7,6 +7,7 @@ from ring_notebook.notebook.line_command import Option, command
 from ring_notebook.notebook.session.run_cell import start_ranks
 from ring_notebook.notebook.session.session import Session
 from ring_notebook.text.line_options import rank_numbers
+from ring_notebook.text.words import plural
 
 
 @command("cluster")
@@ -21,4 +22,5 @@ def heal(
 
     Runs the set-up cells on these alone. Raises what `Cluster.heal` raises, and what a set-up cell does.
     """
-    return start_ranks(session, lambda cluster: cluster.heal(ranks), "again ") or "No rank has died."
+    text = start_ranks(session, lambda cluster: cluster.heal(ranks), "again ")
+    return text or f"No rank has died: {plural(session.require().n, 'rank')} live."

@@ -42,9 +42,11 @@ def restart(
         f"Restarted {plural(cluster.n, 'engine')} in {cluster.seconds_to_start:.1f} s; all variables of ranks are lost."
     )
     text += cancelled
-    if not rerun:
-        return text
     cells = set_up_cells(session.setup)
+    if not rerun:
+        if cells:
+            text += f" `%ring restart --rerun` would run {plural(len(cells), 'set-up cell')} again."
+        return text
     for cell in cells:
         run_cell(session, cell.source, CellOptions.of(cell.options))
     return f"{text} Ran {plural(len(cells), 'set-up cell')} again."

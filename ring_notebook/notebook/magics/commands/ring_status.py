@@ -35,7 +35,7 @@ def status(
             str(one.pid),
             one.device,
             f"in run {titles.get(one.run, one.run)}" if one.run else one.state,
-            "" if one.memory is None else f"{one.memory / (1 << 20):,.0f} MiB",
+            one.memory_text,
         ]
         for one in cluster.status()
     ]
