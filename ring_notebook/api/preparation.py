@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
 from importlib import import_module
 from typing import Any
 
 from ring_notebook.api.objects import gather_objects
-from ring_notebook.api.process_sets import global_process_set
+from ring_notebook.api.process_sets import ProcessSet, global_process_set
 from ring_notebook.core import world
 from ring_notebook.frameworks import Framework, frameworks
 
@@ -54,6 +55,25 @@ def in_order(objects: Sequence[Any], prepared: Mapping[int, Any]) -> Any:
     """The replacements of ``objects`` in their order, from ``prepared`` by id; a single object's alone, not a tuple."""
     returned = tuple(prepared[id(one)] for one in objects)
     return returned if len(returned) > 1 else returned[0]
+
+
+def check_same_options(given: Mapping[str, Any], made_with: Mapping[str, Any]) -> None:
+    """Raise ValueError for options other than those with which an optimizer was distributed: they would do nothing."""
+    for name, value in given.items():
+        before = made_with.get(name, value)
+        if value != before and _ranks_of(value) != _ranks_of(before):
+            raise ValueError(
+                f"prepare: this optimizer was distributed with {name}={_shown(before)} before, got {_shown(value)}; "
+                "make the optimizer again, and prepare that"
+            )
+
+
+def _ranks_of(value: Any) -> Any:
+    return value.ranks if isinstance(value, ProcessSet) else value
+
+
+def _shown(value: Any) -> str:
+    return value.name if isinstance(value, Enum) else str(_ranks_of(value))
 
 
 def furthest(steps: Sequence[int]) -> tuple[int, Sequence[int]]:

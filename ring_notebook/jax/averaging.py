@@ -103,6 +103,7 @@ def DistributedOptimizer(  # noqa: N802 - the name of the other faces
             more = {**more, **given, **functions}
         return optimizer.update(updates, state, params, **more)
 
+    update.made_with = {"op": op, "process_set": process_set}  # type: ignore[attr-defined]
     return _distributed(type(optimizer), optimizer.init, update)
 
 

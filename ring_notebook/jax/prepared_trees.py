@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 from ring_notebook.api.foreign_calls import steps_made
-from ring_notebook.api.preparation import by_kind, furthest, in_order, of_another
+from ring_notebook.api.preparation import by_kind, check_same_options, furthest, in_order, of_another
 from ring_notebook.jax.averaging import (
     Distributed,
     DistributedOptimizer,
@@ -58,10 +58,12 @@ def prepare(*objects: Any, **options: Any) -> Any:
     - modules, optimizers, random numbers and metrics of flax.nnx themselves, changed in the same way; modules of
       flax.linen, which have no values, unchanged.
 
-    May be called again on its results. Each rank takes its share of the data itself, as in ``x[rank()::size()]``.
-    ``options`` are keyword arguments of `DistributedOptimizer`. Models of Keras go to the `prepare` of that face.
+    May be called again on its results, with the same options. Each rank takes its share of the data itself, as in
+    ``x[rank()::size()]``. ``options`` are keyword arguments of `DistributedOptimizer`. Models of Keras go to the
+    `prepare` of that face.
 
-    Raises NotInitializedError before ``init()``; TypeError, which names the argument, for any other object.
+    Raises NotInitializedError before ``init()``; TypeError, which names the argument, for any other object; ValueError
+    for other options than before.
     """
     if another := of_another("prepare", objects, "jax"):
         return another(*objects, **options)
@@ -83,5 +85,7 @@ def prepare(*objects: Any, **options: Any) -> Any:
 
 
 def _distributed(optimizer: Any, options: dict[str, Any]) -> Any:
-    was_run_again = isinstance(optimizer, Distributed)
-    return optimizer if was_run_again else DistributedOptimizer(optimizer, **options)
+    if not isinstance(optimizer, Distributed):
+        return DistributedOptimizer(optimizer, **options)
+    check_same_options(options, getattr(optimizer.update, "made_with", {}))
+    return optimizer

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ring_notebook.api.basics import size
-from ring_notebook.api.preparation import by_kind, furthest, in_order
+from ring_notebook.api.preparation import by_kind, check_same_options, furthest, in_order
 from ring_notebook.core.metrics import note_params
 from ring_notebook.keras.callbacks import AgreedStop, BroadcastGlobalVariablesCallback, MetricAverageCallback
 from ring_notebook.keras.chosen_keras import OPTIMIZERS, keras
@@ -35,13 +35,15 @@ def prepare(*objects: Any, scale_lr: bool = False, **options: Any) -> Any:
     - this rank's share of the data: of arrays, and tuples, lists and dicts of them, every p-th row of p ranks; of a
       PyDataset, a ``tf.data.Dataset`` and a DataLoader of PyTorch every p-th batch. All shares are equally long.
 
-    May be called again on its results, and must be after another ``compile``, without which `fit` raises RuntimeError.
+    May be called again on its results, with the same options, and must be after another ``compile``, without which
+    `fit` raises RuntimeError.
 
     scale_lr: multiply the learning rate by ``size()`` (Goyal et al. 2017), once per optimizer. Not with a schedule.
     options: keyword arguments of `DistributedOptimizer`.
 
     Raises NotInitializedError before ``init()``; TypeError, which names the argument, for any other object; ValueError
-    for a model without an optimizer, and for data that is too short for the ranks or of unknown length.
+    for other options than before, for a model without an optimizer, and for data that is too short for the ranks or of
+    unknown length.
     """
     models, optimizers, data = by_kind(objects, _KINDS).values()
     prepared: dict[int, Any] = {id(one): one for one in objects}
@@ -81,6 +83,7 @@ def _distributed(optimizer: Any, scale_lr: bool, options: dict[str, Any]) -> tup
         optimizer = DistributedOptimizer(optimizer, **options)
         ring = ring_of(optimizer)
     assert ring is not None
+    check_same_options(options, ring.made_with)
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     if scale_lr:
         # The factor stays with the optimizer: a cell that is run again does not scale again.

@@ -373,6 +373,9 @@ def _train(x, y, average, prepare=False) -> dict[str, jax.Array]:
     if prepare:
         weights, optimizer = hvd.prepare(jax.tree.map(lambda leaf: leaf + hvd.rank(), weights), optimizer)
         assert hvd.prepare(optimizer) is optimizer
+        assert hvd.prepare(optimizer, op=hvd.Average) is optimizer
+        with pytest.raises(ValueError, match="distributed with op=AVERAGE before, got SUM"):
+            hvd.prepare(optimizer, op=hvd.Sum)
     elif average:
         optimizer = hvd.DistributedOptimizer(optimizer)
         weights = hvd.broadcast_parameters(jax.tree.map(lambda leaf: leaf + hvd.rank(), weights), 0)

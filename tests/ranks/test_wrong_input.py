@@ -103,8 +103,16 @@ WRONG: dict[str, tuple[Call, type[Exception], str]] = {
         "has no memory of its own",
     ),
     "a meta tensor": (lambda hvd, t: hvd.allreduce(torch.ones(3, device="meta")), TypeError, "no memory of its own"),
-    "a tensor twice": (lambda hvd, t: hvd.grouped_allreduce_([t, t]), ValueError, "its tensors 0 and 1 .* share memory"),
-    "tensors that overlap": (lambda hvd, t: hvd.grouped_allreduce_([t[1:], t.clone(), t[:-1]]), ValueError, "its tensors 0 and 2"),
+    "a tensor twice": (
+        lambda hvd, t: hvd.grouped_allreduce_([t, t]),
+        ValueError,
+        "its tensors 0 and 1 .* share memory",
+    ),
+    "tensors that overlap": (
+        lambda hvd, t: hvd.grouped_allreduce_([t[1:], t.clone(), t[:-1]]),
+        ValueError,
+        "its tensors 0 and 2",
+    ),
     "channels": (lambda hvd, t: hvd.SyncBatchNorm(4)(torch.ones(3, 5)), ValueError, "4 channels, got 5"),
     "elastic no function": (lambda hvd, t: hvd.elastic.run(3), TypeError, "decorates a function, got int"),
     "elastic no state": (

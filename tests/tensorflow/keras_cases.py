@@ -837,6 +837,8 @@ def case_prepare_does_it_in_one_line() -> None:
     assert hvd.prepare(x) is x
     fit(trained, (x, y))
     check_joined(trained, lambda: model(10, keras.optimizers.Adam(0.02)))
+    with pytest.raises(ValueError, match="distributed with op=AVERAGE before, got SUM"):
+        hvd.prepare(trained, op=hvd.Sum)
 
 
 def case_a_callback_of_one_rank_stops_all_after_an_epoch_and_within_one_says_so() -> None:

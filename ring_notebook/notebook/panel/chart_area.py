@@ -81,7 +81,7 @@ class ChartArea:
             style={"description_width": "auto"},
             layout=Layout(width="180px", height=height),
         )
-        self._log = _toggle("log", "Logarithmic scale where all values are positive", look.log)
+        self._log = _toggle("log", "Logarithmic scale where no value is negative; zeros are left out", look.log)
         self._machine = _toggle("machine", "Charts of processor, memory, GPU, disk and network", look.machine)
         choices = (self._search, self._x, self._smooth, self._log, self._machine)
         for widget in choices:

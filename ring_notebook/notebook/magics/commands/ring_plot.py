@@ -31,7 +31,7 @@ def plot(
     ] = (),
     x: Annotated[str, Option("-x AXIS", f"the x axis: {', '.join(AXES)}", choices=AXES)] = "",
     smooth: Annotated[float, Option("--smooth 0.9", "average: the share of the value before", _smoothing)] = 0.0,
-    log: Annotated[bool, Option("--log", "a logarithmic scale where all values are positive")] = False,
+    log: Annotated[bool, Option("--log", "a logarithmic scale where no value is negative; zeros are left out")] = False,
 ) -> Any:
     """Chart metrics of the last run, or of several runs in the same charts.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -85,7 +86,10 @@ def _plain(tick: float, log: bool) -> str:
 def scales(
     curves: Curves, from_zero: bool, log: bool = False, best: tuple[float, float] | None = None
 ) -> tuple[Scale, Scale]:
-    """The x and y axes that contain all drawn ``curves`` and the ``best`` point; ``from_zero`` starts y at 0."""
+    """The x and y axes that contain all drawn ``curves`` and the ``best`` point; ``from_zero`` starts y at 0.
+
+    ``log``: the y axis is logarithmic, for curves as `for_log_axis` makes them.
+    """
     drawn = curves.drawn
     rows = [line.y for line in drawn]
     if curves.band is not None and drawn:
@@ -96,9 +100,31 @@ def scales(
     x, y = _along(places), _scale(rows, from_zero)
     if all((line.x == np.round(line.x)).all() for line in drawn):  # steps and ranks: there is no step 0.5
         x = replace(x, least=1.0)
-    if log and y.low > 0:
-        return x, _rounded_log(y)
-    return x, _rounded(y)
+    return x, _rounded_log(y) if log and y.low > 0 else _rounded(y)
+
+
+def for_log_axis(curves: Curves) -> Curves | None:
+    """The curves with gaps in place of zeros; None where a value is negative or none is positive: keep y linear."""
+    band = curves.band
+    values = _finite([line.y for line in curves.lines] + ([band.low, band.high] if band is not None else []))
+    if not values.size or values.min() < 0 or values.max() <= 0:
+        return None
+
+    def positive(values: Floats, instead: float = math.nan) -> Floats:
+        return np.where(values == 0, instead, values)
+
+    lines = tuple(
+        replace(line, y=positive(line.y), raw=None if line.raw is None else np.where(line.raw > 0, line.raw, np.nan))
+        for line in curves.lines
+    )
+    if band is not None:
+        band = replace(band, low=positive(band.low, values[values > 0].min()), high=positive(band.high))
+    return replace(curves, lines=lines, band=band)
+
+
+def _finite(arrays: Sequence[Floats]) -> Floats:
+    values = np.concatenate(arrays) if arrays else np.empty(0)
+    return values[np.isfinite(values)]
 
 
 def _rounded(scale: Scale) -> Scale:
@@ -123,8 +149,7 @@ def _step(width: float) -> float:
 
 
 def _scale(arrays: list[Floats], from_zero: bool) -> Scale:
-    values = np.concatenate(arrays) if arrays else np.empty(0)
-    finite = values[np.isfinite(values)]
+    finite = _finite(arrays)
     if not finite.size:
         return Scale(0.0, 1.0)
     low, high = float(finite.min()), float(finite.max())

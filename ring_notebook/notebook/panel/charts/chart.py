@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ring_notebook.notebook.colors import VALIDATION, rank_color
-from ring_notebook.notebook.panel.charts.axes import Scale, scales
+from ring_notebook.notebook.panel.charts.axes import Scale, for_log_axis, scales
 from ring_notebook.notebook.panel.charts.curves import RANK, Curves, Line, many, mean_line, per_rank
 from ring_notebook.notebook.panel.charts.metric_names import (
     Section,
@@ -219,13 +219,16 @@ def _metric(view: RunView, name: str, look: Look, axis: str) -> Chart:
     curves = replace(curves, lines=(*curves.lines, *extra))
     best = _best(view, beside[0] if extra else name, direction(name), axis)
     values = unit(name, view.units)
+    note = _note(view, name, curves, judged, best)
+    positive = for_log_axis(curves) if look.log else None
+    curves = positive or curves
     return Chart(
         name,
-        _note(view, name, curves, judged, best),
+        note,
         "seconds" if axis == TIME else axis,
         curves,
-        log=look.log and _positive(curves),
-        best=best,
+        log=positive is not None,
+        best=best if positive is None or best is None or best[1] > 0 else None,
         epochs=_epochs(view, axis),
         broken=_broken(view, name, axis),
         changes=_apart(sorted(_changes(view, axis) + _parting(view, name, axis), key=lambda mark: mark.x), curves),
@@ -275,12 +278,9 @@ def compared(views: Mapping[str, RunView], names: Sequence[str], look: Look) -> 
         units = {unit(one, view.units) for view in views.values() for one in parts(name, view.curves)}
         values = units.pop() if len(units) == 1 else ""
         xlabel = "seconds" if axis == TIME else axis
-        made.append(Chart(name, "mean", xlabel, curves, log=look.log and _positive(curves), values=values))
+        positive = for_log_axis(curves) if look.log else None
+        made.append(Chart(name, "mean", xlabel, positive or curves, log=positive is not None, values=values))
     return made
-
-
-def _positive(curves: Curves) -> bool:
-    return all(np.nanmin(line.y, initial=np.inf) > 0 for line in curves.lines)
 
 
 def _at(view: RunView, axis: str, rank: int, step: float) -> float:

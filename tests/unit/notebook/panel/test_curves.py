@@ -6,7 +6,7 @@ from array import array
 import numpy as np
 import pytest
 
-from ring_notebook.notebook.panel.charts.axes import Scale, margin, scales
+from ring_notebook.notebook.panel.charts.axes import Scale, for_log_axis, margin, scales
 from ring_notebook.notebook.panel.charts.curves import Curves, many, per_rank, smoothed
 from ring_notebook.notebook.record.series import Points
 
@@ -149,6 +149,21 @@ def test_a_logarithmic_axis_has_powers_of_ten() -> None:
     assert set(y.ticks) >= {0.001, 0.01, 0.1, 1, 10, 100}
     assert y.place(0.001) < y.place(1) < y.place(100)
     assert y.place(10) - y.place(1) == pytest.approx(y.place(1) - y.place(0.1))
+
+
+def test_zeros_are_left_out_of_a_logarithmic_axis() -> None:
+    """A loss of exactly 0 at one step, also of one rank of many, whose band would end at 0."""
+    lines = {rank: points([0, 1, 2], [1, 0 if rank < 3 else 0.5, 0.1]) for rank in range(4)}
+    for some in ({0: lines[0]}, lines):
+        kept = for_log_axis(per_rank(some))
+        assert kept is not None
+        _, y = scales(kept, from_zero=False, log=True)
+        assert y.log
+        assert y.low >= 0.1
+        assert all(np.nanmin(line.y) > 0 for line in kept.lines)
+        assert math.isnan(for_log_axis(per_rank({0: lines[0]})).lines[0].y[1])  # type: ignore[union-attr]
+    for values in ([1, -1, 2], [0, 0, 0], [math.nan] * 3):
+        assert for_log_axis(per_rank({0: points([0, 1, 2], values)})) is None
 
 
 @pytest.mark.parametrize(
