@@ -14,43 +14,10 @@ from dataclasses import dataclass
 from math import inf
 from typing import Literal, NamedTuple
 
+from ring_notebook.analysis import time_limits as limits
 from ring_notebook.text.words import plural
 
 _OF_SHELL = 128  # added to the number of a signal
-
-# All in seconds. Those of a job:
-LINGER = 1.0  # for ranks to end with errors of their own after one has failed; none after one was killed
-ABORTED = 3.0  # instead, after a rank that another one has aborted: that one has yet to exit, and is to be named
-GRACE = 5.0  # between SIGTERM and SIGKILL; and before SIGTERM if an elastic job cannot continue, or under a launcher
-RAISED = 5.0  # for the exit handlers of a failed rank; MPI's waits for all ranks
-STOPPING = 10.0  # for ranks to end after a signal: for a checkpoint, or a timeline
-WARN_STOPPING = 1.0  # until the user learns of that wait; most jobs end sooner and need no message
-SAME_SIGNAL = 0.5  # within which a second signal counts as the first one: `timeout` signals us and our group
-# Of a site's launcher:
-WARN_START = 30.0  # until the user learns that ranks are missing: a host that does not answer, a queue
-START_LIMIT = 600.0  # to start all ranks; `Config.start_limit` may set another
-OUTLIVING = 30.0  # to end after its last rank
-# Of a rank that no supervisor watches:
-RENDEZVOUS_LIMIT = 120.0  # for the other ranks to come to the rendezvous; the same
-# Of another host:
-SECONDS_TO_CONNECT = 30.0  # for the remote shell to connect, and for the agent to answer; the same
-SECONDS_TO_BE_ASSIGNED = 60.0  # for the supervisor to say what an agent has to run
-SILENCE = 30.0  # without a sign of life until agent and supervisor give each other up; each sends six in that time
-SECONDS_TO_HANG_UP = 2.0  # for a remote shell that has closed its output to exit
-LOST_LINK = SILENCE + 5.0  # to learn what became of a host, after a rank has lost its link to a rank there
-# Of a batch job:
-WALLTIME_WARNING = 300.0  # before its end, until which users can still save
-# Of a notebook's engines and runs:
-REGISTERING = 120.0  # for engines to start, and to register with the controller; the same
-SECONDS_TO_EXPLAIN = 2.0  # for the supervisor to say how an engine has ended
-ABORTING = 0.3  # for the other ranks to abort after the first failure, before they are interrupted
-ENDING = 0.8  # for them to stop
-UNHEARD = 5.0  # instead, if a rank waits in code that ignores signals: then it is ended, if it can start again
-DYING = 3.0  # instead, if all ranks report that a rank has left: it may have died, which MPI reports a moment later
-REPORTING = 10.0  # from the answer of an engine to the record of how its rank ended, on another connection
-RAISING = 0.5  # instead, if the engine has answered with an error of its own: usually no record follows
-TELLING = 20.0  # instead, if the controller has lost engines: over several hosts the death is reported late
-
 
 ENDS_NOTHING = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTSTP, signal.SIGCONT)
 """Signals after which a job continues."""
@@ -174,7 +141,7 @@ class Verdict:
         self._launcher_code: int | None = None
         self._passed_on: dict[int, float] = {}  # when each signal came first
         self._end_at = self._warn_at = self._launcher_at = self._short_at = inf
-        self._start_warning = inf if rules.start_limit is None else min(WARN_START, rules.start_limit or inf)
+        self._start_warning = inf if rules.start_limit is None else min(limits.WARN_START, rules.start_limit or inf)
 
     @property
     def is_ending(self) -> bool:
@@ -231,7 +198,7 @@ class Verdict:
                 else:
                     self.finished[how.rank] = how
                     if any(failure.behind == how.rank for failure in self.failures):  # it has left, and is to be named
-                        self._end_within(at, ABORTED)
+                        self._end_within(at, limits.ABORTED)
             case Event(at, "aborts", RankFailure() as how):
                 self._fail(at, how, 0.0)
                 if self._rules.engines:  # MPI would end the others too, which may not use MPI
@@ -261,15 +228,15 @@ class Verdict:
         if not self.is_ending and (now >= self._end_at or len(self._exited) >= self._size):
             self._blame_who_has_left(now)
         if now >= self._warn_at:
-            left = STOPPING - WARN_STOPPING
+            left = limits.STOPPING - limits.WARN_STOPPING
             self.words.append(f"waiting {left:.0f} s more for the ranks to end; Ctrl-C kills them at once")
             self._warn_at = inf
         if now >= self._end_at:
             if self.ended_by and self._rules.launched and not self.ends:
-                self.words.append(f"killing the ranks: they have not ended within {STOPPING:.0f} s")
+                self.words.append(f"killing the ranks: they have not ended within {limits.STOPPING:.0f} s")
             self.signals.append(signal.SIGKILL if self.is_ending else signal.SIGTERM)
             self.ends, self._short_at = True, inf
-            self._end_at = now + GRACE
+            self._end_at = now + limits.GRACE
 
     def _look_at_launcher(self, now: float, deaf: float) -> None:
         """A site's launcher may fail to start all ranks, or outlive them."""
@@ -281,7 +248,7 @@ class Verdict:
         if len(self._started) < n:
             if now >= self._start_warning + deaf:
                 self._start_warning = inf
-                ends = f"; it is killed after {limit:g} s (--start-timeout)" if limit > WARN_START else ""
+                ends = f"; it is killed after {limit:g} s (--start-timeout)" if limit > limits.WARN_START else ""
                 self.words.append(f"{count} so far{ends}")
             self._launcher_at = min(self._start_warning, limit or inf) + deaf
             if limit and now >= limit + deaf:
@@ -289,9 +256,9 @@ class Verdict:
                 self.problem = f"{count} within {limit:g} s; {advice}"
                 self._end_within(now, 0.0)
         elif len(self._through) >= n:
-            self._launcher_at = self._through_at + OUTLIVING + deaf
+            self._launcher_at = self._through_at + limits.OUTLIVING + deaf
             if now >= self._launcher_at:
-                self.words.append(f"killing the launcher: all ranks ended {OUTLIVING:g} s ago, and it has not")
+                self.words.append(f"killing the launcher: all ranks ended {limits.OUTLIVING:g} s ago, and it has not")
                 self._end_within(now, 0.0)
 
     def _signal(self, at: float, number: int) -> None:
@@ -299,14 +266,14 @@ class Verdict:
             self.signals.append(number)
             return
         if self._rules.launched and number in self._passed_on:  # mpiexec kills the ranks at a second one
-            if number == signal.SIGINT and at - self._passed_on[number] > SAME_SIGNAL:
+            if number == signal.SIGINT and at - self._passed_on[number] > limits.SAME_SIGNAL:
                 self.signals.append(signal.SIGKILL)
             return
         self.signals.append(number)
         self._passed_on.setdefault(number, at)
         if not self.is_ending:
-            self._end_at = at + STOPPING
-            self._warn_at = at + WARN_STOPPING if self._rules.launched else inf
+            self._end_at = at + limits.STOPPING
+            self._warn_at = at + limits.WARN_STOPPING if self._rules.launched else inf
         self.ended_by = self.ended_by or number
 
     def _blame_who_has_left(self, now: float) -> None:
@@ -326,15 +293,15 @@ class Verdict:
         if rules.engines or (rules.min_np and (rules.launched or self._end_at < inf)):
             return
         if not rules.min_np:
-            by_end = ABORTED if how.aborted else LINGER if how.code >= 0 else 0.0
+            by_end = limits.ABORTED if how.aborted else limits.LINGER if how.code >= 0 else 0.0
             if how.aborted and how.behind >= 0 and how.behind not in self._exited:
-                by_end = LOST_LINK
+                by_end = limits.LOST_LINK
             elif rules.launched:
-                by_end = GRACE
+                by_end = limits.GRACE
             self._end_within(at, by_end if patience is None else patience)
         elif self._apart:
             self.words.append(f"{self._apart}; ending the job")
-            self._end_within(at, GRACE)
+            self._end_within(at, limits.GRACE)
         elif left < rules.min_np:
             fewer = f"fewer than the {rules.min_np} of --min-np"
             waits = f"; waiting {rules.patience:g} s for others to join" if left and rules.patience else ""
@@ -342,7 +309,7 @@ class Verdict:
             if waits:
                 self._short_at = min(self._short_at, at + rules.patience)
             else:
-                self._end_within(at, GRACE)
+                self._end_within(at, limits.GRACE)
         else:
             self.words.append(f"{failed}. Continuing with {plural(left, 'rank')} of {self._size}")
 
@@ -396,7 +363,7 @@ def describe_exit(code: int, out_of_memory: bool | None = None) -> str:
 def judge_late_rank(failed_at: float | None, now: float) -> int:
     """The signal for a rank that has failed and still waits in its exit handlers; 0 while it has time."""
     late = 0.0 if failed_at is None else now - failed_at
-    return 0 if late <= RAISED else signal.SIGTERM if late < 2 * RAISED else signal.SIGKILL
+    return 0 if late <= limits.RAISED else signal.SIGTERM if late < 2 * limits.RAISED else signal.SIGKILL
 
 
 def judge_parting(code: int, left_early: bool, aborted: bool, stopping: bool) -> tuple[bool, float, bool]:
@@ -409,7 +376,7 @@ def judge_parting(code: int, left_early: bool, aborted: bool, stopping: bool) ->
     left_early = left_early and not code
     if stopping:
         return False, 0.0, False
-    return bool(code) or left_early, LINGER if left_early or aborted else 0.0, left_early or code > 0
+    return bool(code) or left_early, limits.LINGER if left_early or aborted else 0.0, left_early or code > 0
 
 
 def judge_run(
@@ -427,9 +394,10 @@ def judge_run(
     ``cause_known``: a rank has failed by itself, or died. ``timeout``: the limit of the run, without the seconds in
     which the user ``held`` ranks. ``heard``: no rank that still runs may have to be ended, see `judge_stop`.
     """
-    stopped = now - failed_at > (UNHEARD + DYING if not heard else ENDING if cause_known else DYING)
+    patience = limits.ENDING if cause_known and heard else limits.DYING + (0.0 if heard else limits.UNHEARD)
+    stopped = now - failed_at > patience
     late = bool(timeout) and now - held > timeout
-    return "timeout" if late else "failure" if now - failed_at > ABORTING else "", stopped
+    return "timeout" if late else "failure" if now - failed_at > limits.ABORTING else "", stopped
 
 
 def judge_stop(seconds: float, limit: float, unheard: float, where: str) -> str:
@@ -438,9 +406,9 @@ def judge_stop(seconds: float, limit: float, unheard: float, where: str) -> str:
     The user stopped the run ``seconds`` ago; ``limit`` is RING_STOP_LIMIT. For ``unheard`` seconds the rank has waited
     in code that ignores signals; ``where`` names it, if known.
     """
-    if unheard > UNHEARD:
+    if unheard > limits.UNHEARD:
         waits = where or "code of another library"
-        return f"was ended: {UNHEARD:g} s after an interrupt it still waited in {waits}, which ignores signals"
+        return f"was ended: {limits.UNHEARD:g} s after an interrupt it still waited in {waits}, which ignores signals"
     return f"was ended: it had not stopped {limit:g} s after an interrupt (RING_STOP_LIMIT)" if seconds > limit else ""
 
 
@@ -449,7 +417,7 @@ def judge_answer(now: float, answered_at: float, *, raised: bool, engine_known: 
 
     ``raised``: code of the engine itself raised. ``engine_known``: the controller has not lost the engine.
     """
-    return now - answered_at > (TELLING if not engine_known else RAISING if raised else REPORTING)
+    return now - answered_at > (limits.TELLING if not engine_known else limits.RAISING if raised else limits.REPORTING)
 
 
 def judge_silence(heard: float, spoke: float, now: float, silence: float) -> tuple[str, bool]:

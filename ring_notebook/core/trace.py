@@ -28,8 +28,8 @@ from typing import Any
 from ring_notebook.analysis import operation_log
 from ring_notebook.core import native, other_waits, world
 from ring_notebook.core.buffers import from_memoryview
-from ring_notebook.protocol.records import COUNTED, PROGRAM, TRAINING, TRANSPORTS
-from ring_notebook.text.words import is_gate
+from ring_notebook.protocol.records import COUNTED, PROGRAM, TRAINING
+from ring_notebook.text.words import TRANSPORTS, is_gate
 
 # Events of a run in a notebook: some megabytes per rank, which are sent to the kernel.
 _CAPACITY = 3 << 13

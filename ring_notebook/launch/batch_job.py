@@ -8,11 +8,13 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from threading import Event, Thread
 
-from ring_notebook.analysis.job_failure import WALLTIME_WARNING, judge_batch_job
+from ring_notebook.analysis.job_failure import judge_batch_job
+from ring_notebook.analysis.time_limits import WALLTIME_WARNING
 from ring_notebook.launch.batch_commands import SLURM, ask
 from ring_notebook.launch.hosts_of_job import expand_slurm
 from ring_notebook.launch.launchers.hosts import Host
 
+_SECONDS_UNTIL_ASKED_AGAIN = 300.0  # when the job ends: its limit may be changed
 _LOST = ("down", "fail", "unknown", "error", "not_responding")
 _ended: dict[str, str] = {}  # why each ended job ended, by `job_name`
 
@@ -77,7 +79,7 @@ class Walltime:
                 warned = True
                 self.warn(f"{job_name()} reaches its time limit in {left:.0f} s; save what you need")
             until = left - WALLTIME_WARNING
-            self._stop.wait(min(WALLTIME_WARNING, until) if until > 0 else WALLTIME_WARNING)
+            self._stop.wait(min(_SECONDS_UNTIL_ASKED_AGAIN, until) if until > 0 else _SECONDS_UNTIL_ASKED_AGAIN)
 
 
 @cache

@@ -27,7 +27,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from ring_notebook import __version__
-from ring_notebook.analysis.job_failure import SECONDS_TO_CONNECT, describe_exit
+from ring_notebook.analysis.job_failure import describe_exit
+from ring_notebook.analysis.time_limits import SECONDS_TO_CONNECT
 from ring_notebook.config import config
 from ring_notebook.files.private_files import temporary_folder
 from ring_notebook.launch.doctor_checks import (

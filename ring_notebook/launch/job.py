@@ -19,7 +19,7 @@ from functools import partial
 from types import FrameType
 from typing import Literal, TextIO
 
-from ring_notebook.analysis import job_failure
+from ring_notebook.analysis import job_failure, time_limits
 from ring_notebook.analysis.job_failure import Event, Kind, RankFailure, Rules, describe_exit, first_failure, judge
 from ring_notebook.analysis.operation_log import TRACE
 from ring_notebook.analysis.time_breakdown import RankTimes
@@ -215,7 +215,7 @@ class Job:
 
     def _take_rest(self) -> None:
         """Wait until the output of the ranks is written; for a limited time when a signal has ended the job."""
-        until = self._now() + job_failure.GRACE
+        until = self._now() + time_limits.GRACE
         for carrier, output in zip(self._carriers, self._outputs, strict=True):
             while carrier.is_alive() and not (self.verdict.ended_by and self._now() > until):
                 carrier.join(0.2)
@@ -299,7 +299,7 @@ def _start_limit(given: float | None, hides: bool) -> float:
     """Seconds that a launcher has to start all ranks, 0: no limit. ``hides``: some start marks may not reach us."""
     limit = config().start_timeout if given is None else given
     if limit < 0:
-        return 0.0 if hides else job_failure.START_LIMIT
+        return 0.0 if hides else time_limits.START_LIMIT
     return limit
 
 

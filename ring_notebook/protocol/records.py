@@ -36,9 +36,6 @@ HISTOGRAM = "application/vnd.ring-histogram+json"
 SET, PAUSE, RESUME, SNAPSHOT = "set", "pause", "resume", "snapshot"
 """What a `Change` does."""
 
-TRANSPORTS = {"host": "GPU tensors through CPU memory", "nccl": "GPU tensors by NCCL"}
-"""What moves tensors on GPUs between the ranks of a run, in words, by the name that the core gives it."""
-
 
 @dataclass(frozen=True, slots=True)
 class _OfRank:

@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ring_notebook.analysis.job_failure import RENDEZVOUS_LIMIT
+from ring_notebook.analysis.time_limits import RENDEZVOUS_LIMIT
 from ring_notebook.config import config
 from ring_notebook.errors import CollectiveTimeout, RingError
 from ring_notebook.machine.os_calls import namespace, peer_of

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from ring_notebook.analysis import job_failure
+from ring_notebook.analysis import time_limits
 from ring_notebook.config import config
 from ring_notebook.rank.secure_streams import ProvingChannel, tls_of_secret
 from ring_notebook.rank.serving import MOST_STRANGERS, SECONDS_TO_PROVE, Serving
@@ -195,9 +195,9 @@ class TcpConnections(Serving):
             # A host that has vanished closes nothing: it is given up when it has been silent, as its agent is.
             channel.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL):
-                channel.setsockopt(socket.IPPROTO_TCP, option, max(1, int(job_failure.SILENCE / (_PROBES + 1))))
+                channel.setsockopt(socket.IPPROTO_TCP, option, max(1, int(time_limits.SILENCE / (_PROBES + 1))))
             channel.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _PROBES)
-            channel.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * job_failure.SILENCE))
+            channel.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * time_limits.SILENCE))
         self._link.connected(rank, channel.detach())
 
 

@@ -7,6 +7,9 @@ from itertools import takewhile
 
 LONGEST = 24  # characters of a name above a chart or a column
 
+TRANSPORTS = {"host": "GPU tensors through CPU memory", "nccl": "GPU tensors by NCCL"}
+"""What moves tensors on GPUs between the ranks of a run, by the name that the core gives it."""
+
 
 def aligned(rows: Sequence[Sequence[str]]) -> str:
     """The rows, all of the same length, as lines."""

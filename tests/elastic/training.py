@@ -18,7 +18,7 @@ import time
 import torch
 
 import ring_notebook.torch as hvd
-from ring_notebook.analysis import job_failure
+from ring_notebook.analysis import time_limits
 from ring_notebook.core import world
 from ring_notebook.rank.rendezvous import Rendezvous
 
@@ -30,7 +30,7 @@ when, how = sys.argv[2:4]
 compression = getattr(hvd.Compression, sys.argv[4]) if len(sys.argv) > 4 else hvd.Compression.none
 torch.set_num_threads(1)
 if how == "cut":
-    job_failure.SILENCE = 5
+    time_limits.SILENCE = 5
 hvd.init()
 job_rank = hvd.rank()
 torch.manual_seed(job_rank)  # sync makes the models equal

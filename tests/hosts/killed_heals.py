@@ -21,7 +21,7 @@ from harness.two_hosts import TwoHosts
 from harness.waiting import LIMIT, until
 from hosts.killed import kill
 from hosts.killed_cells import ADDS
-from ring_notebook.analysis import job_failure
+from ring_notebook.analysis import time_limits
 from ring_notebook.errors import ClusterError
 from ring_notebook.notebook.cluster.cluster import Cluster
 
@@ -78,7 +78,7 @@ class Strikes:
             time.sleep(delay)
             if how == "cut":
                 self._hosts.set_link(1, "down")
-                over.wait(job_failure.SILENCE + 5)
+                over.wait(time_limits.SILENCE + 5)
                 self._hosts.set_link(1, "up")
                 return
             while not over.is_set():  # it may not be there yet

@@ -74,7 +74,7 @@ def impatient(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A folder for PYTHONPATH: all processes give up a silent host soon."""
     folder = tmp_path_factory.mktemp("impatient")
     (folder / "sitecustomize.py").write_text(
-        f"import ring_notebook.analysis.job_failure\nring_notebook.analysis.job_failure.SILENCE = {SILENCE}\n"
+        f"import ring_notebook.analysis.time_limits\nring_notebook.analysis.time_limits.SILENCE = {SILENCE}\n"
     )
     return str(folder)
 

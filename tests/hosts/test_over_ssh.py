@@ -23,7 +23,7 @@ from ring_notebook.launch.remote.frames import MAGIC, Kind, encode
 RINGRUN = [sys.executable, "-m", "ring_notebook.launch.cli", "--no-prefix"]
 BOTH = ["-np", "4", "-H", f"{NAMES[0]}:2,{NAMES[1]}:2"]
 FAR_FIRST = ["-np", "2", "-H", f"{NAMES[1]}:1,{NAMES[0]}:1"]
-SETUP = "from ring_notebook.analysis import job_failure; from ring_notebook.launch import supervise; job_failure."
+SETUP = "from ring_notebook.analysis import time_limits; from ring_notebook.launch import supervise; time_limits."
 MPI = "from mpi4py import MPI; w = MPI.COMM_WORLD; w.Barrier()"
 WAITS = f"import os\n{MPI}\nos.write(1, b'ready\\n')\n{SLEEPS}"
 STOPPED = f"""

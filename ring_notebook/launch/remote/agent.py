@@ -21,8 +21,9 @@ from dataclasses import asdict
 from typing import Any, cast
 
 from ring_notebook import __version__
-from ring_notebook.analysis.job_failure import SECONDS_TO_BE_ASSIGNED, RankFailure
+from ring_notebook.analysis.job_failure import RankFailure
 from ring_notebook.analysis.operation_log import TRACE, pack
+from ring_notebook.analysis.time_limits import SECONDS_TO_BE_ASSIGNED
 from ring_notebook.launch.connections.mpi_host import MpiHost
 from ring_notebook.launch.remote.frames import Channels, Frame, FrameStream, Inlet, Kind, Window, take_streams
 from ring_notebook.launch.remote.network import network_variables

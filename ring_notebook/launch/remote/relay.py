@@ -37,7 +37,7 @@ from ring_notebook.text.words import plural
 _CAPACITY = 1 << 18
 _SECONDS_TO_RETURN = 10.0  # for a place whose agent has ended
 _SECONDS_TO_LOOK = 0.2
-_SECONDS_TO_TELL = 1.0  # for the engine, why a place has ended; supervisors wait `job_failure.SECONDS_TO_HANG_UP`
+_SECONDS_TO_TELL = 1.0  # for the engine, why a place has ended; supervisors wait `time_limits.SECONDS_TO_HANG_UP`
 _SECONDS_TO_NAME = 0.5  # between two looks which places are there
 # An address of this machine that is none of its names: ranks there are to run in places too.
 _LOOPBACK = "127.0.1.1"

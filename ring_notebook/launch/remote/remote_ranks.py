@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from ring_notebook.analysis import job_failure
+from ring_notebook.analysis import time_limits
 from ring_notebook.analysis.job_failure import RankFailure, describe_exit
 from ring_notebook.analysis.operation_log import unpack
 from ring_notebook.config import config
@@ -186,17 +186,17 @@ class RemoteRanks(HostRanks):
         self._stdin.close()
         forget()
         try:
-            self._process.wait(job_failure.SECONDS_TO_HANG_UP)
+            self._process.wait(time_limits.SECONDS_TO_HANG_UP)
         except subprocess.TimeoutExpired:
             self._kill()
 
     def check(self) -> None:
-        if lost := self._stream.check(job_failure.SILENCE):
+        if lost := self._stream.check(time_limits.SILENCE):
             self.lose(lost)
 
     def speak(self) -> None:
         if not self.lost:
-            self._stream.check(job_failure.SILENCE)
+            self._stream.check(time_limits.SILENCE)
 
     def _end(self, children: int) -> None:
         if not self._asked_to_end:
@@ -237,7 +237,7 @@ class RemoteRanks(HostRanks):
             "folder": os.getcwd(),
             "others": self._others,
             "job": self._job,
-            "silence": job_failure.SILENCE,
+            "silence": time_limits.SILENCE,
         }
         self._stream.send(Kind.ASSIGNMENT, payload=json.dumps(given).encode())
         for frame in self._unsent:
@@ -284,7 +284,7 @@ class RemoteRanks(HostRanks):
     def _why_it_ended(self) -> str:
         """The last words of the remote shell, which has closed its output."""
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(job_failure.SECONDS_TO_HANG_UP)
+            self._process.wait(time_limits.SECONDS_TO_HANG_UP)
         self._read_words()
         if is_relay(self._command):
             return self._words.decode(errors="replace").strip() or "the process there has ended"
@@ -330,7 +330,7 @@ def connect(hosts: Sequence[RemoteRanks]) -> None:
 
     Raises HostsLostError with those that have not.
     """
-    limit = config().start_limit(job_failure.SECONDS_TO_CONNECT)
+    limit = config().start_limit(time_limits.SECONDS_TO_CONNECT)
     until = time.monotonic() + limit
     with selectors.DefaultSelector() as selector:
         for host in hosts:

@@ -13,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ring_notebook.analysis.job_failure import REGISTERING
+from ring_notebook.analysis.time_limits import REGISTERING
 from ring_notebook.config import config
 from ring_notebook.errors import ClusterError, RingError
 from ring_notebook.files.run_folders import runs_directory

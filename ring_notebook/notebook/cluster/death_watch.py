@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from threading import Lock, Thread
 
-from ring_notebook.analysis.job_failure import SECONDS_TO_EXPLAIN
+from ring_notebook.analysis.time_limits import SECONDS_TO_EXPLAIN
 from ring_notebook.machine.os_calls import Wake, exit_descriptor
 from ring_notebook.machine.process_life import is_alive, is_ending
 from ring_notebook.notebook.cluster.death import Death, by_batch_system, explain_rank, failures_of, without_others

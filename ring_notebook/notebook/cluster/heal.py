@@ -9,7 +9,7 @@ from pathlib import Path
 from socket import gethostname
 from time import time
 
-from ring_notebook.analysis.job_failure import REGISTERING
+from ring_notebook.analysis.time_limits import REGISTERING
 from ring_notebook.config import config
 from ring_notebook.errors import ClusterError
 from ring_notebook.launch.supervisor.engine_supervisor import Request

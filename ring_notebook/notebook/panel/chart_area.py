@@ -28,8 +28,8 @@ from ring_notebook.notebook.panel import machines
 from ring_notebook.notebook.panel.busy_kernel import answer_while_busy
 from ring_notebook.notebook.panel.charts.chart import Chart, axes, columns, grouped
 from ring_notebook.notebook.panel.charts.metric_names import Section, titles
-from ring_notebook.notebook.record.run_labels import MOST_SMOOTH, Look
 from ring_notebook.notebook.record.run_view import RunView
+from ring_notebook.notebook.record.tags_and_look import MOST_SMOOTH, Look
 
 if TYPE_CHECKING:
     from ring_notebook.notebook.panel.charts.live_chart import LiveChart

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import NamedTuple
 
-from ring_notebook.analysis.job_failure import WALLTIME_WARNING
+from ring_notebook.analysis.time_limits import WALLTIME_WARNING
 from ring_notebook.machine.energy import energy_text
 from ring_notebook.notebook.colors import RED, STATUS_COLORS
 from ring_notebook.notebook.panel import machines
@@ -17,8 +17,7 @@ from ring_notebook.notebook.panel.waits import left_out, left_out_in_loop, stall
 from ring_notebook.notebook.record.run_record import RunRecord
 from ring_notebook.notebook.record.run_view import EPOCH, RankView, RunView
 from ring_notebook.notebook.style import duration, whole, with_code
-from ring_notebook.protocol.records import TRANSPORTS
-from ring_notebook.text.words import plural, ranks
+from ring_notebook.text.words import TRANSPORTS, plural, ranks
 
 _AMBER = STATUS_COLORS["interrupted"]
 MOST_BROKEN = 3  # metrics with NaN or infinite values

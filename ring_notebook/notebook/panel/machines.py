@@ -10,10 +10,10 @@ import numpy as np
 
 from ring_notebook.notebook.panel.charts.chart import Chart
 from ring_notebook.notebook.panel.charts.curves import per_rank
-from ring_notebook.notebook.record.run_labels import Look
 from ring_notebook.notebook.record.run_record import RunRecord
 from ring_notebook.notebook.record.run_view import RunView
 from ring_notebook.notebook.record.series import Points
+from ring_notebook.notebook.record.tags_and_look import Look
 from ring_notebook.notebook.style import blocks, duration, number
 from ring_notebook.text.words import plural, ranks
 

@@ -20,9 +20,9 @@ from ring_notebook.notebook.panel.charts import svg_chart
 from ring_notebook.notebook.panel.charts.chart import Chart, charts, compared, grouped
 from ring_notebook.notebook.panel.charts.metric_names import Section, expanded, missing, titles
 from ring_notebook.notebook.record.run_files import notebook
-from ring_notebook.notebook.record.run_labels import Look
 from ring_notebook.notebook.record.run_record import RunRecord
 from ring_notebook.notebook.record.run_view import Printed, RunView, charted_in
+from ring_notebook.notebook.record.tags_and_look import Look
 from ring_notebook.notebook.style import CSS, shown
 from ring_notebook.text.words import first_names, plural, rank_list
 

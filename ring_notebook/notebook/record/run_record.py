@@ -15,8 +15,8 @@ from ring_notebook.notebook.record.cell_constants import constants
 from ring_notebook.notebook.record.displays import Displayed, bundles
 from ring_notebook.notebook.record.logged_rows import Metrics
 from ring_notebook.notebook.record.run_files import JOURNAL, Journal, read_json
-from ring_notebook.notebook.record.run_labels import Labels, Look, keep_look, read_labels, read_look
 from ring_notebook.notebook.record.run_view import Printed, RunState, RunView
+from ring_notebook.notebook.record.tags_and_look import Labels, Look, keep_look, read_labels, read_look
 from ring_notebook.protocol.records import (
     Change,
     Display,

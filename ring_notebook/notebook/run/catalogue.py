@@ -25,7 +25,6 @@ from ring_notebook.notebook.panel.comparison import Comparison, Origin, changes_
 from ring_notebook.notebook.panel.report import figure
 from ring_notebook.notebook.record.cell_constants import constants
 from ring_notebook.notebook.record.run_files import OUTPUT_TEXT
-from ring_notebook.notebook.record.run_labels import keep_labels, read_labels
 from ring_notebook.notebook.record.run_record import (
     UNREADABLE,
     RunRecord,
@@ -36,6 +35,7 @@ from ring_notebook.notebook.record.run_record import (
     readable,
 )
 from ring_notebook.notebook.record.run_view import SAMPLES
+from ring_notebook.notebook.record.tags_and_look import keep_labels, read_labels
 from ring_notebook.notebook.style import blocks, shown, sparkline
 from ring_notebook.notebook.table import Listing, sort_key
 from ring_notebook.text.words import plural

@@ -15,9 +15,9 @@ from ring_notebook.notebook.panel.charts.chart import compared
 from ring_notebook.notebook.panel.charts.metric_names import expanded, titles
 from ring_notebook.notebook.panel.comparison import outcome
 from ring_notebook.notebook.panel.panel import NOTHING
-from ring_notebook.notebook.record.run_labels import Look
 from ring_notebook.notebook.record.run_record import RunRecord
 from ring_notebook.notebook.record.run_view import charted_in
+from ring_notebook.notebook.record.tags_and_look import Look
 from ring_notebook.notebook.table import Listing
 from ring_notebook.text.words import first_names, plural
 

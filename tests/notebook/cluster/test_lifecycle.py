@@ -276,7 +276,7 @@ def test_what_is_pushed_is_pickled_once(cluster: Cluster) -> None:
 @pytest.mark.slow
 def test_engines_are_lost_before_the_launcher_tells_why(monkeypatch: pytest.MonkeyPatch) -> None:
     """Over several hosts the controller may learn of it first."""
-    monkeypatch.setattr("ring_notebook.analysis.job_failure.REPORTING", 0.1)
+    monkeypatch.setattr("ring_notebook.analysis.time_limits.REPORTING", 0.1)
     with Cluster(2) as cluster:
         engines = cluster._engines
         assert engines is not None

@@ -10,7 +10,7 @@ import pytest
 
 from harness import absent_ranks
 from harness.waiting import until
-from ring_notebook.analysis import job_failure
+from ring_notebook.analysis import time_limits
 from ring_notebook.errors import ClusterError, CollectiveMismatch
 from ring_notebook.notebook.cluster.cluster import Cluster
 from ring_notebook.notebook.run.run import Run
@@ -184,7 +184,7 @@ dist.init_process_group("gloo", store=store, rank=0, world_size=2)
 
 def test_a_rank_that_another_one_waits_for_to_connect(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """Gloo would wait for it for hours."""
-    monkeypatch.setattr(job_failure, "UNHEARD", 1.0)
+    monkeypatch.setattr(time_limits, "UNHEARD", 1.0)
     run = cluster.run(CONNECTS.strip())
     with pytest.raises(ValueError, match="boom"):
         run.wait()

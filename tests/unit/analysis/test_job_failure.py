@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ring_notebook.analysis import job_failure
+from ring_notebook.analysis import time_limits
 from ring_notebook.analysis.job_failure import (
     Event,
     Kind,
@@ -324,10 +324,10 @@ def test_a_rank_that_waits_for_others_since_it_failed(failed_at: float | None, s
     ("code", "left_early", "was_aborted", "stopping", "does"),
     [
         (0, False, False, False, (False, 0.0, False)),
-        (0, True, False, False, (True, job_failure.LINGER, True)),  # the others report that they miss it
+        (0, True, False, False, (True, time_limits.LINGER, True)),  # the others report that they miss it
         (3, False, False, False, (True, 0.0, True)),
         (3, True, False, False, (True, 0.0, True)),
-        (1, False, True, False, (True, job_failure.LINGER, True)),  # the one that has aborted it reports first
+        (1, False, True, False, (True, time_limits.LINGER, True)),  # the one that has aborted it reports first
         (-SIGKILL, True, False, False, (True, 0.0, False)),  # mpiexec sees it
         (3, False, False, True, (False, 0.0, False)),
         (0, True, False, True, (False, 0.0, False)),

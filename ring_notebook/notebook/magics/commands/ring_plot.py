@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 from ring_notebook.notebook.line_command import Option, command
-from ring_notebook.notebook.record.run_labels import AXES, MOST_SMOOTH
+from ring_notebook.notebook.record.tags_and_look import AXES, MOST_SMOOTH
 from ring_notebook.notebook.run import catalogue
 from ring_notebook.notebook.session import known_names
 from ring_notebook.notebook.session.session import Session

@@ -5,7 +5,7 @@ from pathlib import Path
 from threading import Thread
 from typing import Annotated, Any
 
-from ring_notebook.analysis.job_failure import WALLTIME_WARNING
+from ring_notebook.analysis.time_limits import WALLTIME_WARNING
 from ring_notebook.errors import ClusterError
 from ring_notebook.launch.batch_commands import login_node_of
 from ring_notebook.launch.launchers.hosts import checked_hosts
@@ -33,7 +33,11 @@ class _HoldingJob(JobOptions):
     idle: Annotated[float | None, Option("--idle 20m", "end the job when no cell has run for so long", duration)] = None
     signal: Annotated[
         float | None,
-        Option("--signal 5m", "write a checkpoint so long before the time limit; by default 5m", duration),
+        Option(
+            "--signal 5m",
+            f"write a checkpoint so long before the time limit; by default {WALLTIME_WARNING / 60:g}m",
+            duration,
+        ),
     ] = None
     dry_run: Annotated[bool, Option("--dry-run", "print the script of the job and start nothing")] = False
 

@@ -22,9 +22,9 @@ from ring_notebook.notebook.panel.charts.metric_names import (
     trained,
     unit,
 )
-from ring_notebook.notebook.record.run_labels import AXES, STEP, TIME, Look
 from ring_notebook.notebook.record.run_view import EPOCH, LOGICAL, SAMPLES, UNCHARTED, RunView
 from ring_notebook.notebook.record.series import Points, mean
+from ring_notebook.notebook.record.tags_and_look import AXES, STEP, TIME, Look
 from ring_notebook.notebook.style import number, shown, whole
 from ring_notebook.protocol.records import RESUME
 from ring_notebook.text.words import shortened

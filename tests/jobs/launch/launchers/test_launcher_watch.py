@@ -19,8 +19,8 @@ STARTS_ONE = 'shift 2; PMI_RANK=0 "$@" & sleep 600'
 STARTS_LATE = 'shift 2; while [ ! -e "$GO" ]; do sleep .1; done; for rank in 0 1; do PMI_RANK=$rank "$@" & done; wait'
 NEVER_ENDS = 'shift 2; for rank in 0 1; do PMI_RANK=$rank "$@" & done; wait; sleep 600'
 RINGRUN = (
-    "import sys; from ring_notebook.analysis import job_failure; from ring_notebook.launch import cli; "
-    "job_failure.{patience} = 1.0; sys.exit(cli.main(['--no-prefix', *sys.argv[1:]]))"
+    "import sys; from ring_notebook.analysis import time_limits; from ring_notebook.launch import cli; "
+    "time_limits.{patience} = 1.0; sys.exit(cli.main(['--no-prefix', *sys.argv[1:]]))"
 )
 WARNS, ENDS = RINGRUN.format(patience="WARN_START"), RINGRUN.format(patience="OUTLIVING")
 """``ringrun`` that says after a second which ranks are missing, or ends a launcher that soon after its ranks."""

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from harness.programs import ringrun
-from ring_notebook.analysis.job_failure import LINGER
+from ring_notebook.analysis.time_limits import LINGER
 from ring_notebook.launch.launchers.find_launcher import find_launcher
 from ring_notebook.launch.supervisor import rank_wrapper
 from ring_notebook.rank.rank_status import StatusFile

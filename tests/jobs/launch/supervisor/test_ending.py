@@ -32,8 +32,8 @@ def ringrun(
     Signals within ``same`` seconds are one.
     """
     code = (
-        "import sys; from ring_notebook.analysis import job_failure; from ring_notebook.launch import cli; "
-        f"job_failure.STOPPING = {stopping}; job_failure.SAME_SIGNAL = {same}; sys.exit(cli.main(sys.argv[1:]))"
+        "import sys; from ring_notebook.analysis import time_limits; from ring_notebook.launch import cli; "
+        f"time_limits.STOPPING = {stopping}; time_limits.SAME_SIGNAL = {same}; sys.exit(cli.main(sys.argv[1:]))"
     )
     command = [sys.executable, "-c", code, *filter(None, [prefix]), *arguments]
     pipe = subprocess.PIPE

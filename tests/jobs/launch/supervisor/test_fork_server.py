@@ -86,9 +86,9 @@ time.sleep(4)
 """
 REMOTE_SHELL = '#!/bin/sh\ntouch agent\nshift\nexec sh -c "$*"\n'
 PATIENT = """
-from ring_notebook.analysis import job_failure
+from ring_notebook.analysis import time_limits
 from ring_notebook.launch.supervise import main
-job_failure.SILENCE = 2
+time_limits.SILENCE = 2
 main()
 """
 

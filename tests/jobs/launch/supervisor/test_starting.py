@@ -32,7 +32,7 @@ RINGRUN = [sys.executable, "-m", "ring_notebook.launch.cli", "--no-prefix"]
 def supervisor(setup: str, *arguments: str, shell: str = '"$@"') -> subprocess.CompletedProcess[str]:
     """The supervisor in a process of its own, after ``setup``."""
     code = (
-        "from ring_notebook.analysis import job_failure\nfrom ring_notebook.launch.connections import mpi_host\n"
+        "from ring_notebook.analysis import time_limits\nfrom ring_notebook.launch.connections import mpi_host\n"
         "from ring_notebook.launch import supervise\nfrom ring_notebook.launch.supervisor import local_ranks\n"
         f"{setup}\nsupervise.main()"
     )
@@ -47,7 +47,7 @@ def test_a_signal_that_comes_while_ranks_start_reaches_all_of_them(min_np: str) 
     slow_start = (
         "import time; start = local_ranks.start_rank\n"
         "def later(*a, **k): process = start(*a, **k); time.sleep(0.2); return process\n"
-        "local_ranks.start_rank = later; job_failure.STOPPING = 1000.0"
+        "local_ranks.start_rank = later; time_limits.STOPPING = 1000.0"
     )
     done = supervisor(slow_start, "4", min_np, "", "", "sh", "-c", script)
     assert (done.returncode, done.stderr) == (128 + signal.SIGTERM, "")
@@ -250,9 +250,9 @@ def test_a_second_stop_kills_a_function_that_ignores_the_first(tmp_path: Path) -
     """No rank is left then; the first stop alone gives the ranks time to end."""
     code = """
 import contextlib, os, signal, threading, time
-from ring_notebook.analysis import job_failure
+from ring_notebook.analysis import time_limits
 from ring_notebook.launch.run_function import run
-job_failure.GRACE = 1000.0
+time_limits.GRACE = 1000.0
 def stubborn():
     import os, signal, time
     signal.signal(signal.SIGINT, signal.SIG_IGN); signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -9,9 +9,9 @@ import pytest
 
 from ring_notebook.notebook.panel.charts.chart import MOST_CHANGES, charts, parting
 from ring_notebook.notebook.panel.report import changes_text
-from ring_notebook.notebook.record.run_labels import Look
 from ring_notebook.notebook.record.run_view import RunState, RunView
 from ring_notebook.notebook.record.series import Points
+from ring_notebook.notebook.record.tags_and_look import Look
 from ring_notebook.notebook.run.knob_changes import parted
 from ring_notebook.protocol.knobs import Range, encoded, made, unknown
 from ring_notebook.protocol.records import Change, KnobRecord, MetricBatch

@@ -15,8 +15,8 @@ from ring_notebook.notebook.panel.charts.chart import Chart, Mark, axes, charts,
 from ring_notebook.notebook.panel.charts.curves import Curves, Line
 from ring_notebook.notebook.panel.charts.live_chart import LiveChart
 from ring_notebook.notebook.panel.charts.svg_chart import _legend, svg
-from ring_notebook.notebook.record.run_labels import Look
 from ring_notebook.notebook.record.run_view import RunState, RunView
+from ring_notebook.notebook.record.tags_and_look import Look
 from ring_notebook.protocol.records import MetricBatch
 
 

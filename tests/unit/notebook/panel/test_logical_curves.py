@@ -11,8 +11,8 @@ import pytest
 from ring_notebook.notebook.panel import headline, rank_table
 from ring_notebook.notebook.panel.charts.chart import Chart, charts, results
 from ring_notebook.notebook.panel.comparison import Comparison
-from ring_notebook.notebook.record.run_labels import Look
 from ring_notebook.notebook.record.run_log import RunLog
+from ring_notebook.notebook.record.tags_and_look import Look
 from ring_notebook.notebook.run.equal_runs import compared
 from ring_notebook.protocol.records import Ended, MetricBatch, Params, Record, encode
 from ring_notebook.text.words import plural

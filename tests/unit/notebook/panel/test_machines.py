@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from ring_notebook.notebook.panel import machines, rank_table, report
-from ring_notebook.notebook.record.run_labels import Look
 from ring_notebook.notebook.record.run_log import RunLog
 from ring_notebook.notebook.record.run_record import RunRecord
+from ring_notebook.notebook.record.tags_and_look import Look
 from ring_notebook.protocol.records import Ended, Load, Status, encode
 
 GIB = 2.0**30

@@ -10,9 +10,9 @@ import pytest
 
 from harness.waiting import until
 from ring_notebook.notebook.panel.panel import CHUNK, CHUNKS, Panel
-from ring_notebook.notebook.record.run_labels import Look
 from ring_notebook.notebook.record.run_log import RunLog
 from ring_notebook.notebook.record.run_record import RunRecord
+from ring_notebook.notebook.record.tags_and_look import Look
 from ring_notebook.protocol.records import MetricBatch, Output, Status, encode
 
 
