@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "collectives/inter_host/header_exchange.hpp"
+#include "ring/base/text.hpp"
 #include "ring/collectives/device/device_stream.hpp"
 #include "ring/communicator/communicator.hpp"
 #include "ring/communicator/member_group.hpp"
@@ -16,12 +17,12 @@ namespace {
 // Unless this rank has joined, its destructor tells the ranks that wait in a generation that this rank will not join.
 class Opening {
    public:
-    Opening(RankSlot& own, std::uint64_t generation) : own_(own), generation_(generation) {}
+    Opening(RankSlot& own, std::uint64_t generation, int rank) : own_(own), generation_(generation), rank_(rank) {}
     ~Opening() {
         if (joined_) return;
         own_.given_up.store(std::max(own_.given_up.load(), generation_), std::memory_order_seq_cst);
         if (fabric_)
-            fabric_->notices().announce_abort("a rank of another host was stopped before it joined this generation");
+            fabric_->notices().announce_abort(FixedText("rank %d was stopped before it joined this generation", rank_));
     }
     Opening(const Opening&) = delete;
     Opening& operator=(const Opening&) = delete;
@@ -31,6 +32,7 @@ class Opening {
    private:
     RankSlot& own_;
     std::uint64_t generation_;
+    int rank_;
     std::shared_ptr<Fabric> fabric_;
     bool joined_ = false;
 };
@@ -45,8 +47,9 @@ Room room_of(const Options& options, const RingMemory& ring_memory, const Fabric
 
 std::shared_ptr<Communicator> Communicator::open(Setup setup, double timeout, const Interruption& check) {
     RingMemory& ring_memory = *setup.ring_memory;
-    Opening opening(ring_memory.slot(ring_memory.local_rank()), setup.generation);
-    const std::string who = "rank " + std::to_string(setup.ranks[static_cast<std::size_t>(setup.index)]);
+    const int rank = setup.ranks[static_cast<std::size_t>(setup.index)];
+    const std::string who = "rank " + std::to_string(rank);
+    Opening opening(ring_memory.slot(ring_memory.local_rank()), setup.generation, rank);
     std::shared_ptr<Fabric> fabric;
     HostGroup::Members members{setup.local, {}, 0, setup.generation, setup.run, setup.options};
     const bool spans_hosts = setup.link && *std::max_element(setup.host_of.begin(), setup.host_of.end()) > 0;

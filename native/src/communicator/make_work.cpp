@@ -39,11 +39,11 @@ std::optional<std::pair<std::size_t, std::size_t>> written_twice(const std::vect
     spans.reserve(pieces.size());
     for (const Piece& piece : pieces)
         if (piece.count > 0)
-            spans.push_back({piece.output, piece.output + piece.count * item,
-                             static_cast<std::size_t>(&piece - pieces.data())});
+            spans.push_back(
+                {piece.output, piece.output + piece.count * item, static_cast<std::size_t>(&piece - pieces.data())});
     std::sort(spans.begin(), spans.end(), [](const Span& a, const Span& b) { return a.begin < b.begin; });
-    const auto found = std::adjacent_find(spans.begin(), spans.end(),
-                                          [](const Span& a, const Span& b) { return b.begin < a.end; });
+    const auto found =
+        std::adjacent_find(spans.begin(), spans.end(), [](const Span& a, const Span& b) { return b.begin < a.end; });
     if (found == spans.end()) return std::nullopt;
     return std::minmax(found[0].number, found[1].number);
 }

@@ -255,9 +255,9 @@ void PointToPoint::refuse(Message& message, Arrival& arrival) {
         arrival.envelope->state.store(EnvelopeState::Refused, std::memory_order_seq_cst);
         ring_bell_of(message.source_);
     }
-    finish(message, std::make_exception_ptr(Mismatch(
-                        describe(message) + ": expected " + elements(wanted.count, wanted.dtype) + ", got " +
-                        elements(arrival.count, arrival.dtype) + kSameOnBoth)));
+    finish(message,
+           std::make_exception_ptr(Mismatch(describe(message) + ": expected " + elements(wanted.count, wanted.dtype) +
+                                            ", got " + elements(arrival.count, arrival.dtype) + kSameOnBoth)));
 }
 
 std::exception_ptr PointToPoint::refused(const Message& message, std::uint64_t count, DType dtype) const {
@@ -330,10 +330,10 @@ void PointToPoint::finish(Message& message, std::exception_ptr error) noexcept {
 // Frees small envelopes that were received, oldest first; notes small messages that were refused.
 void PointToPoint::reap() {
     const auto note = [&](std::uint64_t count, DType dtype, int tag, int by, std::uint64_t wanted, DType as) {
-        late_ = std::make_exception_ptr(
-            Mismatch("rank " + std::to_string(group_->rank()) + ": send to " + rank_of(by) + " (tag " +
-                     std::to_string(tag) + "), an earlier one: expected " + elements(wanted, as) + " there, got " +
-                     elements(count, dtype) + kSameOnBoth));
+        late_ = std::make_exception_ptr(Mismatch("rank " + std::to_string(group_->rank()) + ": send to " + rank_of(by) +
+                                                 " (tag " + std::to_string(tag) + "), an earlier one: expected " +
+                                                 elements(wanted, as) + " there, got " + elements(count, dtype) +
+                                                 kSameOnBoth));
     };
     if (link_ && !group_->aborted()) {
         link_->advance();
