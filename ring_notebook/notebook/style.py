@@ -151,7 +151,6 @@ xmlns='http://www.w3.org/2000/svg' fill='none' stroke='%238791a0' stroke-width='
 @container (max-width: 1100px) { .ring-table tr th, .ring-table tr td { padding-right: 8px; }
   .ring-load span { display: none; } }
 @container (max-width: 760px) { .ring-time { min-width: 84px; }
-  .ring-table .ring-aside { display: none; }
   .ring-table .ring-legend span, .ring-time i { font-size: 0; }
   .ring-legend::after { content: "time"; font-size: 12px; font-weight: 600; }
   .ring-table caption { display: table-caption !important; }

@@ -21,11 +21,9 @@ MOST_COLORS = 8  # ranks with a color each
 TEXT_ROWS = 16
 SILENT = 5.0  # seconds without a record until the table says so
 MOST_METRICS = 6  # columns,
-FIRST_METRICS = 2  # columns of metrics that a narrow page always shows
-NARROW = 6  # columns of metrics and machines for which a narrow page has room
 # Pixels, as in the style sheet: per character in a cell, a title and the legend; between columns; of other parts.
 _CHARACTER, _BOLD, _SMALL = 6.9, 7.2, 6.2
-_BESIDE, _BESIDE_NARROW, _BAR_NARROW = 9.0, 5.0, 56.0
+_BESIDE, _BESIDE_NARROW, _BAR_NARROW = 9.0, 7.0, 84.0
 _SPARKS, _SWATCH, _SLOW = 54.0, 14.0, 32.0
 _NO_SPARKS, _NARROW_PAGE = 1100, 760  # pixels of pages without sparklines, and with another legend
 _STEP = 25  # pixels: rounded, so that columns do not fold whenever a number gets a digit
@@ -37,16 +35,14 @@ class Table:
     """Column titles, the cells of each rank (first its number and status), and the ranks that the others wait for.
 
     Where a rank carries several logical ranks, their rows are below it, with what they have logged. ``bars`` show on a
-    page where the time of each rank went; empty if no rank has reported it. ``aside``: columns that a narrow page
-    leaves out, because a chart shows them too. ``folds``: columns that any page without room for all leaves out, the
-    last one first.
+    page where the time of each rank went; empty if no rank has reported it. ``folds``: columns that a page without
+    room for all leaves out, the last one first, because a chart shows them too.
     """
 
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     stragglers: frozenset[int]
     bars: tuple[str, ...] = ()
-    aside: frozenset[str] = frozenset()
     folds: tuple[str, ...] = ()
 
 
@@ -60,7 +56,6 @@ def table(view: RunView, still: bool = False) -> Table:
     silent = not still and not view.paused and any(rank.quiet > SILENT and not rank.ended for rank in view.ranks)
     columns = ["rank", "status", "step", *[RATE] * bool(view.throughput), *parts, *["silent for"] * silent]
     titles = [title for name, title in machines.COLUMNS.items() if view.loads.get(name)]
-    aside = frozenset({RATE, *metrics[max(FIRST_METRICS, NARROW - len(titles)) :]})
     rest = [f"and {more:,} more metrics"] * (more > 0)
     columns += [*metrics, *rest, *titles]
     folds = (*metrics, *rest, *[RATE] * bool(view.throughput))
@@ -90,7 +85,7 @@ def table(view: RunView, still: bool = False) -> Table:
             before = ["" for _ in columns[1 : len(columns) - len(titles) - (more > 0) - len(metrics)]]
             rows.append((f"{LOGICAL} {one}", *before, *_last(newest, metrics), *behind))
             bars.append("")
-    return Table(tuple(columns), tuple(rows), late, tuple(bars) if parts else (), aside.union(rest), folds)
+    return Table(tuple(columns), tuple(rows), late, tuple(bars) if parts else (), folds)
 
 
 def _step(rank: RankView) -> str:
@@ -134,12 +129,12 @@ def html(content: Table) -> str:
     colors = (logical or len(content.rows)) <= MOST_COLORS
     rows = [
         _row(
-            *(columns, content.aside, content.folds, cells, bars[index] if bars else None, cells[0] in late),
+            *(columns, content.folds, cells, bars[index] if bars else None, cells[0] in late),
             colors and cells[0].startswith(LOGICAL) == (logical > 0),
         )
         for index, cells in enumerate(content.rows)
     ]
-    body = f"{_head(columns, content.aside, content.folds, bool(bars))}<tbody>{''.join(rows)}</tbody>"
+    body = f"{_head(columns, content.folds, bool(bars))}<tbody>{''.join(rows)}</tbody>"
     needs = _needs(content)
     group = "-".join(["ring-w", *(str(pixels) for one in needs for pixels in one)])
     loads = sum(name in machines.COLUMNS.values() for name in columns)
@@ -188,7 +183,6 @@ def _folding(group: str, needs: tuple[tuple[int, int], ...], loads: int) -> str:
 @lru_cache(maxsize=1024)
 def _row(
     columns: tuple[str, ...],
-    aside: frozenset[str],
     folds: tuple[str, ...],
     cells: tuple[str, ...],
     bar: str | None,
@@ -202,19 +196,19 @@ def _row(
     place, kept = _layout(columns)
     made = [f"<td>{swatch}{rank}{mark}</td>"]
     made += [f"<td style='color:{STATUS_COLORS.get(cells[1], 'inherit')}'>{cells[1]}</td>"]
-    made += [_cell(cells[column], _aside(columns[column], aside, folds)) for column in kept[2:]]
+    made += [_cell(cells[column], _folds(columns[column], folds)) for column in kept[2:]]
     if bar is not None:
         made.insert(place, f"<td>{bar}</td>")
     return f"<tr>{''.join(made)}</tr>"
 
 
 @lru_cache(maxsize=16)
-def _head(columns: tuple[str, ...], aside: frozenset[str], folds: tuple[str, ...], bars: bool) -> str:
+def _head(columns: tuple[str, ...], folds: tuple[str, ...], bars: bool) -> str:
     """The titles. A narrow page has no room in them for the legend of the bars, and shows it above."""
     place, kept = _layout(columns)
     short = shortened(columns)
     heads = [
-        f"<th{_aside(name, aside, folds)} title='{escape(name, quote=True)}'>{escape(short[name])}</th>"
+        f"<th{_folds(name, folds)} title='{escape(name, quote=True)}'>{escape(short[name])}</th>"
         for name in (columns[index] for index in kept)
     ]
     if bars:
@@ -230,18 +224,15 @@ def _layout(columns: tuple[str, ...]) -> tuple[int, list[int]]:
     return place, [index for index, column in enumerate(columns) if column not in SHARES]
 
 
-def _aside(column: str, aside: frozenset[str], folds: tuple[str, ...]) -> str:
-    classes = ["ring-aside"] * (column in aside)
-    if column in folds:
-        classes.append(f"ring-fold-{folds.index(column)}")
-    return f" class='{' '.join(classes)}'" if classes else ""
+def _folds(column: str, folds: tuple[str, ...]) -> str:
+    return f" class='ring-fold-{folds.index(column)}'" if column in folds else ""
 
 
-def _cell(text: str, aside: str) -> str:
+def _cell(text: str, folds: str) -> str:
     """A cell. The sparkline of a load comes before its newest number."""
     blocks = _BLOCKS.match(text)
     if not blocks:
-        return f"<td{aside} style='color:{RED}'>{text}</td>" if text in _BROKEN else f"<td{aside}>{escape(text)}</td>"
+        return f"<td{folds} style='color:{RED}'>{text}</td>" if text in _BROKEN else f"<td{folds}>{escape(text)}</td>"
     return f"<td class='ring-load'><span>{blocks[0]}</span>{escape(text[blocks.end() :])}</td>"
 
 

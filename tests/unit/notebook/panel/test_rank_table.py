@@ -97,21 +97,6 @@ def test_any_page_leaves_out_columns_that_it_has_no_room_for() -> None:
         assert page.count(f"ring-fold-{number}'") == 1 + RANKS, name
 
 
-def test_a_narrow_page_leaves_out_columns_that_charts_show() -> None:
-    state = running()
-    state.apply(Load("run", 0, 1060.0, {"gpu": 20.0, "gpu_memory": 1e9}), 1060.0)
-    rows = array("d", (1060.0, 60, 0.5, 0.9, 1e-3, 0.7))
-    state.apply(MetricBatch("run", 0, ("loss", "accuracy", "lr", "f1"), rows), 1060.0)
-    content = rank_table.table(state.view(1060.0))
-    assert content.aside == {"samples/s", "lr", "f1"}
-    page = rank_table.html(content)
-    assert "<th class='ring-aside ring-fold-2' title='lr'>lr</th>" in page
-    assert page.count("class='ring-aside ring-fold-") == 3 * (1 + RANKS)
-    few = running()
-    few.apply(MetricBatch("run", 0, ("loss", "accuracy", "lr"), array("d", (1060.0, 60, 0.5, 0.9, 1e-3))), 1060.0)
-    assert rank_table.table(few.view(1060.0)).aside == {"samples/s"}, "there is room where there are no GPUs"
-
-
 def test_metrics_stand_together_before_the_load_of_the_machines() -> None:
     state = running()
     names = tuple(f"metric_{number:02}" for number in range(15))
@@ -121,7 +106,7 @@ def test_metrics_stand_together_before_the_load_of_the_machines() -> None:
     assert content.columns[start:] == ("loss", *names[:5], "and 10 more metrics", "CPU", "memory")
     assert content.rows[0][start + 1 : start + 4] == ("0", "1", "2")
     assert content.rows[0][-2].endswith("90%")
-    assert set(names[3:5]) < content.aside
+    assert set(names[:5]) < set(content.folds)
     state = running()
     state.apply(MetricBatch("run", 0, names[:6], array("d", (1060.0, 60, *range(6)))), 1060.0)
     seven = rank_table.table(state.view(1060.0)).columns
