@@ -46,7 +46,9 @@ class HostsUpdatedInterrupt(RingError):
     """The set of hosts has changed (Horovod: ``HostsUpdatedInterrupt``)."""
 
     def __init__(self, skip_sync: bool = False) -> None:
-        super().__init__("the set of hosts has changed")
+        super().__init__(
+            "the set of hosts has changed; a training function under @elastic.run goes on with the new ranks by itself"
+        )
         self.skip_sync = skip_sync
 
 

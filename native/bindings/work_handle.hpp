@@ -53,7 +53,8 @@ struct WorkHandle {
     }
     ring::Result& result() const {
         if (!work) throw ring::InvalidArgument("this operation has no result but its tensors");
-        if (!work->launched()) throw ring::InvalidArgument("an operation has no result before it is done: wait for it");
+        if (!work->launched())
+            throw communicator->invalid(work->request, "it has no result before it is done: wait for it");
         work->get();  // one that has failed has none either
         return work->result;
     }

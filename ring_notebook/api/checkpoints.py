@@ -235,6 +235,7 @@ class Checkpoint:
             "epoch": self.epoch,
             "batch": self.batch,
             "best": self._best,
+            "best_of": [self._metric, self._sign],
             "position": _of_all(metrics.position(), size()),
         }
 
@@ -280,7 +281,10 @@ class Checkpoint:
             self.restored(one, state) for one, state in zip(self._objects, content["objects"], strict=True)
         )
         self.steps = self._written = content["steps"]
-        self.epoch, self._best = content["epoch"], content["best"]
+        self.epoch = content["epoch"]
+        # The value of another metric says nothing of this one. Files of version 0.2 do not say which it was.
+        is_same = content.get("best_of", [self._metric, self._sign]) == [self._metric, self._sign]
+        self._best = content["best"] if is_same else None
         if "position" in content:  # not in files of version 0.2
             self.batch = content["batch"]
             metrics.continue_at(_of_all(content["position"], 1 / size()))

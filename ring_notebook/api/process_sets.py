@@ -9,6 +9,7 @@ from typing import Any
 from ring_notebook.core import background_programs, world
 from ring_notebook.core.buffers import from_memoryview
 from ring_notebook.core.communicator import Communicator
+from ring_notebook.core.membership import rank_number
 
 
 class ProcessSet:
@@ -27,7 +28,7 @@ class ProcessSet:
         self._mpi: Any = None  # an mpi4py communicator until the set is registered
         if isinstance(ranks_or_comm, Iterable) and not isinstance(ranks_or_comm, str):
             ranks_or_comm = list(ranks_or_comm)
-            self._ranks = tuple(sorted({int(rank) for rank in ranks_or_comm}))
+            self._ranks = tuple(sorted({rank_number(one) for one in ranks_or_comm}))
             if len(self._ranks) != len(ranks_or_comm):
                 raise ValueError(f"the ranks of a process set must be distinct, got {ranks_or_comm}")
         elif not hasattr(ranks_or_comm, "allgather"):

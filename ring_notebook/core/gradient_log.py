@@ -75,7 +75,7 @@ class _GradientLog:
                 self._rows.append((step, tuple(names), sums))
                 raise ReplayDiffers(
                     f"rank {self._rank}: {difference_text(*found)}. Training stopped here: `%ring debug` looks at it, "
-                    f"`--until {step}` stops before this step"
+                    f"`%ring runs replay RUN --until {step}` stops before this step"
                 )
         self._rows.append((step, tuple(names), sums))
 

@@ -7,8 +7,9 @@ import zlib
 from collections.abc import Sequence
 from itertools import count
 from math import inf
+from operator import index
 from time import monotonic, sleep
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ring_notebook.config import config
 from ring_notebook.core.native import core
@@ -34,7 +35,7 @@ def ranks_of(comm: RanksOrComm, topology: Topology, everyone: Sequence[int]) -> 
     Raises ValueError for ranks that do not exist, occur twice or leave this one out.
     """
     if isinstance(comm, Sequence):
-        listed = [int(index) for index in comm]
+        listed = [rank_number(one) for one in comm]
         _check(listed, len(everyone), everyone.index(topology.rank))
         return [everyone[index] for index in listed]
     from mpi4py import MPI
@@ -43,6 +44,14 @@ def ranks_of(comm: RanksOrComm, topology: Topology, everyone: Sequence[int]) -> 
     ranks = list(group.Translate_ranks(list(range(group.Get_size())), world))
     _check(ranks, topology.size, topology.rank)
     return ranks
+
+
+def rank_number(value: Any) -> int:
+    """A rank that a user gives. Raises TypeError for anything but a whole number."""
+    try:
+        return index(value)
+    except TypeError:
+        raise TypeError(f"ranks are whole numbers, got {value!r}") from None
 
 
 def _check(ranks: list[int], size: int, own: int) -> None:

@@ -30,7 +30,7 @@ from ring_notebook.launch.ringrun_options import check_values, elastic_rules, en
 from ring_notebook.launch.shell_run import ShellRun
 from ring_notebook.launch.supervisor.growth import NOT_ELASTIC, Elastic
 from ring_notebook.launch.supervisor.outer_job import ADDED
-from ring_notebook.launch.supervisor.stderr_reports import explain_start
+from ring_notebook.launch.supervisor.start_errors import explain_start
 from ring_notebook.machine.gpus import gpus, sharing
 from ring_notebook.rank.launch_check import started_several
 from ring_notebook.rank.rank_threads import threads_started

@@ -34,7 +34,8 @@ from ring_notebook.launch.supervisor.engine_supervisor import EngineSupervisor
 from ring_notebook.launch.supervisor.growth import Elastic, Growth
 from ring_notebook.launch.supervisor.local_ranks import Assignment, HostRanks, LocalRanks, raise_file_limit
 from ring_notebook.launch.supervisor.outer_job import without_outer_job
-from ring_notebook.launch.supervisor.stderr_reports import report, report_start_error
+from ring_notebook.launch.supervisor.start_errors import report_start_error
+from ring_notebook.launch.supervisor.stderr_reports import report
 from ring_notebook.launch.supervisor.supervisor import Hosts, Supervisor
 from ring_notebook.launch.supervisor.tagged_output import TAGGED
 from ring_notebook.rank.rank_variables import MASTER, loopback

@@ -52,7 +52,7 @@ class Range:
     def read(self, text: str, name: str) -> Value:
         """The value that a user has typed. Raises ValueError, which says what the knob ``name`` takes."""
         if self.choices:
-            found = [one for one in self.choices if str(one) == text]
+            found = [one for one in self.choices if str(one) == text or _is_number(text, one)]
             return found[0] if found else self.checked(text, name)
         if isinstance(self.first, bool) and text.lower() in (*_YES, *_NO):
             return text.lower() in _YES
@@ -70,6 +70,16 @@ class Range:
         ends = [f"from {self.low:g}"] if self.low is not None else []
         ends += [f"to {self.high:g}"] if self.high is not None else []
         return " ".join([kind, *ends])
+
+
+def _is_number(text: str, value: Value) -> bool:
+    """Whether ``text`` is another way to write the number ``value``, such as ``1e-3`` for 0.001."""
+    if isinstance(value, bool | str):
+        return isinstance(value, bool) and text.lower() in (_YES if value else _NO)
+    try:
+        return float(text) == value
+    except ValueError:
+        return False
 
 
 def made(

@@ -174,6 +174,9 @@ def test_init_over_ranks_that_cannot_be(hvd: ModuleType) -> None:
     ):
         with pytest.raises(ValueError, match=words):
             hvd.init(ranks)
+    for one in (1.5, "1"):
+        with pytest.raises(TypeError, match=f"whole numbers, got {one!r}"):
+            hvd.init([0, one])
     hvd.init()
 
 

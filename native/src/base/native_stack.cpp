@@ -55,7 +55,11 @@ std::string name_of(const char* symbol) {
 std::string line_of(void* address) {
     Dl_info found{};
     if (dladdr(address, &found) == 0 || found.dli_fname == nullptr) return "  ? of ?\n";
-    return "  " + (found.dli_sname ? name_of(found.dli_sname) : "?") + " of " + found.dli_fname + "\n";
+    // Where a function has no name, `addr2line` finds its line by the offset.
+    char offset[32];
+    std::snprintf(offset, sizeof offset, "+0x%zx",
+                  static_cast<std::size_t>(static_cast<char*>(address) - static_cast<char*>(found.dli_fbase)));
+    return "  " + (found.dli_sname ? name_of(found.dli_sname) : offset) + " of " + found.dli_fname + "\n";
 }
 
 void write_all(int fd, const std::string& text) {

@@ -15,6 +15,9 @@ void Nccl::check(int result, const char* call, void* communicator) const {
 }
 
 std::string nccl_version_text(int version) {
+    if (version < 10000)  // before 2.9: 2.8.4 is 2804
+        return std::to_string(version / 1000) + "." + std::to_string(version / 100 % 10) + "." +
+               std::to_string(version % 100);
     return std::to_string(version / 10000) + "." + std::to_string(version / 100 % 100) + "." +
            std::to_string(version % 100);
 }
@@ -23,14 +26,16 @@ std::shared_ptr<const Nccl> load_nccl(const std::string& path, const std::string
     void* library = open_library("libnccl.so.2", path, otherwise);
     auto nccl = std::make_shared<Nccl>();
     Nccl& all = *nccl;
-#define RING_FIND(result, name, parameters) find_function(library, #name, all.name);
-    RING_NCCL_FUNCTIONS(RING_FIND)
-#undef RING_FIND
+    find_function(library, "ncclGetVersion", all.ncclGetVersion);
     int version = 0;
-    all.check(all.ncclGetVersion(&version), "ncclGetVersion", nullptr);
+    // Not by `check`, whose texts come from a function that an old NCCL may lack.
+    if (all.ncclGetVersion(&version) != Nccl::kSuccess) throw DeviceError("ncclGetVersion failed");
     if (version < Nccl::kOldest)
         throw DeviceError("NCCL " + nccl_version_text(version) + " is too old; " + nccl_version_text(Nccl::kOldest) +
                           " or newer is needed");
+#define RING_FIND(result, name, parameters) find_function(library, #name, all.name);
+    RING_NCCL_FUNCTIONS(RING_FIND)
+#undef RING_FIND
     return nccl;
 }
 

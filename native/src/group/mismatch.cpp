@@ -35,10 +35,18 @@ std::string tensors_text(const Header& header) {
     return tensor_text(header) + (header.tensors == 1 ? "" : ", shapes " + digits(header.layout));
 }
 
+// With as many digits as tell it from every other number.
+std::string number_text(double value) {
+    char text[32];
+    for (int digits = 6; digits <= 17; ++digits) {
+        std::snprintf(text, sizeof text, "%.*g", digits, value);
+        if (same_bits(std::strtod(text, nullptr), value)) break;
+    }
+    return text;
+}
+
 std::string scale_text(const Header& header) {
-    std::ostringstream text;
-    text << "prescale " << header.prescale << " and postscale " << header.postscale;
-    return text.str();
+    return "prescale " + number_text(header.prescale) + " and postscale " + number_text(header.postscale);
 }
 
 // Sums of a list take an operation for each dtype and device, all others one for each tensor.
@@ -147,8 +155,8 @@ std::string describe_fully(const Header& header) {
     if (header.operations != 1) text << ", one of " << int{header.operations};
     if (header.device != Device::Cpu) text << " on " << to_string(header.device);
     if (header.root >= 0) text << (header.kind == OpKind::Broadcast ? " from rank " : ", root rank ") << header.root;
-    if (header.prescale != 1.0) text << " prescale " << header.prescale;
-    if (header.postscale != 1.0) text << " postscale " << header.postscale;
+    if (header.prescale != 1.0) text << " prescale " << number_text(header.prescale);
+    if (header.postscale != 1.0) text << " postscale " << number_text(header.postscale);
     return text.str();
 }
 

@@ -203,7 +203,11 @@ void RingMemory::introduce() {
 
 void RingMemory::publish_cores() {
     std::uint64_t words[kCoreWords] = {};
-    if (sched_getaffinity(0, sizeof words, reinterpret_cast<cpu_set_t*>(words)) != 0) return;
+    // A sandbox may refuse the question: then all processors that are online count.
+    if (sched_getaffinity(0, sizeof words, reinterpret_cast<cpu_set_t*>(words)) != 0) {
+        const long online = std::min(sysconf(_SC_NPROCESSORS_ONLN), static_cast<long>(64 * kCoreWords));
+        for (long i = 0; i < online; ++i) words[i / 64] |= std::uint64_t{1} << (i % 64);
+    }
     for (std::size_t i = 0; i < kCoreWords; ++i) slot(local_rank_).cores[i].store(words[i], std::memory_order_relaxed);
 }
 

@@ -393,6 +393,15 @@ std::string PointToPoint::rank_of(int member) const {
     return "rank " + std::to_string(place_.ranks[static_cast<std::size_t>(member)]);
 }
 
+FixedText PointToPoint::interrupted(const Message& message) const noexcept {
+    const bool sends = message.header_.kind == OpKind::Send;
+    const int peer = message.source_ >= 0 ? message.source_ : message.peer_;
+    char whom[32] = "any rank";
+    if (peer != kAny) std::snprintf(whom, sizeof whom, "rank %d", place_.ranks[static_cast<std::size_t>(peer)]);
+    return FixedText("rank %d was interrupted while it waited for %s %s %s (tag %d)", group_->rank(),
+                     to_string(message.header_.kind), sends ? "to" : "from", whom, message.tag_);
+}
+
 std::string PointToPoint::describe(const Message& message) const {
     return "rank " + std::to_string(group_->rank()) + ": " + describe_call(message);
 }
@@ -426,7 +435,7 @@ void PointToPoint::wait(Message& message, double timeout, const Interruption& ch
             },
             polls() ? kPoll : kSleep);
     } catch (...) {
-        group_->abort(FixedText("rank %d was interrupted while it waited for a message", group_->rank()));
+        group_->abort(interrupted(message));
         advance();  // fails all messages under way, this one too
         throw;
     }

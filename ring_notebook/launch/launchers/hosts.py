@@ -34,8 +34,8 @@ def parse_hosts(text: str, slots: int = 1) -> list[Host]:
 
 
 def checked_hosts(text: str) -> str:
-    """The text, where `named_hosts` finds hosts in it. Raises ValueError as that."""
-    named_hosts(text, None)
+    """The text, where `parse_hosts` can read it. Raises ValueError as that."""
+    parse_hosts(text)
     return text
 
 

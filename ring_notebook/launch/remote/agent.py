@@ -30,7 +30,7 @@ from ring_notebook.launch.remote.network import network_variables
 from ring_notebook.launch.remote.peer_certificate import Way, forget
 from ring_notebook.launch.supervisor.local_ranks import Assignment, LocalRanks, raise_file_limit
 from ring_notebook.launch.supervisor.start_and_signal import FORWARDED, end_session
-from ring_notebook.launch.supervisor.stderr_reports import explain_start_error
+from ring_notebook.launch.supervisor.start_errors import explain_start_error
 from ring_notebook.launch.supervisor.tagged_output import Carrier, carry
 
 _CAPACITY = 1 << 16

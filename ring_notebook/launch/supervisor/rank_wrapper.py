@@ -26,7 +26,8 @@ from ring_notebook.launch.supervisor.start_and_signal import (
     send_signal,
     start_rank,
 )
-from ring_notebook.launch.supervisor.stderr_reports import MemoryKills, RankMark, failure_of, report, report_start_error
+from ring_notebook.launch.supervisor.start_errors import report_start_error
+from ring_notebook.launch.supervisor.stderr_reports import MemoryKills, RankMark, failure_of, report
 from ring_notebook.launch.supervisor.tagged_output import TAGGED, carry
 from ring_notebook.machine.gpus import gpus, gpus_of_script
 from ring_notebook.machine.os_calls import exit_descriptor, set_resource_limits

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from ring_notebook.analysis.job_failure import judge_late_rank
 from ring_notebook.launch.supervisor.forked_rank import ForkedRank
 from ring_notebook.launch.supervisor.parent_death import bind_to_parent
-from ring_notebook.launch.supervisor.stderr_reports import NoProgramError
+from ring_notebook.launch.supervisor.start_errors import NoProgramError
 from ring_notebook.launch.supervisor.tagged_output import outlet
 from ring_notebook.machine.os_calls import set_resource_limits
 from ring_notebook.rank.rank_status import RankStatus

@@ -1,27 +1,18 @@
-"""Reports of ranks that failed, started or ended, and why ranks cannot be started.
-
-Reports are on the stderr of a job; the launcher takes them out again. Exit codes are those that shells use.
-"""
+"""Reports of ranks that failed, started or ended: on the stderr of a job, from which the launcher takes them again."""
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
-import os
 import re
-import resource
-import shlex
-import shutil
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 from ring_notebook.analysis.job_failure import RankFailure
 from ring_notebook.analysis.time_breakdown import RankTimes
 from ring_notebook.machine.hardware import oom_kills
-from ring_notebook.machine.os_calls import resource_limits
 from ring_notebook.protocol.field_types import check_fields
 from ring_notebook.rank.rank_status import RankStatus, report_to_job
 
@@ -109,64 +100,3 @@ def parse_report(body: bytes) -> RankFailure | RankMark | RankTimes | None:
         check_fields(type(found), values)
         return found if found.rank >= 0 else None
     return None
-
-
-_NOT_FOUND, _NOT_EXECUTABLE = 127, 126
-
-
-class NoProgramError(OSError):
-    """A rank cannot be started for a reason that lies in its program, not in this host."""
-
-
-def explain_start(
-    command: Sequence[str], path: str | None = None, error: OSError | None = None
-) -> tuple[int, str] | None:
-    """The exit code and the reason why ``command`` cannot be started on this host; None when nothing speaks against it.
-
-    Programs are looked up in ``path`` (default: PATH). ``error`` is the error of a failed start; with it there always
-    is a reason.
-    """
-    program = command[0]
-    if shutil.which(program, path=path) is None:
-        if not os.path.exists(program):
-            return _NOT_FOUND, f"there is no program {program!r}"
-        if os.path.isdir(program):
-            return _NOT_EXECUTABLE, f"{program} is a directory"
-        if not os.access(program, os.X_OK):
-            return _NOT_EXECUTABLE, f"{program} is not executable"
-        return _NOT_FOUND, f"there is no program {program!r} on the PATH; did you mean: ./{program}"
-    if error is None:
-        return None
-    hint = f"; did you mean: python {shlex.join(command)}" if program.endswith(".py") else ""
-    if error.errno == errno.ENOENT:
-        return _NOT_EXECUTABLE, f"the first line of {program} names an interpreter that does not exist{hint}"
-    if error.errno == errno.ENOEXEC:
-        return _NOT_EXECUTABLE, f"{program} cannot be started: {_not_a_program(shutil.which(program, path=path))}{hint}"
-    return _NOT_EXECUTABLE, f"{program} cannot be started: {error.strerror}{hint}"
-
-
-def _not_a_program(file: str | None) -> str:
-    with contextlib.suppress(OSError), open(file or "", "rb") as opened:
-        if opened.read(4) == b"\x7fELF":
-            return "it was built for another processor or system"
-    return "its first line names no interpreter, such as #!/bin/sh"
-
-
-def explain_start_error(program: Sequence[str], error: OSError) -> tuple[int, str]:
-    """The exit code and the reason why a start of a rank of ``program`` has failed."""
-    code, reason = 1, f"this host cannot start the ranks: {error.strerror}"
-    if isinstance(error, NoProgramError):
-        code, reason = explain_start(program, error=error) or (code, reason)
-    elif error.errno == errno.EMFILE:
-        files, _ = resource_limits(resource.RLIMIT_NOFILE)
-        reason += f"; this process may have {files}, raise it with `ulimit -n`"
-    elif error.filename:
-        reason += f": {error.filename}"
-    return code, reason
-
-
-def report_start_error(program: Sequence[str], error: OSError) -> int:
-    """Write to stderr why a rank of ``program`` cannot be started, and return the exit code for it."""
-    code, reason = explain_start_error(program, error)
-    os.write(2, f"ringrun: {reason}\n".encode())
-    return code

@@ -20,7 +20,8 @@ from ring_notebook.launch.connections.connections import Connections
 from ring_notebook.launch.supervisor.growth import Discovery, Growth
 from ring_notebook.launch.supervisor.local_ranks import HostRanks
 from ring_notebook.launch.supervisor.start_and_signal import FORWARDED
-from ring_notebook.launch.supervisor.stderr_reports import report, report_start_error
+from ring_notebook.launch.supervisor.start_errors import report_start_error
+from ring_notebook.launch.supervisor.stderr_reports import report
 from ring_notebook.machine.os_calls import Wake
 
 _LOOK = 0.5  # seconds: hosts are checked so often

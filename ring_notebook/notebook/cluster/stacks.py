@@ -173,7 +173,7 @@ def render(found: Sequence[Stack], runs: Sequence[RunRecord]) -> str:
 
 _NATIVE_HEAD = "Native stack (most recent call first):\n"
 _END = "End of native stack\n"
-_UNNAMED = "?"
+_UNNAMED = re.compile(r"\?|\+0x")
 # The interpreter's evaluation loop: Python frames show everything outside of it.
 _INTERPRETER = re.compile(r"_PyEval_EvalFrame|_PyEval_Vector$|PyEval_EvalCode")
 # How one function of the interpreter calls another.
@@ -183,13 +183,13 @@ _LONGEST = 120  # characters: names of C++ templates fill pages
 
 @dataclass(frozen=True, slots=True)
 class NativeFrame:
-    """One call in native code. ``function`` is empty where its library does not export it."""
+    """One call in native code. ``function`` is its offset, ``+0x1f3a``, where its library does not export the name."""
 
     function: str
     library: str
 
     def __str__(self) -> str:
-        return f"native, in {f'{self.function} of ' * bool(self.function)}{self.library}"
+        return f"native, in {self.function} of {self.library}"
 
 
 def parse_native(text: str) -> tuple[NativeFrame, ...] | None:
@@ -204,8 +204,9 @@ def parse_native(text: str) -> tuple[NativeFrame, ...] | None:
     inner = list(takewhile(lambda call: not _INTERPRETER.match(call[0]), calls))
     interpreter = calls[len(inner)][2] if len(inner) < len(calls) else ""
     frames = [
-        NativeFrame(first_characters(function, _LONGEST) if function != _UNNAMED else "", PurePath(library).name)
+        NativeFrame(first_characters(function, _LONGEST), PurePath(library).name)
         for function, _, library in inner
-        if not (library == interpreter and (function == _UNNAMED or _CALLS.match(function)))
+        if not (library == interpreter and (_UNNAMED.match(function) or _CALLS.match(function)))
     ]
-    return tuple(frame for frame, _ in groupby(reversed(frames)))
+    alike = groupby(reversed(frames), lambda one: ("" if _UNNAMED.match(one.function) else one.function, one.library))
+    return tuple([*some][-1] for _, some in alike)

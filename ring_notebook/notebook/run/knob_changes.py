@@ -29,7 +29,7 @@ def send_change(engines: Engines, run: str, action: str, values: Mapping[str, An
     ``who`` names the way in which it was made. Raises KnobError if a knob does not exist or does not take its value,
     and ClusterError if rank 0 does not answer.
     """
-    given = {name: value.item() if hasattr(value, "item") else value for name, value in values.items()}
+    given = {name: _plain(name, value) for name, value in values.items()}
     with suppress(Exception):  # a user without a name
         who = f"{getpass.getuser()}, {who}"
     until = time.monotonic() + _SECONDS_TO_BEGIN
@@ -105,3 +105,11 @@ def listing(title: str, view: RunView) -> Listing:
         by = f"{last.who}, step {last.step}" if last else ""
         rows.append([name, shown(knob.value), knob.range.described(), by])
     return Listing(["knob", "value", "takes", "set by"], rows, f"of run {title}" if rows else f"Run {title} has none.")
+
+
+def _plain(name: str, value: Any) -> Any:
+    """The number in an array or tensor with one element; any other value itself."""
+    try:
+        return value.item() if hasattr(value, "item") else value
+    except (ValueError, RuntimeError, TypeError):
+        raise KnobError(f"{name}: a knob takes one number, bool or text, got {value!r:.200}") from None

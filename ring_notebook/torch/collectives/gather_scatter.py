@@ -37,13 +37,17 @@ def gather(
     communicator = process_set.communicator
     root = process_set.group_rank(root_rank)
     is_root = communicator.rank == root
-    own = on_host(tensor.detach()).reshape(-1)
-    places = equal_parts(output, communicator.size, tensor.dtype) if is_root and output is not None else []
+    row = tensor.shape[1:]
+    # Rows without elements have no bytes: gather their number instead.
+    own = on_host(tensor.detach()).reshape(-1) if row.numel() else torch.tensor([tensor.shape[0]], device="cpu")
+    places = equal_parts(output, communicator.size, own.dtype) if is_root and output is not None and row.numel() else []
     sends = [own.numel() if rank == root else 0 for rank in range(communicator.size)]
     work = communicator.alltoall([buffer_of(own)], sends, places, root=root)
     if not is_root:
         return None
-    row = tensor.shape[1:]
+    if not row.numel():
+        rows = int(from_bytes(work.output(), own.dtype, [communicator.size]).sum())
+        return tensor.new_empty(rows, *row) if output is None else output
     if output is None:
         return from_bytes(work.output(), tensor.dtype, [sum(work.counts())]).view(-1, *row).to(tensor.device)
     if not work.placed():

@@ -24,6 +24,7 @@ from ring_notebook.torch.steps.step_commit import Undo, all_or_none
 class AdasumOptimizer(Wrapper):
     """Mixed into the class of the wrapped optimizer by `DistributedOptimizer` for ``op=Adasum``."""
 
+    option = "op=Adasum"
     _compression: Compressor
 
     def synchronize(self) -> None:

@@ -124,6 +124,7 @@ class _Alone(ProcessSet):
 class LocalOptimizer(Wrapper):
     """Mixed into the class of the wrapped optimizer by ``DistributedOptimizer(..., sync_every=50)``."""
 
+    option = "sync_every"
     _settings: LocalSteps
     _compression: Compressor
     _micro: GradientReducer | None = None

@@ -53,6 +53,8 @@ class Wrapper(torch.optim.Optimizer):
     """Horovod's attribute, which libraries read: the name of each parameter."""
     _wrapped: torch.optim.Optimizer
     _process_set: ProcessSet
+    option = ""
+    """The option of `DistributedOptimizer` that has `step` bring the ranks together, for errors."""
     is_stepping = False
     """Tells the hooks of `ring_notebook.torch.steps` that `step` is under way and commits itself."""
     same_step: SameStep
@@ -198,9 +200,9 @@ class Wrapper(torch.optim.Optimizer):
     def begin_other_step(self) -> None:
         """Raises RuntimeError unless overridden: only `step` brings the ranks together."""
         raise RuntimeError(
-            f"rank {world.current().rank}: op=Adasum and sync_every bring the ranks together in optimizer.step(), and "
-            "a step of another name, such as SAM's second_step(), would leave each rank with weights of its own; call "
-            "step(), or leave that option out"
+            f"rank {world.current().rank}: {self.option} brings the ranks together in optimizer.step(), and a step of "
+            "another name, such as SAM's second_step(), would leave each rank with weights of its own; call step(), or "
+            f"leave out {self.option}"
         )
 
     def named_gradients(self) -> Sequence[tuple[str, Tensor]]:

@@ -92,6 +92,7 @@ FAULTS = {
         "rank [012]: NCCL: remote process exited or there was a network error",
     ),
     "old": ({"nccl_version": 21805}, r"rank 0: NCCL 2.18.5 is too old; 2.26.0 or newer is needed"),
+    "very old": ({"nccl_version": 2804}, r"rank 0: NCCL 2.8.4 is too old; 2.26.0 or newer is needed"),
 }
 
 

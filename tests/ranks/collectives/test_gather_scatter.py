@@ -34,6 +34,9 @@ def test_gather_and_scatter(rank: int, size: int, count: int) -> None:
     uneven = hvd.gather(own[: rank + 1], root)
     if uneven is not None:
         assert uneven.shape == (sum(min(other + 1, count) for other in range(size)), 2)
+    for output in (None, torch.empty(3 * size, 0) if rank == root else None):
+        boxes = hvd.gather(torch.empty(3, 0), root, output)
+        assert boxes is None if rank != root else boxes.shape == (3 * size, 0)
     strided = torch.empty(count, 4)[:, ::2]
     for output in (torch.empty(count, 2), strided):
         assert hvd.scatter(output, whole if rank == root else None, root) is output

@@ -151,3 +151,18 @@ def test_a_checkpoint_that_a_notebook_asks_for_is_written_at_the_next_step(hvd: 
     saved.step()
     assert names(hvd, folder) == ["step-00000002.pt"]
     of_run.is_checkpoint_due = False
+
+
+def test_the_best_value_of_another_metric_is_forgotten(hvd: ModuleType, folder: Path) -> None:
+    saved = hvd.checkpoint(nn.Linear(2, 2), every="1 steps", folder=folder, best="loss")
+    hvd.log(loss=0.1)
+    saved.step()
+    first = folder / names(hvd, folder)[0]
+    for best, largest, value in (("accuracy", True, 0.05), ("loss", True, 0.05), ("loss", False, 0.5)):
+        where = folder / f"{best}-{largest}"
+        again = hvd.checkpoint(nn.Linear(2, 2), every="1 steps", folder=where, best=best, largest=largest)
+        again.resume(first)
+        hvd.log(**{best: value})
+        again.step()
+        is_best = "best" in "".join(names(hvd, where))
+        assert is_best == ((best, largest) != ("loss", False)), (best, largest)

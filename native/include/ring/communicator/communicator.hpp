@@ -63,6 +63,8 @@ class Communicator {
     int size() const { return static_cast<int>(ranks().size()); }
     int index() const { return index_; }
     const std::vector<int>& ranks() const { return topology_.ranks; }
+    // An error that names this rank and the operation.
+    InvalidArgument invalid(const Request& request, const std::string& why) const;
     // The host of each member; empty when all share one.
     std::vector<int> host_of() const { return fabric_ ? fabric_->host_of() : std::vector<int>{}; }
     const std::shared_ptr<RingMemory>& ring_memory() const { return group_->shared_ring_memory(); }
@@ -168,7 +170,6 @@ class Communicator {
     std::shared_ptr<Work> make_work(Request request, double timeout) const;
     std::shared_ptr<Work> prepare(Request request, double timeout) const;
     void validate(const Request& request) const;
-    InvalidArgument invalid(const Request& request, const std::string& why) const;
     HostGroup::Members members_here(const std::vector<int>& indices) const;
 
     // Ends this thread's turn. `drops_front`: removes the front of the queue, which has been carried out.

@@ -22,6 +22,7 @@
 #include <string>
 #include <vector>
 
+#include "ring/base/text.hpp"
 #include "ring/collectives/inter_host/standstill_watch.hpp"
 #include "ring/group/host_group.hpp"
 #include "ring/group/recorder.hpp"
@@ -146,6 +147,8 @@ class PointToPoint {
     void give_up_envelope(std::uint64_t offset, int to) noexcept;
     void report_wait(const Message& message) const;
     std::string describe(const Message& message) const;
+    // Without memory from the heap, of which there may be none.
+    FixedText interrupted(const Message& message) const noexcept;
     std::string describe_call(const Message& message) const;
     std::string rank_of(int member) const;
 

@@ -49,6 +49,9 @@ def status(
 
 
 def _as_json(session: Session) -> str:
+    if session.to_come is not None:
+        waits = {"engines": 0, "why": session.to_come.line, "walltime_left": None, "ranks": [], "run": None}
+        return to_json.dumps(waits)
     cluster, run = session.require(), session.run
     about = {
         "engines": cluster.n,

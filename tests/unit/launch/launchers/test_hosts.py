@@ -10,7 +10,6 @@ import pytest
 
 from ring_notebook.launch.launchers.hosts import (
     Host,
-    checked_hosts,
     is_local,
     named_hosts,
     parse_hostfile,
@@ -68,8 +67,6 @@ def test_a_list_or_a_file_without_a_host_is_not_this_host(tmp_path: Path) -> Non
     for hosts in (", ", ""):
         with pytest.raises(ValueError, match=f"the list of hosts '{hosts}' names no host"):
             named_hosts(hosts, None)
-        with pytest.raises(ValueError, match="names no host"):
-            checked_hosts(hosts)
     with pytest.raises(ValueError, match="the host file '' names no host"):
         named_hosts(None, "")
 

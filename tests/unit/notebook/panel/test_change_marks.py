@@ -84,6 +84,11 @@ def test_values_are_read_as_their_knob_takes_them() -> None:
     assert Range(3).read("7", "x") == 7
     assert Range(False).read("on", "x") is True
     assert Range("a", choices=("a", 2)).read("2", "x") == 2
+    assert Range(0.001, choices=(0.001, 0.1)).read("1e-3", "x") == 0.001
+    assert Range(0.001, choices=(0.001, 0.1)).read(".1", "x") == 0.1
+    assert Range(True, choices=(True, False)).read("off", "x") is False
+    with pytest.raises(ValueError, match="takes one of 1, b"):
+        Range(1, choices=(1, "b")).read("true", "x")
     assert Range(0.1).checked(1, "x") == 1.0
     for wrong in ("nan", "inf", "x", ""):
         with pytest.raises(ValueError, match="takes numbers"):
