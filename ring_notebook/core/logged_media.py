@@ -8,15 +8,18 @@ import struct
 import sys
 import zlib
 from base64 import b64encode
-from collections.abc import Mapping
+from collections import Counter, deque
 from html import escape
 from typing import Any
 
 import numpy as np
 
-from ring_notebook.protocol.records import HISTOGRAM
+from ring_notebook.protocol.records import HISTOGRAM, LOGGED, Display
 from ring_notebook.text.error_text import printable
 
+# The most images, figures, histograms and texts of a rank in a run, and the most characters of them in records.
+MOST, MOST_SIZE = 500, 32 << 20
+_ALWAYS = 10  # of each name, as long as there is room
 MOST_SIDE = 512  # pixels of an image; of a larger one every second, third, ... is kept
 MOST_FIGURE = 400_000  # bytes; a larger figure is drawn with fewer pixels
 MOST_TEXT = 20_000  # characters
@@ -27,17 +30,60 @@ _WIDTH, _HEIGHT = 320, 120  # pixels of a histogram's picture
 _TEXT_HEIGHT = 16
 
 
+class MediaLog:
+    """The displays that this rank has logged in a run.
+
+    A run has room for so many of a rank. When half of it is used, every fourth one of each name is kept, with half of
+    the rest every sixteenth, and so on: so the end of a long run is seen too.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: deque[tuple[str, str, int, Any, Any]] = deque()  # kind, name, step, data and metadata
+        self._count = self._size = 0
+        self._given: Counter[tuple[str, str]] = Counter()
+
+    def add(self, kind: str, name: str, step: int, value: Any) -> None:
+        """Keep a value, unless it is left out. Raises TypeError, which says what the kind takes."""
+        number, every = self._given[kind, name], self._every
+        self._given[kind, name] += 1
+        if every is None or (number % every and number >= _ALWAYS):
+            if kind == "figure":
+                _close(value)
+            return
+        try:
+            data, metadata = bundle(kind, value)
+        except TypeError as error:
+            raise TypeError(f"log: {kind} {name!r} {error}") from None
+        self._waiting.append((kind, name, step, data, metadata))
+        self._count += 1
+        self._size += sum(len(one) for one in data.values())
+        if every == 1 and self._every != 1:
+            sys.stderr.write(
+                "ring.log: from here on only every fourth of the images, figures, histograms and texts of a name is "
+                f"kept, later fewer; a rank has room for {MOST} or {MOST_SIZE >> 20} MiB\n"
+            )
+
+    def drain(self, run: str, rank: int) -> list[Display]:
+        """Take the displays logged so far. Any thread may call it."""
+        taken = [self._waiting.popleft() for _ in range(len(self._waiting))]
+        return [
+            Display(run, rank, data, {**about, LOGGED: {"kind": kind, "name": name, "step": step}}, f"{kind}/{name}")
+            for kind, name, step, data, about in taken
+        ]
+
+    @property
+    def _every(self) -> int | None:
+        """Which of the next values are kept; None where there is no more room."""
+        room = 1 - max(self._count / MOST, self._size / MOST_SIZE)
+        return 4 ** max(0, math.ceil(-math.log2(room)) - 1) if room > 0 else None
+
+
 def bundle(kind: str, value: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     """Data by MIME type, and metadata, of a value; ``kind`` is one of `records.MEDIA`.
 
     Raises TypeError, which says what the kind takes.
     """
     return {"image": _image, "figure": _figure, "histogram": _histogram, "text": _text}[kind](value)
-
-
-def named(kind: str, value: Any) -> Mapping[str, Any]:
-    """The values by name: a dictionary as it is; another value gets the name of its kind."""
-    return value if isinstance(value, Mapping) else {kind: value}
 
 
 def _image(value: Any) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -93,9 +139,14 @@ def _figure(value: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         value.savefig(file, format="png", dpi=dpi, bbox_inches="tight")
         if file.tell() <= MOST_FIGURE:
             break
-    if plots := sys.modules.get("matplotlib.pyplot"):  # else the end of the cell would show it again
-        plots.close(value)
+    _close(value)
     return {"image/png": b64encode(file.getvalue()).decode(), "text/plain": "figure"}, {}
+
+
+def _close(figure: Any) -> None:
+    """Otherwise the end of the cell would show it again."""
+    if plots := sys.modules.get("matplotlib.pyplot"):
+        plots.close(figure)
 
 
 def _histogram(value: Any) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -20,10 +20,11 @@ from ring_notebook.core import other_waits
 from ring_notebook.core.step_points import between_steps, in_pass
 from ring_notebook.machine.gpus import gpus
 from ring_notebook.machine.hardware import WaitsForCore
-from ring_notebook.protocol.records import LOGGED, MEDIA, Display, MetricBatch
+from ring_notebook.protocol.records import MEDIA, Display, MetricBatch
 from ring_notebook.rank.exit_watch import at_exit
 
 if TYPE_CHECKING:
+    from ring_notebook.core.logged_media import MediaLog
     from ring_notebook.core.time_spent import ScriptMeter
 
 T = TypeVar("T")
@@ -37,8 +38,6 @@ _TRACK_PERIOD = 0.2
 _PRINT_PERIOD = 1.0
 _LAST_WAIT = 5.0  # seconds to wait for numbers on a device at the end of a script
 _LONGEST_UNIT = 24  # characters
-# The most pictures, figures, histograms and texts of a rank in a run, and the most characters of them in records.
-MOST_SHOWN, MOST_SHOWN_SIZE = 500, 32 << 20
 
 
 class _Recorder:
@@ -79,8 +78,7 @@ class _Recorder:
         self.earlier_samples = 0.0
         self.units: dict[str, str] = {}
         self.new_units: dict[str, str] = {}
-        self.shown: deque[tuple[str, str, int, Any, Any]] = deque()  # kind, name, step, data and metadata
-        self.shown_count = self.shown_size = 0
+        self.media: MediaLog | None = None
         self.meter: ScriptMeter | None = None
 
     def add(self, now: float, step: int | None, values: dict[str, Any]) -> None:
@@ -152,28 +150,17 @@ class _Recorder:
         """Keep pictures, figures, histograms or texts, up to the limits of a run; a script keeps none."""
         if not self.attached:
             return
-        from ring_notebook.core import logged_media  # imports numpy
+        if self.media is None:
+            from ring_notebook.core.logged_media import MediaLog  # imports numpy
 
+            self.media = MediaLog()
         if step is None:
             step = self.present_step()
-        for name, value in logged_media.named(kind, values).items():
+        for name, value in (values if isinstance(values, Mapping) else {kind: values}).items():
             if not isinstance(name, str):
                 raise TypeError(f"log: {kind} {name!r:.100} must have a text for a name")
             _check_name(name)
-            if self.shown_count >= MOST_SHOWN or self.shown_size >= MOST_SHOWN_SIZE:
-                return
-            try:
-                data, metadata = logged_media.bundle(kind, value)
-            except TypeError as error:
-                raise TypeError(f"log: {kind} {name!r} {error}") from None
-            self.shown.append((kind, name, step, data, metadata))
-            self.shown_count += 1
-            self.shown_size += sum(len(one) for one in data.values())
-            if self.shown_count >= MOST_SHOWN or self.shown_size >= MOST_SHOWN_SIZE:
-                most = f"{MOST_SHOWN} or {MOST_SHOWN_SIZE >> 20} MiB"
-                sys.stderr.write(
-                    f"ring.log: the next images, figures, histograms and texts are left out; a rank has {most}\n"
-                )
+            self.media.add(kind, name, step, value)
 
     def print_row(self) -> None:
         """In a plain script rank 0 prints the latest row once a second; the other rows are dropped."""
@@ -564,12 +551,7 @@ def _units_of(names: Iterable[str]) -> dict[str, str]:
 
 def drain_shown(run: str, rank: int) -> list[Display]:
     """Take the images, figures, histograms and texts logged so far. Any thread may call it."""
-    shown = _recorder.shown
-    taken = [shown.popleft() for _ in range(len(shown))]
-    return [
-        Display(run, rank, data, {**about, LOGGED: {"kind": kind, "name": name, "step": step}}, f"{kind}/{name}")
-        for kind, name, step, data, about in taken
-    ]
+    return [] if _recorder.media is None else _recorder.media.drain(run, rank)
 
 
 _LONGEST = 200  # characters of a hyper-parameter that is not a number

@@ -22,8 +22,8 @@ from PIL import Image
 
 from harness.programs import ran
 from ring_notebook.analysis import time_breakdown
-from ring_notebook.core import metrics, time_spent
-from ring_notebook.protocol.records import MetricBatch
+from ring_notebook.core import logged_media, metrics, time_spent
+from ring_notebook.protocol.records import LOGGED, MetricBatch
 
 
 @pytest.fixture(autouse=True)
@@ -459,14 +459,29 @@ def test_without_a_loop_rows_are_counted_on() -> None:
     assert [row for batch in metrics.drain("run", 0) for row in batch.values[1:]] == [2.0, 1.0]
 
 
-def test_a_rank_shows_so_many_pictures_in_a_run(capsys: pytest.CaptureFixture[str]) -> None:
-    for step in range(metrics.MOST_SHOWN + 2):
-        metrics.log(step=step, text="x")
-    assert len(metrics.drain_shown("run", 0)) == metrics.MOST_SHOWN
-    assert capsys.readouterr().err.count("the next images, figures, histograms and texts are left out") == 1
+def test_of_very_many_pictures_the_whole_run_has_some(capsys: pytest.CaptureFixture[str]) -> None:
+    given = 20 * logged_media.MOST
+    for step in range(given):
+        metrics.log(step=step, text={"often": "x", **({"seldom": "y"} if step % 1000 == 0 else {})})
+    logged = [one.metadata[LOGGED] for one in metrics.drain_shown("run", 0)]
+    assert len(logged) <= logged_media.MOST
+    often = [one["step"] for one in logged if one["name"] == "often"]
+    assert often[:250] == [*range(250)]
+    assert often[-1] > 0.9 * given
+    assert sum(one["name"] == "seldom" for one in logged) > 1
+    assert capsys.readouterr().err.count("only every fourth of the images") == 1
     metrics.begin()
     metrics.log(text="x")
     assert len(metrics.drain_shown("run", 0)) == 1
+
+
+def test_a_figure_that_is_left_out_is_closed_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    plots = pytest.importorskip("matplotlib.pyplot")
+    monkeypatch.setattr(logged_media, "MOST", 4)
+    for _ in range(30):  # matplotlib warns of more than 20 open ones
+        metrics.log(figure=plots.figure(figsize=(0.2, 0.2)))
+    assert plots.get_fignums() == []
+    assert len(metrics.drain_shown("run", 0)) <= 4
 
 
 def test_a_script_shows_no_pictures() -> None:
