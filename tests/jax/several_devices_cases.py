@@ -13,6 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import jax
 import ring_notebook.jax as hvd
+from harness.kept_again import kept_again
 
 try:
     from jax import shard_map
@@ -202,3 +203,11 @@ def case_a_training_on_two_devices_of_each_rank() -> None:
         weights = step(weights, jax.device_put(x[mine], half), jax.device_put(y[mine], half))
     for name, expected in joined.items():
         np.testing.assert_allclose(weights[name], expected, rtol=1e-4, atol=1e-6)
+
+
+def case_snapshots_keep_how_arrays_are_spread() -> None:
+    whole = jax.device_put(jnp.arange(4.0), NamedSharding(MESH, PartitionSpec()))
+    again = kept_again({"tree": {"own": own(), "whole": whole, "plain": jnp.ones(3)}})["tree"]
+    for name, before in (("own", own()), ("whole", whole), ("plain", jnp.ones(3))):
+        np.testing.assert_array_equal(again[name], before)
+        assert again[name].sharding == before.sharding, name
