@@ -20,7 +20,7 @@ from ring_notebook.api.arguments import check_scatterable, rows_to_send
 from ring_notebook.api.basics import local_rank, local_size
 from ring_notebook.api.handles import member_name
 from ring_notebook.api.process_sets import ProcessSet, process_set_of
-from ring_notebook.core import foreign_interrupts, world
+from ring_notebook.core import background_programs, foreign_interrupts, world
 from ring_notebook.core.buffers import Buffer, DType, copy_bytes, from_memoryview, integers_of
 from ring_notebook.core.communicator import Communicator, ReduceOp
 from ring_notebook.core.native import core
@@ -124,7 +124,7 @@ def carry_out(runtime: str, spec: str, tensors: Sequence[tuple[int, Shape, int]]
     try:
         call, dtypes = parse(spec), _dtypes[runtime]
         inputs = [Buffer(address, shape, dtypes[number]) for address, shape, number in tensors]
-        execute(call, inputs, allocate)
+        _execute(call, inputs, allocate)
     except BaseException as error:
         return noted(error)
     if call.kind == "allreduce" and not call.by_name and len({tensor.dtype for tensor in inputs}) == 1:
@@ -148,7 +148,12 @@ def original(error: BaseException) -> BaseException | None:
 
 
 def execute(call: ForeignCall, inputs: Sequence[Buffer], allocate: Allocate) -> None:
-    """Carry out ``call`` in this thread. Raises the errors of its collective."""
+    """Carry out ``call`` of the script, after programs that it has begun. Raises the errors of its collective."""
+    background_programs.settle()
+    _execute(call, inputs, allocate)
+
+
+def _execute(call: ForeignCall, inputs: Sequence[Buffer], allocate: Allocate) -> None:
     with foreign_interrupts.in_flight():
         group = _Group(call, process_set_of(call.process_set))
         _KINDS[call.kind](group, inputs, allocate)

@@ -12,7 +12,7 @@ from time import sleep
 from types import FrameType
 from typing import Any
 
-from ring_notebook.core import world
+from ring_notebook.core import background_programs, world
 from ring_notebook.core.communicator import Communicator
 from ring_notebook.core.steering import steering
 
@@ -185,6 +185,7 @@ def step() -> None:
     optimizers on a part of the ranks. All ranks of the run call it equally often; it costs as much as an `allreduce` of
     one number. Beyond Horovod. Raises NotInitializedError before ``init()``, and the errors of a collective.
     """
+    background_programs.settle()
     communicator = world.current().communicator
     if communicator.size > 1:
         with step_guard.committed(communicator):

@@ -26,7 +26,7 @@ from time import monotonic_ns, time_ns
 from typing import Any
 
 from ring_notebook.analysis import operation_log
-from ring_notebook.core import native, other_waits, world
+from ring_notebook.core import background_programs, native, other_waits, world
 from ring_notebook.core.buffers import from_memoryview
 from ring_notebook.protocol.records import COUNTED, PROGRAM, TRAINING
 from ring_notebook.text.words import TRANSPORTS, is_gate
@@ -88,6 +88,7 @@ def start(path: str) -> None:
 
 def stop() -> None:
     """End the recording; all ranks of the generation call it. Rank 0 writes the trace of all ranks to its path."""
+    background_programs.settle()
     path = _path
     events = finish()
     if path is None:

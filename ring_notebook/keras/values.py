@@ -9,7 +9,6 @@ import numpy as np
 from ring_notebook.api.arguments import number_of, reduction_of
 from ring_notebook.api.foreign_calls import ForeignCall, execute
 from ring_notebook.api.process_sets import ProcessSet, global_process_set
-from ring_notebook.core import background_programs
 from ring_notebook.core.buffers import Buffer, DType, from_memoryview
 from ring_notebook.core.communicator import ReduceOp
 from ring_notebook.keras.chosen_keras import IS_LEGACY, backend, face, keras
@@ -32,7 +31,6 @@ def _collective(what: ForeignCall, value: Any) -> Any:
         outputs.append(np.empty(shape, array.dtype).view(HostArray))
         return _buffer_of(outputs[-1]).address
 
-    background_programs.settle()
     execute(what, [_buffer_of(array)], memory)
     return outputs[0]
 

@@ -561,6 +561,14 @@ def case_calls_of_the_script_come_after_programs_that_it_has_begun() -> None:
         with hvd.only(0):
             hvd.barrier()
 
+    def recorded() -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            hvd.start_timeline(f"{folder}/timeline.json")
+            result = compiled(x)
+            if hvd.rank() == 0:
+                result.block_until_ready()
+            hvd.stop_timeline()
+
     def generation() -> None:
         hvd.shutdown()
         hvd.init()
@@ -570,6 +578,8 @@ def case_calls_of_the_script_come_after_programs_that_it_has_begun() -> None:
         lambda: hvd.broadcast_object(hvd.rank()),
         hvd.barrier,
         hvd.join,
+        hvd.step,
+        recorded,
         with_a_set,
         of_rank_0,
         generation,

@@ -278,6 +278,27 @@ def case_adasum_and_the_broadcast_of_a_graph() -> None:
         hvd.broadcast_global_variables(0)
 
 
+def case_calls_of_the_script_come_after_programs_of_jax_that_it_has_begun() -> None:
+    """Rank 0 waits for each result, as to print it; the others call the next function at once."""
+    if backend() != "jax":
+        return
+    import jax
+
+    def slow(x):
+        for _ in range(20):
+            x = jax.numpy.tanh(x @ x)
+        return face().allreduce(x.sum())
+
+    compiled, x, built = jax.jit(slow), jax.numpy.full((300, 300), 0.001), hvd.prepare(model(1, "sgd"))
+    compiled(x).block_until_ready()
+    for call in (lambda: hvd.allreduce(1.0), lambda: hvd.prepare(built)):
+        result = compiled(x)
+        if hvd.rank() == 0:
+            result.block_until_ready()
+        call()
+        assert np.isfinite(result)
+
+
 def case_fit_in_a_graph_of_tensorflow_1() -> None:
     if not IS_LEGACY:
         return  # Keras 3 has no graphs
