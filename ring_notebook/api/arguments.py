@@ -129,3 +129,14 @@ def check_scatterable(shape: Sequence[int], op: ReduceOp, rank: int) -> None:
         )
     if not len(shape):
         raise ValueError(f"rank {rank}: reducescatter splits along the first dimension, but the tensor has none")
+
+
+def variables_of_layers(layers: Any) -> list[Any]:
+    """The trainable variables of a layer, or of several. Raises ValueError for anything but layers."""
+    if layers is None:
+        return []
+    layers = [layers] if hasattr(layers, "trainable_variables") else list(layers)
+    for layer in layers:
+        if not hasattr(layer, "trainable_variables"):
+            raise ValueError(f"local_layers must be layers, got {type(layer).__name__}")
+    return [variable for layer in layers for variable in layer.trainable_variables]

@@ -11,7 +11,7 @@ from ring_notebook.api.basics import size
 from ring_notebook.api.objects import allreduce_numbers
 from ring_notebook.api.process_sets import ProcessSet, global_process_set
 from ring_notebook.core.communicator import ReduceOp
-from ring_notebook.keras.chosen_keras import IS_LEGACY, arrays_of, keras
+from ring_notebook.keras.chosen_keras import arrays_of, keras
 from ring_notebook.keras.keras_state import broadcast_state, is_built
 
 __all__ = [
@@ -167,10 +167,7 @@ class LearningRateScheduleCallback(_Callback):  # type: ignore[misc]
     def _set(self, factor: float) -> None:
         optimizer, new = self.model.optimizer, self.initial_lr * factor
         old = self._rate()
-        if IS_LEGACY:
-            keras.backend.set_value(optimizer.learning_rate, new)
-        else:
-            optimizer.learning_rate = new
+        optimizer.learning_rate = new
         momentum: Any = getattr(optimizer, "momentum", None)
         if self.momentum_correction and hasattr(momentum, "assign") and old:
             self._momentum = keras.backend.get_value(momentum)

@@ -9,7 +9,7 @@ from functools import wraps
 from importlib import import_module
 from typing import Any
 
-from ring_notebook.api.arguments import check_passes, check_predivide, check_process_set
+from ring_notebook.api.arguments import check_passes, check_predivide, check_process_set, variables_of_layers
 from ring_notebook.api.process_sets import ProcessSet, global_process_set
 from ring_notebook.core.communicator import ReduceOp
 from ring_notebook.core.step_guard import step_guard
@@ -133,43 +133,6 @@ class DistributedMixin:
         """The sum of gradients of several passes, or None (Horovod's name; scripts read its ``counter``)."""
         return self._ring.total
 
-    def _ring_apply(self, grads_and_vars: Any, apply: Callable[[list[Any]], Any]) -> Any:
-        """A step of tf_keras, or with ``backward_passes_per_step`` one pass of a step."""
-        pairs, total = list(grads_and_vars), self._ring.total
-        gradients, variables = [gradient for gradient, _ in pairs], [variable for _, variable in pairs]
-        if self._ring.reduced is None:
-            self._ring.begin(gradients, variables)
-        if total is None:
-            try:
-                return apply(pairs)
-            finally:
-                self._ring.reduced = None
-        if self._ring.take_reduced(variables):
-            sums = gradients  # `_compute_gradients` has counted the pass
-            self._ring.reduced = [id(variable) for variable in variables]
-        else:
-            sums = total.add(gradients, variables, lambda sums: sums)
-
-        def step() -> Any:
-            apply(list(zip(sums, variables, strict=True)))
-            return self.iterations.read_value()
-
-        try:
-            return total.when_complete(step, lambda: self.iterations.assign_add(1).read_value())
-        finally:
-            self._ring.reduced = None
-
-    def _ring_aggregated(self, grads_and_vars: Any) -> list[Any]:
-        """The pairs of tf_keras with reduced gradients, before a LossScaleOptimizer around us checks them."""
-        pairs, known = list(grads_and_vars), self._ring.reduced
-        if self._ring.take_reduced([variable for _, variable in pairs]):
-            if self._ring.total is not None:
-                self._ring.reduced = known  # so that the step does not reduce this pass again
-            return pairs
-        gradients, variables = [gradient for gradient, _ in pairs], [variable for _, variable in pairs]
-        self._ring.begin(gradients, variables)
-        return list(zip(self._ring.reduce(gradients), variables, strict=True))
-
     def _ring_step(self, step: Callable[[], Any]) -> Any:
         """Make a step of Python on all ranks or on none, without interrupts."""
         if backend() != "torch" or self._ring.frame is not None:  # within that of a LossScaleOptimizer around this one
@@ -234,24 +197,61 @@ class _KerasOwnApply(DistributedMixin):
             self._ring.reduced = None
 
 
-class _LegacyKeras(DistributedMixin):
-    """For tf_keras."""
+class _Legacy(DistributedMixin):
+    """For all optimizers of tf_keras."""
 
     def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
         apply = super().apply_gradients  # type: ignore[misc]
         return self._ring_apply(grads_and_vars, lambda pairs: apply(pairs, *args, **kwargs))
+
+    def _ring_apply(self, grads_and_vars: Any, apply: Callable[[list[Any]], Any]) -> Any:
+        """A step of tf_keras, or with ``backward_passes_per_step`` one pass of a step."""
+        pairs, total = list(grads_and_vars), self._ring.total
+        gradients, variables = [gradient for gradient, _ in pairs], [variable for _, variable in pairs]
+        if self._ring.reduced is None:
+            self._ring.begin(gradients, variables)
+        if total is None:
+            try:
+                return apply(pairs)
+            finally:
+                self._ring.reduced = None
+        if self._ring.take_reduced(variables):
+            sums = gradients  # `_compute_gradients` has counted the pass
+            self._ring.reduced = [id(variable) for variable in variables]
+        else:
+            sums = total.add(gradients, variables, lambda sums: sums)
+
+        def step() -> Any:
+            apply(list(zip(sums, variables, strict=True)))
+            return self.iterations.read_value()
+
+        try:
+            return total.when_complete(step, lambda: self.iterations.assign_add(1).read_value())
+        finally:
+            self._ring.reduced = None
+
+    def _ring_aggregated(self, grads_and_vars: Any) -> list[Any]:
+        """The pairs of tf_keras with reduced gradients, before a LossScaleOptimizer around us checks them."""
+        pairs, known = list(grads_and_vars), self._ring.reduced
+        if self._ring.take_reduced([variable for _, variable in pairs]):
+            if self._ring.total is not None:
+                self._ring.reduced = known  # so that the step does not reduce this pass again
+            return pairs
+        gradients, variables = [gradient for gradient, _ in pairs], [variable for _, variable in pairs]
+        self._ring.begin(gradients, variables)
+        return list(zip(self._ring.reduce(gradients), variables, strict=True))
+
+
+class _LegacyKeras(_Legacy):
+    """For tf_keras.optimizers."""
 
     def aggregate_gradients(self, grads_and_vars: Any) -> Any:
         """Over all ranks."""
         return self._ring_aggregated(grads_and_vars)
 
 
-class _LegacyOptimizer(DistributedMixin):
+class _LegacyOptimizer(_Legacy):
     """For tf_keras.optimizers.legacy."""
-
-    def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
-        apply = super().apply_gradients  # type: ignore[misc]
-        return self._ring_apply(grads_and_vars, lambda pairs: apply(pairs, *args, **kwargs))
 
     def _compute_gradients(self, loss: Any, var_list: Any, grad_loss: Any = None, tape: Any = None) -> Any:
         """Reduced already, as in Horovod: a step may follow that is told not to aggregate."""
@@ -407,13 +407,12 @@ def PartialDistributedOptimizer(optimizer: Any, *arguments: Any, local_layers: A
     """`DistributedOptimizer` that leaves the gradients of ``local_layers`` to each rank.
 
     Horovod: ``PartialDistributedOptimizer``. Their gradients are divided by the number of ranks, unless
-    ``scale_local_gradients`` is False. The layers have been built.
+    ``scale_local_gradients`` is False. The layers have been built. Raises ValueError for anything but layers.
     """
+    local = variables_of_layers(local_layers)
     distributed = DistributedOptimizer(optimizer, *arguments, **options)
     ring: Any = ring_of(distributed)
-    layers = local_layers if isinstance(local_layers, (list, tuple)) else [local_layers]
-    for layer in layers if local_layers is not None else ():
-        ring.local += layer.trainable_variables
+    ring.local += local
     return distributed
 
 

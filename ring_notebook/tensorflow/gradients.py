@@ -8,7 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
-from ring_notebook.api.arguments import check_integer, check_predivide, check_process_set, number_of
+from ring_notebook.api.arguments import (
+    check_integer,
+    check_predivide,
+    check_process_set,
+    number_of,
+    variables_of_layers,
+)
 from ring_notebook.api.process_sets import ProcessSet, global_process_set
 from ring_notebook.core.communicator import ReduceOp
 from ring_notebook.tensorflow.graph_call import number_op
@@ -192,17 +198,6 @@ def PartialDistributedGradientTape(  # noqa: N802 - Horovod's name
     ``scale_local_gradients`` is False.
     """
     tape = DistributedGradientTape(gradtape, *arguments, **options)
-    for variable in variables_of(local_layers):
+    for variable in variables_of_layers(local_layers):
         tape.register_local_source(variable)
     return tape
-
-
-def variables_of(layers: Any) -> list[Any]:
-    """The trainable variables of a layer, or of several. Raises ValueError for anything but layers."""
-    if layers is None:
-        return []
-    layers = [layers] if hasattr(layers, "trainable_variables") else list(layers)
-    for layer in layers:
-        if not hasattr(layer, "trainable_variables"):
-            raise ValueError(f"local_layers must be layers of Keras, got {type(layer).__name__}")
-    return [variable for layer in layers for variable in layer.trainable_variables]

@@ -260,6 +260,8 @@ def case_local_layers_of_another_scale_and_ranks_outside_of_a_set() -> None:
         trained.train_on_batch(own(X)[:BATCH], own(Y)[:BATCH])
         moved.append(weights(trained)[0] - start_weights[0])
     np.testing.assert_allclose(moved[0] * hvd.size(), moved[1], rtol=1e-3, atol=1e-6)
+    with pytest.raises(ValueError, match="local_layers must be layers"):
+        hvd.PartialDistributedOptimizer(keras.optimizers.SGD(0.05), local_layers=["dense"])
     first = hvd.add_process_set([0])
     outside = model(7, hvd.DistributedOptimizer(keras.optimizers.SGD(0.05), process_set=first))
     alone = model(7, keras.optimizers.SGD(0.05))
