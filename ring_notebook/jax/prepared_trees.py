@@ -19,9 +19,9 @@ from ring_notebook.jax.averaging import (
 
 
 def has_values(tree: Any) -> bool:
-    """Whether a pytree has arrays or numbers, among others, or no leaves, as the state of a plain optimizer."""
+    """Whether a pytree has arrays or numbers, among others, or no leaves, as the state of `optax.sgd`; not None."""
     leaves = jax.tree_util.tree_leaves(tree)
-    return not leaves or any(map(is_value, leaves))
+    return any(map(is_value, leaves)) if leaves else tree is not None
 
 
 def _is_of_nnx(value: Any) -> bool:
@@ -42,7 +42,7 @@ def _is_of_linen(value: Any) -> bool:
 _KINDS: dict[str, Callable[[Any], bool]] = {
     "modules of flax": lambda one: _is_of_nnx(one) or _is_of_linen(one),
     "optimizers of optax": is_optimizer,
-    "pytrees of arrays": lambda one: has_values(one) and bool(jax.tree_util.tree_leaves(one)),
+    "pytrees of arrays": has_values,
 }
 
 

@@ -376,6 +376,8 @@ def _train(x, y, average, prepare=False) -> dict[str, jax.Array]:
         assert hvd.prepare(optimizer, op=hvd.Average) is optimizer
         with pytest.raises(ValueError, match="distributed with op=AVERAGE before, got SUM"):
             hvd.prepare(optimizer, op=hvd.Sum)
+        empty = optax.sgd(0.1).init(weights)  # a state without arrays
+        assert hvd.prepare(empty, optimizer) == (empty, optimizer)
     elif average:
         optimizer = hvd.DistributedOptimizer(optimizer)
         weights = hvd.broadcast_parameters(jax.tree.map(lambda leaf: leaf + hvd.rank(), weights), 0)
@@ -516,6 +518,8 @@ def case_prepare_refuses_what_it_cannot_take() -> None:
         TypeError, match="takes modules of flax, optimizers of optax and pytrees of arrays; argument 2 is str 'adam'"
     ):
         hvd.prepare({"a": own()}, "adam")
+    with pytest.raises(TypeError, match="argument 1 is NoneType None"):
+        hvd.prepare(None)
     with pytest.raises(TypeError, match="got no argument"):
         hvd.prepare()
 
