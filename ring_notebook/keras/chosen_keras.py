@@ -9,11 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from ring_notebook.api.arguments import number_of
-from ring_notebook.api.foreign_calls import ForeignCall, execute
-from ring_notebook.api.process_sets import ProcessSet, global_process_set
-from ring_notebook.core.buffers import Buffer, from_memoryview
-
 IS_LEGACY = os.environ.get("TF_USE_LEGACY_KERAS", "") in ("1", "True", "true")
 _OLDEST = (3, 5)
 
@@ -65,17 +60,6 @@ def assign(variables: Any, arrays: Any) -> None:
     set_value = keras.backend.set_value if IS_LEGACY else lambda variable, array: variable.assign(array)
     for variable, array in zip(variables, arrays, strict=True):
         set_value(variable, array)
-
-
-def broadcast_values(variables: Any, root_rank: int, process_set: ProcessSet = global_process_set) -> None:
-    """Give ``variables`` the values of ``root_rank``, on any framework: through host memory, as bytes."""
-    variables = list(variables)
-    arrays = arrays_of(variables)
-    parts = [from_memoryview(array.reshape(-1).view(np.uint8)) for array in arrays]
-    shown = [Buffer(part.address, part.shape, part.dtype, array) for part, array in zip(parts, arrays, strict=True)]
-    call = ForeignCall("broadcast", "variables", root=root_rank, process_set=number_of(process_set))
-    execute(call, shown, lambda index, _shape: shown[index].address)
-    assign(variables, arrays)
 
 
 def new_batches(model: Any, batch: int, before: int, steps: int | None) -> int:

@@ -8,7 +8,8 @@ from typing import Any
 from ring_notebook.api.object_state import ObjectState
 from ring_notebook.api.objects import allgather_object
 from ring_notebook.api.process_sets import ProcessSet, global_process_set
-from ring_notebook.keras.chosen_keras import IS_LEGACY, OPTIMIZERS, arrays_of, assign, broadcast_values, keras
+from ring_notebook.keras.chosen_keras import IS_LEGACY, OPTIMIZERS, arrays_of, assign, keras
+from ring_notebook.keras.values import broadcast_values
 
 
 class KerasState(ObjectState):

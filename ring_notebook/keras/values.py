@@ -11,7 +11,7 @@ from ring_notebook.api.foreign_calls import ForeignCall, execute
 from ring_notebook.api.process_sets import ProcessSet, global_process_set
 from ring_notebook.core.buffers import Buffer, DType, from_memoryview
 from ring_notebook.core.communicator import ReduceOp
-from ring_notebook.keras.chosen_keras import IS_LEGACY, backend, face, keras
+from ring_notebook.keras.chosen_keras import IS_LEGACY, arrays_of, assign, backend, face, keras
 
 
 class HostArray(np.ndarray):
@@ -70,6 +70,17 @@ def broadcast(value: Any, root_rank: int, name: str | None = None, process_set: 
     """``root_rank``'s value, as an array (Horovod: ``horovod.keras.broadcast``)."""
     what = ForeignCall("broadcast", name or "", root=root_rank, process_set=number_of(process_set))
     return _collective(what, value)
+
+
+def broadcast_values(variables: Any, root_rank: int, process_set: ProcessSet = global_process_set) -> None:
+    """Give ``variables`` the values of ``root_rank``, on any framework: through host memory, as bytes."""
+    variables = list(variables)
+    arrays = arrays_of(variables)
+    parts = [from_memoryview(array.reshape(-1).view(np.uint8)) for array in arrays]
+    shown = [Buffer(part.address, part.shape, part.dtype, array) for part, array in zip(parts, arrays, strict=True)]
+    call = ForeignCall("broadcast", "variables", root=root_rank, process_set=number_of(process_set))
+    execute(call, shown, lambda index, _shape: shown[index].address)
+    assign(variables, arrays)
 
 
 def broadcast_global_variables(root_rank: int) -> Any:
