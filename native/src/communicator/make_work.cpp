@@ -80,6 +80,9 @@ void Communicator::validate(const Request& request) const {
         if (kernels().adasum[static_cast<int>(request.dtype)] == nullptr)
             throw invalid(std::string("adasum takes floating point tensors, not ") + to_string(request.dtype));
     }
+    if (reduces(request.kind) && request.op != ReduceOp::Adasum && reduce_kernel(request.dtype, request.op) == nullptr)
+        throw invalid(std::string(to_string(request.op)) + " takes no " + to_string(request.dtype) +
+                      " tensors; convert them on every rank, or use another op");
     if (request.kind == OpKind::Alltoall) {
         std::int64_t sum = 0;
         for (std::int64_t split : request.splits) {

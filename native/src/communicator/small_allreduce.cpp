@@ -63,8 +63,8 @@ void Communicator::end_turn(bool drops_front, bool front_has_arrived) {
 // Posts it and arrives, in this thread's turn. False, without effect, for an operation that must be an ordinary one.
 bool Communicator::post_small(const SmallAllreduce& call, Arrival& arrival) {
     if (fabric_ || size() > kMostRanks || call.count * item_size(call.dtype) > group_->inline_bytes() ||
-        call.dims > kMaxDims || call.op == ReduceOp::Adasum || generation_.recorder->on() || !ring_memory()->owned() ||
-        group_->aborted() || generation_.group->left())
+        call.dims > kMaxDims || reduce_kernel(call.dtype, call.op) == nullptr || generation_.recorder->on() ||
+        !ring_memory()->owned() || group_->aborted() || generation_.group->left())
         return false;
     arrival.header = header_of(call);  // before the turn, which an exception would never end
     if (!queue_.try_turn()) return false;

@@ -75,8 +75,9 @@ const KernelTable& kernels();
 // InvalidArgument for an unknown name.
 const KernelTable& select_kernels(const std::string& isa);
 
+// An average is a sum, divided afterwards. Null for Adasum, and for a reduction that the type lacks.
 inline ReduceFn reduce_kernel(DType dtype, ReduceOp op) {
-    return kernels().reduce[static_cast<int>(dtype)][static_cast<int>(op)];
+    return kernels().reduce[static_cast<int>(dtype)][static_cast<int>(op == ReduceOp::Average ? ReduceOp::Sum : op)];
 }
 
 }  // namespace ring

@@ -88,9 +88,7 @@ Range row_range(std::uint64_t count, std::int64_t rows, int size, int index) {
     return {static_cast<std::uint64_t>(first) * width, static_cast<std::uint64_t>(first + own) * width};
 }
 
-ReduceFn kernel_of(const Header& header) {
-    return reduce_kernel(header.dtype, header.op == ReduceOp::Average ? ReduceOp::Sum : header.op);
-}
+ReduceFn kernel_of(const Header& header) { return reduce_kernel(header.dtype, header.op); }
 
 Scale scale_behind(const Header& header, std::size_t size) {
     Scale scale;
