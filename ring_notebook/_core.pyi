@@ -302,60 +302,26 @@ class Communicator:
     @property
     def closed(self) -> bool: ...
     def device_transport(self) -> tuple[str, str]: ...
-    def reduce(
+    def start(
         self,
-        scatter: bool,
+        operation: str,
         pieces: Sequence[_Piece],
         shape: Sequence[int],
-        layout: int,
         dtype: int,
         device: _Device,
-        op: int,
-        prescale: float,
-        postscale: float,
         name: str,
         blocking: bool,
         timeout: float,
-        call: tuple[int, Work | None],
+        call: tuple[int, Work | None] = ...,
         root: int = ...,
+        op: int = ...,
+        prescale: float = ...,
+        postscale: float = ...,
+        layout: int = ...,
+        targets: Sequence[tuple[int, int]] = ...,
+        splits: Sequence[int] = ...,
     ) -> Work: ...
     def match_in_order(self) -> None: ...
-    def allgather(
-        self,
-        piece: _Piece,
-        targets: Sequence[tuple[int, int]],
-        shape: Sequence[int],
-        dtype: int,
-        device: _Device,
-        name: str,
-        blocking: bool,
-        timeout: float,
-        call: tuple[int, Work | None],
-    ) -> Work: ...
-    def alltoall(
-        self,
-        pieces: Sequence[_Piece],
-        targets: Sequence[tuple[int, int]],
-        shape: Sequence[int],
-        splits: Sequence[int],
-        dtype: int,
-        device: _Device,
-        name: str,
-        blocking: bool,
-        timeout: float,
-        root: int = ...,
-    ) -> Work: ...
-    def broadcast(
-        self,
-        piece: _Piece,
-        shape: Sequence[int],
-        root: int,
-        dtype: int,
-        device: _Device,
-        name: str,
-        blocking: bool,
-        timeout: float,
-    ) -> Work: ...
     def barrier(self, name: str, blocking: bool, timeout: float) -> Work: ...
     def commit(self, name: str, newest: int, timeout: float, guard: Any) -> BaseException | None: ...
     def join(self, timeout: float) -> Work: ...

@@ -59,6 +59,12 @@ inline ring::Device device_argument(int number) {
     return enum_argument<ring::Device>("device", number, ring::kValues<ring::Device>);
 }
 
+inline ring::OpKind operation_argument(std::string_view name) {
+    for (int kind = 0; kind < ring::kValues<ring::OpKind>; ++kind)
+        if (name == ring::to_string(static_cast<ring::OpKind>(kind))) return static_cast<ring::OpKind>(kind);
+    throw ring::InvalidArgument("there is no operation '" + std::string(name) + "'");
+}
+
 // The choice of that name among those of a setting.
 template <class Choice, std::size_t N>
 Choice chosen(const char* setting, const std::string& text, const std::pair<const char*, Choice> (&choices)[N]) {

@@ -287,61 +287,27 @@ void register_communicator(py::module_& module) {
         .def("match_in_order", &Communicator::match_in_order)
         .def("device_transport", &Communicator::device_transport)
         .def(
-            "reduce",
-            [](const std::shared_ptr<Communicator>& self, bool scatter, std::vector<PieceTuple> pieces,
-               std::vector<std::int64_t> shape, std::uint64_t layout, int dtype, const DeviceTuple& device, int op,
-               double prescale, double postscale, std::string name, bool blocking, double timeout,
-               const CallTuple& call, int root) {
-                Request request = make_request(scatter ? ring::OpKind::ReduceScatter : ring::OpKind::Allreduce, dtype,
-                                               device, std::move(pieces), std::move(shape), std::move(name));
+            "start",
+            [](const std::shared_ptr<Communicator>& self, std::string_view operation, std::vector<PieceTuple> pieces,
+               std::vector<std::int64_t> shape, int dtype, const DeviceTuple& device, std::string name, bool blocking,
+               double timeout, const CallTuple& call, int root, int op, double prescale, double postscale,
+               std::uint64_t layout, const std::vector<TargetTuple>& targets, std::vector<std::int64_t> splits) {
+                Request request = make_request(operation_argument(operation), dtype, device, std::move(pieces),
+                                               std::move(shape), std::move(name));
+                request.root = root;
                 request.op = op_argument(op);
                 request.prescale = prescale;
                 request.postscale = postscale;
                 request.layout = layout;
-                request.root = root;
-                return submit(self, std::move(request), blocking, timeout, call);
-            },
-            py::arg("scatter"), py::arg("pieces"), py::arg("shape"), py::arg("layout"), py::arg("dtype"),
-            py::arg("device"), py::arg("op"), py::arg("prescale"), py::arg("postscale"), py::arg("name"),
-            py::arg("blocking"), py::arg("timeout"), py::arg("call"), py::arg("root") = -1)
-        .def(
-            "allgather",
-            [](const std::shared_ptr<Communicator>& self, const PieceTuple& piece,
-               const std::vector<TargetTuple>& targets, std::vector<std::int64_t> shape, int dtype,
-               const DeviceTuple& device, std::string name, bool blocking, double timeout, const CallTuple& call) {
-                Request request =
-                    make_request(ring::OpKind::Allgather, dtype, device, {piece}, std::move(shape), std::move(name));
-                request.targets = targets_argument(targets);
-                return submit(self, std::move(request), blocking, timeout, call);
-            },
-            py::arg("piece"), py::arg("targets"), py::arg("shape"), py::arg("dtype"), py::arg("device"),
-            py::arg("name"), py::arg("blocking"), py::arg("timeout"), py::arg("call"))
-        .def(
-            "alltoall",
-            [](const std::shared_ptr<Communicator>& self, std::vector<PieceTuple> pieces,
-               const std::vector<TargetTuple>& targets, std::vector<std::int64_t> shape,
-               std::vector<std::int64_t> splits, int dtype, const DeviceTuple& device, std::string name, bool blocking,
-               double timeout, int root) {
-                Request request = make_request(ring::OpKind::Alltoall, dtype, device, std::move(pieces),
-                                               std::move(shape), std::move(name));
                 request.targets = targets_argument(targets);
                 request.splits = std::move(splits);
-                request.root = root;
-                return submit(self, std::move(request), blocking, timeout);
+                return submit(self, std::move(request), blocking, timeout, call);
             },
-            py::arg("pieces"), py::arg("targets"), py::arg("shape"), py::arg("splits"), py::arg("dtype"),
-            py::arg("device"), py::arg("name"), py::arg("blocking"), py::arg("timeout"), py::arg("root") = -1)
-        .def(
-            "broadcast",
-            [](const std::shared_ptr<Communicator>& self, const PieceTuple& piece, std::vector<std::int64_t> shape,
-               int root, int dtype, const DeviceTuple& device, std::string name, bool blocking, double timeout) {
-                Request request =
-                    make_request(ring::OpKind::Broadcast, dtype, device, {piece}, std::move(shape), std::move(name));
-                request.root = root;
-                return submit(self, std::move(request), blocking, timeout);
-            },
-            py::arg("piece"), py::arg("shape"), py::arg("root"), py::arg("dtype"), py::arg("device"), py::arg("name"),
-            py::arg("blocking"), py::arg("timeout"))
+            py::arg("operation"), py::arg("pieces"), py::arg("shape"), py::arg("dtype"), py::arg("device"),
+            py::arg("name"), py::arg("blocking"), py::arg("timeout"), py::arg("call") = CallTuple{1, std::nullopt},
+            py::arg("root") = -1, py::arg("op") = static_cast<int>(ring::ReduceOp::Sum), py::arg("prescale") = 1.0,
+            py::arg("postscale") = 1.0, py::arg("layout") = 0, py::arg("targets") = std::vector<TargetTuple>{},
+            py::arg("splits") = std::vector<std::int64_t>{})
         .def(
             "barrier",
             [](const std::shared_ptr<Communicator>& self, std::string name, bool blocking, double timeout) {

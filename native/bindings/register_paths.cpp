@@ -19,12 +19,6 @@ using ring::Header;
 
 namespace {
 
-ring::OpKind operation_called(const std::string& name) {
-    for (int kind = 0; kind < ring::kValues<ring::OpKind>; ++kind)
-        if (name == ring::to_string(static_cast<ring::OpKind>(kind))) return static_cast<ring::OpKind>(kind);
-    throw ring::InvalidArgument("Header: there is no operation '" + name + "'");
-}
-
 // (joins called, [(name, joins before it)])
 using MemberNews = std::pair<std::uint64_t, std::vector<std::pair<std::string, std::uint64_t>>>;
 
@@ -34,7 +28,7 @@ using StandingRank = std::pair<int, std::vector<std::tuple<std::uint64_t, std::u
 Header make_header(const std::string& operation, int dtype, int op, int device, bool is_inline, bool input_in_ring,
                    bool output_in_ring, int root, int tensors, std::uint64_t count, double prescale, double postscale) {
     Header header;
-    header.kind = operation_called(operation);
+    header.kind = operation_argument(operation);
     header.dtype = dtype_argument(dtype);
     header.op = op_argument(op);
     header.device = device_argument(device);

@@ -100,21 +100,21 @@ class Communicator:
         pieces = [(i.address, o.address, i.count) for i, o in zip(inputs, outputs, strict=True)]
         shape = inputs[0].shape if len(inputs) == 1 else ()
         layout = layout_hash(tuple([buffer.shape for buffer in inputs])) if len(inputs) > 1 else 0
-        native = self._native.reduce(
-            False,
+        native = self._native.start(
+            "allreduce",
             pieces,
             shape,
-            layout,
             inputs[0].dtype,
             device_of(*inputs, *outputs),
-            op,
-            prescale,
-            postscale,
             name,
             blocking,
             self._timeout,
             (1, None) if call is None else call.place(),
             root,
+            op,
+            prescale,
+            postscale,
+            layout,
         )
         return self._work(native, blocking, *inputs, *outputs, call=call)
 
@@ -175,21 +175,19 @@ class Communicator:
         call: Call | None = None,
     ) -> Work:
         """Reduce ``input`` and write this rank's rows to ``output``: `partition.row_split` has their numbers."""
-        pieces = [(input.address, output.address, input.count)]
-        native = self._native.reduce(
-            True,
-            pieces,
+        native = self._native.start(
+            "reducescatter",
+            [(input.address, output.address, input.count)],
             input.shape,
-            0,
             input.dtype,
             device_of(input, output),
-            op,
-            prescale,
-            postscale,
             name,
             blocking,
             self._timeout,
             (1, None) if call is None else call.place(),
+            op=op,
+            prescale=prescale,
+            postscale=postscale,
         )
         return self._work(native, blocking, input, output, call=call)
 
@@ -207,11 +205,17 @@ class Communicator:
         With ``outputs``, one for each rank, the part of each rank is written there if all have exactly the right sizes
         (`Work.placed`); this rank's own may be ``input``. Tensors on devices are never placed.
         """
-        piece = (input.address, 0, input.count)
-        place = (1, None) if call is None else call.place()
-        targets, device = targets_of(outputs), device_of(input)
-        native = self._native.allgather(
-            piece, targets, input.shape, input.dtype, device, name, blocking, self._timeout, place
+        native = self._native.start(
+            "allgather",
+            [(input.address, 0, input.count)],
+            input.shape,
+            input.dtype,
+            device_of(input),
+            name,
+            blocking,
+            self._timeout,
+            (1, None) if call is None else call.place(),
+            targets=targets_of(outputs),
         )
         return self._work(native, blocking, input, *outputs, call=call)
 
@@ -234,25 +238,34 @@ class Communicator:
         if len(inputs) != 1:
             shape = (sum(input.count for input in inputs),)
         width = inputs[0].count // shape[0] if len(inputs) == 1 and shape and shape[0] else 1
-        native = self._native.alltoall(
+        native = self._native.start(
+            "alltoall",
             [(input.address, 0, input.count) for input in inputs],
-            targets_of(outputs),
             shape,
-            [split * width for split in splits],
             inputs[0].dtype,
             device_of(*inputs, *outputs),
             name,
             blocking,
             self._timeout,
-            root,
+            root=root,
+            targets=targets_of(outputs),
+            splits=[split * width for split in splits],
         )
         return self._work(native, blocking, *inputs, *outputs)
 
     def broadcast(self, input: Buffer, output: Buffer, root: int, *, name: str = "", blocking: bool = True) -> Work:
         """Copy ``input`` of group rank ``root`` into ``output`` on every rank."""
-        piece = (input.address, output.address, input.count)
-        device = device_of(input, output)
-        native = self._native.broadcast(piece, input.shape, root, input.dtype, device, name, blocking, self._timeout)
+        native = self._native.start(
+            "broadcast",
+            [(input.address, output.address, input.count)],
+            input.shape,
+            input.dtype,
+            device_of(input, output),
+            name,
+            blocking,
+            self._timeout,
+            root=root,
+        )
         return self._work(native, blocking, input, output)
 
     def barrier(self, *, name: str = "", blocking: bool = True) -> Work:

@@ -343,23 +343,10 @@ def test_arguments_that_cannot_be_right(seat: Seat) -> None:
 def test_a_number_that_is_no_dtype_or_reduction(seat: Seat, number: int) -> None:
     """ValueError that names the argument, before the core looks anything up by it."""
     native = seat.open()._native
-    piece, host = (0, 0, 0), (0, 0, 0)
-    calls: dict[str, list[Callable[[], object]]] = {
-        "dtype": [
-            lambda: native.reduce(True, [piece], [0], 0, number, host, 0, 1.0, 1.0, "", True, 0.0, (1, None)),
-            lambda: native.allgather(piece, [], [0], number, host, "", True, 0.0, (1, None)),
-            lambda: native.alltoall([piece], [], [0], [0], number, host, "", True, 0.0),
-            lambda: native.broadcast(piece, [0], 0, number, host, "", True, 0.0),
-        ],
-        "device": [
-            lambda: native.allgather(piece, [], [0], 0, (number, 0, 0), "", True, 0.0, (1, None)),
-        ],
-        "op": [
-            lambda: native.reduce(True, [piece], [0], 0, 0, host, number, 1.0, 1.0, "", True, 0.0, (1, None)),
-        ],
-    }
-    most = {"dtype": len(DType) - 1, "device": 3, "op": len(ReduceOp) - 1}
-    for name, wrong in calls.items():
-        for call in wrong:
-            with pytest.raises(ValueError, match=rf"{name} must be between 0 and {most[name]}, got {number}"):
-                call()
+    values = {"dtype": len(DType), "device": 4, "op": len(ReduceOp)}
+    for name, count in values.items():
+        dtype, device, op = (number if name == one else 0 for one in values)
+        with pytest.raises(ValueError, match=rf"{name} must be between 0 and {count - 1}, got {number}"):
+            native.start("allreduce", [(0, 0, 0)], [0], dtype, (device, 0, 0), "", True, 0.0, op=op)
+    with pytest.raises(ValueError, match="there is no operation 'all'"):
+        native.start("all", [(0, 0, 0)], [0], 0, (0, 0, 0), "", True, 0.0)
