@@ -12,6 +12,21 @@
 #include "ring/collectives/inter_host/link_model.hpp"
 
 namespace ring {
+
+// The algorithms, defined beside their classes.
+MakeAlgorithm make_join, make_adasum;
+MakeAlgorithm make_local_allreduce, make_one_shot_allreduce, make_push_allreduce, make_staged_allreduce;
+MakeAlgorithm make_one_shot_reducescatter, make_pull_reducescatter, make_staged_reducescatter;
+MakeAlgorithm make_one_shot_broadcast, make_pull_broadcast, make_staged_broadcast;
+MakeAlgorithm make_one_shot_allgather, make_pull_allgather, make_staged_allgather;
+MakeAlgorithm make_one_shot_alltoall, make_pull_alltoall, make_staged_alltoall;
+MakeAlgorithm make_eager_allreduce, make_eager_reducescatter, make_eager_broadcast;
+MakeAlgorithm make_eager_allgather, make_eager_alltoall;
+MakeAlgorithm make_ring_allreduce, make_doubling_allreduce, make_gathered_adasum, make_chain_broadcast;
+MakeAlgorithm make_pairwise_reducescatter, make_pairwise_alltoall;
+MakeAlgorithm make_nccl_allreduce, make_nccl_reducescatter, make_nccl_broadcast;
+MakeAlgorithm make_nccl_allgather, make_nccl_alltoall, make_device_copy;
+
 namespace {
 
 bool always(const Situation&) { return true; }
@@ -62,11 +77,11 @@ constexpr Path kPaths[] = {
     {OpKind::Barrier,       kHosts,   kMemory, "eager",    always,          "2",              "0",                            "1",                 make_nothing},
     {OpKind::Commit,        kHosts,   kMemory, "eager",    always,          "2",              "0",                            "1",                 make_nothing},
     {OpKind::Join,          kHosts,   kMemory, "eager",    always,          "2",              "0",                            "1",                 make_join},
-    {OpKind::Allreduce,     kHosts,   kMemory, "eager",    small,           "2",              "(l+h+3)*S",                    "1",                 make_eager},
-    {OpKind::ReduceScatter, kHosts,   kMemory, "eager",    small,           "2",              "(l+h+3)*S",                    "1",                 make_eager},
-    {OpKind::Broadcast,     kHosts,   kMemory, "eager",    small,           "2",              "4*S",                          "1",                 make_eager},
-    {OpKind::Allgather,     kHosts,   kMemory, "eager",    small,           "2",              "2*(p+l+1)*S",                  "1",                 make_eager},
-    {OpKind::Alltoall,      kHosts,   kMemory, "eager",    small,           "2",              "2*(l+2)*S",                    "1",                 make_eager},
+    {OpKind::Allreduce,     kHosts,   kMemory, "eager",    small,           "2",              "(l+h+3)*S",                    "1",                 make_eager_allreduce},
+    {OpKind::ReduceScatter, kHosts,   kMemory, "eager",    small,           "2",              "(l+h+3)*S",                    "1",                 make_eager_reducescatter},
+    {OpKind::Broadcast,     kHosts,   kMemory, "eager",    small,           "2",              "4*S",                          "1",                 make_eager_broadcast},
+    {OpKind::Allgather,     kHosts,   kMemory, "eager",    small,           "2",              "2*(p+l+1)*S",                  "1",                 make_eager_allgather},
+    {OpKind::Alltoall,      kHosts,   kMemory, "eager",    small,           "2",              "2*(l+2)*S",                    "1",                 make_eager_alltoall},
     {OpKind::Allreduce,     kHosts,   kMemory, "gathered", adasum,          "4",              "7*p*S",                        "1+l",               make_gathered_adasum},
     {OpKind::Allreduce,     kHosts,   kMemory, "doubling", short_sum,       "3",              "(2+(2+3*log2(h))/l)*S",        "1+l",               make_doubling_allreduce},
     {OpKind::Allreduce,     kHosts,   kMemory, "ring",     always,          "3",              "(2+6*(h-1)/h/l)*S",            "1+l*2*(h-1)*ceil(S/l/h/256K)", make_ring_allreduce},
@@ -81,22 +96,22 @@ constexpr Path kPaths[] = {
     {OpKind::Broadcast,     kOneHost, kDevice, "copy",     alone,           "1",              "2*S",                          "0",                 make_device_copy},
     {OpKind::Allgather,     kOneHost, kDevice, "copy",     alone,           "1",              "2*S",                          "0",                 make_device_copy},
     {OpKind::Alltoall,      kOneHost, kDevice, "copy",     alone,           "1",              "2*S",                          "0",                 make_device_copy},
-    {OpKind::Allreduce,     kOneHost, kDevice, "nccl",     always,          "1",              "0",                            "0",                 make_nccl},
-    {OpKind::ReduceScatter, kOneHost, kDevice, "nccl",     always,          "1",              "0",                            "0",                 make_nccl},
-    {OpKind::Broadcast,     kOneHost, kDevice, "nccl",     always,          "1",              "0",                            "0",                 make_nccl},
-    {OpKind::Allgather,     kOneHost, kDevice, "nccl",     always,          "1",              "0",                            "0",                 make_nccl},
-    {OpKind::Alltoall,      kOneHost, kDevice, "nccl",     always,          "1",              "0",                            "0",                 make_nccl},
-    {OpKind::Allreduce,     kHosts,   kDevice, "nccl",     always,          "3",              "0",                            "2",                 make_nccl},
-    {OpKind::ReduceScatter, kHosts,   kDevice, "nccl",     always,          "3",              "0",                            "2",                 make_nccl},
-    {OpKind::Broadcast,     kHosts,   kDevice, "nccl",     always,          "3",              "0",                            "2",                 make_nccl},
-    {OpKind::Allgather,     kHosts,   kDevice, "nccl",     always,          "3",              "0",                            "2",                 make_nccl},
-    {OpKind::Alltoall,      kHosts,   kDevice, "nccl",     always,          "3",              "0",                            "2",                 make_nccl},
+    {OpKind::Allreduce,     kOneHost, kDevice, "nccl",     always,          "1",              "0",                            "0",                 make_nccl_allreduce},
+    {OpKind::ReduceScatter, kOneHost, kDevice, "nccl",     always,          "1",              "0",                            "0",                 make_nccl_reducescatter},
+    {OpKind::Broadcast,     kOneHost, kDevice, "nccl",     always,          "1",              "0",                            "0",                 make_nccl_broadcast},
+    {OpKind::Allgather,     kOneHost, kDevice, "nccl",     always,          "1",              "0",                            "0",                 make_nccl_allgather},
+    {OpKind::Alltoall,      kOneHost, kDevice, "nccl",     always,          "1",              "0",                            "0",                 make_nccl_alltoall},
+    {OpKind::Allreduce,     kHosts,   kDevice, "nccl",     always,          "3",              "0",                            "2",                 make_nccl_allreduce},
+    {OpKind::ReduceScatter, kHosts,   kDevice, "nccl",     always,          "3",              "0",                            "2",                 make_nccl_reducescatter},
+    {OpKind::Broadcast,     kHosts,   kDevice, "nccl",     always,          "3",              "0",                            "2",                 make_nccl_broadcast},
+    {OpKind::Allgather,     kHosts,   kDevice, "nccl",     always,          "3",              "0",                            "2",                 make_nccl_allgather},
+    {OpKind::Alltoall,      kHosts,   kDevice, "nccl",     always,          "3",              "0",                            "2",                 make_nccl_alltoall},
 };
 // clang-format on
 
-constexpr bool has_path(OpKind kind, bool between_hosts) {
+constexpr bool has_path(OpKind kind, bool between_hosts, bool on_device) {
     for (const Path& path : kPaths)
-        if (path.kind == kind && path.between_hosts == between_hosts && !path.on_device) return true;
+        if (path.kind == kind && path.between_hosts == between_hosts && path.on_device == on_device) return true;
     return false;
 }
 
@@ -105,7 +120,7 @@ constexpr bool all_have_paths() {
     for (int number = 0; number < kValues<OpKind>; ++number) {
         const auto kind = static_cast<OpKind>(number);
         if (output_of(kind) == Output::Message) continue;
-        if (!has_path(kind, kOneHost) || !has_path(kind, kHosts)) return false;
+        if (!has_path(kind, kOneHost, kMemory) || !has_path(kind, kHosts, kMemory)) return false;
     }
     return true;
 }
@@ -120,6 +135,13 @@ bool moves_on_device(const Header& lead, const Topology& topology) {
 }
 
 }  // namespace
+
+bool nccl_moves(const Header& header, int size) {
+    if (!has_path(header.kind, kOneHost, kDevice)) return false;
+    if (!reduces(header.kind)) return true;
+    const std::optional<NcclReduction> reduction = nccl_reduction_for(header, size);
+    return reduction && (size > 1 || !reduction->scaled);  // a single rank copies
+}
 
 std::vector<Path> all_paths() { return {std::begin(kPaths), std::end(kPaths)}; }
 

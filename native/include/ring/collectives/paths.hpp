@@ -46,6 +46,9 @@ struct Path {
 // Throws Unsupported where nothing can move tensors of that device, and InvalidArgument for no headers.
 const Path& choose(const std::vector<Header>& headers, const Topology& topology);
 
+// Whether NCCL carries out the operation of that header among `size` ranks, as exactly as the core.
+bool nccl_moves(const Header& header, int size);
+
 // Whether an operation of this path completes at the gate of its headers: all data lies in the mailboxes, so once all
 // ranks have arrived none needs another one.
 bool takes_one_gate(const Path& path);

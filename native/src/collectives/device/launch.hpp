@@ -14,9 +14,6 @@
 
 namespace ring {
 
-// The algorithms of tensors on devices, for the table of paths.
-MakeAlgorithm make_nccl, make_device_copy;
-
 // The steps that all such operations share; a subclass says what is enqueued. Done when the operation was launched.
 class Launch : public Algorithm {
    public:

@@ -26,8 +26,10 @@ struct Parts {
 
 class NcclLaunch : public Launch {
    public:
-    explicit NcclLaunch(const Operation& operation)
+    using Call = void (NcclLaunch::*)();
+    NcclLaunch(const Operation& operation, Call call)
         : Launch(operation),
+          call_(call),
           request_(operation.request),
           result_(operation.result),
           nccl_(*operation.nccl),
@@ -50,97 +52,15 @@ class NcclLaunch : public Launch {
         }
     }
 
-   protected:
-    void enqueue() override {
-        const DeviceContext::Current current(context());
-        if (reduces(lead_.kind)) make_reduction();
-        if (output_of(lead_.kind) == Output::Parts) allocate();
-        if (request_.kind == OpKind::Join) bring_nothing();
-        check(api().ncclGroupStart(), "ncclGroupStart");
-        try {
-            call();
-        } catch (...) {
-            api().ncclGroupEnd();
-            throw;
-        }
-        check(api().ncclGroupEnd(), "ncclGroupEnd");
-    }
-
-    // NCCL may launch on a thread of its own, and connects in the first operation.
-    bool launched() override {
-        if (!nccl_.ready()) return false;
-        // Now, because the communicator may be aborted before the operation ends.
-        if (own_reduction_) check(api().ncclRedOpDestroy(reduction_, nccl_.handle()), "ncclRedOpDestroy");
-        own_reduction_ = false;
-        return true;
-    }
-
-   private:
-    const Nccl& api() const { return nccl_.nccl(); }
-    void check(int result, const char* call) const { api().check(result, call, nccl_.handle()); }
-    const Piece& piece() const { return request_.pieces.front(); }
-
-    void make_reduction() {
-        const NcclReduction reduction = *nccl_reduction_for(lead_, size_);
-        reduction_ = reduction.op;
-        dtype_ = *nccl_dtype(lead_.dtype);
-        if (!reduction.scaled) return;
-        constexpr int kOnHost = 1;
-        check(api().ncclRedOpCreatePreMulSum(&reduction_, &reduction.factor, dtype_, kOnHost, nccl_.handle()),
-              "ncclRedOpCreatePreMulSum");
-        own_reduction_ = true;
-    }
-
-    void allocate() {
-        for (std::size_t count : incoming_.counts) result_.counts.push_back(static_cast<std::int64_t>(count));
-        result_.bytes = incoming_.total * item_;
-        // The caller reads the result on its own stream, which waits for this operation.
-        result_.on_device =
-            std::make_shared<DeviceMemory>(on_device().context, result_.bytes, stream().handle(), on_device().stream);
-    }
-
-    // A rank that has joined takes part with zeros.
-    void bring_nothing() {
-        const std::size_t bytes = lead_.count * item_;
-        zeros_.emplace(on_device().context, bytes, stream().handle(), stream().handle());
-        if (bytes == 0) return;
-        const Driver& driver = context().driver();
-        driver.check(
-            driver.cuMemsetD8Async(reinterpret_cast<std::uintptr_t>(zeros_->data()), 0, bytes, stream().handle()),
-            "cuMemsetD8Async");
-    }
-
-    void call() {
-        switch (lead_.kind) {
-            case OpKind::Allreduce:
-                return allreduce();
-            case OpKind::ReduceScatter:
-                return reducescatter();
-            case OpKind::Broadcast:
-                return check(api().ncclBroadcast(piece().input, piece().output, lead_.count * item_, kNcclBytes,
-                                                 request_.root, nccl_.handle(), stream().handle()),
-                             "ncclBroadcast");
-            case OpKind::Allgather:
-                return allgather();
-            case OpKind::Alltoall:
-                return alltoall();
-            case OpKind::Barrier:
-            case OpKind::Join:
-            case OpKind::Send:
-            case OpKind::Receive:
-            case OpKind::Commit:
-                throw Error(std::string("NCCL has no ") + to_string(lead_.kind));
-        }
-    }
-
     void allreduce() {
-        if (zeros_) return allreduce(zeros_->data(), zeros_->data(), lead_.count);
-        for (const Piece& one : request_.pieces) allreduce(one.input, one.output, one.count);
+        if (zeros_) return reduce(zeros_->data(), zeros_->data(), lead_.count);
+        for (const Piece& one : request_.pieces) reduce(one.input, one.output, one.count);
     }
 
-    void allreduce(const void* input, void* output, std::size_t count) {
-        check(api().ncclAllReduce(input, output, count, dtype_, reduction_, nccl_.handle(), stream().handle()),
-              "ncclAllReduce");
+    void broadcast() {
+        check(api().ncclBroadcast(piece().input, piece().output, lead_.count * item_, kNcclBytes, request_.root,
+                                  nccl_.handle(), stream().handle()),
+              "ncclBroadcast");
     }
 
     void reducescatter() {
@@ -196,6 +116,72 @@ class NcclLaunch : public Launch {
         }
     }
 
+   protected:
+    void enqueue() override {
+        const DeviceContext::Current current(context());
+        if (reduces(lead_.kind)) make_reduction();
+        if (output_of(lead_.kind) == Output::Parts) allocate();
+        if (request_.kind == OpKind::Join) bring_nothing();
+        check(api().ncclGroupStart(), "ncclGroupStart");
+        try {
+            (this->*call_)();
+        } catch (...) {
+            api().ncclGroupEnd();
+            throw;
+        }
+        check(api().ncclGroupEnd(), "ncclGroupEnd");
+    }
+
+    // NCCL may launch on a thread of its own, and connects in the first operation.
+    bool launched() override {
+        if (!nccl_.ready()) return false;
+        // Now, because the communicator may be aborted before the operation ends.
+        if (own_reduction_) check(api().ncclRedOpDestroy(reduction_, nccl_.handle()), "ncclRedOpDestroy");
+        own_reduction_ = false;
+        return true;
+    }
+
+   private:
+    const Nccl& api() const { return nccl_.nccl(); }
+    void check(int result, const char* call) const { api().check(result, call, nccl_.handle()); }
+    const Piece& piece() const { return request_.pieces.front(); }
+
+    void make_reduction() {
+        const NcclReduction reduction = *nccl_reduction_for(lead_, size_);
+        reduction_ = reduction.op;
+        dtype_ = *nccl_dtype(lead_.dtype);
+        if (!reduction.scaled) return;
+        constexpr int kOnHost = 1;
+        check(api().ncclRedOpCreatePreMulSum(&reduction_, &reduction.factor, dtype_, kOnHost, nccl_.handle()),
+              "ncclRedOpCreatePreMulSum");
+        own_reduction_ = true;
+    }
+
+    void allocate() {
+        for (std::size_t count : incoming_.counts) result_.counts.push_back(static_cast<std::int64_t>(count));
+        result_.bytes = incoming_.total * item_;
+        // The caller reads the result on its own stream, which waits for this operation.
+        result_.on_device =
+            std::make_shared<DeviceMemory>(on_device().context, result_.bytes, stream().handle(), on_device().stream);
+    }
+
+    // A rank that has joined takes part with zeros.
+    void bring_nothing() {
+        const std::size_t bytes = lead_.count * item_;
+        zeros_.emplace(on_device().context, bytes, stream().handle(), stream().handle());
+        if (bytes == 0) return;
+        const Driver& driver = context().driver();
+        driver.check(
+            driver.cuMemsetD8Async(reinterpret_cast<std::uintptr_t>(zeros_->data()), 0, bytes, stream().handle()),
+            "cuMemsetD8Async");
+    }
+
+    void reduce(const void* input, void* output, std::size_t count) {
+        check(api().ncclAllReduce(input, output, count, dtype_, reduction_, nccl_.handle(), stream().handle()),
+              "ncclAllReduce");
+    }
+
+    const Call call_;
     const Request& request_;
     Result& result_;
     const NcclCommunicator& nccl_;
@@ -238,7 +224,11 @@ class DeviceCopy : public Launch {
 
 }  // namespace
 
-RING_MAKER(make_nccl, NcclLaunch, operation)
+RING_MAKER(make_nccl_allreduce, NcclLaunch, operation, &NcclLaunch::allreduce)
+RING_MAKER(make_nccl_reducescatter, NcclLaunch, operation, &NcclLaunch::reducescatter)
+RING_MAKER(make_nccl_broadcast, NcclLaunch, operation, &NcclLaunch::broadcast)
+RING_MAKER(make_nccl_allgather, NcclLaunch, operation, &NcclLaunch::allgather)
+RING_MAKER(make_nccl_alltoall, NcclLaunch, operation, &NcclLaunch::alltoall)
 RING_MAKER(make_device_copy, DeviceCopy, operation)
 
 }  // namespace ring

@@ -29,20 +29,12 @@ std::optional<std::uint64_t> two_bytes(double value, int exponent_bits, int frac
            (static_cast<std::uint64_t>(fraction) - implied);
 }
 
-// None for the types that are not floating point.
+// None for types whose factors the host applies.
 std::optional<std::uint64_t> as_number_of(DType dtype, double value) {
-    switch (facts(dtype).numbers) {
-        case Numbers::Float:
-            if (item_size(dtype) == 8) return bits_of(value);
-            if (item_size(dtype) == 4) return bits_of(static_cast<float>(value));
-            return two_bytes(value, 5, 10);
-        case Numbers::Brain:
-            return two_bytes(value, 8, 7);
-        case Numbers::Unsigned:
-        case Numbers::Signed:
-        case Numbers::Bool:
-            break;
-    }
+    if (dtype == DType::Float64) return bits_of(value);
+    if (dtype == DType::Float32) return bits_of(static_cast<float>(value));
+    if (dtype == DType::Float16) return two_bytes(value, 5, 10);
+    if (dtype == DType::BFloat16) return two_bytes(value, 8, 7);
     return std::nullopt;
 }
 
@@ -63,28 +55,6 @@ std::optional<NcclReduction> nccl_reduction_for(const Header& header, int size) 
     const std::optional<std::uint64_t> number = as_number_of(header.dtype, whole);
     if (!number) return std::nullopt;
     return NcclReduction{0, true, *number};
-}
-
-bool nccl_moves(const Header& header, int size) {
-    switch (header.kind) {
-        case OpKind::Allreduce:
-        case OpKind::ReduceScatter: {
-            const std::optional<NcclReduction> reduction = nccl_reduction_for(header, size);
-            // A single rank copies.
-            return reduction && (size > 1 || !reduction->scaled);
-        }
-        case OpKind::Broadcast:
-        case OpKind::Allgather:
-        case OpKind::Alltoall:
-            return true;
-        case OpKind::Barrier:
-        case OpKind::Join:
-        case OpKind::Send:
-        case OpKind::Receive:
-        case OpKind::Commit:
-            return false;
-    }
-    return false;
 }
 
 }  // namespace ring

@@ -142,11 +142,6 @@ class OnOneHost : public GatedAlgorithm {
 #define RING_MAKER(maker, Class, ...) \
     std::unique_ptr<Algorithm> maker(const Operation& operation) { return std::make_unique<Class>(__VA_ARGS__); }
 
-MakeAlgorithm make_nothing, make_join, make_adasum;
-MakeAlgorithm make_local_allreduce, make_one_shot_allreduce, make_push_allreduce, make_staged_allreduce;
-MakeAlgorithm make_one_shot_reducescatter, make_pull_reducescatter, make_staged_reducescatter;
-MakeAlgorithm make_one_shot_broadcast, make_pull_broadcast, make_staged_broadcast;
-MakeAlgorithm make_one_shot_allgather, make_pull_allgather, make_staged_allgather;
-MakeAlgorithm make_one_shot_alltoall, make_pull_alltoall, make_staged_alltoall;
+MakeAlgorithm make_nothing;
 
 }  // namespace ring

@@ -30,6 +30,8 @@ class BetweenHosts : public Algorithm {
         return own.is_inline != 0 ? group_.inline_slot(fabric_.local_index(index), own.sequence)
                                   : group_.ring_memory().at<std::byte>(own.input);
     }
+    // Where a rank of this host wants the whole result, unless its tensor is small: maybe in memory from which its own
+    // tensors are overwritten at the end.
     std::byte* output(int index) const { return group_.ring_memory().at<std::byte>(header(index).output); }
     // The rank of `host` that handles the tensor of a rank of another host.
     int agent(int host, int index) const {
@@ -95,7 +97,6 @@ class ReductionBetweenHosts : public BetweenHosts {
     const Reduction reduction_;
 };
 
-MakeAlgorithm make_eager, make_ring_allreduce, make_doubling_allreduce, make_gathered_adasum, make_chain_broadcast;
-MakeAlgorithm make_pairwise_reducescatter, make_landing_allgather, make_pairwise_alltoall;
+MakeAlgorithm make_landing_allgather;
 
 }  // namespace ring

@@ -9,39 +9,28 @@ namespace {
 
 class SmallOperation : public BetweenHosts {
    public:
-    explicit SmallOperation(const Operation& operation) : BetweenHosts(operation), agreement_(*operation.agreement) {}
+    using Move = void (SmallOperation::*)();
+    SmallOperation(const Operation& operation, Move move)
+        : BetweenHosts(operation), agreement_(*operation.agreement), move_(move) {}
 
     Step advance(std::uint64_t) override {
-        switch (lead_.kind) {
-            case OpKind::Allreduce:
-                reduce({0, lead_.count});
-                break;
-            case OpKind::ReduceScatter:
-                reduce(row_range(lead_.count, lead_.shape[0], fabric_.size(), index_));
-                break;
-            case OpKind::Broadcast:
-                copy_out(request_.pieces, 0, lead_.count, agreement_.payload(request_.root), item_);
-                break;
-            case OpKind::Allgather:
-                gather([&](int from) { return header(from).count; }, [](int) { return std::uint64_t{0}; });
-                break;
-            case OpKind::Alltoall:
-                gather([&](int from) { return static_cast<std::uint64_t>(agreement_.splits(from)[index_]); },
-                       [&](int from) {
-                           std::uint64_t start = 0;
-                           for (int to = 0; to < index_; ++to)
-                               start += static_cast<std::uint64_t>(agreement_.splits(from)[to]);
-                           return start;
-                       });
-                break;
-            case OpKind::Barrier:
-            case OpKind::Join:
-            case OpKind::Send:
-            case OpKind::Receive:
-            case OpKind::Commit:
-                break;
-        }
+        (this->*move_)();
         return Step::Done;
+    }
+
+    void allreduce() { reduce({0, lead_.count}); }
+    void reducescatter() { reduce(row_range(lead_.count, lead_.shape[0], fabric_.size(), index_)); }
+    void broadcast() { copy_out(request_.pieces, 0, lead_.count, agreement_.payload(request_.root), item_); }
+    void allgather() {
+        gather([&](int from) { return header(from).count; }, [](int) { return std::uint64_t{0}; });
+    }
+    void alltoall() {
+        gather([&](int from) { return static_cast<std::uint64_t>(agreement_.splits(from)[index_]); },
+               [&](int from) {
+                   std::uint64_t start = 0;
+                   for (int to = 0; to < index_; ++to) start += static_cast<std::uint64_t>(agreement_.splits(from)[to]);
+                   return start;
+               });
     }
 
    private:
@@ -81,10 +70,15 @@ class SmallOperation : public BetweenHosts {
     }
 
     const Agreement& agreement_;
+    const Move move_;
 };
 
 }  // namespace
 
-RING_MAKER(make_eager, SmallOperation, operation)
+RING_MAKER(make_eager_allreduce, SmallOperation, operation, &SmallOperation::allreduce)
+RING_MAKER(make_eager_reducescatter, SmallOperation, operation, &SmallOperation::reducescatter)
+RING_MAKER(make_eager_broadcast, SmallOperation, operation, &SmallOperation::broadcast)
+RING_MAKER(make_eager_allgather, SmallOperation, operation, &SmallOperation::allgather)
+RING_MAKER(make_eager_alltoall, SmallOperation, operation, &SmallOperation::alltoall)
 
 }  // namespace ring

@@ -5,7 +5,7 @@
 #include "collectives/host/algorithm_parts.hpp"
 #include "communicator/device/device_opening.hpp"
 #include "ring/base/text.hpp"
-#include "ring/collectives/device/nccl_reduction.hpp"
+#include "ring/collectives/paths.hpp"
 #include "ring/communicator/progress.hpp"
 
 namespace ring {

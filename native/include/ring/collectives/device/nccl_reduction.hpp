@@ -19,7 +19,4 @@ struct NcclReduction {
 // does not: types that NCCL lacks, averages and factors of integers, factors that are inexact in the tensors' type.
 std::optional<NcclReduction> nccl_reduction_for(const Header& header, int size);
 
-// Whether NCCL carries out the operation of that header.
-bool nccl_moves(const Header& header, int size);
-
 }  // namespace ring
