@@ -1,7 +1,7 @@
-"""Writes the pages that are made from the code: `python docs/reference.py`.
+"""Writes what is made from the code: `python docs/reference.py`.
 
-docs/settings.md and docs/magics.md are committed, and a test compares them with the source. docs/reference/ is for the
-site alone.
+The pages docs/settings.md and docs/magics.md and the enums in ring_notebook/_core.pyi are committed, and a test
+compares them with the source. docs/reference/ is for the site alone.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from ring_notebook import config, errors
+from ring_notebook import _core, config, errors
 from ring_notebook.launch import ringrun_options
 from ring_notebook.launch.lent_places import LENDERS
 from ring_notebook.notebook.lab.answers import Answer, schema
@@ -29,6 +29,7 @@ from ring_notebook.notebook.magics.commands import GROUPS, MAGICS
 SETTINGS = Path(__file__).with_name("settings.md")
 MAGICS_PAGE = Path(__file__).with_name("magics.md")
 AGENTS_PAGE = Path(__file__).with_name("agents.md")
+STUB = Path(config.__file__).with_name("_core.pyi")
 SITE = Path(__file__).with_name("reference")
 _SETTINGS_HEAD = """# Settings
 
@@ -160,6 +161,15 @@ def agents() -> str:
     return f"{head}{_AGENTS_BEGIN}{made}\n{_AGENTS_END}{rest.partition(_AGENTS_END)[2]}"
 
 
+def stub() -> str:
+    """The stub of the core, with the members that its enums have now."""
+    text = STUB.read_text()
+    for name in ("DType", "Device", "ReduceOp"):
+        members = "".join(f"    {one.name} = ...\n" for one in getattr(_core, name))
+        text = re.sub(rf"(class {name}\(.*:\n)(?:    \w+ = \.\.\.\n)*", rf"\g<1>{members}", text)
+    return text
+
+
 def answers() -> str:
     """The page with the JSON schemas of what tools take and of what they answer."""
     page = "# Tools of agents as JSON\n\nSchemas of the arguments and answers of [the tools](../agents.md#tools).\n"
@@ -211,9 +221,9 @@ def _rst(text: str) -> str:
 
 
 def write() -> None:
-    """Write all pages; one that has not changed stays as it is, so that Sphinx does not read it again."""
+    """Write all of it; a page that has not changed stays as it is, so that Sphinx does not read it again."""
     pages = {SETTINGS: settings(), MAGICS_PAGE: magics(), SITE / "ringrun.md": ringrun()}
-    pages |= {AGENTS_PAGE: agents(), SITE / "agents.md": answers()}
+    pages |= {AGENTS_PAGE: agents(), SITE / "agents.md": answers(), STUB: stub()}
     pages |= {SITE / f"{name}.md": _api(*content) for name, content in _API.items()}
     SITE.mkdir(exist_ok=True)
     for path, text in pages.items():

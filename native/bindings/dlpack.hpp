@@ -13,31 +13,14 @@ constexpr std::uint32_t kMajor = 1;
 constexpr const char* kCapsule = "dlpack_exchange_api";
 
 enum DeviceType : std::int32_t { kCpu = 1 };
-enum Code : std::uint8_t { kInt = 0, kUInt = 1, kFloat = 2, kBfloat = 4, kBool = 6 };
-constexpr std::size_t kCodes = 7, kMostBytes = 8;
-
-constexpr Code code_of(ring::Numbers numbers) {
-    switch (numbers) {
-        case ring::Numbers::Signed:
-            return kInt;
-        case ring::Numbers::Unsigned:
-            return kUInt;
-        case ring::Numbers::Float:
-            return kFloat;
-        case ring::Numbers::Brain:
-            return kBfloat;
-        case ring::Numbers::Bool:
-            return kBool;
-    }
-    return kInt;
-}
+constexpr std::size_t kCodes = 16, kMostBytes = 8;
 
 struct Tensor {
     void* data;
     std::int32_t device_type;
     std::int32_t device_id;
     std::int32_t ndim;
-    Code code;
+    std::uint8_t code;
     std::uint8_t bits;
     std::uint16_t lanes;
     const std::int64_t* shape;
@@ -64,7 +47,7 @@ constexpr auto kByCode = [] {
         for (auto& number : row) number = -1;
     for (int number = 0; number < ring::kValues<ring::DType>; ++number) {
         const auto dtype = static_cast<ring::DType>(number);
-        all[code_of(ring::facts(dtype).numbers)][ring::item_size(dtype)] = static_cast<std::int8_t>(number);
+        all[ring::facts(ring::facts(dtype).numbers).dlpack][ring::item_size(dtype)] = static_cast<std::int8_t>(number);
     }
     return all;
 }();

@@ -18,7 +18,7 @@ from ring_notebook.core.native import core, select_instructions
 
 INLINE = 16 << 10  # native kInlineBytes; between hosts up to four times as much
 SEGMENT = 512 << 10  # native kSegmentBytesCrowded
-REAL_OPS = (ReduceOp.SUM, ReduceOp.AVERAGE, ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT)
+REAL_OPS = [op for op in ReduceOp if op is not ReduceOp.ADASUM]
 # Which ranks keep their tensors in ring memory: paths are chosen by all ranks together.
 MEMORIES: dict[str, Callable[[int], bool]] = {
     "ring": lambda rank: True,

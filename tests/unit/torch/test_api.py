@@ -6,6 +6,7 @@ import inspect
 import operator
 
 import ring_notebook.torch as hvd
+from ring_notebook.core.communicator import ReduceOp
 
 SC = "prescale_factor=1.0, postscale_factor=1.0"
 PS = "process_set=global_process_set"
@@ -74,7 +75,7 @@ SIGNATURES = {
     "elastic.ElasticSampler.reset": "self",
 }
 
-NAMES = {"Average", "Sum", "Adasum", "Min", "Max", "Product", "global_process_set", "Compression", "elastic", "mpi_ops"}
+NAMES = {op.name.capitalize() for op in ReduceOp} | {"global_process_set", "Compression", "elastic", "mpi_ops"}
 NAMES |= {"HorovodInternalError", "HostsUpdatedInterrupt"}
 
 BEYOND = """

@@ -45,7 +45,25 @@ struct Half {
 struct BFloat {
     std::uint16_t bits;
 };
-enum class Numbers : std::uint8_t { Unsigned, Signed, Float, Brain, Bool };
+
+// X(what elements hold, name, whether these are integers, floating point numbers, code in DLPack)
+#define RING_NUMBERS(X)                     \
+    X(Unsigned, "unsigned", true, false, 1) \
+    X(Signed, "signed", true, false, 0)     \
+    X(Float, "IEEE float", false, true, 2)  \
+    X(Brain, "brain float", false, true, 4) \
+    X(Bool, "bool", false, false, 6)
+RING_ENUM(Numbers, std::uint8_t, RING_NUMBERS);
+
+struct NumbersFacts {
+    bool are_integers, are_floating;
+    std::uint8_t dlpack;
+};
+#define RING_FACTS(value, name, integers, floating, dlpack) {integers, floating, dlpack},
+constexpr NumbersFacts kNumbersFacts[] = {RING_NUMBERS(RING_FACTS)};
+#undef RING_FACTS
+constexpr NumbersFacts facts(Numbers numbers) { return kNumbersFacts[static_cast<std::size_t>(numbers)]; }
+
 constexpr int kNoNumber = -1;
 
 // X(value, name here and in frameworks, an element, what it holds, number in NCCL, number in XLA's C interface)
@@ -79,12 +97,8 @@ constexpr DTypeFacts facts(DType dtype) {
                            : DTypeFacts{1, Numbers::Unsigned, kNoNumber, kNoNumber};
 }
 constexpr std::size_t item_size(DType dtype) { return facts(dtype).bytes; }
-constexpr bool is_floating(DType dtype) {
-    return facts(dtype).numbers == Numbers::Float || facts(dtype).numbers == Numbers::Brain;
-}
-constexpr bool is_integer(DType dtype) {
-    return facts(dtype).numbers == Numbers::Signed || facts(dtype).numbers == Numbers::Unsigned;
-}
+constexpr bool is_floating(DType dtype) { return facts(facts(dtype).numbers).are_floating; }
+constexpr bool is_integer(DType dtype) { return facts(facts(dtype).numbers).are_integers; }
 
 // --- devices ---
 
