@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from pathlib import Path
 from typing import Annotated, Any
@@ -135,6 +136,15 @@ def test_options_of_a_cell_are_fields() -> None:
     kept = json.dumps(CellOptions(ranks=range(1, 3)).kept())  # as of a sweep side by side
     assert CellOptions.of(json.loads(kept)).ranks == [1, 2]
     assert {one.sets for one in command.options} - {"out", "sweep"} <= set(CellOptions.__dataclass_fields__)
+
+
+def test_each_option_of_a_cell_has_an_effect() -> None:
+    """Some file of the package reads the field; its declaration alone does nothing."""
+    package = Path(str(commands.__file__)).parents[3]
+    text = "".join(path.read_text() for path in package.rglob("*.py"))
+    named = r"""\b(?:options|given|own)(?:\.{0}\b|(?:\.get\(|\[)["']{0}["'])"""
+    unread = {name for name in CellOptions.__dataclass_fields__ if not re.search(named.format(name), text)}
+    assert unread == set(), "carry them out: a rank in engine/runner.py, the kernel in notebook/run/send_cell.py"
 
 
 @pytest.mark.parametrize(
