@@ -32,6 +32,9 @@ class Guard(Protocol):
     agreed: int
 
 
+_NO_REDUCTION = (int(ReduceOp.SUM), 1.0, 1.0, 0)  # op, factors and layout of an operation that only moves
+
+
 class Communicator:
     """The collectives of one group.
 
@@ -185,9 +188,10 @@ class Communicator:
             blocking,
             self._timeout,
             (1, None) if call is None else call.place(),
-            op=op,
-            prescale=prescale,
-            postscale=postscale,
+            -1,
+            op,
+            prescale,
+            postscale,
         )
         return self._work(native, blocking, input, output, call=call)
 
@@ -215,7 +219,9 @@ class Communicator:
             blocking,
             self._timeout,
             (1, None) if call is None else call.place(),
-            targets=targets_of(outputs),
+            -1,
+            *_NO_REDUCTION,
+            targets_of(outputs),
         )
         return self._work(native, blocking, input, *outputs, call=call)
 
@@ -247,9 +253,11 @@ class Communicator:
             name,
             blocking,
             self._timeout,
-            root=root,
-            targets=targets_of(outputs),
-            splits=[split * width for split in splits],
+            (1, None),
+            root,
+            *_NO_REDUCTION,
+            targets_of(outputs),
+            [split * width for split in splits],
         )
         return self._work(native, blocking, *inputs, *outputs)
 
@@ -264,7 +272,8 @@ class Communicator:
             name,
             blocking,
             self._timeout,
-            root=root,
+            (1, None),
+            root,
         )
         return self._work(native, blocking, input, output)
 
