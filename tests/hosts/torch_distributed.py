@@ -72,6 +72,11 @@ def check_training() -> None:
         wrappers.test_training_equals_that_of_one_process(wrap, overlap, ring.rank(), ring.size(), set_ring)
 
 
+def meet_and_receive(source: int) -> None:
+    dist.barrier()
+    dist.recv(torch.ones(50_001), source)
+
+
 def check_failures() -> None:
     """A rank that waits for a message of another host learns that a rank has failed, and of a size that differs."""
     rank, size = ring.rank(), ring.size()
@@ -81,12 +86,12 @@ def check_failures() -> None:
     elif rank == size - 1:
         with pytest.raises(CollectiveMismatch, match="got 50000 elements"):
             dist.recv(torch.ones(50_001), 0)
-    dist.barrier()
     if rank == size - 1:
+        dist.barrier()
         world.fail(ValueError("boom"))
     else:
         with pytest.raises(CollectiveAborted, match=f"rank {size - 1} raised ValueError: boom"):
-            dist.recv(torch.ones(50_001), size - 1)
+            meet_and_receive(size - 1)  # which may fail before this rank has left the barrier
     ring.shutdown()
     ring.init()
     ring.process_group()
