@@ -173,7 +173,8 @@ def _find_ranks(spent: Mapping[int, Spent]) -> SlowRanks | None:
     slow = [rank for rank, share in busy.items() if share > SLOWER * usual > 0]
     others = [rank for rank in spent if rank not in slow]
     waits = median(spent[rank].share(spent[rank].idle) for rank in others)
-    if not slow or waits < WAITS:
+    # Of little work of their own one rank may do twice as much: then the others wait for something else, as for a link.
+    if not slow or waits < WAITS or max(busy.values()) - usual < NOTABLE:
         return None
     slowest = spent[max(slow, key=busy.__getitem__)]
     like = spent[min(others, key=lambda rank: abs(busy[rank] - usual))].over(slowest.seconds)

@@ -249,6 +249,13 @@ def test_the_slow_link_between_hosts_is_named() -> None:
     assert find({0: ranks[0]}, 20) is None
 
 
+def test_a_rank_whose_own_work_is_next_to_nothing_hides_no_slow_link() -> None:
+    """Rank 1 has written all to its socket, and waits for rank 0, which still receives."""
+    receives = Spent(10.0, 9.85, 0.1, 0.0, 0.0, links=(Sent(1, 3.9, 1.2e8),))
+    sends = Spent(10.0, 5.05, 4.91, 0.0, 0.0, links=(Sent(0, 9.85, 1.2e8),))
+    assert isinstance(find({0: receives, 1: sends}), SlowLink)
+
+
 @pytest.mark.parametrize(
     "ranks",
     [
