@@ -36,9 +36,9 @@ from ring_notebook.engine import (
 )
 from ring_notebook.engine.capture import Capture, show_figures
 from ring_notebook.engine.cell import Begin, Cell
+from ring_notebook.engine.collectives_by_step import LoopCalls
 from ring_notebook.engine.failure_record import describe, from_cell
 from ring_notebook.engine.interrupt import Interruptible
-from ring_notebook.engine.loop_calls import LoopCalls
 from ring_notebook.engine.machine_load import Machine
 from ring_notebook.engine.process_state import HeldBack, ProcessState, end_children
 from ring_notebook.engine.publisher import Publisher

@@ -214,7 +214,7 @@ if torch.cuda.is_available():
     },
     count_waits="ring_notebook.torch.process_group.foreign_time:count_foreign_time",
     threads="torch:get_num_threads",
-    modes="ring_notebook.torch.restore_modes:remember",
+    modes="ring_notebook.torch.modes_after_failure:remember",
     held="ring_notebook.torch.memory_by_variable:held",
     empty_caches="ring_notebook.torch.memory_by_variable:empty_caches",
     lost_rank="ring_notebook.torch.process_group.default_group:tells_of_lost_rank",

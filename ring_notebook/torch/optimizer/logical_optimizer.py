@@ -8,9 +8,9 @@ from typing import Any, NoReturn, TypeVar
 import torch
 
 from ring_notebook.core.logical_ranks import logical_ranks
-from ring_notebook.torch.optimizer.act_once import logical_optimizers
 from ring_notebook.torch.optimizer.logical_reducer import LogicalReducer
 from ring_notebook.torch.optimizer.reducing_optimizer import ReducingOptimizer
+from ring_notebook.torch.optimizer.scalers_and_schedules import logical_optimizers
 from ring_notebook.torch.optimizer.wrapper import closure_of, once, put_kept
 from ring_notebook.torch_private import uncompiled
 

@@ -18,8 +18,8 @@ from ring_notebook.api.process_sets import ProcessSet
 from ring_notebook.core import metrics, world
 from ring_notebook.core.communicator import Communicator, ReduceOp
 from ring_notebook.torch.collectives.allreduce import allreduce
-from ring_notebook.torch.optimizer.act_once import act_once
 from ring_notebook.torch.optimizer.gradient_reducer import GradientReducer
+from ring_notebook.torch.optimizer.scalers_and_schedules import act_once
 from ring_notebook.torch.steps.optimizer_notes import notes_of
 from ring_notebook.torch.steps.plain_optimizers import guard_steps, note_wrapped
 from ring_notebook.torch.steps.repair import Shared, begin, may_have_parted, mend, trust

@@ -28,8 +28,8 @@ from ring_notebook.errors import RingError
 from ring_notebook.files.checkpoint_names import REST
 from ring_notebook.files.remote_folder import RemoteFolder
 from ring_notebook.text.error_text import cause_text
-from ring_notebook.torch.optimizer.act_once import is_logical
 from ring_notebook.torch.optimizer.local_optimizer import LocalOptimizer
+from ring_notebook.torch.optimizer.scalers_and_schedules import is_logical
 from ring_notebook.torch.optimizer.wrapper import Wrapper
 from ring_notebook.torch.process_group.run_store import keys_of_ranks
 from ring_notebook.torch.tensors import is_sharded

@@ -20,7 +20,7 @@ from ring_notebook.api.objects import broadcast_object, gather_objects
 from ring_notebook.api.process_sets import global_process_set
 from ring_notebook.core.logical_ranks import LogicalRanks, current, divided, in_use, use
 from ring_notebook.torch.devices import accelerator
-from ring_notebook.torch.optimizer.act_once import act_once
+from ring_notebook.torch.optimizer.scalers_and_schedules import act_once
 from ring_notebook.torch.steps.state_digest import is_shared
 from ring_notebook.torch.training.agreed_numbers import sources
 from ring_notebook.torch.training.turns_loader import loaders_in_use

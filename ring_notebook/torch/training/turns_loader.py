@@ -14,7 +14,7 @@ from torch.utils.data import BatchSampler, DataLoader
 from ring_notebook.api.objects import without_others
 from ring_notebook.core.gradient_log import gradient_log
 from ring_notebook.core.logical_ranks import LogicalRanks
-from ring_notebook.torch.optimizer.act_once import act_once
+from ring_notebook.torch.optimizer.scalers_and_schedules import act_once
 from ring_notebook.torch.training.loaders import PreparedLoader, blank, nested, shard
 from ring_notebook.torch.training.rank_shares import SeededSampler, ShardedSampler
 

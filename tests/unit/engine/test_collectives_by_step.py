@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import count
 
 from ring_notebook.core import metrics
-from ring_notebook.engine.loop_calls import MOST, LoopCalls
+from ring_notebook.engine.collectives_by_step import MOST, LoopCalls
 
 
 def test_the_steps_of_a_long_loop_thin_out_alike_on_all_ranks() -> None:
