@@ -173,7 +173,7 @@ def _find_ranks(spent: Mapping[int, Spent]) -> SlowRanks | None:
     slow = [rank for rank, share in busy.items() if share > SLOWER * usual > 0]
     others = [rank for rank in spent if rank not in slow]
     waits = median(spent[rank].share(spent[rank].idle) for rank in others)
-    # Of little work of their own one rank may do twice as much: then the others wait for something else, as for a link.
+    # Where all do little work, a rank that does twice as much is not what the others wait for: a link may be.
     if not slow or waits < WAITS or max(busy.values()) - usual < NOTABLE:
         return None
     slowest = spent[max(slow, key=busy.__getitem__)]
