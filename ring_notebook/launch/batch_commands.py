@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import IO, Literal
 
-from ring_notebook.launch.hosts_of_job import expand_slurm
+from ring_notebook.launch.launchers.hosts import expand_names
 from ring_notebook.launch.supervisor.outer_job import for_batch_system
 
 _SECONDS_TO_ANSWER = 5.0
@@ -155,7 +155,7 @@ def _slurm(output: str) -> JobState | None:
         phase = "waits"
     elif word in ("RUNNING", "SUSPENDED", "STOPPED", "SIGNALING", "RESIZING", "STAGE_OUT"):
         phase = "runs"
-    return JobState(phase, word, reason, _number(start), _number(end), tuple(expand_slurm(nodes)))
+    return JobState(phase, word, reason, _number(start), _number(end), tuple(expand_names(nodes)))
 
 
 def _pbs(output: str) -> JobState | None:

@@ -11,8 +11,7 @@ from threading import Event, Thread
 from ring_notebook.analysis.job_failure import judge_batch_job
 from ring_notebook.analysis.time_limits import WALLTIME_WARNING
 from ring_notebook.launch.batch_commands import SLURM, ask
-from ring_notebook.launch.hosts_of_job import expand_slurm
-from ring_notebook.launch.launchers.hosts import Host
+from ring_notebook.launch.launchers.hosts import Host, expand_names
 
 _SECONDS_UNTIL_ASKED_AGAIN = 300.0  # when the job ends: its limit may be changed
 _LOST = ("down", "fail", "unknown", "error", "not_responding")
@@ -110,4 +109,4 @@ def _lost_hosts() -> list[str]:
     done = ask(["sinfo", "--noheader", "--Node", f"--nodes={nodes}", "--format=%N|%T"]) if nodes else None
     found = dict(line.strip().split("|") for line in done.stdout.splitlines() if "|" in line) if done else {}
     # A star behind the state: the host does not answer.
-    return [name for name in expand_slurm(nodes) if found.get(name, "").startswith(_LOST) or "*" in found.get(name, "")]
+    return [name for name in expand_names(nodes) if found.get(name, "").startswith(_LOST) or "*" in found.get(name, "")]

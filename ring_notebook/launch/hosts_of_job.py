@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ring_notebook.launch.launchers.hosts import Host
+from ring_notebook.launch.launchers.hosts import Host, expand_names
 from ring_notebook.rank.rank_threads import slurm_counts
 
 
@@ -62,7 +61,7 @@ def find_allocation(env: Mapping[str, str] = os.environ, cpus_per_rank: int = 0)
 
 
 def _slurm(env: Mapping[str, str]) -> list[Host]:
-    names = expand_slurm(env["SLURM_JOB_NODELIST"])
+    names = expand_names(env["SLURM_JOB_NODELIST"])
     slots = slurm_counts(env.get("SLURM_TASKS_PER_NODE") or env.get("SLURM_JOB_CPUS_PER_NODE") or "1")
     slots += slots[-1:] * (len(names) - len(slots))
     return [Host(name, count) for name, count in zip(names, slots, strict=False)]
@@ -103,25 +102,3 @@ _SYSTEMS = (
     _System("PBS", "PBS_NODEFILE", "PBS_JOBID", _pbs),
     _System("LSF", "LSB_MCPU_HOSTS", "LSB_JOBID", _lsf),
 )
-
-
-def expand_slurm(nodelist: str) -> list[str]:
-    """Slurm's short form of host names: ``"gpu[01-03,7],login"`` -> gpu01, gpu02, gpu03, gpu7, login.
-
-    Raises ValueError that quotes the name it cannot read.
-    """
-    return [name for part in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", nodelist) for name in _expand(part)]
-
-
-def _expand(part: str) -> Iterator[str]:
-    match = re.search(r"\[([^\]]*)\]", part)
-    if match is None:
-        yield part
-        return
-    before, after = part[: match.start()], part[match.end() :]
-    for piece in match[1].split(","):
-        first, _, last = piece.partition("-")
-        if not first.isdigit() or not (last or first).isdigit():
-            raise ValueError(f"cannot read {part!r} in a list of Slurm's nodes; expected numbers in brackets")
-        for number in range(int(first), int(last or first) + 1):
-            yield from _expand(f"{before}{number:0{len(first)}d}{after}")

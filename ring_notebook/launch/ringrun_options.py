@@ -310,7 +310,12 @@ def _parser() -> argparse.ArgumentParser:
 
     group = parser.add_argument_group("hosts")
     add, where = group.add_argument, group.add_mutually_exclusive_group()
-    where.add_argument("-H", "--hosts", metavar="HOST:SLOTS,...", help="the hosts, and how many ranks each may run")
+    where.add_argument(
+        "-H",
+        "--hosts",
+        metavar="HOST:SLOTS,...",
+        help="the hosts, such as 'n[01-04]:8', and how many ranks each may run",
+    )
     where.add_argument("-hostfile", "--hostfile", metavar="FILE", help="the same, one host a line: 'a slots=2'")
     where.add_argument(
         "--here", action="store_true", help="this host alone, also a login node, or one of an allocation"

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import socket
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ring_notebook.rank.rank_variables import bracketed, free_port, loopback
 
 _SECONDS_TO_DISCOVER = 60.0
+_MOST_NAMES = 65536  # of one range; Slurm has as many nodes at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +30,17 @@ class Host:
 def parse_hosts(text: str, slots: int = 1) -> list[Host]:
     """``"a:2,b"`` as hosts, with ``slots`` where no number is; ``[fd00::1]:2`` or ``fd00::1`` for an IPv6 address.
 
-    Raises ValueError that quotes what it cannot read.
+    ``node[01-04,7]:8`` stands for five hosts. Raises ValueError that quotes what it cannot read.
     """
-    return [_host(piece.strip(), slots) for piece in text.split(",") if piece.strip()]
+    return [host for piece in _pieces(text) for host in _expanded(_host(piece, slots))]
+
+
+def expand_names(text: str) -> list[str]:
+    """The short form of Slurm and pdsh for host names: ``"gpu[01-03,7],login"`` -> gpu01, gpu02, gpu03, gpu7, login.
+
+    Raises ValueError that quotes the name it cannot read.
+    """
+    return [name for piece in _pieces(text) for name in _names(piece)]
 
 
 def checked_hosts(text: str) -> str:
@@ -40,11 +50,11 @@ def checked_hosts(text: str) -> str:
 
 
 def parse_hostfile(text: str, slots: int = 1) -> list[Host]:
-    """A host file's text: one ``host``, ``host:2`` or ``host slots=2`` a line, ``#`` starts a comment.
+    """A host file's text: ``host``, ``host:2`` or ``host slots=2`` in each line, ``#`` starts a comment.
 
-    Raises ValueError with the line number.
+    A line may name several as ``host[01-04]``. Raises ValueError with the line number.
     """
-    hosts = []
+    hosts: list[Host] = []
     for number, line in enumerate(text.splitlines(), start=1):
         words = line.split("#")[0].split()
         if not words:
@@ -52,7 +62,7 @@ def parse_hostfile(text: str, slots: int = 1) -> list[Host]:
         try:
             slots_given = [word.removeprefix("slots=") for word in words[1:] if word.startswith("slots=")]
             host = _host(words[0], slots)
-            hosts.append(_host(f"{bracketed(host.name)}:{slots_given[0]}", slots) if slots_given else host)
+            hosts += _expanded(_host(f"{bracketed(host.name)}:{slots_given[0]}", slots) if slots_given else host)
         except ValueError as error:
             raise ValueError(f"host file, line {number}: {error}") from None
     return hosts
@@ -186,6 +196,31 @@ def _host(piece: str, default: int) -> Host:
     if not known or (colon and not (slots.isdigit() and int(slots) > 0)):
         raise ValueError(f"cannot read host {piece!r}; expected NAME or NAME:SLOTS, for example a:2")
     return Host(name, int(slots) if colon else default)
+
+
+def _pieces(text: str) -> list[str]:
+    """The texts between commas outside of brackets, without empty ones."""
+    return [piece.strip() for piece in re.split(r",(?![^\[\]]*\])", text) if piece.strip()]
+
+
+def _expanded(host: Host) -> list[Host]:
+    return [Host(name, host.slots) for name in _names(host.name)]
+
+
+def _names(short: str) -> Iterator[str]:
+    """The names for which ``rack[1-2]n[01-16]`` stands; the digits of the first number of a range are those of all."""
+    match = re.search(r"\[([^\[\]]*)\]", short)
+    if match is None and not set(short) & set("[]"):
+        yield short
+        return
+    for piece in match[1].split(",") if match else [""]:
+        first, _, last = piece.partition("-")
+        last = last or first
+        known = match and first.isdecimal() and last.isdecimal() and 0 <= int(last) - int(first) < _MOST_NAMES
+        if not match or not known:
+            raise ValueError(f"cannot read host {short!r}; expected numbers in brackets, for example n[01-04,7]")
+        for number in range(int(first), int(last) + 1):
+            yield from _names(f"{short[: match.start()]}{number:0{len(first)}d}{short[match.end() :]}")
 
 
 def is_ipv6(text: str) -> bool:

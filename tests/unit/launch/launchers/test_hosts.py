@@ -10,6 +10,7 @@ import pytest
 
 from ring_notebook.launch.launchers.hosts import (
     Host,
+    expand_names,
     is_local,
     named_hosts,
     parse_hostfile,
@@ -27,12 +28,36 @@ from ring_notebook.launch.supervise import place
         (" a:2 , b ,", [Host("a", 2), Host("b", 1)]),
         ("10.0.0.1:8", [Host("10.0.0.1", 8)]),
         ("[fd00::1]:8,fd00::2,[fd00::3]", [Host("fd00::1", 8), Host("fd00::2", 1), Host("fd00::3", 1)]),
+        ("n[01-02,7]:8", [Host("n01", 8), Host("n02", 8), Host("n7", 8)]),
+        (" a[1-2] ,[fd00::1]:2", [Host("a1", 1), Host("a2", 1), Host("fd00::1", 2)]),
         ("", []),
     ],
 )
 def test_host_list(text: str, hosts: list[Host]) -> None:
     assert parse_hosts(text) == hosts
     assert parse_hosts(",".join(map(str, hosts))) == hosts
+
+
+@pytest.mark.parametrize(
+    ("short", "names"),
+    [
+        ("login", ["login"]),
+        ("a,b", ["a", "b"]),
+        ("gpu[01-03,7],login", ["gpu01", "gpu02", "gpu03", "gpu7", "login"]),
+        ("rack[1-2]n[09-10]", ["rack1n09", "rack1n10", "rack2n09", "rack2n10"]),
+        ("c[1-2].site", ["c1.site", "c2.site"]),
+    ],
+)
+def test_ranges_of_names(short: str, names: list[str]) -> None:
+    assert expand_names(short) == names
+    assert parse_hosts(short, 4) == [Host(name, 4) for name in names]
+
+
+@pytest.mark.parametrize("short", ["n[a-b]", "n[3-1]", "n[]", "n[1-3", "n1]", "n[1-2]m[", "n[1-9999999]"])
+def test_a_range_that_cannot_be_read_is_quoted(short: str) -> None:
+    for read in (parse_hosts, expand_names):
+        with pytest.raises(ValueError, match=r"cannot read host '.*n.*'; expected numbers in brackets"):
+            read(f"ok,{short}")
 
 
 def test_names_have_no_case() -> None:
@@ -51,7 +76,11 @@ def test_a_host_that_cannot_be_read_is_quoted(text: str) -> None:
 
 def test_host_file() -> None:
     text = "# the cluster\na slots=2\n\nb:4  # fast\nc max_slots=9 slots=3\nd\nfd00::1 slots=2\n"
-    assert parse_hostfile(text) == [Host("a", 2), Host("b", 4), Host("c", 3), Host("d", 1), Host("fd00::1", 2)]
+    text += "n[1,3]:3\nm[01-02] slots=5\n"
+    assert parse_hostfile(text) == [
+        *(Host("a", 2), Host("b", 4), Host("c", 3), Host("d", 1), Host("fd00::1", 2)),
+        *(Host("n1", 3), Host("n3", 3), Host("m01", 5), Host("m02", 5)),
+    ]
 
 
 def test_a_wrong_line_of_a_host_file_is_numbered() -> None:

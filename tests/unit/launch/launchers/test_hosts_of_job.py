@@ -7,28 +7,9 @@ from pathlib import Path
 import pytest
 
 from ring_notebook.launch import cli
-from ring_notebook.launch.hosts_of_job import Allocation, expand_slurm, find_allocation
+from ring_notebook.launch.hosts_of_job import Allocation, find_allocation
 from ring_notebook.launch.launchers.hosts import Host
 from ring_notebook.launch.run_function import run
-
-
-@pytest.mark.parametrize(
-    ("nodelist", "names"),
-    [
-        ("login", ["login"]),
-        ("a,b", ["a", "b"]),
-        ("gpu[01-03,7],login", ["gpu01", "gpu02", "gpu03", "gpu7", "login"]),
-        ("rack[1-2]n[09-10]", ["rack1n09", "rack1n10", "rack2n09", "rack2n10"]),
-        ("c[1-2].site", ["c1.site", "c2.site"]),
-    ],
-)
-def test_slurm_names(nodelist: str, names: list[str]) -> None:
-    assert expand_slurm(nodelist) == names
-
-
-def test_a_node_that_cannot_be_read_is_quoted() -> None:
-    with pytest.raises(ValueError, match=r"cannot read 'n\[a-b\]' in a list of Slurm's nodes"):
-        expand_slurm("ok,n[a-b]")
 
 
 @pytest.mark.parametrize(
