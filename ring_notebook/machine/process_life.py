@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 
 _EXITING = 0x4  # PF_EXITING of Linux
@@ -14,6 +15,11 @@ def began(pid: int) -> int:
     """When process ``pid`` began, in clock ticks since the machine did; 0 when there is none, or it is a zombie."""
     words = _stat(pid)
     return 0 if words[_STATE] in "ZX" else max(1, int(words[_BEGAN]))
+
+
+def age(pid: int) -> float:
+    """Seconds for which process ``pid`` has lived."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - began(pid) / os.sysconf("SC_CLK_TCK")
 
 
 def is_alive(pid: int, since: int = 0) -> bool:

@@ -22,7 +22,7 @@ from typing import Any
 from ring_notebook.errors import ClusterError
 from ring_notebook.files.private_files import changed_by_others, is_own, make_private_folder, owner_of, temporary_folder
 from ring_notebook.files.run_folders import runs_directory
-from ring_notebook.machine.process_life import began, is_alive
+from ring_notebook.machine.process_life import age, began, is_alive
 from ring_notebook.notebook.record.run_files import notebook, read_json, write_json
 from ring_notebook.notebook.run.takeover import journals_of
 from ring_notebook.text.words import plural
@@ -130,6 +130,22 @@ def read(directory: Path) -> dict[str, Any]:
 def has_kernel(about: dict[str, Any]) -> bool:
     """Whether the kernel that has started the cluster, or was the last to attach to it, lives."""
     return is_alive(about["kernel"], about["began"])
+
+
+def lives(cluster: str, since: float) -> bool | None:
+    """Whether the cluster of this name lives, or a kernel that may have had it at ``since``, in seconds since the
+    epoch. None for a cluster of another host, whose processes cannot be seen here.
+    """
+    named = _NAME.match(cluster)
+    if named is None or cluster[named.end() :] != socket.gethostname():
+        return None
+    kernel = int(cluster.partition("-")[0])
+    if is_alive(kernel) and age(kernel) > time.time() - since:
+        return True
+    for directory in _directories():
+        if directory.name == cluster and (about := read(directory)):
+            return has_kernel(about) or is_alive(about["controller"])
+    return False
 
 
 def left_behind() -> dict[str, Any]:

@@ -16,6 +16,7 @@ from ring_notebook.errors import RingError
 from ring_notebook.files.run_folders import runs_directory
 from ring_notebook.files.snapshot_files import Snapshot
 from ring_notebook.notebook.cluster.cluster import Cluster
+from ring_notebook.notebook.cluster.cluster_folders import lives
 from ring_notebook.notebook.cluster.snapshots import continued
 from ring_notebook.notebook.lab.answers import Compared, Said, Table, clean, said, table
 from ring_notebook.notebook.lab.handle import PERSON, Handle, Limits, keep_limits
@@ -235,9 +236,8 @@ class Lab:
         """The newest runs of this folder with their results, as `%ring runs` lists them: those that have all words of
         ``where`` (``failed``, ``lr=0.1``), sorted by a column or metric.
         """
-        running = [run.log.run for run in self.session.in_progress]
         most = max(1, min(most, 200))
-        return _table(catalogue.listing(most, every=every, sort=sort, where=where, in_progress=running))
+        return _table(catalogue.listing(most, every=every, sort=sort, where=where, lives=lives))
 
     def compare(self, *runs: str | Handle) -> Compared:
         """Two to twenty runs side by side: what was set, what came out, how their cells differ. Raises RingError for

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from html import escape
@@ -24,7 +24,7 @@ from ring_notebook.notebook.panel.charts.chart import axes
 from ring_notebook.notebook.panel.comparison import Comparison, Origin, changes_of
 from ring_notebook.notebook.panel.report import figure
 from ring_notebook.notebook.record.cell_constants import constants
-from ring_notebook.notebook.record.run_files import OUTPUT_TEXT
+from ring_notebook.notebook.record.run_files import JOURNAL, OUTPUT_TEXT
 from ring_notebook.notebook.record.run_record import (
     UNREADABLE,
     RunRecord,
@@ -36,13 +36,16 @@ from ring_notebook.notebook.record.run_record import (
 )
 from ring_notebook.notebook.record.run_view import SAMPLES
 from ring_notebook.notebook.record.tags_and_look import keep_labels, read_labels
+from ring_notebook.notebook.run.takeover import journals_of
 from ring_notebook.notebook.style import blocks, shown, sparkline
 from ring_notebook.notebook.table import Listing, sort_key
 from ring_notebook.text.words import plural
 
 _SHOWN = 6  # metrics and hyper-parameters that a list shows; the others are folded
 _TRIVIAL_SECONDS = 10.0  # a cell that ended well before and logged nothing is no experiment
-_LOST = "running or lost"
+_Lives = Callable[[str, float], bool | None]  # as `cluster_folders.lives`
+# Ranks and their notebook write every second. Another host's clock may differ, and its processes cannot be seen here.
+_SILENT_HERE, _SILENT_ELSEWHERE = 60.0, 24 * 3600.0
 _FACTS = ("name", "status", "samples/s", "J/sample", "kJ", "seconds", "ranks", "checkpoint", "started", "run")
 _CURVE = "curve"
 _BRANCH = "branch of"
@@ -51,19 +54,24 @@ _PIECES = 1000  # of output that are read at a time
 
 
 def listing(
-    most: int = 20, *, every: bool = False, sort: str = "", where: Sequence[str] = (), in_progress: Sequence[str] = ()
+    most: int = 20,
+    *,
+    every: bool = False,
+    sort: str = "",
+    where: Sequence[str] = (),
+    lives: _Lives = lambda _cluster, _since: None,
 ) -> Listing:
     """The newest runs with their results, newest first. A note names unreadable runs.
 
     Cells that ended well in seconds and logged nothing are left out, unless ``every`` is given. ``sort`` names a
     column, a metric or a hyper-parameter: largest first, or smallest first with a minus before it. Only runs with every
     word of ``where`` in one of their columns are listed; ``lr=0.1`` asks for that value of a hyper-parameter.
-    ``in_progress``: ids of runs of this notebook. Raises RingError for a ``sort`` that no run has.
+    ``lives`` tells runs in progress from lost ones. Raises RingError for a ``sort`` that no run has.
     """
     entries, unreadable, trivial = [], [], 0
     for directory in reversed(_directories()):
         try:
-            entry = _Entry(directory, in_progress)
+            entry = _Entry(directory, lives)
         except UNREADABLE as error:
             unreadable.append(f"skipped: {error}")
             continue
@@ -256,16 +264,33 @@ def write_output(name: str) -> str:
     return f"Wrote {plural(count + labelled_lines.count(rest), 'line')} to {path}."
 
 
-def delete(names: Sequence[str]) -> str:
-    """Delete the folders of runs. Raises RingError, and deletes nothing, when one is not there or has not ended."""
+def delete(names: Sequence[str], lives: _Lives) -> str:
+    """Delete the folders of runs. Raises RingError, and deletes nothing, if one is not there or may be in progress."""
     records = [find(name) for name in names]
     for record in records:
-        if not record.summary:
-            what = f"run {record.run} has not ended, or its notebook is gone"
-            raise RingError(f"{what}; `%ring stop --runs` ends it, and {record.directory} can be deleted by hand")
+        status = "" if record.summary else _without_end(record.directory, read_about(record.directory), lives)
+        if status == "running":
+            raise RingError(f"run {record.run} has not ended; `%ring stop --runs` in its notebook ends it")
+        if status not in ("", "lost"):
+            raise RingError(
+                f"run {record.run} has not ended, and whether its cluster on another host lives cannot be seen here; "
+                f"delete it there, or a day after its last record, or remove {record.directory} by hand"
+            )
     for record in records:
         shutil.rmtree(record.directory)
     return f"Deleted {', '.join(record.run for record in records)}."
+
+
+def _without_end(directory: Path, about: Mapping[str, Any], lives: _Lives) -> str:
+    """The status of a run without a summary: it is lost where nobody is left who could write one."""
+    cluster = str(about["environment"].get("cluster", ""))
+    living = lives(cluster, about["started"])
+    written = [directory / RUN, directory / JOURNAL, *journals_of(Path(cluster)).glob(f"{directory.name}.*")]
+    last = max((path.stat().st_mtime for path in written if path.exists()), default=0.0)
+    silent = time.time() - last > (_SILENT_ELSEWHERE if living is None else _SILENT_HERE)
+    if living or (living is False and not silent):
+        return "running"
+    return "lost" if silent else "running or lost"
 
 
 def _directories() -> list[Path]:
@@ -279,9 +304,9 @@ def _name(about: dict[str, Any]) -> str:
 class _Entry:
     """One run of the list, from its two small files and its labels. Raises what UNREADABLE names."""
 
-    def __init__(self, directory: Path, in_progress: Sequence[str]) -> None:
+    def __init__(self, directory: Path, lives: _Lives) -> None:
         self.about, self.summary = read_about(directory), read_summary(directory)
-        self.status = self.summary.get("status", "running" if directory.name in in_progress else _LOST)
+        self.status = self.summary.get("status") or _without_end(directory, self.about, lives)
         self.labels = read_labels(directory)
         self.directory = directory
         lasts = [rank.get("last", {}) for rank in self.summary.get("ranks", [])]

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from ring_notebook.errors import ReplayDiffers, RingError
+from ring_notebook.notebook.cluster.cluster_folders import lives
 from ring_notebook.notebook.line_command import Option, command
 from ring_notebook.notebook.magics.commands.ring_start import start_if_none
 from ring_notebook.notebook.magics.commands.ringtrain import Out, assign
@@ -28,14 +29,13 @@ _Runs = Annotated[Sequence[str], Option("RUN", "beginnings of names or ids", man
 
 @command("runs")
 def runs(
-    session: Session,
+    _session: Session,
     every: Annotated[bool, Option("--all", "also short cells that logged nothing")] = False,
     sort: Annotated[str, Option("--sort NAME", "by a column, metric or parameter; --sort=-NAME: smallest first")] = "",
     where: Annotated[Sequence[str], Option("--where WORD", "only runs with these words, or lr=0.1", many=True)] = (),
 ) -> Listing:
     """List the runs of this folder, newest first."""
-    running = [run.log.run for run in session.in_progress]
-    return catalogue.listing(every=every, sort=sort, where=where, in_progress=running)
+    return catalogue.listing(every=every, sort=sort, where=where, lives=lives)
 
 
 @runs.command
@@ -138,5 +138,5 @@ def note(
 
 @runs.command
 def delete(_session: Session, names: _Runs) -> str:
-    """Delete runs that have ended."""
-    return catalogue.delete(names)
+    """Delete runs that have ended, or whose notebook and cluster are gone."""
+    return catalogue.delete(names, lives)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import socket
+import subprocess
 import time
 from array import array
 from collections.abc import Callable, Sequence
@@ -22,7 +24,7 @@ from ring_notebook.notebook.run import catalogue
 from ring_notebook.notebook.run.export import export
 from ring_notebook.notebook.run.pages import write_pages
 from ring_notebook.notebook.run.send_cell import spoken_name
-from ring_notebook.notebook.run.takeover import runs_in_progress
+from ring_notebook.notebook.run.takeover import journals_of, runs_in_progress
 from ring_notebook.notebook.run.trackers import to_csv
 from ring_notebook.notebook.table import Listing
 from ring_notebook.protocol.records import Change, MetricBatch, Params, encode
@@ -80,12 +82,63 @@ def test_a_metric_is_the_mean_of_the_ranks_that_have_it(runs: Path) -> None:
     assert [listed.rows[0][listed.columns.index(name)] for name in ("loss", "val_loss")] == ["1.5", "7"]
 
 
+def without_end(runs: Path, name: str, cluster: str, silent: float, started: float = 0.0) -> RunLog:
+    """A run without a summary, whose last record came ``silent`` seconds ago."""
+    log = RunLog(runs / name, name, "", 1, "print(1)\n", {}, {"cluster": cluster}, started)
+    for file in log.directory.iterdir():
+        os.utime(file, (time.time() - silent,) * 2)
+    return log
+
+
+def gone() -> int:
+    """The process id of a process that has ended."""
+    with subprocess.Popen("true") as process:
+        return process.pid
+
+
 def test_a_run_without_an_end_is_in_progress_or_lost(runs: Path) -> None:
-    for name in ("1-here", "2-elsewhere"):
-        RunLog(runs / name, name, "", 1, "print(1)\n", {}, {})
-    listed = catalogue.listing(in_progress=["1-here"])
-    status = listed.columns.index("status")
-    assert [row[status] for row in listed.rows] == ["running or lost", "running"]
+    """It is deleted only when no kernel or rank can be writing it."""
+    here, other = socket.gethostname(), f"{socket.gethostname()}-other"
+    with subprocess.Popen(["sleep", "600"]) as kernel:
+        directory = cluster_folders.new_directory(keep=True)
+        made = directory.name.replace(str(os.getpid()), str(gone()), 1)
+        attached = directory.rename(directory.with_name(made))
+        about = {"n": 1, "why": "", "keep": True, "met": True, "formation": 0, "launcher": 0, "engines": []}
+        cluster_folders.write(attached, {**about, "controller": gone()})  # this kernel has attached to it
+        young = f"{kernel.pid}-0123abcd-{here}"  # a later process of the number of a kernel that is gone
+        found = {
+            "1-attached": without_end(runs, "1-attached", attached.name, 7200),
+            "2-gone": without_end(runs, "2-gone", f"{gone()}-0123abcd-{here}", 7200),
+            "3-young": without_end(runs, "3-young", young, 7200),
+            "4-writes": without_end(runs, "4-writes", f"{gone()}-0123abcd-{here}", 5),
+            "5-elsewhere": without_end(runs, "5-elsewhere", f"{gone()}-0123abcd-{other}", 7200),
+            "6-long-ago": without_end(runs, "6-long-ago", f"{gone()}-0123abcd-{other}", 90_000),
+            "7-here": without_end(runs, "7-here", f"{os.getpid()}-0123abcd-{here}", 7200, time.time()),
+            "9-open": without_end(runs, "9-open", young, 7200, time.time()),  # of another notebook
+            "8-ranks": without_end(runs, "8-ranks", f"{gone()}-4567abcd-{here}", 7200),
+        }
+        kept = journals_of(Path(found["8-ranks"].environment["cluster"]))
+        kept.mkdir(parents=True)
+        (kept / "8-ranks.0").touch()
+        listed = catalogue.listing(lives=cluster_folders.lives)
+        column = {name: [row[listed.columns.index(name)] for row in listed.rows] for name in ("run", "status")}
+        status = dict(zip(column["run"], column["status"], strict=True))
+        assert status == {
+            **dict.fromkeys(("1-attached", "4-writes", "7-here", "8-ranks", "9-open"), "running"),
+            **dict.fromkeys(("2-gone", "3-young", "6-long-ago"), "lost"),
+            "5-elsewhere": "running or lost",
+        }
+        for name, log in found.items():
+            if status[name] == "lost":
+                assert catalogue.delete([name], cluster_folders.lives) == f"Deleted {name}."
+                assert not log.directory.exists()
+                continue
+            where = "in its notebook" if status[name] == "running" else "a day after its last record"
+            with pytest.raises(RingError, match=f"run {name} has not ended.*{where}"):
+                catalogue.delete([name], cluster_folders.lives)
+            assert log.directory.exists()
+        kernel.kill()
+    cluster_folders.remove(attached)
 
 
 @pytest.mark.parametrize(
@@ -202,9 +255,9 @@ def test_runs_are_deleted_when_they_have_ended(runs: Path) -> None:
     old, other = trained(runs, "1-small", 0.01, 0.3), trained(runs, "2-large", 1.0, 0.1)
     (other.directory / "summary.json").unlink()
     with pytest.raises(RingError, match="2-large has not ended"):
-        catalogue.delete(["small", "large"])
+        catalogue.delete(["small", "large"], cluster_folders.lives)
     assert old.directory.exists()
-    assert catalogue.delete(["small"]) == "Deleted 1-small."
+    assert catalogue.delete(["small"], cluster_folders.lives) == "Deleted 1-small."
     assert not old.directory.exists()
 
 
@@ -301,7 +354,7 @@ def test_a_branch_has_what_its_run_was_set_to_until_then(runs: Path) -> None:
     (row,) = [row for row in catalogue.compare(["1-a", "d"]).settings().rows if row[0] == "lr"]
     assert row[2] == "1, then 0.5 from step 10, then 0.3 from step 70"
     assert made.settings().note == "They ran the same cell."
-    catalogue.delete(["1-a"])
+    catalogue.delete(["1-a"], cluster_folders.lives)
     assert {row[0]: row[1:] for row in catalogue.compare(["b", "c"]).settings().rows}["lr"][0] == "0.4 from step 60"
     (row,) = [row for row in catalogue.compare(["c", "d"]).settings().rows if row[0] == "lr"]
     assert row[2] == "0.5, then 0.3 from step 70"
