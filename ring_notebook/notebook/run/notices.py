@@ -1,4 +1,4 @@
-"""The notices of a run for a user who looks elsewhere: a long run has ended, failed, or logged NaN or infinity.
+"""The notices of a long run for a user who looks elsewhere: it has ended, failed, logged NaN or infinity, or is stuck.
 
 They are shown in JupyterLab, through its own command and `ipylab`, and told to a callable.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import atexit
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -20,24 +20,27 @@ from IPython.core.getipython import get_ipython
 
 from ring_notebook.notebook import close_widgets
 from ring_notebook.notebook.panel.headline import headline, text
+from ring_notebook.notebook.panel.waits import stall_sentence, stuck
 from ring_notebook.notebook.record.run_record import RunRecord
+from ring_notebook.notebook.record.run_view import RankView
 from ring_notebook.text.error_text import error_text, printable
 from ring_notebook.text.words import first_characters
 
 AFTER = 60.0  # seconds; the user still watches a shorter run
+_PERIOD = 1.0  # seconds between two looks for a standstill
 _SECONDS_TO_TELL = 5.0  # for callables, when the kernel exits
 _LONGEST_NAME = 200
 _COMMAND = "apputils:notify"
 _MOST = 140  # characters of a notification
-_LAB = {"ok": "success", "failed": "error", "NaN": "warning"}
+_LAB = {"ok": "success", "failed": "error", "NaN": "warning", "stuck": "warning"}
 
 
 @dataclass(frozen=True)
 class Notice:
-    """What has happened to a run: ``event`` is ``ok``, ``failed`` or ``NaN``; `str` gives the text for a person.
+    """What has happened to a run: ``event`` is ``ok``, ``failed``, ``NaN`` or ``stuck``; `str` gives the text.
 
     ``run`` is the id of the run, ``directory`` holds its records. The text begins with the headline of its report.
-    ``error`` says in one line why it has failed.
+    ``error`` says in one line why it has failed, or makes no progress.
     """
 
     event: str
@@ -63,9 +66,10 @@ _telling: list[Thread] = []
 
 
 def notify(tell: Callable[[Notice], Any] | None = None, *, after: float = AFTER, lab: bool = True) -> None:
-    """Call ``tell(notice)`` when a run of this notebook ends or fails, or when a metric is NaN or infinite.
+    """Call ``tell(notice)`` when a run of this notebook ends, fails or is stuck, or when a metric is NaN or infinite.
 
-    Only runs that have lasted ``after`` seconds give a notice; an interrupted one gives none. What was set before is
+    Only runs that have lasted ``after`` seconds give a notice; an interrupted one gives none. A run is stuck when no
+    rank has made progress for as long, and for ``RING_STALL_WARNING``. What was set before is
     replaced, and None calls nothing. JupyterLab shows the same in its notification center, unless ``lab`` is False.
     ``tell`` is called in a thread of its own: the run does not wait for it, and an exception of it is printed as one
     line. Raises TypeError when it cannot be called, ValueError for a negative or NaN ``after``.
@@ -84,22 +88,37 @@ def described() -> str:
     if not places:
         return "No run gives a notice."
     who = " and ".join(places)
-    return f"A run of {_settings.after:g} s or more tells {who} when it ends, fails or logs NaN or inf."
+    when = "it ends, fails, logs NaN or inf, or makes no progress"
+    return f"A run of {_settings.after:g} s or more tells {who} when {when}."
 
 
 class Notices:
-    """The notices of one run, each at most once. They never change the run."""
+    """The notices of one run, each at most once, or once for each standstill. They never change the run."""
 
     def __init__(self, log: RunRecord) -> None:
         self._log = log
-        self._noticed_broken = False
+        self._noticed_broken = self._noticed_stuck = False
+        self._next = 0.0
 
     def look(self) -> None:
-        """Give notice of NaN or infinity; called repeatedly during the run."""
+        """Give notice of NaN or infinity, and of a standstill; called repeatedly during the run."""
         with _contained(self._log.run):
-            if not self._noticed_broken and self._long() and self._log.broken():
+            if not self._long():
+                return
+            if not self._noticed_broken and self._log.broken():
                 self._noticed_broken = True
                 self._give("NaN")
+            if time.monotonic() >= self._next:
+                self._next = time.monotonic() + _PERIOD
+                self._look_for_standstill()
+
+    def _look_for_standstill(self) -> None:
+        stalled = stuck(self._log.view())
+        if not stalled:
+            self._noticed_stuck = False
+        elif not self._noticed_stuck and min(rank.idle for rank in stalled) >= _settings.after:
+            self._noticed_stuck = True
+            self._give("stuck", stall_sentence(stalled, self._log.code_at), stalled)
 
     def end(self, error: str) -> None:
         """Give notice of the end of the run; ``error`` says why it failed."""
@@ -111,10 +130,10 @@ class Notices:
         seconds = self._log.summary.get("seconds", self._log.now() - self._log.started)
         return bool(seconds >= _settings.after and (_settings.tell or _settings.lab))
 
-    def _give(self, event: str, error: str = "") -> None:
+    def _give(self, event: str, error: str = "", stalled: Sequence[RankView] = ()) -> None:
         log = self._log
-        first, *more = text(headline(log, log.view())).split("\n")
-        message = "\n".join([first, *filter(None, [error]), *more])
+        first, *more = text(headline(log, log.view(), stalled)).split("\n")
+        message = "\n".join(dict.fromkeys([first, *filter(None, [error]), *more]))
         notice = Notice(event, log.run, log.title, message, log.directory, error)
         for tell in filter(None, (_show_in_lab if _settings.lab else None, _settings.tell)):
             thread = Thread(target=_tell, args=(tell, notice), name=f"ring-notice-{log.run}", daemon=True)

@@ -18,7 +18,7 @@ def test_a_function_of_the_notebook_is_told(notebook: Notebook) -> None:
     notebook.run("told = []\ndef tell(notice):\n    told.append(notice)\n    raise OSError('no network')")
     said = notebook.text("%ring notify tell --after 0")
     assert "A run of 0 s or more tells" in said
-    assert "tell when it ends, fails or logs NaN or inf." in said
+    assert "tell when it ends, fails, logs NaN or inf, or makes no progress." in said
     # NaN is told while the cell runs: it ends only when the function has been called.
     notebook.text(
         "%%ringtrain --name broken --background\nimport time, pathlib\nring.log(loss=float('nan'))\n"

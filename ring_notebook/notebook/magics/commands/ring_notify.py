@@ -15,7 +15,7 @@ def notify(
     function: Annotated[str, Option("NAME", "call it with a notice; off: no notices")] = "",
     after: Annotated[float | None, Option("--after S", "of runs of S seconds or more; by default 60", seconds)] = None,
 ) -> str:
-    """Say when a long run ends, fails or logs NaN: in JupyterLab, and by a function of this notebook.
+    """Say when a long run ends, fails, logs NaN or is stuck: in JupyterLab, and by a function of this notebook.
 
     Raises RingError if the notebook has no such function.
     """

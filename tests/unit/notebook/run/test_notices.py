@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import time
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from threading import Event
 
 import pytest
 
 from harness.waiting import until
+from ring_notebook.notebook.panel.waits import stuck
 from ring_notebook.notebook.record.run_log import RunLog
 from ring_notebook.notebook.record.run_record import RunStatus
 from ring_notebook.notebook.run import notices
 from ring_notebook.notebook.run.notices import Notice, Notices, described, notify
-from ring_notebook.protocol.records import MetricBatch, encode
+from ring_notebook.protocol.records import Ended, MetricBatch, Status, encode
 
 
 @pytest.fixture(autouse=True)
@@ -72,6 +73,47 @@ def test_a_loss_that_is_no_number_is_told_once_and_when_the_run_is_long(tmp_path
         one.close()
 
 
+def test_each_standstill_is_told_once(
+    tmp_path: Path, settings: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings(stall_warning=60)
+    monkeypatch.setattr(notices, "_PERIOD", 0.0)
+    given: list[Notice] = []
+    notify(given.append, after=100)
+    log = RunLog(tmp_path / "r", "r", "digits", 2, "a\nb", {}, {}, started=time.time() - 1000)
+    watching = Notices(log)
+
+    def look(idle: float, step: int) -> None:
+        """Look several times while both ranks have been idle for so long, since this step."""
+        now = log.now() - idle
+        batches = [MetricBatch("r", rank, ("loss",), array("d", (now, step, 0.5))) for rank in range(2)]
+        wait = {"operation": "allreduce", "name": "w", "missing": [1], "seconds": 1.0}
+        log.put(encode([*batches, Status("r", 0, now, 2, wait), Status("r", 1, now, 1)]), now)
+        until(lambda: log.taken == log.received)
+        for _ in range(5):
+            watching.look()
+
+    look(0, 1)
+    look(80, 2)
+    assert stuck(log.view())  # the panel says it; too short for a notice
+    look(120, 3)
+    look(130, 3)
+    look(0, 4)
+    look(500, 5)
+    for rank in range(2):
+        log.put(encode([Ended("r", rank, "ok", 1.0)]))
+    until(lambda: len(log.ended()) == 2)
+    watching.look()
+    log.finish("ok")
+    watching.end("")
+    until(lambda: len(given) == 3)
+    assert [one.event for one in given] == ["stuck", "stuck", "ok"]
+    first, sentence = str(given[0]).split("\n")
+    assert first.startswith("stuck · digits · 2 ranks · 16:40")
+    assert sentence == given[0].error
+    assert sentence == "stuck for 2:00: rank 0 waits for rank 1 in allreduce 'w'; rank 1 is at line 1: a"
+
+
 def test_a_callable_that_raises_is_one_line_and_none_is_waited_for(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -103,4 +145,4 @@ def test_what_cannot_be_called_and_no_time(tmp_path: Path) -> None:
 def test_it_says_whom_it_tells() -> None:
     assert described() == "No run gives a notice."  # outside of a kernel
     notify(print, after=5)
-    assert described() == "A run of 5 s or more tells print when it ends, fails or logs NaN or inf."
+    assert described() == "A run of 5 s or more tells print when it ends, fails, logs NaN or inf, or makes no progress."
