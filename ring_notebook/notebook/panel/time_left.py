@@ -8,15 +8,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
+from typing import NamedTuple
 
 from ring_notebook.notebook.record.cell_constants import constants
-from ring_notebook.notebook.record.run_view import RankView, RunView
+from ring_notebook.notebook.record.run_view import RunView, pass_of
 from ring_notebook.text.parsing import parse
 
 _AS_MANY = ("enumerate", "reversed", "sorted", "list", "tuple", "iter", "tqdm")
 """Functions that give as many values as their first argument has."""
 _RANGES = ("range", "trange")
 _OF_TQDM = (".tqdm", ".trange")
+_PERHAPS = (ast.If, ast.IfExp, ast.Match, ast.FunctionDef, ast.Lambda)
 _ARITHMETIC = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul}
 
 
@@ -29,64 +31,79 @@ class Progress:
     part: str = ""
 
 
+class Passes(NamedTuple):
+    """How often a cell runs its tracked loops: 0 if that is unknown, None if no other loop is around them."""
+
+    planned: int | None
+    in_turns: bool = False
+    """Whether there are several, each of which runs once in each round of the loops around them."""
+
+
 def progress(view: RunView, source: str) -> Progress:
     """The progress of a run. `track` reports how far the current pass is, and the cell says how many passes follow."""
-    number = max((_pass(rank) for rank in view.ranks), default=0)
-    planned = passes(source)
+    number = max((pass_of(rank.status) for rank in view.ranks if rank.status), default=0)
+    planned, in_turns = passes(source)
     if view.progress is None or not number or (planned is None and number == 1):
         return Progress(view.progress, view.left)
-    if not planned or number > planned:
+    if not planned or number > planned or (in_turns and not all(rank.epoch[1] for rank in view.ranks)):
         return Progress(view.progress, view.left, f"pass {number}")
+    if in_turns:  # a pass of one loop says nothing about those of others: a round takes as long as the one before
+        rounds = [(pass_of(rank.status) - 1, *rank.epoch) for rank in view.ranks if rank.status]
+        done = min(before + min(1.0, since / last) for before, since, last in rounds)
+        left = max(max(0.0, (planned - before) * last - since) for before, since, last in rounds)
+        return Progress(done / planned, max(left, view.left or 0.0))
     share = (number - 1 + view.progress) / planned
     ranks = [(rank.left, *rank.progress) for rank in view.ranks]
     later = [left / (total - done) * total for left, done, total in ranks if left is not None and done < total]
-    left = None if view.left is None or not later else view.left + (planned - number) * max(later)
-    return Progress(share, left)
-
-
-def _pass(rank: RankView) -> int:
-    """The number of the pass that the rank is in, from 1; 0 outside of loops, and if `track` knows the whole."""
-    return int(rank.status.extra.get("pass", 0)) if rank.status else 0
+    left_of_all = None if view.left is None or not later else view.left + (planned - number) * max(later)
+    return Progress(share, left_of_all)
 
 
 @lru_cache(16)
-def passes(source: str) -> int | None:
-    """How often the cell runs its one tracked loop; 0 if that is unknown, None if no other loop is around it."""
+def passes(source: str) -> Passes:
+    """How often the cell runs its tracked loops, by its text."""
     text = "\n".join("" if line.lstrip().startswith(("%", "!")) else line for line in source.splitlines())
     try:
         tree = parse(text)
     except SyntaxError:
-        return None
-    known = constants(text)
-    found = [[_count(loop, known) for loop in loops] for loops in _around(tree, ())]
-    if not any(found):
-        return None
-    return prod(found[0]) if len(found) == 1 else 0
+        return Passes(None)
+    known, found = constants(text), [*_around(tree, (), False)]
+    if not any(loops for loops, _ in found):
+        return Passes(None)
+    (loops, _), several = found[0], len(found) > 1
+    alike = all(others == loops and not perhaps for others, perhaps in found)
+    skips = any(_may(ast.Continue, child) for loop in loops for child in ast.iter_child_nodes(loop))
+    if several and (skips or not alike):
+        return Passes(0, several)
+    return Passes(prod(_count(loop, known) for loop in loops), several)
 
 
-def _around(node: ast.AST, loops: tuple[ast.stmt, ...]) -> Iterator[tuple[ast.stmt, ...]]:
-    """The loops around each tracked one."""
+def _around(node: ast.AST, loops: tuple[ast.stmt, ...], perhaps: bool) -> Iterator[tuple[tuple[ast.stmt, ...], bool]]:
+    """The loops around each tracked one, and whether a round of the innermost one may leave it out."""
     if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] == "track":
-        yield loops
-    inner = (*loops, node) if isinstance(node, ast.For | ast.While) else loops
+        yield loops, perhaps
+    if isinstance(node, ast.For | ast.While):
+        inner, inner_perhaps = (*loops, node), False
+    else:
+        inner, inner_perhaps = loops, perhaps or isinstance(node, _PERHAPS)
     for name, value in ast.iter_fields(node):
         for child in value if isinstance(value, list) else [value]:
             if isinstance(child, ast.AST):
-                yield from _around(child, loops if name == "iter" else inner)
+                yield from _around(child, loops, perhaps) if name == "iter" else _around(child, inner, inner_perhaps)
 
 
 def _count(loop: ast.stmt, known: dict[str, object]) -> int:
     """How often the loop is executed; 0 if its text does not say."""
     if not isinstance(loop, ast.For):
         return 0
-    return 0 if any(map(_may_break, loop.body)) else _length(loop.iter, known)
+    return 0 if any(_may(ast.Break, child) for child in loop.body) else _length(loop.iter, known)
 
 
-def _may_break(node: ast.AST) -> bool:
-    """Whether a statement may end the loop around it."""
+def _may(leave: type[ast.Break | ast.Continue], node: ast.AST) -> bool:
+    """Whether a statement may ``leave`` the loop around it."""
     if isinstance(node, ast.For | ast.While):
-        return any(map(_may_break, node.orelse))
-    return isinstance(node, ast.Break) or any(map(_may_break, ast.iter_child_nodes(node)))
+        return any(_may(leave, child) for child in node.orelse)
+    return isinstance(node, leave) or any(_may(leave, child) for child in ast.iter_child_nodes(node))
 
 
 def _length(over: ast.expr, known: dict[str, object]) -> int:

@@ -70,7 +70,8 @@ class RankView:
     ``quiet`` counts from its last metrics or output, ``idle`` from its last change of any kind (also of its progress,
     its line of the cell, its collective). ``samples_per_s`` is the current rate; after the rank's end, that of the
     whole run. ``first`` is the step of its first row. ``last`` are the newest values; of logical ranks the means of
-    those that it carries.
+    those that it carries. ``epoch``: for how long it has been in passes of this number, and how long it was in those
+    before, 0 when unknown.
     """
 
     rank: int
@@ -85,6 +86,7 @@ class RankView:
     ended: Ended | None
     spent: Spent = NOTHING_SPENT
     first: int = 0
+    epoch: tuple[float, float] = (0.0, 0.0)
 
     @property
     def progress(self) -> tuple[int, int]:
@@ -204,7 +206,7 @@ def charted_in(views: Iterable[RunView]) -> list[str]:
 def _passes(rank: RankView) -> float:
     """The passes over the loader that a rank has made; 0 if unknown."""
     done, total = rank.progress
-    number = int(rank.status.extra.get("pass") or 0) if rank.status else 0
+    number = pass_of(rank.status) if rank.status else 0
     return number - 1 + done / total if number and total else 0.0
 
 
@@ -220,6 +222,8 @@ class _Rank:
     status: Status | None = None
     ended: Ended | None = None
     progress_start: tuple[float, int, int] = (0.0, 0, 0)
+    epoch: tuple[int, float, float] = (0, 0.0, 0.0)
+    """The number of its passes over loops, since when, and the seconds of the number before."""
     axes: dict[str, Series] = field(default_factory=dict)
     counted: tuple[Mapping[str, Any], Spent] = ({}, NOTHING_SPENT)
     """What the rank has reported of its time, and the result of `spent` for it."""
@@ -239,6 +243,9 @@ class _Rank:
         _, start_done, start_total = self.progress_start
         if total != start_total or done < start_done:
             self.progress_start = (now, done, total)
+        number, (old, began, _) = pass_of(status), self.epoch
+        if number != old:
+            self.epoch = (number, now, (now - began) / (number - old) if 0 < old < number else 0.0)
 
     def spent(self, elapsed: float) -> Spent:
         killed = self.ended is not None and self.ended.status == "died"  # a killed rank has sent no summary
@@ -261,7 +268,12 @@ class _Rank:
 def _steps_done(status: Status) -> tuple[int, int]:
     """The steps of all passes over a loader until now, and of one pass."""
     done, total = status.progress
-    return max(0, int(status.extra.get("pass") or 0) - 1) * total + done, total
+    return max(0, pass_of(status) - 1) * total + done, total
+
+
+def pass_of(status: Status) -> int:
+    """The number of the pass over a loop, from 1; 0 outside of loops, and if `track` knows the whole."""
+    return int(status.extra.get("pass") or 0)
 
 
 def _position(status: Status) -> tuple[object, ...]:
@@ -523,6 +535,7 @@ class RunState:
                     ended=rank.ended,
                     spent=rank.spent(now - self.started),
                     first=rank.first or 0,
+                    epoch=(now - rank.epoch[1], rank.epoch[2]),
                 )
                 for number, rank in self._ranks.items()
             ),

@@ -42,14 +42,23 @@ TWO = EPOCHS + "    for batch in ring.track(test):\n        check(batch)\n"
         (EPOCHS.replace("for epoch in range(epochs)", "while True"), 0),
         (EPOCHS + "    if good: break\n", 0),
         (EPOCHS + "        if few: break\n", 4),
-        (TWO, 0),
+        (TWO, 4),
+        (TWO + "        with no_grad(), autocast():\n            for batch in track(test): check(batch)\n", 0),
+        (TWO + "    with no_grad():\n        for batch in ring.track(test):\n            check(batch)\n", 4),
+        (TWO + "    if epoch % 5 == 0:\n        for batch in ring.track(test):\n            check(batch)\n", 0),
+        (
+            TWO.replace("    for batch in ring.track(test)", "    if few: continue\n    for batch in ring.track(test)"),
+            0,
+        ),
+        (TWO + "for batch in ring.track(test):\n    check(batch)\n", 0),
+        (TWO.replace("range(epochs)", "range(unknown)"), 0),
         ("for batch in tqdm(ring.track(loader)):\n    step(batch)\n", None),
         ("for epoch in ring.track(range(3)):\n    train()\n", None),
         ("for", None),
     ],
 )
 def test_the_cell_says_how_many_passes_there_are(source: str, wanted: int | None) -> None:
-    assert passes(source) == wanted
+    assert passes(source).planned == wanted
 
 
 def said(directory: Path, source: str, number: int) -> headline.Headline:
@@ -69,6 +78,25 @@ def test_the_share_of_all_passes_is_shown_where_their_number_is_known(tmp_path: 
     assert content.progress == pytest.approx((1 + 0.75) / 4)
     assert content.left == pytest.approx(5 + 2 * 20)
     assert content.part == ""
+
+
+def test_an_epoch_of_two_loops_lasts_as_long_as_the_one_before(tmp_path: Path) -> None:
+    """One of 20 s trains for 15 s, then validates; the first one says nothing about its validation yet."""
+    log, now = RunLog(tmp_path / "r1", "r1", "", 2, TWO, {}, {}, 1000.0), 1000.0
+    log.now = lambda: now  # type: ignore[method-assign]
+    said = []
+    for second in range(0, 76, 5):
+        now, within = 1000.0 + second, second % 20
+        progress = (within // 5, 3) if within < 15 else (20, 40)
+        for rank in range(2):
+            status = Status("r1", rank, now, progress=progress, extra={"pass": 1 + second // 20})
+            log._state.apply(status, now)
+        content = headline.headline(log, log.view())
+        said.append((content.progress, content.left, content.part))
+    log.finish("ok")
+    assert [part for _, _, part in said] == ["pass 1"] * 4 + [""] * 12
+    assert [left for _, left, _ in said[4:]] == pytest.approx([60 - 5 * number for number in range(12)])
+    assert [share for share, _, _ in said[4:]] == pytest.approx([(20 + 5 * number) / 80 for number in range(12)])
 
 
 @pytest.mark.parametrize(("source", "number"), [(TWO, 3), (EPOCHS, 5), ("train()\n", 2)])
