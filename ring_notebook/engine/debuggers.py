@@ -10,16 +10,18 @@ import io
 import os
 import pdb
 import sys
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout, suppress
+from pathlib import Path
 from pdb import Pdb
 from types import FrameType, TracebackType
 from typing import Any
 
 from ring_notebook.core import world
-from ring_notebook.engine.dialogue import ask, release
+from ring_notebook.engine.dialogue import ask, no_questions, release
 from ring_notebook.engine.interrupt import Interruptible
+from ring_notebook.files.private_files import open_regular
 from ring_notebook.rank.named_interrupt import DEBUGGER
-from ring_notebook.text.error_text import CELL, printable
+from ring_notebook.text.error_text import CELL, error_text, printable
 
 
 def _begins_cell(frame: FrameType) -> bool:
@@ -27,8 +29,57 @@ def _begins_cell(frame: FrameType) -> bool:
     return frame.f_code.co_name == "<module>" and CELL.fullmatch(frame.f_code.co_filename) is not None
 
 
+_MOST_RC = 1 << 20  # bytes
+_MOST_OF_LINE = 200  # characters
+# They would move the prompt, or read more lines than the one.
+_NOT_IN_RC = {
+    *("continue", "step", "next", "return", "until", "jump", "quit", "EOF", "run", "up", "down", "exceptions"),
+    *("interact", "debug", "commands"),
+}
+
+
 class _CellPdb(Pdb):
-    """pdb whose stack says ``Cell(3)inner()`` for a line of a cell."""
+    """pdb whose stack says ``Cell(3)inner()`` for a line of a cell, and which takes the user's ``~/.pdbrc``.
+
+    Not that of the working directory, whose files others may write.
+    """
+
+    def __init__(self, terminal: io.StringIO, **options: Any) -> None:
+        super().__init__(stdout=terminal, nosigint=True, readrc=False, **options)
+        self._rc: list[str] | None = None
+
+    def execute_rc(self) -> None:
+        """Execute the lines of ``~/.pdbrc``, the first time; what is wrong with one of them is written."""
+        if self._rc is not None:
+            return
+        self._rc = []
+        own, self.stdin = self.stdin, io.StringIO()
+        try:
+            with suppress(FileNotFoundError), open_regular(Path("~/.pdbrc").expanduser()) as file:
+                self._rc = file.read(_MOST_RC).decode(errors="replace").splitlines()
+        except (OSError, ValueError, RuntimeError) as error:  # no file, or no home
+            self._write_of_rc(error_text(error))
+        try:
+            with no_questions():
+                for line in self._rc:
+                    self._execute_of_rc(line.strip())
+        finally:
+            self.stdin = own
+
+    def _execute_of_rc(self, line: str) -> None:
+        command = getattr(self, f"do_{self.parseline(line)[0]}", None) if line else None
+        if not line or line.startswith("#"):
+            return
+        if getattr(command, "__name__", "").removeprefix("do_") in _NOT_IN_RC:
+            self._write_of_rc(f"left out, it would move or ask: {line}")
+            return
+        try:
+            self.onecmd(line)
+        except Exception as error:
+            self._write_of_rc(f"{type(error).__name__}: {error_text(error)}: {line}")
+
+    def _write_of_rc(self, what: str) -> None:
+        self.message(f"*** ~/.pdbrc: {printable(what, _MOST_OF_LINE)}")
 
     def format_stack_entry(self, frame_lineno: Any, lprefix: str = ": ") -> str:
         return CELL.sub("Cell", super().format_stack_entry(frame_lineno, lprefix), count=1)
@@ -96,7 +147,7 @@ class _LiveDebugger(_CellPdb):
 
     def __init__(self) -> None:
         terminal = _Terminal()
-        super().__init__(stdin=terminal, stdout=terminal, nosigint=True, readrc=False, skip=_PASSED_OVER)
+        super().__init__(terminal, stdin=terminal, skip=_PASSED_OVER)
         terminal.prompt = self.prompt
         self._quits = False
 
@@ -122,6 +173,10 @@ class _LiveDebugger(_CellPdb):
     def user_return(self, frame: FrameType, return_value: Any) -> None:
         if not _begins_cell(frame):
             super().user_return(frame, return_value)
+
+    def setup(self, f: FrameType | None, tb: TracebackType | None) -> Any:
+        super().setup(f, tb)
+        self.execute_rc()
 
     def _cmdloop(self) -> None:
         # pdb's own loop continues after an interrupt, but an interrupt must end the cell.
@@ -194,7 +249,7 @@ class _PostMortem(_CellPdb):
 
     def __init__(self, traceback: TracebackType) -> None:
         self._text = io.StringIO()
-        super().__init__(stdin=io.StringIO(), stdout=self._text, nosigint=True, readrc=False)
+        super().__init__(self._text, stdin=io.StringIO())
         self.reset()
         self.setup(None, traceback)
 
@@ -206,6 +261,7 @@ class _PostMortem(_CellPdb):
 
         def carry_out() -> None:
             nonlocal ended
+            self.execute_rc()
             if command.strip():
                 ended = bool(self.onecmd(self.precmd(command)))
             else:

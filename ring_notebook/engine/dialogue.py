@@ -9,7 +9,8 @@ import itertools
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from queue import SimpleQueue
 from typing import Any, Literal
 
@@ -72,6 +73,17 @@ def ask(prompt: str, *, text: str = "", kind: Literal["input", "password", "pdb"
     if line is None:
         raise EOFError
     return line
+
+
+@contextmanager
+def no_questions() -> Iterator[None]:
+    """A context in which `ask` raises io.UnsupportedOperation."""
+    global _send
+    own, _send = _send, None
+    try:
+        yield
+    finally:
+        _send = own
 
 
 def release() -> None:

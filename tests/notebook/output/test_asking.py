@@ -80,6 +80,25 @@ done = True
     assert "8" in notebook.text("%ring pull secret -t 1\nsecret")
 
 
+def test_the_home_folder_has_aliases_but_asks_nothing(notebook: Notebook, tmp_path: Path) -> None:
+    (tmp_path / ".pdbrc").write_text("alias twice p 2 * %1\nn\ninput('Name? ')\n")
+    cell = f"""%%ringtrain
+import os
+home, os.environ["HOME"] = os.environ["HOME"], {str(tmp_path)!r}
+if ring.rank() == 1:
+    x = 21
+    breakpoint()
+    os.environ["HOME"] = home
+    1 / 0
+"""
+    asked, printed, _ = notebook.talk(cell, "twice x", "l", "c")
+    assert asked == ["rank 1 (Pdb) "] * 3
+    assert "*** ~/.pdbrc: left out, it would move or ask: n\n" in printed
+    assert "can ask 'Name? '" in printed
+    assert "42\n" in printed
+    assert '  7  ->\t    os.environ["HOME"] = home' in printed
+
+
 def test_stepping_ends_with_the_cell(notebook: Notebook) -> None:
     asked, printed, reply = notebook.talk("%%ringtrain\nbreakpoint()\nx = 1\nx + 1", *["n"] * 4)
     assert reply["status"] == "ok", error(reply)
