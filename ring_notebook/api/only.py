@@ -15,21 +15,28 @@ class _SkippedError(BaseException):
 
 
 class only:  # noqa: N801 - read as part of a statement, like contextlib.suppress
-    """A block for some ranks: ``with ring.only(0):`` or ``with ring.only(0, 2):``.
+    """A block for some ranks: ``with ring.only(0):``, ``with ring.only(0, 2):`` or ``with ring.only(each_host=True):``.
 
     All ranks must reach it. The named ranks execute it. In it the world has only these ranks, numbered from 0, and
-    collectives are among them. The others wait at its end. It works only in a ``with`` statement.
+    collectives are among them. With ``each_host`` the first rank of each host executes it, each in a world of its own.
+    The others wait at its end, for all hosts. It works only in a ``with`` statement.
 
     Raises ValueError on every rank for ranks that do not exist, and CollectiveAborted on the waiting ranks when a rank
     of the block fails.
     """
 
-    def __init__(self, *ranks: int) -> None:
+    def __init__(self, *ranks: int, each_host: bool = False) -> None:
         self.ranks = tuple(sorted(operator.index(rank) for rank in ranks))
+        self._each_host = each_host
+        self._name = "only(each_host=True)" if each_host else f"only{self.ranks}"
         self._frame: FrameType | None = None
 
     def __enter__(self) -> None:
         current = world.current()
+        if self._each_host and self.ranks:
+            raise ValueError(f"rank {current.rank}: only() takes ranks or each_host=True, got both: {self.ranks}")
+        if self._each_host:
+            self.ranks = tuple(current.first_ranks)
         if not self.ranks or len(set(self.ranks)) < len(self.ranks):
             raise ValueError(f"rank {current.rank}: only() takes at least one rank, and each once, got {self.ranks}")
         if any(not 0 <= rank < current.size for rank in self.ranks):
@@ -40,7 +47,7 @@ class only:  # noqa: N801 - read as part of a statement, like contextlib.suppres
         frame = sys._getframe(1)
         if frame.f_globals.get("__name__") == "contextlib":
             raise TypeError(f"rank {current.rank}: only() is for a `with` statement, whose block it can skip")
-        if not world.narrow(self.ranks):
+        if not world.narrow(self.ranks, apart=self._each_host):
             self._skip(frame)
 
     def _skip(self, frame: FrameType) -> None:
@@ -64,5 +71,5 @@ class only:  # noqa: N801 - read as part of a statement, like contextlib.suppres
             world.widen()
         if kind is not None and kind is not _SkippedError:
             return False
-        world.current().communicator.barrier(name=f"end of only{self.ranks}").wait()
+        world.current().communicator.barrier(name=f"end of {self._name}").wait()
         return True

@@ -56,6 +56,11 @@ class Topology:
         return len(self.local_ranks)
 
     @property
+    def first_ranks(self) -> list[int]:
+        """The first rank of each host."""
+        return [rank for rank, host in enumerate(self.hosts) if self.hosts.index(host) == rank]
+
+    @property
     def cross_ranks(self) -> list[int]:
         """The ranks that have the same local rank on their host, by host."""
         seen: dict[int, int] = {}

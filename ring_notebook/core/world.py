@@ -312,14 +312,19 @@ def is_open(world: World | None) -> bool:
     return world is not None and (world is _state.world or any(world is part for part in _state.narrowed))
 
 
-def narrow(ranks: Sequence[int]) -> bool:
+def narrow(ranks: Sequence[int], *, apart: bool = False) -> bool:
     """Make ``ranks`` of `current` the whole world until `widen`; returns whether this rank is one of them.
 
-    All ranks of `current` call this with the same ranks; nothing changes on ranks that are not members.
+    ``apart``: each of them becomes a world of its own. All ranks of `current` call this with the same arguments;
+    nothing changes on ranks that are not members.
     """
     background_programs.settle()
     whole = current()
-    communicator = whole.communicator.group(ranks)
+    if apart and whole.rank in ranks:
+        ranks = [whole.rank]
+        communicator: Communicator | None = whole.communicator.group_of_members(ranks, lambda own: [own])
+    else:
+        communicator = None if apart else whole.communicator.group(ranks)
     if communicator is None:
         return False
     members, part = tuple(whole.ranks[rank] for rank in ranks), whole.part(list(ranks))

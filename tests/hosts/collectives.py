@@ -130,6 +130,18 @@ def check_groups() -> None:
     assert ring.join() == 0
 
 
+def check_first_ranks() -> None:
+    """The first rank of each host executes a block in a world of its own, the others when it has ended."""
+    executed = []
+    with ring.only(each_host=True):
+        executed.append((ring.size(), ring.allreduce(torch.ones(3), op=ring.Sum).tolist()))
+        time.sleep(0.2 * (ring.rank() == 0))
+    assert executed == [(1, [1.0] * 3)] * (ring.local_rank() == 0)
+    assert all(
+        len(one) == (rank in world.current().first_ranks) for rank, one in enumerate(ring.allgather_object(executed))
+    )
+
+
 def check_names() -> None:
     """Forty names in an order of each rank's own, beside sums without one, one that does not match, then a join."""
     rank, size = ring.rank(), ring.size()
@@ -209,6 +221,7 @@ def main() -> None:
     check_training()
     check_adasum()
     check_groups()
+    check_first_ranks()
     check_names()
     check_mismatch()
     for operation in (ring.barrier, lambda: ring.allreduce(torch.ones(100_000)), lambda: ring.allgather(torch.ones(3))):

@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from ring_notebook.errors import CollectiveAborted
+from ring_notebook.errors import CollectiveAborted, CollectiveMismatch
 
 
 def test_one_rank_executes_it_and_the_others_wait(hvd: ModuleType, size: int, rank: int) -> None:
@@ -26,6 +26,29 @@ def test_one_rank_executes_it_and_the_others_wait(hvd: ModuleType, size: int, ra
     with hvd.only(0): executed.append("on one line")  # noqa: E701  # fmt: skip
     assert ("on one line" in executed) == (rank == 0)
     assert max(ended) - min(ended) < 15  # of one clock: nobody came out long before the others
+
+
+def test_one_rank_of_each_host(hvd: ModuleType, size: int, rank: int) -> None:
+    """On one host that is rank 0; `tests/hosts` has several."""
+    seen = []
+    with hvd.only(each_host=True):
+        seen.append((hvd.rank(), hvd.size(), hvd.allreduce(torch.tensor([float(rank)]), op=hvd.Sum).item()))
+        with hvd.only(each_host=True):
+            seen.append("within")
+    assert seen == ([(0, 1, 0.0), "within"] if rank == 0 else [])
+    assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == size
+    both = f"rank {rank}: only.. takes ranks or each_host=True, got both"
+    with pytest.raises(ValueError, match=both), hvd.only(0, each_host=True):
+        pass
+
+
+@pytest.mark.sizes(3)
+def test_ranks_that_ask_for_other_blocks_learn_it(hvd: ModuleType, rank: int) -> None:
+    for _ in range(2):  # the generation goes on
+        differs = pytest.raises(CollectiveMismatch, match=r"only\(each_host=True\)")
+        with differs, hvd.only(*[1] * (rank == 0), each_host=rank > 0):
+            pass
+        hvd.barrier()
 
 
 @pytest.mark.sizes(3, slow=(4,))
