@@ -14,6 +14,9 @@
 namespace ring {
 namespace {
 
+// After its deadline a rank leaves it to the leader of its host to say which host is silent, for so long.
+constexpr std::int64_t kForLeader = 10 * kCheckEvery;
+
 // Whether every rank learns of the error, by its next operation at the latest; an interrupt is for one rank.
 bool is_of_generation(const std::exception_ptr& error) {
     try {
@@ -50,14 +53,31 @@ void Communicator::check_waiting(Work& work, const Interruption& check) {
     warn_of_stall(work, now);
     report_wait(work);
     const bool launches = work.device && work.device->issued;
-    if (is_past(work.deadline) && (work.machine.polling || !group_->released(work.machine.gate))) {
-        const std::string late = locate(work) + " timed out: " +
-                                 (launches               ? "NCCL has not launched it"
-                                  : work.machine.polling ? "another host has not answered"
-                                                         : group_->missing(work.machine.gate));
+    const bool leaves_it = awaits_leader(work) && !is_past(work.deadline + kForLeader);
+    if (is_past(work.deadline) && !leaves_it && (work.machine.polling || !group_->released(work.machine.gate))) {
+        const std::string late =
+            locate(work) + " timed out: " + (launches ? "NCCL has not launched it" : missing(work));
         group_->abort(late);
         throw Timeout(late + ". Call it on every rank of the group, or raise the timeout.");
     }
+}
+
+bool Communicator::awaits_leader(const Work& work) const {
+    return work.machine.agreement && work.machine.stage == Work::Stage::Posted && work.machine.gates == 1 &&
+           group_->index() != 0;
+}
+
+std::string Communicator::missing(const Work& work) const {
+    if (!work.machine.polling && !awaits_leader(work)) return group_->missing(work.machine.gate);
+    std::vector<int> hosts;
+    if (work.machine.polling && work.machine.stage == Work::Stage::Posted && work.machine.agreement)
+        hosts = work.machine.agreement->awaited_hosts();
+    if (hosts.empty()) return "another host has not answered";
+    std::vector<int> silent;
+    for (int host : hosts)
+        for (int member : fabric_->members(host)) silent.push_back(ranks()[static_cast<std::size_t>(member)]);
+    const bool one = hosts.size() == 1;
+    return (one ? "the host of " : "hosts of ") + rank_ranges(silent) + (one ? " has" : " have") + " not answered";
 }
 
 // "allreduce sum 'x' float32 [3] in the group of ranks 0, 2, by order"
@@ -94,11 +114,11 @@ void Communicator::warn_of_stall(Work& work, std::int64_t now) const {
     if (limit <= 0.0 || waited < limit || work.machine.warned || named_ == nullptr || work.header.kind == OpKind::Join)
         return;
     work.machine.warned = true;
+    if (awaits_leader(work)) return;
     int first = 0;
     while (!work.machine.polling && !group_->has_arrived(first, work.machine.gate)) ++first;
     if (first != group_->index() || (!work.machine.polling && group_->released(work.machine.gate))) return;
-    warn(locate(work) + " has waited " + seconds_text(waited) + ": " +
-         (work.machine.polling ? "another host has not answered" : group_->missing(work.machine.gate)));
+    warn(locate(work) + " has waited " + seconds_text(waited) + ": " + missing(work));
 }
 
 // The error of an operation that ends with the generation.

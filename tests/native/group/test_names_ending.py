@@ -193,6 +193,64 @@ def test_a_name_that_a_rank_does_not_start_is_reported(known: bool, tmp_path: Pa
     )
 
 
+@pytest.mark.parametrize(
+    ("hosts", "silent", "waits"),
+    [
+        (
+            (0, 0, 1, 1, 2),
+            [3],
+            {0: "the host of ranks 2-3 has", 2: "rank 3 has not called it", 4: "the host of ranks 2-3"},
+        ),
+        ((0, 0, 1, 2, 2, 3), [2, 3, 4], {0: "hosts of ranks 2-4 have", 5: "hosts of ranks 2-4 have"}),
+        (
+            tuple(range(13)),
+            [1],
+            {0: "the host of rank 1 has", 12: "hosts of ranks 1-2 have", 10: "hosts of ranks 1-4 have"},
+        ),
+    ],
+)
+def test_the_host_that_is_silent_is_named(
+    hosts: tuple[int, ...], silent: list[int], waits: dict[int, str], tmp_path: Path
+) -> None:
+    """By one rank of each host that waits; many hosts pass on what they have got, and know only who is among them."""
+    said = tmp_path / "said"
+
+    def lines() -> list[str]:
+        return [line for line in said.read_text().splitlines() if line.startswith("[ring]")]
+
+    def body(seat: Seat) -> None:
+        ring = seat.open(1, stall_warning=0.5)
+        ring.barrier()
+        if seat.rank in silent:
+            until(lambda: all(any(f"rank {rank}: barrier" in line for line in lines()) for rank in waits))
+            time.sleep(0.3)  # another rank of a host could say something too
+        ring.barrier()
+
+    with stderr_into(said):
+        as_threads(len(hosts), body, hosts=hosts)
+    found = {int(line.split()[2].rstrip(":")): line for line in lines()}
+    assert len(found) == len(lines()) <= len(set(hosts))
+    for rank, who in waits.items():
+        assert re.search(rf"has waited \d\.\d s: {who}", found[rank]), found[rank]
+
+
+def test_a_time_limit_names_the_silent_host(settings: Callable[..., None]) -> None:
+    """On all ranks that wait, also on those that leave it to the first one of their host."""
+    settings(timeout=0.4)
+    ended = [threading.Event() for _ in range(2)]
+
+    def body(seat: Seat) -> None:
+        ring = seat.open(1)
+        if seat.rank >= 2:
+            assert all(one.wait(LATE) for one in ended)
+            return
+        error = CollectiveAborted if seat.rank else CollectiveTimeout
+        ends(ring.barrier, error, "rank 0: barrier .* timed out: the host of ranks 2-3 has not answered")
+        ended[seat.rank].set()
+
+    as_threads(4, body, hosts=(0, 0, 1, 1))
+
+
 @pytest.mark.parametrize("queued", [False, True])
 def test_an_operation_without_a_name_is_reported(queued: bool, tmp_path: Path) -> None:
     """By one of the ranks that wait, once; a joined rank is meant to wait."""

@@ -203,6 +203,10 @@ class Communicator {
     void end(Work& work);
     void check_waiting(Work& work, const Interruption& check);
     void warn_of_stall(Work& work, std::int64_t now) const;
+    // Whether this rank waits for the one of its host that waits for other hosts, and knows which.
+    bool awaits_leader(const Work& work) const;
+    // Who has not come, for whom this rank waits.
+    std::string missing(const Work& work) const;
     void report_wait(Work& work) const;
     std::string awaited_text(const Work& work, const char* how) const;
     void fail(Work& work, std::exception_ptr error) noexcept;

@@ -173,11 +173,14 @@ Transfers::~Transfers() {
 }
 
 // Adds the entry before the transfer begins: a transfer that is not in the list could not be cancelled.
-Link::Transfer& Transfers::add() { return all_.emplace_back(0); }
+Link::Transfer& Transfers::add(int from) {
+    from_.push_back(from);
+    return all_.emplace_back(0);
+}
 
 void Transfers::send(int to, const void* data, std::size_t bytes) {
     for (std::size_t done = 0; done < bytes; done += kMostPerMessage) {
-        Link::Transfer& transfer = add();
+        Link::Transfer& transfer = add(-1);
         transfer = fabric_.send(channel_, to, static_cast<const std::byte*>(data) + done,
                                 std::min(kMostPerMessage, bytes - done));
     }
@@ -185,7 +188,7 @@ void Transfers::send(int to, const void* data, std::size_t bytes) {
 
 void Transfers::receive(int from, void* data, std::size_t bytes) {
     for (std::size_t done = 0; done < bytes; done += kMostPerMessage) {
-        Link::Transfer& transfer = add();
+        Link::Transfer& transfer = add(from);
         transfer = fabric_.receive(channel_, from, static_cast<std::byte*>(data) + done,
                                    std::min(kMostPerMessage, bytes - done));
     }
@@ -195,6 +198,14 @@ bool Transfers::done() {
     // One poll for each call: it costs a system call, and drives all transfers of the link.
     while (ended_ < all_.size() && fabric_.link().done(all_[ended_])) ++ended_;
     return ended_ == all_.size();
+}
+
+std::vector<int> Transfers::awaited() {
+    std::vector<int> members;
+    for (std::size_t i = ended_; i < all_.size(); ++i)
+        if (from_[i] >= 0 && !fabric_.link().done(all_[i]) && (members.empty() || members.back() != from_[i]))
+            members.push_back(from_[i]);
+    return members;
 }
 
 Window::Window(const Fabric& fabric, int previous, int next, std::uint64_t to_come, std::uint64_t to_send,

@@ -79,6 +79,15 @@ Step Agreement::advance(std::uint64_t gates) {
     return Step::AwaitsLink;
 }
 
+std::vector<int> Agreement::awaited_hosts() {
+    std::vector<int> hosts;
+    if (rounds_.empty())
+        for (int member : transfers_.awaited()) hosts.push_back(fabric_.host_of(member));
+    else if (arriving_ && !arriving_->awaited().empty())
+        for (int i = 0; i < rounds_[round_].blocks; ++i) hosts.push_back((rounds_[round_].from + i) % fabric_.hosts());
+    return hosts;
+}
+
 void Agreement::send_to_each() {
     for (int host = 0; host < fabric_.hosts(); ++host) {
         if (host == fabric_.host()) continue;

@@ -44,6 +44,9 @@ class Agreement : public Algorithm {
     Agreement(std::shared_ptr<HostGroup> group, const Fabric& fabric, const std::vector<int>& ranks,
               std::uint64_t sequence);
     Step advance(std::uint64_t gates) override;
+    // The hosts from which this leader waits for a message. If they pass on what they have got, one of them is silent,
+    // and the others may wait for it.
+    std::vector<int> awaited_hosts();
 
     // The rest is valid when the exchange is done. Indices are those of the whole group.
     const std::vector<Header>& headers() const { return headers_; }

@@ -154,14 +154,17 @@ class Transfers {
     void send(int to, const void* data, std::size_t bytes);
     void receive(int from, void* data, std::size_t bytes);
     bool done();
+    // The members from which something has not come, each once where its parts follow each other.
+    std::vector<int> awaited();
 
    private:
-    Link::Transfer& add();
+    Link::Transfer& add(int from);
 
     const Fabric& fabric_;
     Fabric::Channel channel_;
     std::shared_ptr<const void> keep_;
     std::vector<Link::Transfer> all_;
+    std::vector<int> from_;  // of each; -1 for what is sent
     std::size_t ended_ = 0;
 };
 
