@@ -266,7 +266,7 @@ def write_output(name: str) -> str:
 
 def delete(names: Sequence[str], lives: _Lives) -> str:
     """Delete the folders of runs. Raises RingError, and deletes nothing, if one is not there or may be in progress."""
-    records = [find(name) for name in names]
+    records = {record.run: record for record in map(find, names)}.values()  # a run may have two names
     for record in records:
         status = "" if record.summary else _without_end(record.directory, read_about(record.directory), lives)
         if status == "running":

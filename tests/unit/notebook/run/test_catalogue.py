@@ -257,7 +257,7 @@ def test_runs_are_deleted_when_they_have_ended(runs: Path) -> None:
     with pytest.raises(RingError, match="2-large has not ended"):
         catalogue.delete(["small", "large"], cluster_folders.lives)
     assert old.directory.exists()
-    assert catalogue.delete(["small"], cluster_folders.lives) == "Deleted 1-small."
+    assert catalogue.delete(["small", "1-small"], cluster_folders.lives) == "Deleted 1-small."
     assert not old.directory.exists()
 
 
