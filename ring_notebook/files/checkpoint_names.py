@@ -19,7 +19,9 @@ REST = "rest.pt"
 """The file that rank 0 writes last in a checkpoint of all ranks: it marks the checkpoint as whole."""
 _ELSEWHERE = "elsewhere.json"
 """In the folder of a run: which checkpoints its training has in another folder, or at a URL."""
-_NAME = re.compile(r"step-(\d+)(-best)?(\.pt|\.pickle)?$")
+SECOND = "-2"
+"""After the name of a checkpoint that is whole while the one that it replaces still has this name."""
+_NAME = re.compile(rf"step-(\d+)(-best)?(?:{SECOND})?(\.pt|\.pickle)?$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +90,38 @@ class LocalFolder:
     def unmark_best(self, one: Found) -> None:
         """Make ``one`` an ordinary checkpoint."""
         path = Path(one.path)
-        path.rename(path.with_name(name_of(one.step, False, path.suffix)))
+        self._give_name(path, path.with_name(name_of(one.step, False, path.suffix)))
 
     def remove(self, one: Found) -> None:
-        path = Path(one.path)
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
+        self._remove(Path(one.path))
+
+    def _remove(self, path: Path) -> None:
+        """Remove a checkpoint. A folder is renamed first, since it would count as whole until its last file is gone."""
+        if not path.is_dir():
+            path.unlink(missing_ok=True)
+            return
+        left = path.rename(self._partial(path.name))
+        shutil.rmtree(left, ignore_errors=True)  # `begin` tries again
+
+    def _partial(self, name: str) -> Path:
+        return self.path / f".{name}.{secrets.token_hex(4)}.partial"
+
+    def _give_name(self, path: Path, target: Path) -> None:
+        """Rename ``path`` to ``target``, in place of an older one; either is whole if this is cut off.
+
+        No folder can be renamed onto another one, so the new one has a second name meanwhile.
+        """
+        if not path.is_dir():
+            path.replace(target)
+            return
+        second = target.with_name(f"{target.name}{SECOND}")
+        if path != second and second.exists():  # this was cut off before
+            self._remove(target)
+            second.rename(target)
+        if target.exists():
+            path = path.rename(second)
+            self._remove(target)
+        path.rename(target)
 
     def begin(self, step: int) -> str:
         """A new folder in which all ranks write the checkpoint after ``step`` steps; removes what others have left."""
@@ -100,7 +129,7 @@ class LocalFolder:
         for left in self.path.glob(".step-*.partial"):
             shutil.rmtree(left, ignore_errors=True)
         # A new name, because a thread of an earlier attempt may still write.
-        partial = self.path / f".{name_of(step, False, '')}.{secrets.token_hex(4)}.partial"
+        partial = self._partial(name_of(step, False, ""))
         make_private_folder(partial)
         return str(partial)
 
@@ -109,13 +138,11 @@ class LocalFolder:
         return Path(begun, name).exists()
 
     def complete(self, begun: str, step: int, best: bool, rest: bytes) -> Found:
-        """Write ``rest`` as the last file in ``begun``, and give the folder its name."""
+        """Write ``rest`` as the last file in ``begun``, and give the folder its name, in place of an older one."""
         with whole_file(Path(begun, REST), private=True) as file:
             file.write(rest)
         target = self.path / name_of(step, best, "")
-        if target.exists():
-            shutil.rmtree(target)
-        Path(begun).rename(target)
+        self._give_name(Path(begun), target)
         return Found(step, best, target)
 
     def discard(self, begun: str) -> None:

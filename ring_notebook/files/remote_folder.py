@@ -6,7 +6,7 @@ import importlib
 import io
 from typing import Any
 
-from ring_notebook.files.checkpoint_names import REST, Found, name_of, step_of
+from ring_notebook.files.checkpoint_names import REST, SECOND, Found, name_of, step_of
 from ring_notebook.files.whole_file import checked, with_checksum
 
 _BEST = "best"  # an empty file that marks the best, since nothing can be renamed
@@ -75,11 +75,18 @@ class RemoteFolder:
             self.file_system.rm(path, recursive=True)
 
     def begin(self, step: int) -> str:
-        """The URL at which all ranks write the checkpoint after ``step`` steps; removes what is not whole."""
-        name = name_of(step, False, "")
+        """The URL at which all ranks write the checkpoint after ``step`` steps; removes what is not whole.
+
+        A whole one of this step keeps its name until `complete`, and the new one gets the other of two names.
+        """
         for left, files in self._files().items():
-            if REST not in files or left == name:
+            if REST not in files:
                 self._remove(f"{self._root}/{left}")
+        *older, last = ["", *(str(one.path) for one in self.found() if one.step == step)]
+        for url in filter(None, older):  # `complete` was cut off
+            self._remove(self.inside(url))
+        name = name_of(step, False, "")
+        name = f"{name}{SECOND}" if last == f"{self._url}/{name}" else name
         self.file_system.makedirs(f"{self._root}/{name}", exist_ok=True)
         return f"{self._url}/{name}"
 
@@ -90,10 +97,13 @@ class RemoteFolder:
         return there
 
     def complete(self, begun: str, step: int, best: bool, rest: bytes) -> Found:
-        """Mark what was written at ``begun`` as whole, by ``rest`` as the last file."""
+        """Mark what was written at ``begun`` as whole, by ``rest`` as the last file; then remove an older one."""
         if best:
             self.file_system.pipe_file(f"{self.inside(begun)}/{_BEST}", b"")
         self.file_system.pipe_file(f"{self.inside(begun)}/{REST}", with_checksum(rest))
+        for one in self.found():
+            if one.step == step and one.path != begun:
+                self.discard(str(one.path))
         return Found(step, best, begun)
 
     def discard(self, begun: str) -> None:

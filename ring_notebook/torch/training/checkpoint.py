@@ -113,9 +113,10 @@ def checkpoint(
         that is due while another is being written begins after it; if it is the ``best``, steps wait until then.
         `Checkpoint.epochs` and `Checkpoint.wait` return when it is complete.
 
-    A checkpoint gets its name when every rank has written; a failed one leaves earlier ones as they are. In the
-    background rank 0 then reports which rank failed and why, and the training continues. Otherwise, and at the end of
-    `Checkpoint.epochs`, all ranks raise RingError; if rank 0 writes alone, it raises OSError.
+    A checkpoint gets its name when every rank has written; a failed one leaves earlier ones as they are, also one of
+    the same step. In the background rank 0 then reports which rank failed and why, and the training continues.
+    Otherwise, and at the end of `Checkpoint.epochs`, all ranks raise RingError; if rank 0 writes alone, it raises
+    OSError.
 
     A checkpoint that is due is written after the next sync with local steps (``sync_every``), and after the next step
     with ``accumulate``, unless it is the ``best``; `Checkpoint.epochs` ends with a sync. A loader of `prepare` resumes
