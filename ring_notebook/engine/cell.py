@@ -8,9 +8,10 @@ import inspect
 import linecache
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import chain, takewhile
+from operator import length_hint
 from types import CodeType
 from typing import Any
 
@@ -29,26 +30,29 @@ _files: deque[str] = deque()
 _loop: asyncio.AbstractEventLoop | None = None
 
 
-_REST = "__ring_rest__"
+_LOOPS = "__ring_loops__"
+_COUNTED = (list.__iter__, tuple.__iter__, range.__iter__)
 
 
 @dataclass(frozen=True)
 class Begin:
     """Where a cell begins that continues another run: index of the statement, line, and whether that iteration is done.
 
-    ``behind``: the innermost loop around the line continues after the present value of its variable.
+    ``items``: the index of the present item of each loop around the line, the outermost first; -1 where the loop is
+    over no list, tuple or range. ``behind``: the innermost of these loops continues after its item.
     """
 
     statement: int
     line: int
     behind: bool = False
+    items: Sequence[int] = ()
 
 
 class Cell:
     """A cell's source with IPython's own syntax (``!ls``, ``%timeit``) allowed.
 
     ``first_line`` is the number that the notebook shows beside the first line of ``source``. With ``begin`` it
-    begins at a top-level statement, and loops around a line at the present values of their variables.
+    begins at a top-level statement, and loops around a line at the present items.
     Raises SyntaxError, which points into the cell.
     """
 
@@ -67,8 +71,7 @@ class Cell:
         self.tree = parse(text, self.file)
         self._statements: list[int] = [_begins(statement) for statement in self.tree.body]
         self._first = 0 if begin is None else begin.statement
-        if begin is not None:
-            self._continue_loops(begin)
+        self._loops = _Loops(self._indices(begin) if begin is not None else {})
         self._quiet = bool(self.tree.body) and _behind(self.tree.body[-1], text).startswith(b";")
 
     def names(self) -> set[str]:
@@ -78,6 +81,7 @@ class Cell:
     def execute(self) -> None:
         """Run the cell; when it ends with an expression and no semicolon, show its value as a notebook would."""
         body = list(self.tree.body[self._first :])
+        self._count_loops(body)
         last = body.pop() if body and isinstance(body[-1], ast.Expr) else None
         if body:
             self._evaluate(self._compile(ast.Module(body, type_ignores=[]), "exec"))
@@ -117,21 +121,31 @@ class Cell:
         lines = self.current_lines()
         return bisect_right(self._statements, lines[-1]) - 1 if lines else -1
 
-    def _continue_loops(self, begin: Begin) -> None:
-        if begin.statement >= len(self.tree.body):
-            return
-        loops = list(_loops_around(self.tree.body[begin.statement], begin.line))
-        behind = loops[-1].lineno if loops and begin.behind else 0
-        self._namespace[_REST] = _Rest(behind)
-        for loop in loops:
-            if isinstance(loop.target, ast.Name) and loop.target.id in self._namespace:
-                value = ast.Name(loop.target.id, ast.Load())
-                rest = ast.Call(ast.Name(_REST, ast.Load()), [ast.Constant(loop.lineno), loop.iter, value], [])
-                loop.iter = ast.fix_missing_locations(ast.copy_location(rest, loop.iter))
+    def _count_loops(self, body: list[ast.stmt]) -> None:
+        """Have `_Loops` begin the loops, so that their places can be told."""
+        self._namespace[_LOOPS] = self._loops
+        for loop in chain.from_iterable(map(_loops, body)):
+            call = ast.Call(ast.Name(_LOOPS, ast.Load()), [ast.Constant(loop.lineno), loop.iter], [])
+            loop.iter = ast.fix_missing_locations(ast.copy_location(call, loop.iter))
+
+    def _loops_around(self, statement: int, line: int) -> list[ast.For]:
+        """The loops of a top-level statement with ``line`` in their bodies, the outermost first."""
+        there = chain.from_iterable(_loops(one) for one in self.tree.body[statement : statement + 1])
+        return [loop for loop in there if loop.lineno <= line <= (loop.end_lineno or 0)]
+
+    def _indices(self, begin: Begin) -> dict[int, int]:
+        loops = [loop.lineno for loop in self._loops_around(begin.statement, begin.line)]
+        indices = {line: index for line, index in zip(loops, begin.items, strict=False) if index >= 0}
+        if begin.behind and loops and loops[-1] in indices:
+            indices[loops[-1]] += 1
+        return indices
 
     def place(self) -> Begin:
-        lines = self.current_lines()
-        return Begin(self.current_statement(), lines[-1] if lines else 0)
+        lines, statement = self.current_lines(), self.current_statement()
+        if not lines:
+            return Begin(statement, 0)
+        items = [self._loops.index(loop.lineno) for loop in self._loops_around(statement, lines[-1])]
+        return Begin(statement, lines[-1], items=items)
 
     def functions(self) -> list[str]:
         """The functions of cells in which the main thread is; their own variables are in no namespace."""
@@ -153,34 +167,42 @@ def _asked_for(tree: ast.AST) -> Iterator[str]:
                 yield from map(str, words)
 
 
-class _Rest:
-    """Gives a loop, the first time that it begins, the items from the present value of its variable on.
+class _Loops:
+    """Begins the loops of a cell, by line: over a list, tuple or range by an iterator that tells its place.
 
-    ``behind`` is the line of the loop whose item of this value is done.
+    ``first``: the index of the item at which a loop begins the first time.
     """
 
-    def __init__(self, behind: int) -> None:
-        self._behind = behind
-        self._begun: set[int] = set()
+    def __init__(self, first: dict[int, int]) -> None:
+        self._first = first
+        self._begun: dict[int, tuple[Sequence[Any], Any]] = {}
 
-    def __call__(self, line: int, items: Any, value: Any) -> Any:
-        if line in self._begun:
+    def __call__(self, line: int, items: Any) -> Any:
+        first = self._first.pop(line, 0)
+        self._begun.pop(line, None)
+        if getattr(type(items), "__iter__", None) not in _COUNTED:
             return items
-        self._begun.add(line)
-        if not isinstance(items, range | list | tuple) or value not in items:
-            return items
-        return items[items.index(value) + (line == self._behind) :]
+        iterator = iter(items)
+        if first:
+            iterator.__setstate__(first)
+        self._begun[line] = items, iterator
+        return iterator
+
+    def index(self, line: int) -> int:
+        """The index of the present item of the loop; -1 where it cannot be told."""
+        items, iterator = self._begun.get(line, ((), iter(())))
+        return len(items) - length_hint(iterator) - 1
 
 
-def _loops_around(statement: ast.stmt, line: int) -> Iterator[ast.For]:
-    """The loops of ``statement`` with ``line`` in their bodies, the outermost first; not those of functions."""
-    if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+def _loops(node: ast.AST) -> Iterator[ast.For]:
+    """The loops within a statement, outer ones first; not those of functions."""
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         return
-    if isinstance(statement, ast.For) and statement.lineno <= line <= (statement.end_lineno or 0):
-        yield statement
-    for node in ast.iter_child_nodes(statement):
-        if isinstance(node, ast.stmt | ast.ExceptHandler | ast.match_case):
-            yield from _loops_around(node, line)  # type: ignore[arg-type]
+    if isinstance(node, ast.For):
+        yield node
+    for inner in ast.iter_child_nodes(node):
+        if isinstance(inner, ast.stmt | ast.ExceptHandler | ast.match_case):
+            yield from _loops(inner)
 
 
 def _behind(statement: ast.stmt, text: str) -> bytes:

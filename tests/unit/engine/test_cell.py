@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
@@ -36,11 +38,11 @@ ALL_FROM_B = [(0, "b", 1), (0, "b", 2), *((n, part, x) for n in (1, 2, 3) for pa
 @pytest.mark.parametrize(
     ("begin", "variables", "expected"),
     [
-        (Begin(1, 5), {"epoch": 2, "part": "b"}, FROM_2B),
-        (Begin(1, 5), {"epoch": 3, "part": "a"}, FROM_2B[2:]),
-        (Begin(1, 3, behind=True), {"epoch": 2, "part": "a"}, FROM_2B),
-        (Begin(1, 3, behind=True), {"epoch": 3, "part": "b"}, ["end"]),
-        (Begin(1, 5), {"epoch": 9, "part": "b"}, ALL_FROM_B),
+        (Begin(1, 5, items=[2, 1, -1]), {}, FROM_2B),
+        (Begin(1, 5, items=[3, 0, -1]), {}, FROM_2B[2:]),
+        (Begin(1, 3, behind=True, items=[2, 0]), {}, FROM_2B),
+        (Begin(1, 3, behind=True, items=[3, 1]), {}, ["end"]),
+        (Begin(1, 5, items=[-1, 1, -1]), {}, ALL_FROM_B),
         (Begin(2, 6), {"epoch": 2}, ["end"]),
         (Begin(3, 7), {}, []),
     ],
@@ -49,6 +51,26 @@ def test_loops_continue(shell: InteractiveShell, begin: Begin, variables: dict[s
     shell.user_ns.update(variables, seen=[])
     Cell(shell, CELL, "run", begin=begin).execute()
     assert shell.user_ns["seen"] == expected
+
+
+@pytest.mark.parametrize("items", ["[v, w, v, 7]", "(v, w, v, 7)", "[1, 2, 1, 7]"])
+@pytest.mark.parametrize("behind", [False, True])
+def test_a_loop_continues_at_its_item_and_not_at_an_equal_one(
+    shell: InteractiveShell, items: str, behind: bool
+) -> None:
+    """Where the items are arrays, two of which can be compared only element by element."""
+    source = f"for n in range(2):\n    for x in {items}:\n        at(x)\n        if True:\n            seen.append(x)\n"
+    places: list[Begin] = []
+    v, w = np.zeros(2), np.ones(2)
+    seen: list[object] = []
+    shell.user_ns.update(v=v, w=w, seen=seen, at=lambda _: places.append(cell.place()))
+    cell = Cell(shell, source, "run")
+    cell.execute()
+    every, number = list(seen), 6  # the third of the second pass
+    assert places[number].items == [1, 2]
+    seen.clear()
+    Cell(shell, source, "branch", begin=replace(places[number], behind=behind)).execute()
+    assert list(map(id, seen)) == list(map(id, every[number + behind :]))
 
 
 def test_the_outermost_import_is_named(
