@@ -135,6 +135,8 @@ class LogicalRanks:
         def turns() -> Iterator[None]:
             step_points.hold(held)
             step_points.between_steps()
+            for callback in _before_rounds:
+                callback()
             self._rounds += 1
             number = self._rounds
             for turn in range(self.turns):
@@ -196,6 +198,12 @@ class _Share:
 
 _current: LogicalRanks | None = None
 _share: _Share | None = None
+_before_rounds: list[Callable[[], object]] = []
+
+
+def before_rounds(callback: Callable[[], object]) -> None:
+    """Register ``callback``, to be called before each round of logical ranks."""
+    _before_rounds.append(callback)
 
 
 def number_of(logical: int | None) -> int:

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 from ring_notebook.api.objects import broadcast_object, gather_objects
 from ring_notebook.api.process_sets import global_process_set
-from ring_notebook.core.logical_ranks import LogicalRanks, current, divided, in_use, use
+from ring_notebook.core import world
+from ring_notebook.core.logical_ranks import LogicalRanks, before_rounds, current, divided, in_use, use
 from ring_notebook.torch.devices import accelerator
 from ring_notebook.torch.optimizer.scalers_and_schedules import act_once
 from ring_notebook.torch.steps.state_digest import is_shared
@@ -32,26 +33,56 @@ _buffers: WeakKeyDictionary[nn.Module, Buffers] = WeakKeyDictionary()
 
 
 def begin_turns(logical: LogicalRanks) -> None:
-    """Give each logical rank random numbers, and torch one thread in each rank; all ranks call it.
+    """Give each logical rank random numbers, and torch the `_Kernels` of logical ranks; all ranks call it.
 
-    With another number of threads torch's kernels may add in another order. Torch uses deterministic kernels, and warns
-    of operations that have none. Within a turn, for instance when a loop prepares another loader, the random numbers do
+    Within a turn, for instance when a loop prepares another loader, the random numbers do
     not change.
     """
     global _numbers
-    _set_kernels()
+    _kernels.put_back()
+    _kernels.use()
     act_once()
     if logical.now is None:
         _numbers = RandomNumbers(logical)
         logical.follow("random numbers", _numbers)
 
 
-def _set_kernels() -> None:
-    torch.set_num_threads(1)
-    if not torch.are_deterministic_algorithms_enabled():
-        torch.use_deterministic_algorithms(True, warn_only=True)
-        # Filling uninitialized memory, which only helps to find bugs, costs time.
-        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+class _Kernels:
+    """How torch computes in rounds of logical ranks, until this rank leaves the generation.
+
+    With another number of threads than one its kernels may add in another order. It uses deterministic kernels, and
+    warns of operations that have none. Filling uninitialized memory, which only helps to find bugs, costs time.
+    """
+
+    def __init__(self) -> None:
+        self._before: tuple[int, bool, bool] | None = None
+
+    def use(self) -> None:
+        if self._before is not None:
+            return
+        deterministic: Any = torch.utils.deterministic
+        is_new = not torch.are_deterministic_algorithms_enabled()
+        self._before = torch.get_num_threads(), is_new, deterministic.fill_uninitialized_memory
+        torch.set_num_threads(1)
+        if is_new:
+            torch.use_deterministic_algorithms(True, warn_only=True)
+            deterministic.fill_uninitialized_memory = False
+
+    def put_back(self) -> None:
+        """Restore what was before, unless the program has changed it since."""
+        if self._before is None:
+            return
+        (threads, is_new, fill), self._before = self._before, None
+        if torch.get_num_threads() == 1:
+            torch.set_num_threads(threads)
+        if is_new and torch.is_deterministic_algorithms_warn_only_enabled():
+            torch.use_deterministic_algorithms(False)
+            torch.utils.deterministic.fill_uninitialized_memory = fill  # type: ignore[attr-defined]
+
+
+_kernels = _Kernels()
+before_rounds(_kernels.use)
+world.at_close(_kernels.put_back)
 
 
 def follow_buffers(logical: LogicalRanks, model: nn.Module) -> None:
@@ -121,7 +152,6 @@ def from_snapshot(objects: Any, own: OfRank, of_ranks: Sequence[OfRank | None], 
             kept |= enumerate(one.kept[:-1], one.rank * one.number // one.ranks)
     if logical.number < place[1] or len(kept) < logical.number:
         return
-    _set_kernels()
     logical.divide(place)
     use(logical)
     _numbers = numbers

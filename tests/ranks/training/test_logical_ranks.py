@@ -204,6 +204,35 @@ def test_a_kernel_that_is_not_deterministic(size: int) -> None:
         break
 
 
+def test_kernels_come_back_when_the_run_ends(size: int) -> None:
+    """Threads and deterministic mode; a later run that trains on, without `prepare`, has them again."""
+
+    def kernels() -> list[Any]:
+        fill = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+        mode = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+        return [torch.get_num_threads(), mode, fill]
+
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        before, within = kernels(), [1, (True, True), False]
+        assert before != within
+        _, _, loader = prepared(2 * size)
+        assert kernels() == within
+        ring.shutdown()
+        assert kernels() == before
+        ring.init()
+        assert kernels() == before
+        for _ in loader:
+            assert kernels() == within
+            break
+        ring.shutdown()
+        assert kernels() == before
+    finally:
+        torch.set_num_threads(threads)
+    ring.init()
+
+
 def test_memory_that_sums_take(size: int) -> None:
     """Besides a node of each level, and the leaf: one sum of these and the averages, as large as all gradients."""
     turns = 16
