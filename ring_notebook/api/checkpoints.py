@@ -299,6 +299,7 @@ class Checkpoint:
             raise RingError(f"rank {rank()}: the run to continue has its checkpoints elsewhere; pass folder={last!r}")
         if last:
             self.resume(last)
+            of_run.note_use("resume")
 
     def tidy(self, newest: Found) -> None:
         """Remove checkpoints beyond the newest ``keep`` and the last best one.

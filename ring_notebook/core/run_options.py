@@ -27,12 +27,16 @@ class RunOptions:
 
     def take(self, name: str) -> int:
         """The option ``name``, a number; notes that it has been used."""
-        self._taken.add(name)
+        self.note_use(name)
         number: int = getattr(self, name)
         return number
 
+    def note_use(self, name: str) -> None:
+        """Note that the option ``name`` has been used."""
+        self._taken.add(name)
+
     def is_lost(self, name: str) -> bool:
-        """Whether the run was started with a number ``name`` that nothing has used."""
+        """Whether the run was started with an option ``name`` that nothing has used."""
         return getattr(self, name) != getattr(RunOptions, name) and name not in self._taken
 
 

@@ -187,6 +187,11 @@ class _Execution:
                 f"--logical {of_run.logical} had no effect: the cell has not called ring.prepare of "
                 "PyTorch, which alone knows logical ranks"
             )
+        if of_run.is_lost("resume"):
+            self._say(
+                "--resume had no effect: the cell has not called ring.checkpoint, which continues from "
+                f"{of_run.resume}, or has called it with resume= or a folder= without checkpoints"
+            )
         if gradient_log.has_not_stopped:
             self._say(f"Not stopped: logical ranks have made {plural(gradient_log.steps, 'step')} in this cell")
 

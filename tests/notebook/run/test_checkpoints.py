@@ -68,6 +68,9 @@ def test_a_training_continues_on_one_rank(notebook: Notebook, strategy: str | No
     text = notebook.text(cell(f"--name {name} --resume -n 1 --out again", strategy, folder=folder))
     assert "Resumed after step 6, in epoch 1, from " in text
     assert "Trained 12" in text
+    assert "had no effect" not in text
+    text = notebook.text(f"%%ringtrain --name {name} --resume\nring.log(loss=1.0)")
+    assert "--resume had no effect: the cell has not called ring.checkpoint" in text
     notebook.run("%ring pull found")
     notebook.text("import numpy\nfor a, b in zip(whole, found): numpy.testing.assert_allclose(a, b, rtol=1e-9)")
     notebook.text(CURVES)

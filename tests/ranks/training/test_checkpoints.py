@@ -119,7 +119,12 @@ def test_where_a_run_of_a_notebook_resumes(hvd: ModuleType, folder: Path) -> Non
     hvd.barrier()
     try:
         of_run.begin(str(folder / "now"), str(folder / "earlier" / "step-00000001.pt"), 1, 0)
+        assert of_run.is_lost("resume")
+        hvd.checkpoint(nn.Linear(2, 2), resume=False)
+        hvd.checkpoint(nn.Linear(2, 2), folder=folder / "empty")
+        assert of_run.is_lost("resume")
         saved = hvd.checkpoint(nn.Linear(2, 2))
+        assert not of_run.is_lost("resume")
     finally:
         vars(of_run).update(vars(RunOptions()))
     assert (saved.steps, saved.folder) == (1, folder / "now")
