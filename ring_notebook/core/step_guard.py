@@ -7,7 +7,7 @@ import sys
 import threading
 from _thread import start_new_thread
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from time import sleep
 from types import FrameType
 from typing import Any
@@ -156,6 +156,8 @@ class StepGuard:
                 # Not through threading, whose lock this thread may hold.
                 start_new_thread(self._expire, (self._steps,))
             return
+        if self.held and expired and not self._is_left(frame):
+            _tell_cut_off()
         self.held, self._pending, self._steps_at = False, False, None
         self._before(number, frame)
 
@@ -172,6 +174,15 @@ class StepGuard:
         if self._pending and self._steps == step:
             self._expired = True
             signal.pthread_kill(_main.ident or 0, signal.SIGINT)
+
+
+def _tell_cut_off() -> None:
+    who = f"rank {world.current().rank}: " if world.is_initialized() else ""
+    with suppress(RuntimeError, OSError, ValueError):  # within a write to this stream, or it is closed
+        sys.stderr.write(
+            f"{who}the interrupt has cut off an optimizer step that took longer than {LONGEST_HOLD:g} s: its weights "
+            "may be changed in part; continue from a checkpoint or a snapshot\n"
+        )
 
 
 step_guard = StepGuard()

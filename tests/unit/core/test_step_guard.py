@@ -6,7 +6,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from types import FrameType
+from types import FrameType, SimpleNamespace
 from weakref import proxy
 
 import pytest
@@ -35,6 +35,13 @@ class UserError(Exception):
     """What a user's own handler raises."""
 
 
+@pytest.fixture(autouse=True)
+def _says_nothing(capsys: pytest.CaptureFixture[str]) -> Iterator[None]:
+    """A step that ends in time is not reported as cut off."""
+    yield
+    assert "cut off" not in capsys.readouterr().err
+
+
 def interrupt(guard: StepGuard, alone: Communicator, made: list[int]) -> None:
     """A step during which two signals arrive."""
     with guard.committed(alone):
@@ -56,7 +63,11 @@ def test_an_interrupt_is_raised_behind_the_step(alone: Communicator, guard: Step
         signal.raise_signal(signal.SIGINT)
 
 
-def test_a_step_that_takes_too_long_is_interrupted(alone: Communicator, guard: StepGuard) -> None:
+def test_a_step_that_takes_too_long_is_interrupted(
+    alone: Communicator, guard: StepGuard, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ring_notebook.core.world.is_initialized", lambda: True)
+    monkeypatch.setattr("ring_notebook.core.world.current", lambda: SimpleNamespace(rank=3))
     begun = time.monotonic()
 
     def step() -> None:
@@ -68,9 +79,13 @@ def test_a_step_that_takes_too_long_is_interrupted(alone: Communicator, guard: S
     with pytest.raises(KeyboardInterrupt):
         step()
     assert time.monotonic() - begun >= LONGEST_HOLD
+    said = capsys.readouterr().err
+    assert said.startswith("rank 3: the interrupt has cut off an optimizer step that took longer than 1 s: its weights")
+    assert said.count("\n") == 1
     time.sleep(0.05)
     with guard.committed(alone):
         pass
+    assert not capsys.readouterr().err
 
 
 def test_an_interrupt_that_waited_does_not_strike_a_later_step(alone: Communicator, guard: StepGuard) -> None:
