@@ -39,6 +39,7 @@ from ring_notebook.notebook.record.run_record import RunRecord
 from ring_notebook.notebook.run.run import Run
 from ring_notebook.notebook.run.send_cell import send
 from ring_notebook.notebook.run.takeover import logs_in_progress
+from ring_notebook.protocol.registration import port_warning
 from ring_notebook.protocol.ringtrain_options import CellOptions
 from ring_notebook.protocol.sent_functions import dumps
 from ring_notebook.rank.named_interrupt import DEBUGGER
@@ -90,6 +91,8 @@ class Cluster:
         self.runs = UnfinishedRuns()
         """The runs that ranks still execute."""
         self.seconds_to_start = 0.0
+        self.warning = ""
+        """What the user should know of a cluster that has started; empty for nothing."""
         self._processes: Processes | None = None
         self._engines: Engines | None = None
         self.directory = Path()  # of its files; its name identifies the cluster in its runs
@@ -170,6 +173,7 @@ class Cluster:
                 ) from None
             raise
         self.seconds_to_start = time.monotonic() - started
+        self.warning = port_warning(self._processes.log("controller"))
         return self
 
     def _fork_from(self) -> EngineForks | None:

@@ -7,6 +7,8 @@ import os
 import signal
 import socket
 import time
+from collections.abc import Iterator
+from contextlib import suppress
 from secrets import token_hex
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +20,7 @@ prepare_for_jupyter()
 from ipyparallel.controller import app, heartmonitor, hub  # noqa: E402
 
 from ring_notebook.launch.supervisor.parent_death import bind_to_parent  # noqa: E402
-from ring_notebook.protocol.registration import FORMATION, REPLACED  # noqa: E402
+from ring_notebook.protocol.registration import FORMATION, REPLACED, used_up  # noqa: E402
 
 
 class Hub(hub.Hub):  # type: ignore[misc]
@@ -98,6 +100,8 @@ class Controller(app.IPController):  # type: ignore[misc]
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self._held: list[socket.socket] = []
+        self._left: dict[str, Iterator[int]] = {}
+        self._warned = False
 
     def initialize(self, argv: Any = None) -> None:
         """Read the options and bind the sockets."""
@@ -123,11 +127,32 @@ class Controller(app.IPController):  # type: ignore[misc]
     def next_port(self, pool_name: str = "common") -> int:
         """A port for a scheduler, which is another process; nobody else can take it before the scheduler binds it.
 
-        A bound socket that does not listen reserves it; ZeroMQ can still bind it, because both set SO_REUSEADDR.
+        It comes from ipyparallel's options ``engine_ports`` and ``client_ports``, then ``ports``; ports in use are
+        passed over. When these are used up it is any free port, with a warning.
+        """
+        pools = {"engine": self.engine_ports, "client": self.client_ports, "common": self.ports}
+        for name in dict.fromkeys((pool_name, "common")):
+            for port in self._left.setdefault(name, iter(pools[name])):
+                with suppress(OSError, OverflowError):
+                    return self._reserved(port)
+        given = sum(map(len, pools.values()))
+        if given and not self._warned:
+            self._warned = True
+            self.log.warning(used_up(given))
+        return self._reserved(0)
+
+    def _reserved(self, port: int) -> int:
+        """Reserve ``port``, 0 for any, by a bound socket that does not listen.
+
+        ZeroMQ can still bind it, because both set SO_REUSEADDR. Raises OSError.
         """
         held = socket.socket()
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        held.bind(("", 0))
+        try:
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            held.bind(("", port))
+        except OSError:
+            held.close()
+            raise
         self._held.append(held)
         return int(held.getsockname()[1])
 

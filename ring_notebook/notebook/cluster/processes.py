@@ -35,6 +35,7 @@ from ring_notebook.notebook.cluster.death import Death, by_batch_system, explain
 from ring_notebook.notebook.cluster.death_watch import LostRanks
 from ring_notebook.notebook.cluster.engine_forks import EngineForks, shared_imports
 from ring_notebook.notebook.record.run_files import read_json, read_text
+from ring_notebook.protocol.registration import port_warning
 from ring_notebook.rank.rank_variables import MASTER
 
 # A heartbeat registers an engine, so a short period starts a cluster sooner. Deaths are noticed at the processes
@@ -217,7 +218,8 @@ class Processes:
 
     def not_started(self, reason: str) -> str:
         """The message for a start that failed for this ``reason``, or because a process has ended."""
-        return not_started(self.death.reason if self.death else reason, self._output or self.log("engines"))
+        message = not_started(self.death.reason if self.death else reason, self._output or self.log("engines"))
+        return "\n".join(filter(None, [message, port_warning(self.log("controller"))]))
 
     def stop(self) -> None:
         """End both and return when they have ended."""

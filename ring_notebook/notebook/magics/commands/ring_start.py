@@ -95,8 +95,8 @@ def start(
     Thread(target=load_charts, name="ring-preload", daemon=True).start()  # while the engines start
     with ElapsedLine("Starting the engines:"):
         session.cluster = cluster.start()
-    hint = f"\n{left_behind()}" if left else ""
-    return f"Started {described(cluster)} in {cluster.seconds_to_start:.1f} s.{hint}"
+    started = f"Started {described(cluster)} in {cluster.seconds_to_start:.1f} s."
+    return "\n".join(filter(None, [started, cluster.warning, left_behind() if left else ""]))
 
 
 def start_if_none(session: Session, n: int | None) -> None:
