@@ -115,7 +115,9 @@ class Handle:
             return run.status
         if self._record is not None:
             return self._record.status
-        return "cancelled" if self._queued is not None and self._queued.error is not None else "waiting"
+        if self._queued is None or self._queued.error is None:
+            return "waiting"
+        return "cancelled" if self._queued.cancelled else "failed"
 
     @property
     def done(self) -> bool:

@@ -192,8 +192,9 @@ class Lab:
         options = replace(options, pause_at=(limits.steps,) if limits.steps else ())
         branches: list[Handle] = []
 
-        def begin(first: int, names: Sequence[str], runs: dict[int, Run]) -> Run:
+        def begin(queued: QueuedCell, first: int, names: Sequence[str], runs: dict[int, Run]) -> Run:
             if by := next((one for one in branches if one.ended_by == PERSON), None):
+                queued.cancelled = True
                 raise RingError(f"a person stopped {by.name}, so the branches after it do not begin")
             self.cluster.restore(snapshot.name, snapshot.size if parts[0] else None)
             for at, name in enumerate(names):
@@ -210,7 +211,7 @@ class Lab:
             queued, runs = QueuedCell(names[0], frozenset(range(cluster.n))), dict[int, Run]()
             made = [Handle(self, name, partial(runs.get, at), queued) for at, name in enumerate(names)]
             branches += made
-            cells.append((queued, partial(begin, first, names, runs), [(handle, limits) for handle in made]))
+            cells.append((queued, partial(begin, queued, first, names, runs), [(handle, limits) for handle in made]))
         self._enqueue(cells, alone=False)
         return branches
 

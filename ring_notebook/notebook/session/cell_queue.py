@@ -11,6 +11,7 @@ from threading import Event, Lock
 from ring_notebook.errors import ClusterError, RingError
 from ring_notebook.notebook.run.failures import brief
 from ring_notebook.notebook.run.run import Run
+from ring_notebook.text.error_text import cause_text
 from ring_notebook.text.words import ranks as rank_text
 
 _PERIOD = 0.05
@@ -37,6 +38,9 @@ class QueuedCell:
     """The runs that it has waited for."""
     run: Run | None = None
     error: BaseException | None = None
+    """Why it has not begun."""
+    cancelled: bool = False
+    """Whether it was cancelled, or its waiting interrupted, before it began."""
     _left: Event = field(default_factory=Event)
     _cancelled: Event = field(default_factory=Event)
 
@@ -66,8 +70,16 @@ class QueuedCell:
         return f"Cell {self.name} runs after {' and '.join(ends)}." if ends else ""
 
     def __repr__(self) -> str:
-        state = "has left the queue" if self._left.is_set() else f"waits for {self.behind}"
-        return f"<cell {self.name} on {rank_text(self.ranks)}: {state}>"
+        return f"<cell {self.name} on {rank_text(self.ranks)}: {self._state()}>"
+
+    def _state(self) -> str:
+        if self.run is not None:
+            return f"has begun as run {self.run.log.title}"
+        if self.cancelled:
+            return "was cancelled before it began"
+        if self.error is not None:
+            return f"could not begin: {cause_text(self.error)}"
+        return "has left the queue" if self._left.is_set() else f"waits for {self.behind}"
 
 
 class CellQueue:
@@ -130,8 +142,10 @@ class CellQueue:
                     cell.behind = before or cell.behind
                 wait()
                 cell._cancelled.wait(_PERIOD)
+            cell.cancelled = True
             raise RingError(f"cell {cell.name} was cancelled; it has not run")
         except BaseException as error:
+            cell.cancelled |= isinstance(error, KeyboardInterrupt)
             if isinstance(error, RingError) and not hasattr(error, "_render_traceback_"):
                 brief(error, f"{type(error).__name__}: {error}")  # `QueuedCell.wait` raises it elsewhere
             cell.error = error

@@ -78,6 +78,7 @@ def test_background_cells_wait_in_order_are_listed_and_cancelled(notebook: Noteb
     assert notebook.text("print(second)") == "<cell second on ranks 0-1: waits for run long>\n"
     notebook.run(ENOUGH)
     assert notebook.text("print(fourth.wait().status)") == "ok\n"
+    assert notebook.text("print(third)") == "<cell third on rank 1: was cancelled before it began>\n"
     assert "cell third was cancelled" in notebook.error("third.wait()")[1]
     assert notebook.text("print(second.wait().status, type(second).__name__)") == "ok Run\n"
     notebook.text("%%ringtrain\nassert seen == ['long', 'second', 'fourth'], seen")
