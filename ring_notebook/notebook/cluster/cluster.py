@@ -490,9 +490,8 @@ class Cluster:
 
     def pull(self, name: str, rank: int = 0) -> Any:
         """A copy of the variable ``name`` of ``rank``. Raises ClusterError when it is missing or cannot be pickled."""
-        engines = self._idle()
-        if not 0 <= rank < self.n:
-            raise ClusterError(f"there is no rank {rank}; the cluster has ranks 0-{self.n - 1}")
+        check_ranks(self.n, [rank])
+        engines = self._idle([rank])
         (data,) = engines.call(f"{_NAMESPACE}:get", name, ranks=[rank])
         return pickle.loads(data)
 
@@ -592,8 +591,8 @@ class Cluster:
         pdb is at the exception that ended the last cell there, in the frame that raised; an empty command shows the
         frame. Raises ClusterError when there is none. An interrupt of this process ends the command.
         """
-        engines = self._idle()
         check_ranks(self.n, [rank])
+        engines = self._idle([rank])
         try:
             text, goes_on = engines.call("ring_notebook.engine.debuggers:answer", command, ranks=[rank])[0]
         except KeyboardInterrupt:

@@ -8,7 +8,9 @@ import sys
 import uuid
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from ring_notebook.config import config
 from ring_notebook.errors import ClusterError, RingError
@@ -24,6 +26,7 @@ from ring_notebook.notebook.record.run_files import read_json
 from ring_notebook.notebook.record.run_record import RunRecord
 from ring_notebook.notebook.run.catalogue import resumes_from
 from ring_notebook.notebook.run.send_cell import spoken_name
+from ring_notebook.protocol.ringtrain_options import CellOptions
 from ring_notebook.text.words import plural
 
 _CELLS = "cells.json"
@@ -68,17 +71,25 @@ def main() -> None:
         with Cluster(about["n"]) as cluster:
             walltime().warn = lambda _: cluster.write_checkpoint()  # of the run in progress
             for cell in about["cells"]:
-                options = dict(cell["options"], name=cell["name"])
+                options = CellOptions.of(cell["options"])
                 if int(os.environ.get("SLURM_RESTART_COUNT", "0")):  # the job was put back into the queue
                     with suppress(RingError):
                         resumes_from(cell["name"], "")
-                        options["resume"] = True
-                first_line = options.pop("first_line", 2)
-                cluster.run(cell["source"], name=cell["name"], first_line=first_line, options=options).wait()
+                        options = replace(options, resume=True)
+                options = replace(options, **_ranks_in_job(options, about["n"]))
+                cluster.send(cell["source"], replace(options, pause_at=()), cell["name"]).wait()
     except Exception as error:
         sys.exit(f"{type(error).__name__}: {error}")
     finally:  # unless the job is put back into the queue
         (Path(sys.argv[1]) / _CELLS).unlink(missing_ok=True)
+
+
+def _ranks_in_job(options: CellOptions, size: int) -> dict[str, Any]:
+    """Set-up cells keep their ranks, as far as the job has them; the cell of the job takes all."""
+    if not options.setup:
+        return {"n": None, "ranks": None}
+    there = None if options.ranks is None else [rank for rank in options.ranks if rank < size]
+    return {"n": None if options.n is None else min(options.n, size), "ranks": there or None}
 
 
 if __name__ == "__main__":

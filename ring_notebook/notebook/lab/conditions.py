@@ -49,7 +49,7 @@ def condition(text: str) -> Condition:
         return Condition(words, fixed[words.lower()])
     if found := _STEP.fullmatch(words):
         wanted = int(found[1])
-        return Condition(words, lambda view: f"step {_step(view):,}" if _step(view) >= wanted else "")
+        return Condition(words, lambda view: f"step {view.step:,}" if view.step >= wanted else "")
     if found := _STALE.fullmatch(words):
         name, count, unit = found[1], int(found[2]), found[3]
         return Condition(words, lambda view: _stale(view, name, count, unit))
@@ -64,11 +64,6 @@ def _number(text: str) -> float | None:
         return float(text)
     except ValueError:
         return None
-
-
-def _step(view: RunView) -> int:
-    """The step that all ranks have logged."""
-    return min(rank.step for rank in view.ranks)
 
 
 def _broken(view: RunView) -> str:

@@ -89,6 +89,7 @@ class Handle:
         self._pick = pick
         self._queued = queued
         self._record = record
+        self.asked = time()
         self._read = time()  # when `record` was read, which another program may still write
 
     def __repr__(self) -> str:
@@ -170,7 +171,7 @@ class Handle:
         view = log.view()
         last = view.last
         values = ", ".join(f"{name} {last[name]:.4g}" for name in view.charted[:2] if name in last)
-        return clean(f"{log.title}: step {min(rank.step for rank in view.ranks):,} {values}", 200), view.progress
+        return clean(f"{log.title}: step {view.step:,} {values}", 200), view.progress
 
     def verdict(self) -> RunVerdict:
         """All that is known of the run: status; error with rank, line and what the other ranks did; which rank is slow
@@ -347,7 +348,7 @@ def _over(view: RunView, limits: Limits) -> str:
     """Which limit a run has reached. If its optimizer has knobs, all ranks pause exactly there (`Lab.run`)."""
     if limits.samples and sum(rank.samples for rank in view.ranks) >= limits.samples:
         return f"its limit of {limits.samples:,} samples"
-    made = min(rank.step - rank.first for rank in view.ranks) + 1
+    made = min((rank.step - rank.first + 1 for rank in view.ranks if rank.last or rank.step), default=0)
     if limits.steps and (view.paused if view.knobs else made > limits.steps):
         paused = [one for one in view.changes if one.action == "pause" and one.point == limits.steps]
         return f"its limit of {limits.steps:,} steps" if paused or not view.knobs else ""

@@ -220,9 +220,11 @@ class Lab:
 
         Raises RingError when there is none.
         """
+        if not name and (newest := self._newest()) is not None:
+            return newest
         for handle in reversed(self._handles):
             log = handle.log
-            if not name or handle.name == name or (log is not None and log.run.startswith(name)):
+            if handle.name == name or (log is not None and log.run.startswith(name)):
                 return handle
         for run in reversed(self.session.at_hand):
             if not name or run.log.title == name or run.log.run.startswith(name):
@@ -232,6 +234,14 @@ class Lab:
                 return handle
         record = catalogue.find(name)
         return Handle(self, record.title, record=record)
+
+    def _newest(self) -> Handle | None:
+        """The run that began last, here or by a cell of the notebook; one that waits, if it was asked for later."""
+        run, last = self.session.run, self._handles[-1] if self._handles else None
+        if run is None or (last is not None and last.log is None and last.asked > run.log.started):
+            return last
+        mine = (one for one in reversed(self._handles) if one.log is not None and one.log.run == run.log.run)
+        return next(mine, None) or Handle(self, run.log.title, lambda: run)
 
     def runs(self, *where: str, most: int = 20, sort: str = "", every: bool = True) -> Table:
         """The newest runs of this folder with their results, as `%ring runs` lists them: those that have all words of

@@ -141,6 +141,11 @@ class RunView:
     parted: tuple[tuple[Change, Change], ...] = ()
 
     @property
+    def step(self) -> int:
+        """The newest step that all ranks which log have reached; 0 before the first."""
+        return min((rank.step for rank in self.ranks if rank.last or rank.step), default=0)
+
+    @property
     def paused(self) -> bool:
         """Whether a rank waits at a step for the end of a pause."""
         waits = [rank.status.extra.get("paused") for rank in self.ranks if rank.status and not rank.ended]

@@ -301,6 +301,14 @@ def _name(about: dict[str, Any]) -> str:
     return str(about["name"] or first_line(about["source"]))
 
 
+def _is_written_as(text: str, value: Any) -> bool:
+    """Whether ``text`` is a way to write a hyper-parameter, such as ``1e-3`` for 0.001."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        with suppress(ValueError):
+            return float(text) == value
+    return str(value).lower() == text.lower() if isinstance(value, bool) else str(value) == text
+
+
 class _Entry:
     """One run of the list, from its two small files and its labels. Raises what UNREADABLE names."""
 
@@ -389,7 +397,7 @@ class _Entry:
     def has(self, word: str) -> bool:
         name, equals, wanted = word.partition("=")
         if equals and name in self.params:
-            return str(self.params[name]) == wanted
+            return _is_written_as(wanted, self.params[name])
         texts = (self.cell(one) for one in (*_FACTS, "tags", "note", *self.last))
         given = (f"{name} {self.cell(name)}" for name in self.params)
         return any(word.lower() in text.lower() for text in (*texts, *given))

@@ -24,12 +24,13 @@ from ring_notebook.protocol.records import HISTOGRAM
 def to_csv(record: RunRecord, path: str | Path) -> Path:
     """Write every logged row to ``path``: rank, time, step and a column for each metric. Raises OSError."""
     rows = record.metrics()
+    names = rows.names  # once: it looks through all rows
     target = Path(path)
     with target.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
-        writer.writerow(["rank", "time", "step", *rows.names])
+        writer.writerow(["rank", "time", "step", *names])
         for row in rows:
-            values = (row.values.get(name, "") for name in rows.names)
+            values = (row.values.get(name, "") for name in names)
             writer.writerow([row.rank, f"{row.time:.6f}", row.step, *values])
     return target
 

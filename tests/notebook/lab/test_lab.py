@@ -297,5 +297,7 @@ print(slow.status)
     assert notebook.text(begin) == "running\n"
     notebook.text("%%ringtrain\nprint('second')")
     assert notebook.text("print(slow.status, slow.output())").startswith("ok ")
+    newest = "with Lab.attach() as lab:\n    print(lab.find().output())"
+    assert "second" in notebook.text(newest), "a later run of the notebook"
     after = notebook.text("%ring runs --all")
     assert after.index("of-lab") > 0

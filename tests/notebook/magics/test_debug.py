@@ -50,6 +50,13 @@ def test_a_dialogue_ends_with_q_and_the_next_cell_works(notebook: Notebook) -> N
     assert "no rank has failed" in notebook.error("%ring debug")[1], "another cell has run since"
 
 
+def test_a_run_on_other_ranks_is_not_in_the_way(notebook: Notebook) -> None:
+    notebook.run("%%ringtrain -t 0 --background\nimport time\nfor _ in range(3000): time.sleep(0.01)")
+    assert notebook.error("%%ringtrain -t 1\nsecret = 6\n1 / 0")[0] == "ZeroDivisionError"
+    assert "42\n" in notebook.text("%ring debug -c 'p 7 * secret'")
+    notebook.run("%ring stop --runs")
+
+
 @pytest.mark.slow  # `make test` runs test_the_ranks_stop_too
 def test_a_command_can_be_interrupted(notebook: Notebook) -> None:
     assert notebook.error(CELL)[0] == "ZeroDivisionError"

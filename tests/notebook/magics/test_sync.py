@@ -46,13 +46,16 @@ def test_a_module_is_imported_and_reloaded_on_demand(notebook: Notebook, folder:
 
 def test_before_each_cell_once_it_is_turned_on(notebook: Notebook, folder: Path) -> None:
     write(folder, 3)
-    assert "running already" in notebook.text("%ring start --sync")
+    assert "From now on each cell begins with `%ring sync`." in notebook.text("%ring start --sync")
     shown = notebook.text(SAY)
     assert "Synced 1 file" in shown
     assert "[0-1] 3 thing3" in shown
     assert "Synced" not in notebook.text(SAY)
     write(folder, 4)  # of the same size and in the same second, as compiled files go by
     assert "[0-1] 4 thing4" in notebook.text(SAY)
+    assert "running already" in notebook.text("%ring start")
+    write(folder, 5)
+    assert "[0-1] 5 thing5" in notebook.text(SAY), "the line of an old cell turns nothing off"
 
 
 def test_a_module_with_an_error_stops_the_cell_and_is_tried_again(notebook: Notebook, folder: Path) -> None:

@@ -65,19 +65,24 @@ def start(
     Returns how many engines and why, or that a cluster like this is running already. ``job`` are fields of
     `JobOptions` and others, for ``batch``. Raises ClusterError when a different cluster is running.
     """
-    session.syncs = sync
     if batch and on:
         raise ClusterError("--batch and --on exclude each other: both choose the hosts")
     if batch:
         if hosts:
             raise ClusterError("--hosts and --batch exclude each other: the batch system chooses the hosts")
-        return _submit(session, batch, n, keep, **job)
+        submitted = _submit(session, batch, n, keep, **job)
+        session.syncs = sync
+        return submitted
     if given := [one.flags[0] for one in options_of(_HoldingJob) if job.get(one.sets)]:
         raise ClusterError(
             f"{', '.join(given)}: only of a batch job; add --batch slurm, pbs, lsf or the name of a site"
         )
     if session.cluster is not None and session.cluster.running:
-        return _running(session.cluster, n, hosts, keep)
+        text = _running(session.cluster, n, hosts, keep)
+        if sync and not session.syncs:
+            session.syncs = True
+            text += " From now on each cell begins with `%ring sync`."
+        return text
     if session.cluster is not None:
         session.cluster.stop()
         session.cluster = None
@@ -88,6 +93,7 @@ def start(
             f"{system.name.lower()} -N 2` starts engines in a batch job, `%ring start --here` on this host"
         )
     left = cluster_folders.left_behind()
+    session.syncs = sync
     if left and keep and n in (None, left["n"]) and not hosts:
         return f"{attach(session, left['id'])} This notebook had kept it; `%ring restart` gives a fresh one."
     cluster = Cluster(n, hosts, keep=keep, on=on)

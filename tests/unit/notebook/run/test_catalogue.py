@@ -227,7 +227,9 @@ def test_runs_are_sorted_and_filtered(runs: Path) -> None:
     assert listed(sort="loss") == ["1-small", "3-usual", "2-large"]
     assert listed(sort="-lr") == ["1-small", "3-usual", "2-large"]
     assert listed(sort="-lr", every=True)[-1] == "4-trivial"  # has none
-    assert listed(where=["lr=0.1"]) == ["3-usual"]
+    for written in ("0.1", "1e-1", ".1", "0.10"):
+        assert listed(where=[f"lr={written}"]) == ["3-usual"], written
+    assert listed(where=["lr=text"]) == []
     assert listed(where=["SGD", "large"]) == ["2-large"]
 
 

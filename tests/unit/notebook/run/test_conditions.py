@@ -30,3 +30,16 @@ def test_a_rank_that_is_ahead_makes_no_value_stale(tmp_path: Path, unit: str, la
     assert rows(1, range(1, late)) == ""
     assert rows(1, range(late, 60)) == "loss has not improved since step 20 (0)"
     log.close()
+
+
+def test_a_step_is_reached_where_rank_0_alone_logs(tmp_path: Path) -> None:
+    log = RunLog(tmp_path / "a", "a", "a", 2, "", {}, {})
+    reached = condition("step 500")
+    assert reached.holds(log.view()) == ""
+    log.put(encode([MetricBatch("a", 0, ("loss",), array("d", (log.started, 600, 1.0)))]))
+    until(lambda: log.taken == log.received)
+    assert reached.holds(log.view()) == "step 600"
+    log.put(encode([MetricBatch("a", 1, ("loss",), array("d", (log.started, 400, 1.0)))]))
+    until(lambda: log.taken == log.received)
+    assert reached.holds(log.view()) == "", "the ranks that log have not all reached it"
+    log.close()
