@@ -33,7 +33,7 @@ def process_group(backend: str | None = None, timeout: timedelta | None = None) 
 
     Returns the present group if its ``backend`` and ranks match, so that a cell may run again; else makes a new one.
     ``backend`` is "ring" by default, "gloo", "nccl", or any other that torch.distributed knows. ``timeout`` is passed
-    to `torch.distributed.init_process_group`. Raises NotInitializedError before ``init()``.
+    to `torch.distributed.init_process_group`, and set for a present group. Raises NotInitializedError before ``init()``.
     """
     register()
     current = world.current()
@@ -47,6 +47,9 @@ def process_group(backend: str | None = None, timeout: timedelta | None = None) 
         dist.init_process_group(wanted, store=store, rank=current.rank, world_size=current.size, timeout=timeout)
     group = dist.group.WORLD
     assert group is not None
+    if timeout is not None and fits.item():
+        group.set_timeout(timeout)
+        import_module("ring_notebook.torch.process_group.gate").limit_time(group, timeout)  # which imports this module
     if isinstance(group, RingProcessGroup):
         group.communicator  # noqa: B018  all ranks are here: what comes next may be a message between two of them
     return group

@@ -272,6 +272,12 @@ class Gate:
                     self._communicator = communicator
             return self._communicator
 
+    def limit_time(self, timeout: timedelta) -> None:
+        """Have operations that begin from now on raise CollectiveTimeout after ``timeout``."""
+        self._seconds = shorter_limit(timeout)
+        if (communicator := self.communicator()) is not None:
+            communicator.limit_time(self._seconds)
+
     def pass_now(self, communicator: Communicator, name: str) -> None:
         """Return when all members have called ``name``, and pending operations of this group have started."""
         other_waits.ours()
@@ -406,6 +412,12 @@ def _gate(group: c10d.ProcessGroup, ranks: Sequence[int], timeout: timedelta) ->
     whole = len(ranks) == world.current().size and dist.group.WORLD in (None, group)
     described = group.group_desc if group.group_desc != "undefined" else group.group_name
     return Gate(ranks, group.get_group_store(), timeout, "" if whole else f", group {described}")
+
+
+def limit_time(group: c10d.ProcessGroup, timeout: timedelta) -> None:
+    """Set the limit of the gate of a group, if it has one."""
+    if not isinstance(group, RingProcessGroup) and (gate := _gate_of(group)) is not None:
+        gate.limit_time(timeout)
 
 
 def _gate_of(group: c10d.ProcessGroup) -> Gate | None:

@@ -9,6 +9,7 @@ import random
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import ring_notebook.torch as hvd
 from ring_notebook.core import world
-from ring_notebook.errors import CollectiveAborted, CollectiveMismatch, RingError
+from ring_notebook.errors import CollectiveAborted, CollectiveMismatch, CollectiveTimeout, RingError
 from ring_notebook.torch.process_group.run_store import keys_of_ranks
 
 pytestmark = [
@@ -224,3 +225,18 @@ def test_a_store_that_ends_writes_into_no_other_file(tmp_path: Path, monkeypatch
     for descriptor in opened:
         os.close(descriptor)
     assert of_others.read_bytes() == b""
+
+
+@pytest.mark.sizes(2)
+@pytest.mark.parametrize("backend", ["ring", "gloo"])
+def test_a_present_group_takes_another_timeout(rank: int, backend: str) -> None:
+    hvd.init()
+    first = hvd.process_group(backend)
+    assert hvd.process_group(backend, timeout=timedelta(seconds=1.0)) is first
+    if rank == 0:
+        with pytest.raises(CollectiveTimeout):
+            dist.all_reduce(torch.ones(1))
+    else:
+        time.sleep(2.0)
+    with suppress(CollectiveAborted):
+        hvd.shutdown()
