@@ -33,7 +33,8 @@ def process_group(backend: str | None = None, timeout: timedelta | None = None) 
 
     Returns the present group if its ``backend`` and ranks match, so that a cell may run again; else makes a new one.
     ``backend`` is "ring" by default, "gloo", "nccl", or any other that torch.distributed knows. ``timeout`` is passed
-    to `torch.distributed.init_process_group`, and set for a present group. Raises NotInitializedError before ``init()``.
+    to `torch.distributed.init_process_group`, and set for a present group. Raises NotInitializedError before
+    ``init()``.
     """
     register()
     current = world.current()
