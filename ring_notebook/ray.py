@@ -50,14 +50,20 @@ def run(
 class RayExecutor:
     """Places on a Ray cluster that are kept from `start` to `shutdown` (Horovod: ``horovod.ray.RayExecutor``).
 
-    Each `run` starts its ranks anew in them; Horovod's keep an object of ``executable_cls`` between runs. ``settings``
-    is Horovod's first argument and has no effect.
+    Each `run` starts its ranks anew in them; Horovod's keep an object of ``executable_cls`` between runs. There are
+    ``num_workers`` ranks, or ``num_hosts`` times ``num_workers_per_host``: Ray chooses their nodes. ``settings`` and
+    ``use_current_placement_group`` are Horovod's arguments and have no effect.
 
         executor = RayExecutor(num_workers=4, use_gpu=True)
         executor.start()
         losses = executor.run(train, kwargs={"epochs": 3})
         executor.shutdown()
     """
+
+    @staticmethod
+    def create_settings(timeout_s: int = 30, **settings: object) -> dict[str, object]:
+        """Horovod's settings, for the first argument; without effect, as places have no ssh and no such timeout."""
+        return {"timeout_s": timeout_s, **settings}
 
     def __init__(
         self,
@@ -67,13 +73,24 @@ class RayExecutor:
         use_gpu: bool = False,
         gpus_per_worker: int | None = None,
         env_vars: Mapping[str, str] | None = None,
+        *,
+        num_hosts: int | None = None,
+        num_workers_per_host: int = 1,
+        use_current_placement_group: bool = True,
     ) -> None:
+        if num_workers and num_hosts:
+            raise ValueError(
+                f"expected num_workers, or num_hosts and num_workers_per_host, got both: {num_workers} and {num_hosts}"
+            )
         self._places = RayPlaces(cpus_per_worker, gpus_per_worker or 1 if use_gpu else 0)
-        self._lent = LentPlaces(self._places, num_workers or self._places.most)
-        self._env = env_vars
+        self._lent = LentPlaces(
+            self._places, num_workers or (num_hosts or 0) * num_workers_per_host or self._places.most
+        )
+        self._env = {**(env_vars or {})}
 
-    def start(self) -> None:
+    def start(self, *, extra_env_vars: Mapping[str, str] | None = None) -> None:
         """Wait until Ray has lent the places. Raises RingError when it cannot."""
+        self._env |= extra_env_vars or {}
         self._lent.__enter__()
 
     def run(
@@ -90,7 +107,7 @@ class RayExecutor:
         ``callbacks`` are called here with what ranks give to `ray_logger.log`; when one raises, so does this, at the
         end.
         """
-        return self._lent.run(fn, args, kwargs, {**(self._env or {}), **(env or {})}, take=_all_of(callbacks))
+        return self._lent.run(fn, args, kwargs, {**self._env, **(env or {})}, take=_all_of(callbacks))
 
     def shutdown(self) -> None:
         """Give the places back."""
@@ -123,8 +140,12 @@ class ElasticRayExecutor:
         *,
         min_np: int | None = None,
         max_np: int | None = None,
+        **_settings: object,
     ) -> Settings:
-        """Settings of jobs with so many ranks; by default at most as many as the cluster has room for."""
+        """Settings of jobs with so many ranks; by default at most as many as the cluster has room for.
+
+        Horovod's others (``timeout_s``, ``elastic_timeout``, ``reset_limit``, ``verbose``, ...) have no effect.
+        """
         return cls.Settings(min_np or min_num_proc, max_np or max_num_proc or 0)
 
     def __init__(

@@ -127,7 +127,7 @@ def test_jobs_on_ray_grow(tmp_path: Path) -> None:
 
         waits = threading.Thread(target=free)
         waits.start()
-        executor = ElasticRayExecutor(ElasticRayExecutor.create_settings(min_num_proc=1, max_num_proc=3))
+        executor = ElasticRayExecutor(ElasticRayExecutor.create_settings(min_num_proc=1, max_num_proc=3, verbose=2))
         executor.start()
         said: list[dict[str, int]] = []
         found = executor.run(functools.partial(grow_and_log, str(flag), 3), callbacks=[said.append])
@@ -175,8 +175,9 @@ def test_places_of_ray_serve_job_after_job() -> None:
     from ring_notebook.ray import RayExecutor
 
     with on_ray():
-        executor = RayExecutor(num_workers=2, env_vars={"COLOUR": "red"})
-        executor.start()
+        settings = RayExecutor.create_settings(timeout_s=60)
+        executor = RayExecutor(settings, num_hosts=1, num_workers_per_host=2, env_vars={"COLOUR": "green"})
+        executor.start(extra_env_vars={"COLOUR": "red"})
         try:
             assert executor.run(os.getenv, ["COLOUR"]) == ["red", "red"]
             assert executor.run(os.getenv, ["COLOUR"], env={"COLOUR": "blue"}) == ["blue", "blue"]
