@@ -48,7 +48,8 @@ def test_two_runs_on_ranks_of_their_own(cluster: Cluster) -> None:
         with pytest.raises(ClusterError, match=r"run long is in progress on ranks 1, 3 of the cluster \(rank 0 "):
             cluster.run("pass", ranks=ranks)
     with pytest.raises(ClusterError, match="run long is in progress"):
-        cluster.pull("total", 0)
+        cluster.pull("total", 1)
+    assert cluster.pull("total", 0) == [2.0] * 50
     other = cluster.run(LONG, ranks=[0, 2], name="other")
     training(other)
     at = training(long)
