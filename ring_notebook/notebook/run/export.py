@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ast
 import builtins
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from IPython.core.inputtransformer2 import TransformerManager
@@ -16,7 +16,7 @@ from ring_notebook.frameworks import default, named, names_in
 from ring_notebook.notebook.panel.report import changes_text
 from ring_notebook.notebook.record.run_record import RunRecord, readable
 from ring_notebook.text.parsing import parse
-from ring_notebook.text.words import plural
+from ring_notebook.text.words import plural, ranks
 
 _MARK = "Exported from a notebook by Ring Notebook"
 # Names that a cell has without defining them. ``!ls`` and ``%timeit`` become calls of IPython's `get_ipython`.
@@ -29,6 +29,7 @@ from traitlets.config import Config
 
 InteractiveShell.instance(user_module=sys.modules[__name__], config=Config({"HistoryManager": {"enabled": False}}))
 """
+_OPTIONS = "ring_notebook.core.run_options"
 _DISPLAY = "\nfrom IPython.display import display\n"
 
 
@@ -36,7 +37,7 @@ _DISPLAY = "\nfrom IPython.display import display\n"
 class Script:
     """A script of ``cells`` cells for ``size`` ranks; the last is the cell of ``run``.
 
-    ``missing``: names that it uses and that no cell defines.
+    ``missing``: names that it uses and that no cell defines. ``unlike``: what a cell of it had in the notebook only.
     """
 
     run: str
@@ -44,6 +45,7 @@ class Script:
     size: int
     cells: int
     missing: tuple[str, ...]
+    unlike: tuple[str, ...] = ()
     path: Path | None = None
 
     def __repr__(self) -> str:
@@ -51,6 +53,8 @@ class Script:
         name = self.path.name if self.path else "SCRIPT.py"
         behind = f"{plural(self.cells - 1, 'set-up cell')} and " if self.cells > 1 else ""
         lines = [f"Wrote {behind}the cell of run {self.run}{where}. Run it: ringrun -np {self.size} python {name}"]
+        if self.unlike:
+            lines.append(f"Not as in the notebook: {'; '.join(self.unlike)}.")
         if self.missing:
             lines.append(
                 f"No cell of it makes {', '.join(self.missing)}: mark the one that does "
@@ -68,7 +72,7 @@ def export(record: RunRecord, path: str | Path) -> Script:
     _check(target)
     made = script(record, set_up_before(record), target.name)
     target.write_text(made.text, encoding="utf-8")
-    return Script(made.run, made.text, made.size, made.cells, made.missing, target)
+    return replace(made, path=target)
 
 
 def write_job(path: Path, text: str) -> str:
@@ -86,14 +90,21 @@ def _check(target: Path) -> None:
 
 def script(record: RunRecord, before: Sequence[RunRecord], name: str) -> Script:
     """The script that runs the cells of the runs ``before``, then the cell of ``record``."""
-    parts = []
+    parts, unlike = [], []
+    options = {"sync_every": 1, "logical": 0}  # those of a script
     for one in (*before, record):
         title = f"{one.title}{', a set-up cell' if one is not record else ''}"
+        for line in _unlike(one, record):
+            title += f"\n# {line}"
+            unlike.append(f"{one.title} {line}")
         if one is record:
             title += "".join(
                 f"\n# changed while it ran, not in this script: {line}" for line in changes_text(one.view())
             )
-        parts.append(f"# %% {title}\n{TransformerManager().transform_cell(one.source).strip()}\n")
+        own = {name: one.options.get(name, plain) for name, plain in options.items()}
+        set_here = _setting(options, own)
+        options = own
+        parts.append(f"# %% {title}\n{set_here}{TransformerManager().transform_cell(one.source).strip()}\n")
     body = "\n".join(parts)
     tree = parse(body)
     futures = [node for node in tree.body if isinstance(node, ast.ImportFrom) and node.module == "__future__"]
@@ -112,7 +123,30 @@ def script(record: RunRecord, before: Sequence[RunRecord], name: str) -> Script:
     head += "\nring.init()\n" + (framework.gpu_setup if framework.gpu_word and framework.gpu_word in body else "")
     text = f"{head}\n{body}"
     compile(text, name, "exec")
-    return Script(record.title, text, record.size, len(parts), tuple(_missing(tree)))
+    return Script(record.title, text, record.size, len(parts), tuple(_missing(tree)), tuple(unlike))
+
+
+def _setting(before: Mapping[str, int], own: Mapping[str, int]) -> str:
+    """The lines that change the options of the training, as a cell before has left them, to a cell's ``own``."""
+    changed = {name: value for name, value in own.items() if value != before[name]}
+    lines = [f"import {_OPTIONS}\n"] if changed else []
+    for name, value in changed.items():
+        flag = f"  # %%ringtrain --{name.replace('_', '-')} {value}" if value else ""
+        lines.append(f"{_OPTIONS}.of_run.{name} = {value}{flag}\n")
+    return "".join(lines)
+
+
+def _unlike(one: RunRecord, last: RunRecord) -> Iterator[str]:
+    """What a cell of the script had in the notebook and not here; ``last`` is the cell that trained."""
+    if any(one.options.get(name) for name in ("n", "ranks")) and not (own := _ranks(one)) >= _ranks(last):
+        yield f"ran on {ranks(own)} only, here on all ranks"
+    if knobs := one.options.get("knobs"):
+        yield f"began with {', '.join(f'{name} = {value!r}' for name, value in knobs.items())}, not in this script"
+
+
+def _ranks(one: RunRecord) -> set[int]:
+    """The ranks of its cluster on which a cell ran."""
+    return set(one.options.get("ranks") or range(one.size))
 
 
 def set_up_cells(runs: Iterable[RunRecord]) -> list[RunRecord]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from harness.programs import RINGRUN, ran
 from ring_notebook.notebook.cluster.cluster import Cluster
 
@@ -29,9 +31,10 @@ print(f"rank {ring.rank()} of {ring.size()}: {final:.9f}")
 """
 
 
-def test_ringrun_trains_the_same(cluster: Cluster, tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", [{}, {"sync_every": 2}, {"logical": 4}], ids=str)
+def test_ringrun_trains_the_same(cluster: Cluster, tmp_path: Path, options: dict[str, int]) -> None:
     cluster.run(SETUP, options={"setup": True}).wait()
-    run = cluster.run(CELL).wait()
+    run = cluster.run(CELL, options=options).wait()
     made = run.export(tmp_path / "train.py")
     assert made.missing == ()
     done = ran([*RINGRUN, "--no-prefix", "-np", "2", "python", "train.py"], cwd=tmp_path)

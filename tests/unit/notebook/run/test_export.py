@@ -42,6 +42,33 @@ def test_the_set_up_cells_of_its_cluster_come_first_each_once(ran: Any, tmp_path
     assert repr(made) == f"{wrote} Run it: ringrun -np 3 python train.py"
 
 
+def test_options_of_a_cell_that_change_its_training_are_set_before_it(ran: Any, tmp_path: Path) -> None:
+    ran("a", "from __future__ import annotations\ntimes = 1", setup=True, sync_every=1, logical=0)
+    ran("b", "model = 2", setup=True, logical=8)
+    made = export(ran("c", "loss = model", sync_every=50, logical=0), tmp_path / "train.py")
+    run_options = "ring_notebook.core.run_options"
+    lines = made.text.splitlines()
+    assert [line for line in lines if run_options in line or " = " in line] == [
+        "times = 1",
+        f"import {run_options}",
+        f"{run_options}.of_run.logical = 8  # %%ringtrain --logical 8",
+        "model = 2",
+        f"import {run_options}",
+        f"{run_options}.of_run.sync_every = 50  # %%ringtrain --sync-every 50",
+        f"{run_options}.of_run.logical = 0",
+        "loss = model",
+    ]
+    assert made.missing == ()
+
+
+def test_what_a_cell_had_and_its_script_has_not_is_told(ran: Any, tmp_path: Path) -> None:
+    ran("a", "download()", setup=True, ranks=[0])
+    made = export(ran("b", "train()", knobs={"lr": 0.05, "wait": 2}, ranks=None), tmp_path / "train.py")
+    assert "# %% a, a set-up cell\n# ran on rank 0 only, here on all ranks\ndownload()" in made.text
+    assert "# began with lr = 0.05, wait = 2, not in this script\ntrain()" in made.text
+    assert "Not as in the notebook: a ran on rank 0 only, here on all ranks; b began with lr = 0.05" in repr(made)
+
+
 def test_of_an_edited_cell_the_last_version_that_ran_well(ran: Any, tmp_path: Path) -> None:
     for name, source, status, cell in (
         ("a", "seed = 1", "ok", "x"),
