@@ -369,6 +369,27 @@ def test_the_same_cell_at_several_sizes(notebook: Notebook) -> None:
     assert "expected numbers of ranks" in notebook.run("%%ringscale 1,x\npass")[0]["text"]
 
 
+@pytest.mark.parametrize("stopped", [False, True], ids=["error", "stop"])
+def test_what_was_measured_before_an_error_is_kept(notebook: Notebook, tmp_path: Path, stopped: bool) -> None:
+    begun = tmp_path / "begun"
+    wrong = f"open({str(begun)!r}, 'w').close(); time.sleep(100)" if stopped else "raise MemoryError('no more')"
+    outputs = notebook.run(
+        f"%%ringscale 1,2 --csv {tmp_path}/kept.csv --out kept\n"
+        "import time\n"
+        "from ring_notebook.core.metrics import log\n"
+        f"if ring.size() == 2: {wrong}\n"
+        "for step in range(3): time.sleep(0.05); log(samples=100)",
+        interrupt_when=begun.exists if stopped else None,
+    )
+    error = next(one for one in outputs if one["output_type"] == "error")
+    assert error["ename"] == ("KeyboardInterrupt" if stopped else "MemoryError")
+    table = outputs[outputs.index(error) - 1]["data"]["text/plain"].splitlines()
+    assert [line.split()[0] for line in table[:2]] == ["ranks", "1"]
+    assert table[-1] == "Measured before the error: 1 run of 2."
+    assert [line.split(",")[0] for line in (tmp_path / "kept.csv").read_text().splitlines()] == ["ranks", "1"]
+    assert notebook.text("print([point.ranks for point in kept.points])") == "[1]\n"
+
+
 def test_a_cell_imports_horovod_when_asked_and_the_next_one_does_not(notebook: Notebook) -> None:
     assert "sum 3" in notebook.text(
         "%%ringtrain -n 2 --horovod --name ported\nimport horovod.torch as hvd, torch\nhvd.init()\n"

@@ -1,7 +1,9 @@
 """`%%ringscale`: the cell on several numbers of ranks."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
+
+from IPython.display import display
 
 from ring_notebook.analysis.prediction import ScalingOptions, compare
 from ring_notebook.analysis.scaling import Measured, rank_counts, write_csv
@@ -36,7 +38,7 @@ def scale(
 ) -> ScalingReport:
     """Run the cell on several numbers of ranks, one after the other, and compare.
 
-    ``options`` are fields of `ScalingOptions`. Raises as `run_cell`.
+    ``options`` are fields of `ScalingOptions`. Raises as `run_cell`, after it has shown what was measured before.
     """
     asked = ScalingOptions(**options)
     check_syntax(cell, first_line=2)
@@ -49,8 +51,10 @@ def scale(
         session.require().check_size(size)
     runs: list[Measured] = []
     logs: dict[int, RunRecord] = {}
-    for number in range(1, asked.repeat + 1):  # every size in turn, so that all see what the machine does meanwhile
-        for size in sorted(set(sizes)):
+    order = sorted(set(sizes)) * asked.repeat  # every size in turn, so that all see what the machine does meanwhile
+    try:
+        for at, size in enumerate(order):
+            number = at // len(set(sizes)) + 1
             title = f"{name or 'scale'} {size}{f' #{number}' if asked.repeat > 1 else ''}"
             one_rank = runs[0].rate if runs and runs[0].ranks == 1 else 0.0
             own = CellOptions(
@@ -58,20 +62,42 @@ def scale(
             )
             given: list[Run] = []
             run_cell(session, cell, own, give=given.append)
-            log = logs[size] = given[0].log
-            runs.append(measured_run(log, asked.warmup))
-            if not runs[-1].rate and log.view().samples_per_s:
+            log = given[0].log
+            run = measured_run(log, asked.warmup)
+            if not run.rate and log.view().samples_per_s:
                 few = f"too few steps after --warmup {asked.warmup}"
                 raise RingError(f"{title}: the cell logged {few}; let it make more")
+            runs.append(run)
+            logs[size] = log
+    except BaseException:  # what was measured, perhaps for hours, is shown all the same
+        if runs:
+            note = f"Measured before the error: {plural(len(runs), 'run')} of {len(order)}."
+            display(_report(session, runs, logs, asked, out, note))
+        raise
+    return _report(session, runs, logs, asked, out)
+
+
+def _report(
+    session: Session,
+    runs: Sequence[Measured],
+    logs: Mapping[int, RunRecord],
+    asked: ScalingOptions,
+    out: str,
+    note: str = "",
+) -> ScalingReport:
+    """The report of ``runs``, at least one, which the variable ``out`` gets; the numbers are in the file asked for."""
     points, notes = compare(runs, asked)
     if not any(one.energy.joules for one in runs) and (why := energy_text(runs[-1].energy)):
         notes.append(f"{why[:1].upper()}{why[1:]}.")
-    if logical:
-        first, *others = sorted(logs)
+    first, *others = sorted(logs)
+    if logs[first].options.get("logical"):
         notes += [compared(logs[first], logs[one], (_on(first), _on(one))) for one in others]
     if asked.csv:
-        write_csv(points, asked.csv)
-    report = ScalingReport(points, "\n".join(notes))
+        try:
+            write_csv(points, asked.csv)
+        except OSError as error:
+            notes.append(f"Not written to {asked.csv}: {error}")
+    report = ScalingReport(points, "\n".join([*notes, *filter(None, [note])]))
     if out:
         session.variables[out] = report
     return report
