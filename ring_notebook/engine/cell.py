@@ -6,9 +6,11 @@ import ast
 import asyncio
 import inspect
 import linecache
+import sys
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain, takewhile
 from operator import length_hint
@@ -28,7 +30,7 @@ _KEPT = 100
 _files: deque[str] = deque()
 # One loop for all cells that use `await`: tasks that one cell has started continue in the next that waits.
 _loop: asyncio.AbstractEventLoop | None = None
-
+_SECONDS_TO_END = 5.0  # of a cell that is cancelled
 
 _LOOPS = "__ring_loops__"
 _COUNTED = (list.__iter__, tuple.__iter__, range.__iter__)
@@ -218,13 +220,40 @@ def _begins(statement: ast.stmt) -> int:
 
 
 def _wait_for(coroutine: Any) -> Any:
-    """The result of a cell's coroutine, in a loop of its own, because the engine's loop is busy running the cell."""
+    """The result of a cell's coroutine, in a loop of its own, because the engine's loop is busy running the cell.
+
+    An interrupt, or what else leaves the loop before, cancels the coroutine and waits for its end.
+    """
     global _loop
     if _loop is None:
         _loop = asyncio.new_event_loop()
     engines = asyncio._get_running_loop()
     asyncio._set_running_loop(None)
+    task = _loop.create_task(coroutine)
     try:
-        return _loop.run_until_complete(coroutine)
+        try:
+            return _loop.run_until_complete(task)
+        except BaseException:
+            if not task.done():
+                _cancel(task, coroutine, _loop)
+            raise
     finally:
         asyncio._set_running_loop(engines)
+
+
+def _cancel(task: asyncio.Task[Any], coroutine: Any, loop: asyncio.AbstractEventLoop) -> None:
+    """Cancel a cell's task and wait for its end; else give up the loop, which would continue it in the next cell."""
+    global _loop
+    task.cancel()
+    try:
+        loop.run_until_complete(asyncio.wait([task], timeout=_SECONDS_TO_END))
+    finally:
+        if not task.done():
+            loop.close()
+            _loop = None
+            with suppress(Exception):  # of the cell's own code
+                coroutine.close()
+            text = "The cell has not ended when its `await` was cancelled: it will not continue, nor do tasks of cells."
+            print(text, file=sys.stderr)  # noqa: T201
+        elif not task.cancelled():
+            task.exception()  # otherwise asyncio reports it later, as one that nobody has seen

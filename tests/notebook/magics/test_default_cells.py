@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -59,10 +60,14 @@ def test_an_error_has_the_line_of_the_cell(notebook: Notebook) -> None:
     assert "later" in notebook.text("print('later')")
 
 
-def test_an_interrupt_ends_an_await(notebook: Notebook) -> None:
-    name, _ = notebook.error("await asyncio.sleep(100)", interrupt_when=lambda: True)
+def test_an_interrupt_ends_an_await(notebook: Notebook, tmp_path: Path) -> None:
+    begun = tmp_path / "begun"
+    waits = "import asyncio\ndone = []\nwhile True:\n    await asyncio.sleep(0.01); done.append(1)"
+    name, _ = notebook.error(f"{waits}; open({str(begun)!r}, 'w').close()", interrupt_when=begun.exists)
     assert name == "KeyboardInterrupt"
-    assert "later" in notebook.text("print('later')")
+    assert "did not go on" in notebook.text(
+        "seen = len(done)\nawait asyncio.sleep(0.2)\nprint('did not go on' if len(done) == seen > 0 else 'went on')"
+    )
 
 
 def test_local_cells_and_ring_lines_stay_here(notebook: Notebook) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
+from ring_notebook.engine import cell as cells
 from ring_notebook.engine.cell import Begin, Cell
 
 
@@ -22,6 +24,10 @@ def shell() -> Iterator[InteractiveShell]:
     yield made
     made.user_ns.clear()
     made.user_ns.update(before)
+    if cells._loop is not None:
+        cells._loop.close()
+        cells._loop = None
+    gc.collect()  # asyncio reports tasks that are left here
 
 
 CELL = """seen = []
@@ -84,3 +90,64 @@ def test_the_outermost_import_is_named(
     monkeypatch.setitem(sys.modules, "asks", asks)  # type: ignore[arg-type]
     cell.execute()
     assert asks.seen == ["outer_package", ""]
+
+
+STOP = """
+import asyncio
+def stop(): raise KeyboardInterrupt
+async def other():
+    while True:
+        await asyncio.sleep(0.01); others.append(1)
+kept = asyncio.create_task(other())
+asyncio.get_running_loop().call_later(0.05, stop)
+"""
+LATER = "import asyncio; await asyncio.sleep(0.1)"
+
+
+def test_a_cell_that_was_stopped_at_an_await_ends(shell: InteractiveShell) -> None:
+    """Its clean-up runs; the tasks that it has started go on."""
+    done: list[str] = []
+    others: list[int] = []
+    shell.user_ns.update(done=done, others=others)
+    waits = (
+        "try:\n    while True: await asyncio.sleep(0.01); done.append('step')\n"
+        "finally:\n    await asyncio.sleep(0.01); done.append('end')"
+    )
+    with pytest.raises(KeyboardInterrupt):
+        Cell(shell, STOP + waits, "stopped").execute()
+    seen, before = list(done), len(others)
+    assert seen[-1] == "end"
+    Cell(shell, LATER, "later").execute()
+    assert done == seen
+    assert len(others) > before
+    Cell(shell, "kept.cancel()\n" + LATER, "last").execute()
+
+
+@pytest.mark.parametrize("again", ["", "asyncio.get_running_loop().call_later(0.01, stop)"], ids=["once", "twice"])
+def test_a_cell_that_does_not_end_when_cancelled_is_left(
+    shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], again: str
+) -> None:
+    monkeypatch.setattr(cells, "_SECONDS_TO_END", 1000.0 if again else 0.1)
+    done: list[int] = []
+    shell.user_ns.update(done=done, others=[])
+    waits = "while True:\n    try: await asyncio.sleep(0.01); done.append(1)\n    except asyncio.CancelledError: "
+    with pytest.raises(KeyboardInterrupt):
+        Cell(shell, f"{STOP}{waits}{again or 0}", "stopped").execute()
+    assert "has not ended" in capsys.readouterr().err
+    seen = len(done)
+    Cell(shell, LATER, "later").execute()
+    assert len(done) == seen
+
+
+def test_an_error_of_another_task_that_leaves_the_loop_ends_the_cell(shell: InteractiveShell) -> None:
+    done: list[int] = []
+    shell.user_ns.update(done=done)
+    source = (
+        "import asyncio\nasync def leave(): raise SystemExit(3)\nleaving = asyncio.create_task(leave())\n"
+        "while True: await asyncio.sleep(0.01); done.append(1)"
+    )
+    with pytest.raises(SystemExit):
+        Cell(shell, source, "left").execute()
+    seen = len(done)
+    Cell(shell, LATER, "later").execute()
+    assert len(done) == seen
