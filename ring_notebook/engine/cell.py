@@ -21,7 +21,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from ring_notebook.core.native import core
 from ring_notebook.engine.own_stack import main_frames
-from ring_notebook.frameworks import names_in
+from ring_notebook.frameworks import names_in, with_code_of_magics
 from ring_notebook.text.error_text import cell_file
 from ring_notebook.text.parsing import parse
 
@@ -71,6 +71,8 @@ class Cell:
         if len(_files) > _KEPT:
             linecache.cache.pop(_files.popleft(), None)
         self.tree = parse(text, self.file)
+        self.code = with_code_of_magics(self.tree)
+        """What the cell executes, also in magics; to be read only."""
         self._statements: list[int] = [_begins(statement) for statement in self.tree.body]
         self._first = 0 if begin is None else begin.statement
         self._loops = _Loops(self._indices(begin) if begin is not None else {})
@@ -78,7 +80,7 @@ class Cell:
 
     def names(self) -> set[str]:
         """Every name that the cell uses or asks for help on, and every module that it imports."""
-        return names_in(self.tree) | {name for text in _asked_for(self.tree) for name in text.split(".")[:1]}
+        return names_in(self.code) | {name for text in _asked_for(self.tree) for name in text.split(".")[:1]}
 
     def execute(self) -> None:
         """Run the cell; when it ends with an expression and no semicolon, show its value as a notebook would."""
@@ -164,9 +166,9 @@ def _asked_for(tree: ast.AST) -> Iterator[str]:
     """The names in ``name?`` and ``name??``, which IPython turns into calls of a magic."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "get_ipython().run_line_magic":
-            magic, *words = (one.value for one in node.args if isinstance(one, ast.Constant))
-            if magic in ("pinfo", "pinfo2"):
-                yield from map(str, words)
+            words = [str(one.value) for one in node.args if isinstance(one, ast.Constant)]
+            if words and words[0] in ("pinfo", "pinfo2"):
+                yield from words[1:]
 
 
 class _Loops:

@@ -205,7 +205,7 @@ class _Execution:
     def _run(self, shell: InteractiveShell, source: str) -> None:
         self.cell = Cell(shell, source, self.run, self.request.options.first_line, self.begin)
         namespace.provide_ring(self.cell.names())
-        namespace.prepare_calls(self.cell.tree)
+        namespace.prepare_calls(self.cell.code)
         namespace.count_waits()
         if self.machine is not None:
             self.machine.threads = namespace.threads()

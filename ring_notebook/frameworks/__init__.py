@@ -13,7 +13,7 @@ from importlib.metadata import entry_points
 
 from ring_notebook.config import config
 from ring_notebook.errors import RingError
-from ring_notebook.frameworks.cell_calls import Call, CellCalls, Hint, names_in
+from ring_notebook.frameworks.cell_calls import Call, CellCalls, Hint, names_in, with_code_of_magics
 from ring_notebook.frameworks.framework import Framework
 from ring_notebook.frameworks.keras_hints import JAX, KERAS, TENSORFLOW
 from ring_notebook.frameworks.torch_hints import TORCH
@@ -29,6 +29,7 @@ __all__ = [
     "frameworks",
     "named",
     "names_in",
+    "with_code_of_magics",
 ]
 
 _GROUP = "ring_notebook.frameworks"

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
+
+from ring_notebook.text.parsing import parse
+
+_MAGICS = {"capture", "lprun", "memit", "mprun", "prun", "pyinstrument", "scalene", "snakeviz", "time", "timeit"}
+"""Magics that execute Python code in their line or cell."""
 
 
 class Hint(NamedTuple):
@@ -75,6 +81,37 @@ class CellCalls:
         """Whether a function returns the result, so that its caller, perhaps in another cell, decides what follows."""
         returned = (node for node in ast.walk(self.tree) if isinstance(node, ast.Return))
         return any(call.node is inner for node in returned for inner in ast.walk(node))
+
+
+def with_code_of_magics(tree: ast.Module) -> ast.Module:
+    """The statements of a cell, then those in its magics, such as ``%%time``, which IPython turns into text."""
+    return ast.Module([*tree.body, *_code_of_magics(tree)], type_ignores=[])
+
+
+def _code_of_magics(tree: ast.AST) -> Iterator[ast.stmt]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("get_ipython().run_"):
+            texts = [str(one.value) for one in node.args if isinstance(one, ast.Constant)]
+            if texts and texts[0] in _MAGICS:
+                for below, text in enumerate(texts[1:]):
+                    if texts[0] == "capture" and not below:  # its line has the name of a variable
+                        continue
+                    code = _parsed(text, is_line=not below)
+                    ast.increment_lineno(code, node.lineno - 1 + below)
+                    yield from with_code_of_magics(code).body
+
+
+def _parsed(text: str, is_line: bool) -> ast.Module:
+    """The statements of a magic's line, behind its options, or of its cell; none if they are no Python."""
+    from IPython.core.inputtransformer2 import TransformerManager  # a script has no magics
+
+    words = text.split(" ") if is_line else [text]
+    for first in range(len(words)):
+        with suppress(SyntaxError, ValueError):  # ValueError: for a zero character
+            rest = " ".join(words[first:])
+            empty = rest[: len(rest) - len(rest.lstrip())].count("\n")  # lines that IPython drops
+            return parse("\n" * empty + TransformerManager().transform_cell(rest))
+    return ast.Module([], type_ignores=[])
 
 
 def names_in(tree: ast.AST) -> set[str]:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from IPython.core.inputtransformer2 import TransformerManager
 
-from ring_notebook.frameworks import CellCalls, Hint, default, named, names_in
+from ring_notebook.frameworks import CellCalls, Hint, default, named, names_in, with_code_of_magics
 from ring_notebook.notebook.record.run_view import RunView
 from ring_notebook.notebook.style import with_code
 from ring_notebook.protocol.records import MEDIA
@@ -34,6 +34,7 @@ class Lint:
             tree = ast.Module([], [])
         last = tree.body[-1] if tree.body else None
         self._has_value = isinstance(last, ast.Expr) and not source.rstrip().endswith(";")
+        tree = with_code_of_magics(tree)
         self._framework = named(names_in(tree)) or default()
         self._cell = CellCalls(tree, gpus)
         self._static = tuple(self._framework.hints(self._cell))

@@ -12,7 +12,7 @@ from IPython.core.inputtransformer2 import TransformerManager
 
 from ring_notebook.errors import RingError
 from ring_notebook.files.run_folders import RUN
-from ring_notebook.frameworks import default, named, names_in
+from ring_notebook.frameworks import default, named, names_in, with_code_of_magics
 from ring_notebook.notebook.panel.report import changes_text
 from ring_notebook.notebook.record.run_record import RunRecord, readable
 from ring_notebook.text.parsing import parse
@@ -114,6 +114,7 @@ def script(record: RunRecord, before: Sequence[RunRecord], name: str) -> Script:
         lines = body.split("\n")
         lines[node.lineno - 1] = f"# {lines[node.lineno - 1]}"
         body = "\n".join(lines)
+    tree = with_code_of_magics(tree)
     framework = named(names_in(tree)) or default()
     horovod = any(one.options.get("horovod") for one in (*before, record))
     head += "\nimport ring_notebook" * horovod + f"\nimport {framework.face} as ring\n"

@@ -14,6 +14,7 @@ from threading import Thread
 from IPython.core.error import UsageError
 
 from ring_notebook.errors import RunFailed
+from ring_notebook.frameworks import default
 from ring_notebook.notebook.panel.waits import count_calls
 from ring_notebook.protocol.records import Failure
 from ring_notebook.text import words
@@ -111,7 +112,9 @@ def _in_the_notebook(groups: Iterable[tuple[Failure, list[int]]], notebook: Cont
             own = f"{key} is set in the environment of the notebook, and ranks have the one in which they were started"
             yield f"{own}: `%ring restart` gives it to them"
         name = MISSING.match(failure.message) if (failure.module, failure.ename) == ("builtins", "NameError") else None
-        if name is not None and name[1] in notebook:
+        if name is not None and name[1] == "ring":
+            yield f"`import {default().face} as ring` in a `%%ringtrain` cell makes it"
+        elif name is not None and name[1] in notebook:
             own = f"{name[1]} is a variable of the notebook, and ranks have their own"
             yield f"{own}: `%ring push {name[1]}` copies it to them, or make it in a `%%ringtrain` cell"
 

@@ -163,6 +163,12 @@ def test_a_cell_on_some_ranks(notebook: Notebook) -> None:
     assert "all 2 of them" in notebook.text("%%ringtrain\nring.barrier()\nprint('all', ring.size(), 'of them')")
 
 
+@pytest.mark.parametrize("line", ["%%time\nprint('size', ring.size())", "%time print('size', ring.size())"])
+def test_ring_is_there_for_a_cell_that_names_it_in_a_magic(notebook: Notebook, line: str) -> None:
+    notebook.run("%%ringtrain\nring.barrier(); del ring")
+    assert "size 2" in notebook.text(f"%%ringtrain -n 2\n{line}")
+
+
 def test_a_metric_that_never_came_is_named(notebook: Notebook) -> None:
     cell = "from ring_notebook.core.metrics import log\nlog(loss=1)"
     assert "--plot los: not logged; the run logged loss." in notebook.text(f"%%ringtrain --plot los,loss\n{cell}")

@@ -82,6 +82,13 @@ def test_a_variable_of_the_notebook_that_ranks_do_not_have() -> None:
     assert said not in describe(missing, replaced={0: 30.0, 1: 60.0}, notebook={"model": 1}), "they had it"
 
 
+def test_ring_of_the_notebook_is_none_to_push() -> None:
+    missing = [failure(rank, "name 'ring' is not defined", ename="NameError") for rank in range(2)]
+    shown = describe(missing, notebook={"ring": 1})
+    assert "push" not in shown
+    assert "`import ring_notebook.torch as ring` in a `%%ringtrain` cell makes it" in shown
+
+
 def test_a_variable_of_the_environment_that_was_set_after_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     frames = (("<cell>", 2, "<module>", "os.environ['TOKEN']"), ("os.py", 679, "__getitem__", "raise KeyError(key)"))
     missing = failure(0, "'TOKEN'", ename="KeyError", frames=frames)

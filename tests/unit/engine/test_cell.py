@@ -148,6 +148,20 @@ def test_an_error_of_another_task_that_leaves_the_loop_ends_the_cell(shell: Inte
     )
     with pytest.raises(SystemExit):
         Cell(shell, source, "left").execute()
+    assert isinstance(shell.user_ns["leaving"].exception(), SystemExit)
     seen = len(done)
     Cell(shell, LATER, "later").execute()
     assert len(done) == seen
+
+
+@pytest.mark.parametrize(
+    ("source", "names"),
+    [
+        ("ring.rank?", {"ring"}),
+        ("%time ring.rank()", {"ring"}),
+        ("get_ipython().run_line_magic(*asked)", {"asked"}),
+        ("get_ipython().run_cell_magic('time', '', '\\0')", set()),
+    ],
+)
+def test_names_that_magics_hide(shell: InteractiveShell, source: str, names: set[str]) -> None:
+    assert Cell(shell, source, "run").names() == {"get_ipython"} | names

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from IPython.core.inputtransformer2 import TransformerManager
 
 from ring_notebook import frameworks
 from ring_notebook.config import config
@@ -35,6 +36,33 @@ def _forget() -> Iterator[None]:
 def test_a_cell_names_its_framework(source: str, name: str | None) -> None:
     found = frameworks.named(frameworks.names_in(ast.parse(source)))
     assert (found and found.name) == name
+
+
+@pytest.mark.parametrize(
+    ("source", "line"),
+    [
+        ("%%time\n\nring.barrier()", 3),
+        ("%%time\n!ls\nring.barrier()", 3),
+        ("%%time\n%%capture out\nring.barrier()", 3),
+        ("%%timeit -n 1 -r 1 ring.barrier()\npass", 1),
+        ("pass\n%time ring.barrier()", 2),
+        ("for _ in range(2):\n    %timeit -n1 -r 1 -q ring.barrier()", 2),
+        ("took = %timeit -o -n 1 ring.barrier()", 1),
+        ("%prun -l 5 ring.barrier()", 1),
+    ],
+)
+def test_the_code_in_magics_counts(source: str, line: int) -> None:
+    tree = frameworks.with_code_of_magics(ast.parse(TransformerManager().transform_cell(source)))
+    assert "ring" in frameworks.names_in(tree)
+    assert [call.line for call in frameworks.CellCalls(tree).calls if call.whole == "ring.barrier"] == [line]
+
+
+@pytest.mark.parametrize(
+    "source", ["%pip install ring", "%%bash\nring", "%time ring(", "%%time\nring(", "!ring", "%time"]
+)
+def test_the_text_of_other_magics_is_no_code(source: str) -> None:
+    tree = frameworks.with_code_of_magics(ast.parse(TransformerManager().transform_cell(source)))
+    assert "ring" not in frameworks.names_in(tree)
 
 
 def test_an_unknown_framework_is_an_error_that_lists_the_known(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,10 +71,11 @@ def test_one_rank_gets_no_hint() -> None:
     assert found(LOOP.format(wrap=""), view(1)) == {}
 
 
-def test_an_optimizer_that_is_not_wrapped() -> None:
-    hints = found(LOOP.format(wrap=""))
-    assert "never averaged" in hints[3]
-    assert "whole data set" in hints[2]
+@pytest.mark.parametrize("magic", ["", "%%time\n"])
+def test_an_optimizer_that_is_not_wrapped(magic: str) -> None:
+    hints = found(magic + LOOP.format(wrap=""))
+    assert "never averaged" in hints[3 + bool(magic)]
+    assert "whole data set" in hints[2 + bool(magic)]
 
 
 def test_no_broadcast_and_a_rate_for_one_process() -> None:

@@ -89,6 +89,9 @@ def test_names_that_no_cell_makes_are_told(ran: Any, tmp_path: Path) -> None:
     assert "No cell of it makes model, data: mark" in repr(export(log, tmp_path / "train.py"))
     star = ran("b", "from math import *\nprint(pi)")
     assert export(star, tmp_path / "star.py").missing == ()
+    timed = ran("c", "%time x = 1\n%time jax.jit(x, y)")
+    assert set(export(timed, tmp_path / "timed.py").missing) == {"jax", "y"}
+    assert "import ring_notebook.jax as ring" in (tmp_path / "timed.py").read_text()
 
 
 def test_what_ipython_alone_understands_still_runs(ran: Any, tmp_path: Path) -> None:
