@@ -45,7 +45,7 @@ def test_shell_lines_magics_and_help_work(notebook: Notebook) -> None:
 
 def test_await_works_and_a_task_survives_its_cell(notebook: Notebook) -> None:
     notebook.run("import asyncio\nevent = asyncio.Event()")
-    text = notebook.text("task = asyncio.create_task(event.wait())\nawait asyncio.sleep(0)\nrank")
+    text = notebook.text("task = asyncio.create_task(event.wait())\nawait asyncio.sleep(0)\nring.rank()")
     assert re.search(r"1\W.*\b1$", text, re.MULTILINE)
     assert "True" in notebook.text("event.set()\nawait task")
 
