@@ -1,7 +1,8 @@
 """Knobs of a prepared optimizer: its learning rate, weight decay and momentum, which its user may change in a run.
 
 A change of a rate or decay multiplies the values of all parameter groups by one factor, and also the rates from which
-schedules compute theirs. So groups keep their proportions, and a schedule its shape.
+schedules compute theirs. So groups keep their proportions, and a schedule its shape. At 0 each keeps its
+values of before in itself, so that checkpoints and snapshots have them too.
 """
 
 from __future__ import annotations
@@ -23,15 +24,14 @@ RATES = frozenset({"lr", "initial_lr", "max_lr", "min_lr", "swa_lr"})
 """Keys of a parameter group that hold rates, such as the bounds of OneCycleLR and the target of SWALR."""
 _OF_SCHEDULES = ("max_lrs", "min_lrs", "default_min_lr", "eta_min", "_last_lr")
 """Attributes in which CyclicLR, ReduceLROnPlateau and cosine schedules keep rates beside `base_lrs`."""
+_BEFORE_0 = "before_0"
+"""Key of a parameter group, and attribute of a schedule: its values before a knob was set to 0."""
 _LIMITS = {"lr": None, "weight_decay": None, "momentum": 1.0, "betas": 0.999999}  # Adam refuses 1
 
 
 def scale_schedules(optimizer: torch.optim.Optimizer, schedules: Iterable[Any], factor: float) -> None:
     """Multiply the rates that ``schedules`` keep by ``factor``, after the rates of ``optimizer``."""
-    # SequentialLR and ChainedScheduler hold others, which may be among `schedules` too. If torch renames the attribute,
-    # their rates stay.
-    held = (one for schedule in schedules for one in (schedule, *getattr(schedule, "_schedulers", ())))
-    for one in {id(one): one for one in held}.values():
+    for one in _with_held(schedules):
         if hasattr(one, "base_lrs") and "initial_lr" in optimizer.param_groups[0]:
             one.base_lrs = [group["initial_lr"] for group in optimizer.param_groups]
         for name in _OF_SCHEDULES:
@@ -40,6 +40,14 @@ def scale_schedules(optimizer: torch.optim.Optimizer, schedules: Iterable[Any], 
                 setattr(one, name, [rate * factor for rate in kept])
             elif isinstance(kept, float | int):
                 setattr(one, name, kept * factor)
+
+
+def _with_held(schedules: Iterable[Any]) -> list[Any]:
+    """``schedules`` and those that they hold, each once."""
+    # SequentialLR and ChainedScheduler hold others, which may be among `schedules` too. If torch renames the attribute,
+    # their rates stay.
+    held = (one for schedule in schedules for one in (schedule, *getattr(schedule, "_schedulers", ())))
+    return list({id(one): one for one in held}.values())
 
 
 def add_knobs(optimizer: torch.optim.Optimizer) -> None:
@@ -83,10 +91,11 @@ class _Option:
 
     @property
     def is_there(self) -> bool:
-        """Whether all groups have it as a number. SGD with momentum 0 has none, because it keeps no state for it."""
+        """Whether all groups have it as a number. SGD made with momentum 0 has none: it keeps no state for it."""
         values = [self._of(group) for group in self._groups()]
         known = all(isinstance(one, float | int) and not isinstance(one, bool) for one in values)
-        return bool(values) and known and (self.key != "momentum" or any(values))
+        kept = (group.get(_BEFORE_0, {}).get(self.key) for group in self._groups())
+        return bool(values) and known and (self.key != "momentum" or any(values) or any(kept))
 
     @property
     def value(self) -> float:
@@ -100,18 +109,38 @@ class _Option:
         return self._last
 
     def apply(self, value: Any) -> None:
-        """Set it so that `value` becomes ``value``, in other groups in proportion; to ``value`` if it is 0 in all."""
-        before = self.value
-        keys = RATES if self.key == "lr" else {self.key}
-        for group in self._groups():
-            if self.key == "betas":
+        """Set it so that `value` becomes ``value``, in other groups in proportion; to ``value`` if it was always 0."""
+        optimizer = self._optimizer()
+        if self.key == "betas" or optimizer is None:
+            for group in self._groups():
                 group["betas"] = (value, *group["betas"][1:])
-                continue
+            return
+        keys = RATES if self.key == "lr" else {self.key}
+        schedules = _with_held(_schedulers_of(optimizer)) if self.key == "lr" else []
+        if value and not self.value:
+            self._restore(keys, schedules)
+        elif self.value and not value:
+            self._keep(keys, schedules)
+        before = self.value
+        for group in self._groups():
             for key in keys & group.keys():
                 group[key] = value if group[key] == before else group[key] * (value / before) if before else group[key]
-        optimizer = self._optimizer()
-        if self.key == "lr" and optimizer is not None:
-            scale_schedules(optimizer, _schedulers_of(optimizer), value / before if before else 1.0)
+        scale_schedules(optimizer, schedules, value / before if before else 1.0)
+
+    def _keep(self, keys: Iterable[str], schedules: Iterable[Any]) -> None:
+        """Keep the values of ``keys`` in groups and schedules, before they become 0."""
+        for group in self._groups():
+            group.setdefault(_BEFORE_0, {}).update({key: group[key] for key in keys if key in group})
+        for one in schedules:
+            setattr(one, _BEFORE_0, {name: one.__dict__[name] for name in _OF_SCHEDULES if name in one.__dict__})
+
+    def _restore(self, keys: Iterable[str], schedules: Iterable[Any]) -> None:
+        """Put back what `_keep` has kept."""
+        for group in self._groups():
+            kept = group.get(_BEFORE_0, {})
+            group.update({key: kept[key] for key in keys if key in kept})
+        for one in schedules:
+            one.__dict__.update(one.__dict__.get(_BEFORE_0, {}))
 
     def _groups(self) -> list[dict[str, Any]]:
         optimizer = self._optimizer()

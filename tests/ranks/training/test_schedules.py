@@ -64,14 +64,56 @@ def test_scale_lr(name: str, size: int) -> None:
     assert rates(optimizer, schedule) == pytest.approx(expected)
 
 
+def newest_knob(name: str) -> Any:
+    """A run keeps those of earlier tests."""
+    return [one for key, one in steering.knobs.items() if key.startswith(name)][-1]
+
+
 @pytest.mark.sizes(1)
+@pytest.mark.parametrize("visits", [(), (0.0,)], ids=["directly", "after a visit to 0"])
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_a_knob_in_the_middle(name: str) -> None:
+def test_a_knob_in_the_middle(name: str, visits: tuple[float, ...]) -> None:
     _, plain, schedule = made(SCHEDULES[name])
     before = rates(plain, schedule, 4)
     after = [rate * 3 for rate in rates(plain, schedule, STEPS - 4)]
     _, optimizer, schedule = ring.prepare(*made(SCHEDULES[name]))
     assert rates(optimizer, schedule, 4) == pytest.approx(before)
-    knob = [one for key, one in steering.knobs.items() if key.startswith("lr")][-1]
-    knob._apply(3 * float(optimizer.param_groups[0]["lr"]))
+    for value in (*visits, 3 * float(optimizer.param_groups[0]["lr"])):
+        newest_knob("lr").take(value)
+        assert optimizer.param_groups[0]["lr"] == pytest.approx(value)
     assert rates(optimizer, schedule, STEPS - 4) == pytest.approx(after)
+
+
+@pytest.mark.sizes(1)
+@pytest.mark.parametrize("kept", [False, True], ids=["here", "in another process"])
+def test_groups_keep_their_proportions_when_a_knob_visits_0(kept: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = {"lr": (0.1, 0.02), "weight_decay": (0.0, 0.01), "momentum": (0.9, 0.45)}
+
+    def two_groups() -> tuple[Any, Any]:
+        weights = [nn.Parameter(torch.ones(2)) for _ in range(2)]
+        groups = [{"params": [w], **{key: of[i] for key, of in options.items()}} for i, w in enumerate(weights)]
+        optimizer = torch.optim.SGD(groups)
+        return ring.prepare(optimizer, schedules.CosineAnnealingLR(optimizer, 100, eta_min=0.001))  # type: ignore[no-any-return]
+
+    optimizer, schedule = two_groups()
+    for key in options:
+        newest_knob(key).take(0.0)
+        newest_knob(key).take(0.0)
+    monkeypatch.setattr(steering, "run", "the next cell")
+    assert rates(optimizer, schedule, 2) == [0.0, 0.0]
+    assert {newest_knob(key).made_in for key in options} == {"the next cell"}
+    assert [group[key] for group in optimizer.param_groups for key in options] == [0.0] * 6
+    if kept:
+        states = optimizer.state_dict(), schedule.state_dict()
+        optimizer, schedule = two_groups()
+        optimizer.load_state_dict(states[0])
+        schedule.load_state_dict(states[1])
+    for key, of in options.items():
+        newest_knob(key).take(next(filter(None, of)) / 2)
+        assert [group[key] for group in optimizer.param_groups] == pytest.approx([value / 2 for value in of])
+    assert schedule.base_lrs == pytest.approx([0.05, 0.01])
+    assert schedule.eta_min == pytest.approx(0.0005)
+    newest_knob("weight_decay").take(0.0)
+    optimizer.param_groups[0]["weight_decay"] = 0.5  # by hand: the newest proportions count
+    newest_knob("weight_decay").take(0.25)
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.25, 0.0]
