@@ -44,7 +44,8 @@ class NoiseMeter:
         size = how.process_set.size()
         shared = [here, float(passes)]
         small, accumulated = allreduce_numbers(shared, ReduceOp.AVERAGE, "noise scale", how.process_set)
-        large = reduced / (size**2 if how.op is ReduceOp.SUM else 1)
+        # The reduction multiplies by the factors of `how`, such as that of a mean over micro-batches.
+        large = reduced / (how.prescale * how.postscale * (size if how.op is ReduceOp.SUM else 1)) ** 2
         if not (math.isfinite(small) and math.isfinite(large) and accumulated > 0):
             return
         # Equations A.2 and A.3; the small batch is one rank's in a round, the big one is `size` times as large.

@@ -198,27 +198,36 @@ def test_prepare_scales_the_learning_rate_once(hvd: ModuleType) -> None:
     assert unscaled.param_groups[0]["lr"] == 0.05
 
 
-def noisy_training(
-    hvd: ModuleType, optimizer: Any, w: Tensor, steps: int, *, passes: int = 1, no_sync: bool = False
-) -> None:
+def noisy_training(hvd: ModuleType, optimizer: Any, w: Tensor, steps: int, *, passes: int = 1, way: str = "") -> None:
     """Per sample a gradient of 0.5 plus noise of variance 4 in every direction, in batches of 16: B_simple is 16."""
     generator = torch.Generator().manual_seed(hvd.rank())
     for step in range(steps):
         optimizer.zero_grad()
         for number in range(passes):
             noise = randn(generator, len(w)) * 2.0 / math.sqrt(16)
-            with optimizer.no_sync() if no_sync and number < passes - 1 else nullcontext():
+            with optimizer.no_sync() if way == "no_sync" and number < passes - 1 else nullcontext():
                 (w * (0.5 + noise)).sum().backward()
-        optimizer.step()
+            if way == "accumulate" or number == passes - 1:
+                optimizer.step()
+                optimizer.zero_grad()
         hvd.log(step=step)
 
 
 @pytest.mark.parametrize("overlap", ["inline", "thread"])
 @pytest.mark.parametrize(
-    ("passes", "no_sync", "op"), [(1, False, "Sum"), (4, False, "Average"), (3, True, "Average"), (3, True, "Sum")]
+    ("passes", "way", "options"),
+    [
+        (1, "", {"op": "Sum"}),
+        (1, "", {"gradient_predivide_factor": 2.0}),
+        (4, "backward_passes_per_step", {}),
+        (3, "no_sync", {}),
+        (3, "no_sync", {"op": "Sum"}),
+        (4, "accumulate", {}),
+        (4, "accumulate", {"op": "Sum"}),
+    ],
 )
 def test_prepare_puts_the_noise_scale_into_the_rows(
-    hvd: ModuleType, settings: Callable[..., None], overlap: str, passes: int, no_sync: bool, op: str
+    hvd: ModuleType, settings: Callable[..., None], overlap: str, passes: int, way: str, options: dict[str, Any]
 ) -> None:
     settings(overlap=overlap)
     w = nn.Parameter(torch.zeros(2000))
@@ -228,12 +237,12 @@ def test_prepare_puts_the_noise_scale_into_the_rows(
         torch.optim.SGD([w], lr=0.0),
         loader,
         noise_scale=5,
-        backward_passes_per_step=1 if no_sync else passes,
-        op=getattr(hvd, op),
+        **({} if way in ("", "no_sync") else {way: passes}),
+        **options | {"op": getattr(hvd, options.get("op", "Average"))},
     )
     metrics.begin()
     try:
-        noisy_training(hvd, optimizer, w, 80, passes=passes, no_sync=no_sync)
+        noisy_training(hvd, optimizer, w, 80, passes=passes, way=way)
         batches = metrics.drain("run", 0)
         rows = [dict(zip(("time", "step", *b.names), row, strict=True)) for b in batches for row in b.rows()]
     finally:
