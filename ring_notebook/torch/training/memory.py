@@ -22,8 +22,8 @@ from ring_notebook.torch.tensors import is_sharded, parts_of
 from ring_notebook.torch.training.fsdp_units import sharded_units
 from ring_notebook.torch.training.prepare import check_strategy
 
-_ROWS = (1, 2)
-"""Rows of a batch in the two measured forward passes."""
+_ROWS = (2, 3)
+"""Rows of a batch in the two measured forward passes. Batch normalization may refuse a single one."""
 _SAMPLE = 1 << 22  # most elements of a parameter with which to try an optimizer that needs memory
 
 
@@ -71,15 +71,15 @@ def memory(
 
     Weights and gradients are counted; frozen parameters have no gradients. The state of ``optimizer`` is its present
     state, or the state after a first step, which is tried without memory. With ``batch``, a step's arguments to the
-    model (one tensor, a tuple, or a dict of keywords), forward runs with one and with two of its rows, and the tensors
-    kept for backward are scaled to all rows: an estimate without temporary tensors. The weights stay as they are.
+    model (one tensor, a tuple, or a dict of keywords), forward runs with two and with three of its rows, and the
+    tensors kept for backward are scaled to all rows: an estimate without temporary tensors. The weights stay.
 
     strategy: "fsdp" divides weights, gradients and state by ``size()``, for a model that is not sharded yet; a block is
         whole while it computes. A sharded model is counted as it is.
 
-    The text is recorded with the run. Beyond Horovod. No collective, except that a sharded model must be called by all
-    ranks. Raises TypeError for anything but a module and an optimizer, ValueError for an unknown strategy,
-    NotInitializedError before ``init()``.
+    The text is recorded with the run. Beyond Horovod. No collective, except that all ranks must call this for a sharded
+    model, and with a batch for one that has `SyncBatchNorm`. Raises TypeError for anything but a module and an
+    optimizer, ValueError for an unknown strategy, NotInitializedError before ``init()``.
     """
     check_module(model, "memory")
     if optimizer is not None:
@@ -194,12 +194,12 @@ def _tried(optimizer: torch.optim.Optimizer, group: dict[str, Any], values: Tens
 
 
 def _activations(model: nn.Module, batch: Any) -> int:
-    """Bytes that forward keeps for backward with the whole batch, by the difference between one and two rows."""
+    """Bytes that forward keeps for backward with the whole batch, by the difference that a row makes."""
     rows = next((len(one) for one in _inputs(batch) if one.dim()), 0)
     if rows <= _ROWS[-1]:
         return _kept(model, batch)
-    one, two = (_kept(model, _first(batch, rows, few)) for few in _ROWS)
-    return one + (rows - 1) * (two - one)
+    fewer, more = (_kept(model, _first(batch, rows, few)) for few in _ROWS)
+    return fewer + (rows - _ROWS[0]) * (more - fewer)
 
 
 def _inputs(batch: Any) -> list[Tensor]:

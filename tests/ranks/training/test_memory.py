@@ -126,6 +126,17 @@ def test_it_is_what_a_step_holds(hvd: ModuleType, kind: str, saves: bool, frozen
     assert (again.weights, again.gradients, again.optimizer) == (need.weights, need.gradients, need.optimizer)
 
 
+@pytest.mark.sizes(1)
+@pytest.mark.parametrize("rows", [2, 3, 4, 128])
+def test_batch_normalization_refuses_a_single_value_of_a_channel(hvd: ModuleType, rows: int) -> None:
+    images = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten()  # of 3 x 3 pixels
+    model = nn.Sequential(*images, nn.Linear(8, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 10))
+    batch = {"input": torch.randn(rows, 3, 3, 3)}
+    need = hvd.memory(model, None, batch)
+    _, kept = kept_by(model, batch)
+    assert abs(need.activations - kept) < 0.02 * kept
+
+
 @pytest.mark.sizes(1, 3, slow=(2,))  # of 33 rows the last of four has fewer
 def test_shares_of_a_sharded_model(hvd: ModuleType, size: int) -> None:
     model = nn.Sequential(*(nn.Sequential(nn.Linear(33, 33), nn.Tanh()) for _ in range(4)))
