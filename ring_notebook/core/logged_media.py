@@ -87,7 +87,7 @@ def bundle(kind: str, value: Any) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _image(value: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    pixels = _array(value)
+    pixels = _array_of_pillow(value) if hasattr(value, "mode") and hasattr(value, "convert") else _array(value)
     if pixels.ndim == 2:
         pixels = pixels[:, :, None]
     colors = (1, 3, 4)
@@ -111,6 +111,20 @@ def _image(value: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     return {"image/png": b64encode(_png(shown)).decode(), "text/plain": f"image of {width} x {height}"}, {
         "image/png": size
     }
+
+
+def _array_of_pillow(image: Any) -> Any:
+    """An image of Pillow as an array of one, three or four channels."""
+    pixels = np.asarray(image)
+    # Older versions of Pillow open files of 16 bits in mode I, which integers from 0 to 255 have too.
+    if image.mode.startswith("I;16") or (image.mode == "I" and pixels.max(initial=0) > 255):
+        return pixels / 65535
+    if image.mode in ("1", "L", "RGB", "RGBA", "I", "F") and "transparency" not in image.info:
+        return pixels
+    try:  # a palette, ink, or luminance and colors; with or without transparency
+        return np.asarray(image.convert("RGBA"))
+    except ValueError:
+        raise TypeError(f"is no image: got mode {image.mode} of Pillow; convert it to RGBA or RGB first") from None
 
 
 def _png(pixels: Any) -> bytes:

@@ -344,9 +344,51 @@ def test_a_picture_has_the_colors_of_its_numbers() -> None:
     assert [np.asarray(one).ravel().tolist() for one in pictures] == [[0, 128, 255, 0], [0, 128, 255, 5]]
 
 
+def palette_with_transparency(image: Image.Image) -> Image.Image:
+    palette = image.convert("P")
+    palette.info["transparency"] = palette.getpixel((0, 0))
+    return palette
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        *(
+            lambda image, mode=mode: image.convert(mode)
+            for mode in ("1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "YCbCr")
+        ),
+        lambda image: image.convert("LA").convert("PA"),
+        lambda image: image.convert("RGBA").convert("RGBa"),
+        lambda image: image.convert("RGB").convert("RGBX"),
+        palette_with_transparency,
+    ],
+)
+def test_an_image_of_pillow_keeps_its_colors(made: Callable[[Image.Image], Image.Image]) -> None:
+    pixels = [[200, 30, 30, 255], [30, 200, 30, 255], [30, 30, 200, 255], [90, 90, 90, 100]]
+    image = made(Image.fromarray(np.array([pixels, pixels[::-1]], np.uint8), "RGBA"))
+    metrics.log(image=image)
+    (shown,) = metrics.drain_shown("run", 0)
+    picture = Image.open(io.BytesIO(b64decode(shown.data["image/png"])))
+    assert np.array_equal(picture.convert("RGBA"), image.convert("RGBA"))
+
+
+@pytest.mark.parametrize("mode", ["I;16", "I;16B", "I"])
+def test_an_image_of_16_bits_keeps_its_brightness(mode: str) -> None:
+    gray = np.array([[0, 257 * 50], [257 * 200, 65535]])
+    image = Image.new(mode, (2, 2))
+    image.putdata(gray.ravel().tolist())
+    metrics.log(image=image)
+    (shown,) = metrics.drain_shown("run", 0)
+    assert np.asarray(Image.open(io.BytesIO(b64decode(shown.data["image/png"])))).tolist() == [[0, 50], [200, 255]]
+
+
 @pytest.mark.parametrize(
     ("values", "said"),
     [
+        (
+            {"image": Image.new("La", (4, 4))},
+            "log: image 'image' is no image: got mode La of Pillow; convert it to RGBA",
+        ),
         ({"image": np.zeros((2, 3, 4, 5))}, r"log: image 'image' is no image: got shape \(2, 3, 4, 5\) of float64"),
         ({"image": "x.png"}, "is no image"),
         ({"figure": "x"}, "log: figure 'figure' is no figure: got str"),
