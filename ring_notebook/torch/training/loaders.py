@@ -553,23 +553,66 @@ def _marks(dataset: Any, sampler: Any) -> list[Any]:
         elif isinstance(one, Dataset):
             parts = one.tensors if isinstance(one, TensorDataset) else getattr(one, "__dict__", {}).values()
             known = map(_numbers_in, parts, repeat(length_of(one)))
-            marks.append([numbers for numbers in known if numbers is not None])
+            marks.append([columns for columns in known if columns is not None])
     return marks
 
 
-def _numbers_in(part: Any, count: int | None) -> Tensor | None:
-    """A number for some of ``count`` rows of a tensor or array, or names in a list; None for anything else."""
+def _numbers_in(part: Any, count: int | None) -> list[Tensor] | None:
+    """Columns of numbers for some of ``count`` rows of a tensor, array, list or frame of pandas; None for others."""
     if isinstance(part, list | tuple):
-        names = [one for one in _some(part) if isinstance(one, str)] if count and len(part) == count else []
-        return torch.tensor([crc32(os.path.basename(one).encode()) for one in names], dtype=torch.double)
-    is_array = isinstance(part, np.ndarray) and part.dtype.kind in "biufc"
-    is_tensor = isinstance(part, Tensor) and part.layout == torch.strided and not part.is_quantized
-    if not (is_array or is_tensor) or not part.ndim or not count or len(part) != count:
+        return _columns(_some(part)) if count and len(part) == count else []
+    is_array, is_tensor = isinstance(part, np.ndarray), isinstance(part, Tensor)
+    is_frame = hasattr(type(part), "iloc")
+    is_of_numbers = part.dtype.kind in "biufc" if is_array else is_tensor and not part.is_quantized
+    is_strided = is_array or is_frame or (is_of_numbers and part.layout == torch.strided)
+    if not is_strided or not part.ndim or not count or len(part) != count:
         return None
-    rows = part[:: count // _ROWS + 1]
+    step = count // _ROWS + 1
+    if is_frame:
+        rows = part.iloc[::step]
+        columns = [rows.iloc[:, at] for at in _some(range(rows.shape[1]))] if part.ndim == 2 else [rows]
+        # The index tells which rows of the whole these are, unless it is new.
+        index = [] if type(rows.index).__name__ == "RangeIndex" else [rows.index]
+        return [_numbers(column.tolist()) for column in index + columns]
+    rows = part[::step]
+    if part.ndim == 1 and not (is_of_numbers and _is_inexact(part)):
+        return _columns(rows.tolist())
+    if not is_of_numbers:
+        return None
     width = math.prod(rows.shape[1:])
     rows = rows.reshape(len(rows), width)[:, :: width // _COLUMNS + 1]  # before the copy: rows may be large, on disk
-    return real_view(torch.tensor(rows) if is_array else rows.detach().cpu()).double().flatten(1).sum(1)
+    return [real_view(torch.tensor(rows) if is_array else rows.detach().cpu()).double().flatten(1).sum(1)]
+
+
+def _is_inexact(part: Any) -> bool:
+    return part.dtype.kind in "fc" if isinstance(part, np.ndarray) else part.is_floating_point() or part.is_complex()
+
+
+def _columns(rows: list[Any]) -> list[Tensor]:
+    """The columns of rows that are tuples, lists or dicts; of others one."""
+    first = rows[0] if rows else None
+    if isinstance(first, list | tuple) and all(isinstance(row, list | tuple) for row in rows):
+        return [_numbers(list(column)) for column in zip(*(row[:_ROWS] for row in rows), strict=False)]
+    if isinstance(first, dict) and all(isinstance(row, dict) for row in rows):
+        return [_numbers([row.get(key) for row in rows]) for key in [*first][:_ROWS]]
+    return [_numbers(rows)]
+
+
+def _numbers(values: list[Any]) -> Tensor:
+    """A number for each value that has one: equal for equal names and integers only, close for numbers that are."""
+
+    def number(value: Any) -> float | None:
+        if isinstance(value, str | os.PathLike):
+            return crc32(os.path.basename(os.fspath(value)).encode())
+        if isinstance(value, int | np.integer):
+            return crc32(str(int(value)).encode())
+        if isinstance(value, float | np.floating):
+            return float(value)
+        if isinstance(value, np.ndarray | Tensor) and (found := _numbers_in(value[None], 1)):
+            return float(found[0][0])
+        return None
+
+    return torch.tensor([one for value in values if (one := number(value)) is not None], dtype=torch.double)
 
 
 def _some(part: Sequence[Any]) -> list[Any]:
@@ -582,7 +625,8 @@ def _are_alike(marks: list[Any], others: list[Any]) -> bool:
     def alike(own: Any, other: Any) -> bool:
         if isinstance(own, int) or isinstance(other, int) or len(own) != len(other):
             return bool(own == other)
-        telling = [pair for pair in zip(own, other, strict=True) if len(pair[0].unique()) > len(pair[0]) / 2]
+        columns = [pair for parts in zip(own, other, strict=True) for pair in zip(*parts, strict=False)]
+        telling = [pair for pair in columns if len(pair[0].unique()) > len(pair[0]) / 2]
         return not telling or any(len(one) == len(two) and is_close(one, two) for one, two in telling)
 
     def is_close(one: Tensor, two: Tensor) -> bool:  # ranks may have computed the data with different rounding

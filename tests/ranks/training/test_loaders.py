@@ -8,10 +8,12 @@ from collections.abc import Callable, Iterator
 from copy import copy, deepcopy
 from dataclasses import dataclass
 from itertools import chain, islice
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
 import torch
 from torch import Tensor
@@ -501,6 +503,19 @@ SPLITS: dict[str, Callable[[torch.Generator], DataLoader[Any]]] = {
     "arrays": lambda g: DataLoader(TensorDataset(torch.eye(40)[torch.randperm(40, generator=g)[:30]].cumsum(1)), 4),
     "arrays and labels": lambda g: DataLoader(Rows(np.arange(40.0)[torch.randperm(40, generator=g)], np.ones(40)), 4),
     "names of files": lambda g: DataLoader(Rows([f"/data/{n}.png" for n in torch.randperm(40, generator=g)]), 4),
+    "paths": lambda g: DataLoader(Rows([Path(f"/data/{n}.png") for n in torch.randperm(40, generator=g)]), 4),
+    "array of names": lambda g: DataLoader(Rows(np.array([f"{n}.png" for n in torch.randperm(40, generator=g)])), 4),
+    "names and classes": lambda g: DataLoader(Rows([(str(n), n % 2) for n in torch.randperm(9, generator=g).tolist()])),
+    "records": lambda g: DataLoader(Rows([{"x": x, "y": 0.0} for x in torch.randn(40, generator=g).tolist()]), 4),
+    "list of row numbers": lambda g: DataLoader(Rows(torch.randperm(40, generator=g)[:30].tolist()), 4),
+    "sorted row numbers": lambda g: DataLoader(Rows((10**6 + torch.randperm(99, generator=g)[:60].sort()[0]).tolist())),
+    "sorted array": lambda g: DataLoader(Rows((10**6 + torch.randperm(99, generator=g)[:60].sort()[0]).numpy())),
+    "list of numbers": lambda g: DataLoader(Rows(torch.randn(40, generator=g).tolist()), 4),
+    "list of tensors": lambda g: DataLoader(Rows([*torch.randn(40, 3, generator=g)]), 4),
+    "frame": lambda g: DataLoader(Rows(frame().iloc[torch.randperm(40, generator=g)[:30].numpy()]), 4),
+    "frame, new index": lambda g: DataLoader(Rows(frame().sample(30, random_state=seed_of(g), ignore_index=True))),
+    "frame, index only": lambda g: DataLoader(Rows(frame()[["label"]].sample(30, random_state=seed_of(g))), 4),
+    "column of a frame": lambda g: DataLoader(Rows(frame()["x"].sample(30, random_state=seed_of(g))), 4),
     "complex": lambda g: DataLoader(TensorDataset(torch.randn(9, 2, dtype=torch.cfloat, generator=g)), 4),
 }
 ALIKE: dict[str, Callable[[torch.Generator], DataLoader[Any]]] = {
@@ -509,12 +524,26 @@ ALIKE: dict[str, Callable[[torch.Generator], DataLoader[Any]]] = {
     "rounding": lambda g: DataLoader(Rows(np.arange(40.0) + 1e-6 * torch.rand(40, generator=g).numpy()), 4),
     "folders": lambda g: DataLoader(Rows([f"/{torch.rand(1, generator=g)}/{n}.png" for n in range(40)]), 4),
     "few values": lambda g: DataLoader(Rows(torch.randint(2, (40,), generator=g), torch.zeros(40, 3)), 4),
+    "list and noise": lambda g: DataLoader(Rows([*range(40)], torch.randn(40, generator=g).tolist()), 4),
+    "list of few values": lambda g: DataLoader(Rows(torch.randint(2, (40,), generator=g).tolist()), 4),
+    "objects": lambda g: DataLoader(Rows([object() for _ in range(40)]), 4),
+    "frame and noise": lambda g: DataLoader(Rows(frame().assign(noise=torch.randn(40, generator=g).numpy())), 4),
+    "cache of a rank": lambda g: DataLoader(Rows([*range(40)], [None] * int(torch.randint(9, (), generator=g))), 4),
+    "no rows": lambda g: DataLoader(Rows(frame().iloc[:0], []), 4),
     "nothing": lambda g: DataLoader(TensorDataset(torch.zeros(0, 3)), 4),
     "no columns": lambda g: DataLoader(TensorDataset(torch.zeros(4, 0)), 4),
     "keys": lambda g: DataLoader(Subset(Rows({"a": 1, "b": 2}), ["a", "b"]), 4),  # type: ignore[arg-type]
     "read-only": lambda g: DataLoader(Rows(np.broadcast_to(np.arange(9.0), (40, 9))), 4),
     "endless": lambda g: DataLoader(Subset(Numbers(10**10), range(10**9)), 4),
 }
+
+
+def seed_of(generator: torch.Generator) -> int:
+    return generator.initial_seed()
+
+
+def frame() -> Any:
+    return pandas.DataFrame({"name": [f"{n}.wav" for n in range(40)], "x": np.linspace(0, 9, 40), "label": 20 * [0, 1]})
 
 
 class Rows(Dataset[Any]):
