@@ -16,7 +16,7 @@ from ring_notebook.torch.collectives.tensor_arguments import check_module, check
 from ring_notebook.torch.optimizer.local_optimizer import LocalOptimizer
 from ring_notebook.torch.optimizer.wrapper import owners_of
 from ring_notebook.torch.steps.state_digest import digest, marks, state_of
-from ring_notebook.torch.tensors import is_sharded, parts_of
+from ring_notebook.torch.tensors import is_sharded, parts_of, real_view
 
 _REMEDY = (
     "start all ranks from the same values with broadcast_parameters and broadcast_optimizer_state, and step with a "
@@ -61,7 +61,7 @@ def _describe(name: str, tensor: Tensor) -> str:
         rows = allgather_object(tensor.detach().cpu(), name="drift")
         apart = torch.stack([row != rows[0] for row in rows]).any(0)
         return f"{tells} in {int(apart.sum())} elements; {_REMEDY}"
-    values = tensor.detach().double()
+    values = real_view(tensor.detach()).double()
     spread = allreduce(values, op=ReduceOp.MAX, name="drift") - allreduce(values, op=ReduceOp.MIN, name="drift")
     return f"{tells} by up to {spread.max().item():.3g}; {_REMEDY}"
 

@@ -164,7 +164,7 @@ def test_check_passes_when_ranks_agree(hvd: ModuleType) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("where", ["parameter", "state", "count", "shape"])
+@pytest.mark.parametrize("where", ["parameter", "complex", "state", "count", "shape"])
 def test_check_names_the_first_tensor_that_differs(hvd: ModuleType, where: str) -> None:
     if hvd.size() == 1:
         pytest.skip("one rank agrees with itself")
@@ -175,16 +175,20 @@ def test_check_names_the_first_tensor_that_differs(hvd: ModuleType, where: str) 
     optimizer = momentum(model)
     expected = {
         "parameter": r"parameter second\.weight \(3, 13\) differs between ranks by up to 0\.25",
+        "complex": r"parameter phase \(2,\) differs between ranks by up to 0\.75",
         "state": r"optimizer state momentum_buffer of first\.bias \(13,\) differs between ranks by up to 0\.5",
         "count": "different numbers of tensors",
         "shape": r"rank 0: parameter weight \(2, 3\) torch\.float32; .*rank 1",
     }
     if where != "count" or not odd:
         plain_step(model, optimizer, batch())
+    model.phase = nn.Parameter(torch.zeros(2, dtype=torch.cfloat))
     with torch.no_grad():
         if odd and where == "parameter":
             model.second.weight[1, 2] += 0.25
             model.second.bias[0] += 1
+        if odd and where == "complex":
+            model.phase[1] += 0.75j
         if odd and where == "state":
             optimizer.state[model.first.bias]["momentum_buffer"][3] += 0.5
     if where == "shape":
