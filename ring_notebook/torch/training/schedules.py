@@ -10,6 +10,8 @@ from ring_notebook.torch.collectives.tensor_arguments import check_optimizer
 
 _FACTOR = "linear_scaling"
 """Key of a group for the factor in its rate, so that a loaded state has both."""
+_CORRECTED = "corrected_momentum"
+"""Key of a group for its own momentum and the corrected one; another one there is a new momentum, such as a knob's."""
 
 
 class LinearScalingLR(LRScheduler):
@@ -44,7 +46,6 @@ class LinearScalingLR(LRScheduler):
         if momentum_correction is None:
             momentum_correction = getattr(optimizer, "momentum_holds_lr", False)
         self.momentum_correction = momentum_correction
-        self._momenta = [group.get("momentum", 0.0) for group in optimizer.param_groups]
         super().__init__(optimizer, last_epoch)
 
     @property
@@ -67,5 +68,9 @@ class LinearScalingLR(LRScheduler):
         before = [float(group["lr"]) for group in self.optimizer.param_groups]
         super().step(epoch)
         if self.momentum_correction:
-            for group, momentum, lr in zip(self.optimizer.param_groups, self._momenta, before, strict=True):
-                group["momentum"] = momentum * float(group["lr"]) / lr if lr else momentum
+            for group, lr in zip(self.optimizer.param_groups, before, strict=True):
+                momentum = group.get("momentum", 0.0)
+                own, corrected = group.get(_CORRECTED, (momentum, momentum))
+                own = own if momentum == corrected else momentum
+                group["momentum"] = own * float(group["lr"]) / lr if lr else own
+                group[_CORRECTED] = own, group["momentum"]

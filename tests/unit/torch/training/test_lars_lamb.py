@@ -145,3 +145,22 @@ def test_momentum_correction_makes_both_forms_of_momentum_the_same() -> None:
             optimizer.step()
             scheduler.step()
     assert inside.tolist() == pytest.approx(outside.tolist(), rel=1e-12)
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["one schedule", "the cell runs again"])
+def test_momentum_correction_follows_a_new_momentum(again: bool) -> None:
+    """Of a knob or by hand, at any step."""
+    optimizer = LARS([_parameter(START)], lr=0.1, momentum=0.9)
+    (group,) = optimizer.param_groups
+    scheduler = LinearScalingLR(optimizer, warmup_steps=4, scale=8)
+    _rates(optimizer, scheduler, 2)
+    assert group["momentum"] == pytest.approx(0.9 * 0.45 / 0.275)
+    if again:
+        scheduler = LinearScalingLR(optimizer, warmup_steps=4, scale=8)
+        _rates(optimizer, scheduler, 2)
+        assert group["momentum"] == pytest.approx(0.9 * 0.45 / 0.275)
+    group["momentum"] = 0.6
+    _rates(optimizer, scheduler, 1)
+    assert group["momentum"] == pytest.approx(0.6 * 0.625 / 0.45)
+    _rates(optimizer, scheduler, 3)
+    assert group["momentum"] == 0.6
