@@ -169,7 +169,7 @@ def prepare(
     for an optimizer of a model that is not passed (with a ``strategy``: of any other parameters), for loaders over
     different samples on the ranks, for ``noise_scale`` with a loader of unknown batch size, and for more ranks than
     ``logical``; TypeError for ``noise_scale`` or ``accumulate`` with ``op=Adasum``, a ``strategy`` or ``logical``, and
-    for ``logical`` with a ``strategy``.
+    for ``logical`` with a ``strategy`` or `SyncBatchNorm`.
     """
     if another := of_another("prepare", objects, "torch"):
         own_options = {
@@ -202,6 +202,8 @@ def _prepare(
     _check_options(models, optimizers, noise_scale, accumulate, strategy, options)
     for model in models:
         _check_device_map(model)
+        if in_turns is not None:
+            _check_statistics(model, in_turns)
     device = accelerator()
     prepared: dict[int, Any] = {id(one): one for one in objects}
     for model in models:
@@ -300,6 +302,16 @@ def _in_turns(
             + ("; take more logical ranks in place of micro-batches" if accumulate != 1 else "")
         )
     return logical_ranks(number)
+
+
+def _check_statistics(model: torch.nn.Module, in_turns: LogicalRanks) -> None:
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.SyncBatchNorm | SyncBatchNorm):
+            raise TypeError(
+                f"prepare(logical={in_turns.number}) takes no SyncBatchNorm (module {name}): its statistics are of "
+                "all ranks, so the bits would depend on their number; take BatchNorm1d (2d, 3d), whose statistics are "
+                "those of a logical rank, or GroupNorm"
+            )
 
 
 def _names_of_parameters(models: Sequence[torch.nn.Module]) -> dict[Tensor, str]:

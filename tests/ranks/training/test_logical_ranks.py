@@ -58,6 +58,9 @@ def test_options_that_do_not_go_with_them(size: int) -> None:
     ):
         with pytest.raises(ValueError, match=said):
             prepared(2 * size, **options)
+    for kind in (ring.SyncBatchNorm, nn.SyncBatchNorm):
+        with pytest.raises(TypeError, match=r"takes no SyncBatchNorm \(module 1\).*BatchNorm1d"):
+            ring.prepare(nn.Sequential(nn.Linear(2, 1), kind(1)), logical=2 * size)
     with pytest.raises(TypeError, match="logical must be an integer"):
         prepared(2.0)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="logical must be at least 1, got 0"):
