@@ -14,6 +14,7 @@ from ring_notebook.launch.batch_commands import SLURM, ask
 from ring_notebook.launch.launchers.hosts import Host, expand_names
 
 _SECONDS_UNTIL_ASKED_AGAIN = 300.0  # when the job ends: its limit may be changed
+_SECONDS_AFTER_SILENCE = 60.0  # until a batch system that did not answer is asked again
 _LOST = ("down", "fail", "unknown", "error", "not_responding")
 _ended: dict[str, str] = {}  # why each ended job ended, by `job_name`
 
@@ -39,16 +40,11 @@ def who_ended_it() -> str:
     return _ended.get(name, "")
 
 
-def end_of_job() -> float | None:
-    """When the batch system will end the job of this process, in seconds since the epoch; None if unknown."""
-    found = SLURM.state(os.environ["SLURM_JOB_ID"]) if job_name() else None
-    return found.end if found else None
-
-
 class Walltime:
     """Follows in a thread how long the batch job of this process may still run, and calls ``warn`` before its end.
 
-    The batch system is asked at the start, and every five minutes: a limit may be changed.
+    The batch system is asked at the start, and every five minutes: a limit may be changed. While it does not answer,
+    the last known end counts.
     """
 
     def __init__(self) -> None:
@@ -56,8 +52,8 @@ class Walltime:
         """In seconds since the epoch, once it is known."""
         self.warn: Callable[[str], object] = lambda _text: None
         self._stop = Event()
-        if job_name():
-            Thread(target=self._follow, name="ring-walltime", daemon=True).start()
+        if job := os.environ.get("SLURM_JOB_ID"):
+            Thread(target=self._follow, args=(job,), name="ring-walltime", daemon=True).start()
 
     @property
     def left(self) -> float | None:
@@ -67,18 +63,22 @@ class Walltime:
     def close(self) -> None:
         self._stop.set()
 
-    def _follow(self) -> None:
+    def _follow(self, job: str) -> None:
         warned = False
         while not self._stop.is_set():
-            self.end = end_of_job()
-            left = self.left
-            if left is None:
-                return
-            if left <= WALLTIME_WARNING and not warned and not self._stop.is_set():
-                warned = True
-                self.warn(f"{job_name()} reaches its time limit in {left:.0f} s; save what you need")
-            until = left - WALLTIME_WARNING
-            self._stop.wait(min(_SECONDS_UNTIL_ASKED_AGAIN, until) if until > 0 else _SECONDS_UNTIL_ASKED_AGAIN)
+            state = SLURM.state(job)
+            if state is not None:
+                self.end = state.end
+                if state.end is None:  # the job has no limit, or has ended
+                    return
+            pause = _SECONDS_AFTER_SILENCE if state is None else _SECONDS_UNTIL_ASKED_AGAIN
+            if (left := self.left) is not None:
+                if left <= WALLTIME_WARNING and not warned and not self._stop.is_set():
+                    warned = True
+                    self.warn(f"Slurm job {job} reaches its time limit in {left:.0f} s; save what you need")
+                until = left - WALLTIME_WARNING
+                pause = min(pause, until) if until > 0 else pause
+            self._stop.wait(pause)
 
 
 @cache

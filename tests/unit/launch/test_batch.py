@@ -7,15 +7,17 @@ import os
 import re
 import socket
 import subprocess
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from harness.programs import executable
-from ring_notebook.launch import cli, job_script
+from ring_notebook.launch import batch_job, cli, job_script
 from ring_notebook.launch.batch_commands import (
     LSF,
     PBS,
@@ -264,6 +266,35 @@ def test_a_job_that_is_unknown_has_ended_and_silence_says_nothing(
     stand_in(monkeypatch, tmp_path / "bin", squeue="echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
     assert SLURM.state("7") == JobState("ended", "GONE")
     assert LSF.state("7") is None
+
+
+@pytest.mark.parametrize("answers", [[None, 100.0], [1000.0, None, 100.0], [None, None, 100.0]])
+def test_an_unanswered_question_does_not_end_the_watch_over_the_time_limit(
+    answers: list[float | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ``answers`` of squeue are the seconds until the limit, None for silence; the end known before stays known."""
+    now, left, known = time.time(), iter(answers), list[float | None]()
+
+    def state(_job: str) -> JobState | None:
+        known.append(followed.end)
+        seconds = next(left, 100.0)
+        return None if seconds is None else JobState("runs", "RUNNING", end=now + seconds)
+
+    monkeypatch.setattr(batch_job, "SLURM", SimpleNamespace(state=state))
+    monkeypatch.setattr(batch_job, "_SECONDS_UNTIL_ASKED_AGAIN", 0.01)
+    monkeypatch.setattr(batch_job, "_SECONDS_AFTER_SILENCE", 0.01, raising=False)
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    followed, warned = batch_job.Walltime(), threading.Event()
+    followed.warn = lambda _: warned.set()
+    thread = threading.Thread(target=followed._follow, args=("17",))
+    thread.start()
+    try:
+        assert warned.wait(10)
+    finally:
+        followed.close()
+        thread.join()
+    assert followed.end == now + 100
+    assert None not in known[next(at for at, one in enumerate(answers) if one) + 1 :]
 
 
 @pytest.mark.parametrize(
