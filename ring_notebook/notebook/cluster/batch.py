@@ -239,6 +239,7 @@ class BatchCluster:
         self._keep = keep
         self._idle, self._before_end = idle, before_end
         self._began: float | None = None
+        self._asks_again = False  # when it began
         self._closed = Event()
         self._cluster: Cluster | None = None
         self._thread = Thread(target=self._follow, name="ring-batch-job", daemon=True)
@@ -247,8 +248,13 @@ class BatchCluster:
         """Begin to follow the job, in which ``cluster`` runs already, if there is one."""
         self._cluster = cluster
         if cluster is not None:
-            self._began = (self.job.state() or JobState("runs", "")).start
+            self._ask_when_it_began()
         self._thread.start()
+
+    def _ask_when_it_began(self) -> None:
+        state = self.job.state()
+        self._asks_again = state is None
+        self._began = state.start if state else None
 
     def close(self) -> str:
         """Cancel the job, and return what it has used. Call it when its engines have ended."""
@@ -348,8 +354,7 @@ class BatchCluster:
 
     def _watch(self, cluster: Cluster) -> None:
         """Return when the cluster has ended, or is to end."""
-        limit = self._began + self.job.request.seconds if self._began else None
-        last = time.monotonic()
+        last = asked_at = time.monotonic()
         idle_since, was_busy, asked = last, False, False
         while not self._closed.wait(_PERIOD):
             now = time.monotonic()
@@ -362,6 +367,10 @@ class BatchCluster:
             if cluster.death is not None:
                 self._see_what_ended(cluster)
                 return
+            if self._asks_again and now - asked_at >= _PERIODS_OF_QUERIES[-1][1]:
+                asked_at = now
+                self._ask_when_it_began()
+            limit = self._began + self.job.request.seconds if self._began else None
             end = batch_job.walltime().end or limit
             if end and not asked and end - time.time() <= self._before_end:
                 asked = True
