@@ -6,7 +6,7 @@ import json
 import os
 import re
 import subprocess
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from ring_notebook.config import config
 from ring_notebook.launch.supervisor.outer_job import without_outer_job
@@ -107,15 +107,30 @@ def _advice(step: str, found: str) -> str:
 
 def _judge(printed: str, errors: str, in_time: bool) -> Finding:
     found: dict[str, str] = {}
+    warned = ""  # the last warning of NCCL, which prints there too with NCCL_DEBUG
+    failed: dict[str, Any] | None = None
     for line in printed.splitlines():
-        step = json.loads(line)
-        found[step["step"]] = step["found"]
-        if not step["fine"]:
-            before = "".join(f"{text}; " for text in list(found.values())[:-1])
-            status: Literal["warn", "fail"] = "warn" if step["step"] in ("libraries", "connect") else "fail"
-            return status, f"{before}{step['found']}", _advice(step["step"], step["found"])
+        step = _report(line)
+        if step is None:
+            warned = f"; {line.strip()}" if "NCCL WARN" in line else warned
+        elif failed is None:
+            found[step["step"]] = step["found"]
+            failed = None if step["fine"] else step
+    if failed is not None:
+        status: Literal["warn", "fail"] = "warn" if failed["step"] in ("libraries", "connect") else "fail"
+        return status, f"{'; '.join(found.values())}{warned}", _advice(failed["step"], failed["found"])
     missing = [step for step in _STEPS if step not in found]
     if not missing:
         return "ok", "; ".join(found.values()), ""
     why = (errors.strip().splitlines() or ["the ranks ended"])[-1] if in_time else f"no answer within {LIMIT:g} s"
-    return "fail", f"{''.join(f'{text}; ' for text in found.values())}{missing[0]}: {why}", _ADVICE[missing[0]]
+    before = "".join(f"{text}; " for text in found.values())
+    return "fail", f"{before}{missing[0]}: {why}{warned}", _ADVICE[missing[0]]
+
+
+def _report(line: str) -> dict[str, Any] | None:
+    """What rank 0 reports of a step, also behind a line that another rank has begun; None for any other line."""
+    try:
+        step, _ = json.JSONDecoder().raw_decode(line, line.index('{"step": '))
+    except ValueError:
+        return None
+    return step if isinstance(step, dict) and step.keys() == {"step", "fine", "found"} else None

@@ -38,8 +38,9 @@ def test_what_is_amiss_does_not_hide_the_rest(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_ranks_that_do_not_meet_are_noticed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Whatever MPI prints besides, as it does with I_MPI_DEBUG."""
     # An mpiexec of the right name that starts ranks which know nothing of one another.
-    alone = mpiexec_of('shift 2; "$@"; "$@"', tmp_path)
+    alone = mpiexec_of('echo "[0] MPI startup(): 2 ranks;"; shift 2; "$@"; "$@"', tmp_path)
     monkeypatch.setenv("RING_MPIEXEC", str(alone))
     check = doctor_checks._mpi()
     assert check.status == "fail"
@@ -132,6 +133,9 @@ def test_where_there_is_nothing_to_try(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 LIBRARIES = '{"step": "libraries", "fine": true, "found": "NCCL 2.27"}\n'
+NCCL = "NCCL version 2.27.7+cuda12.9\na:1:2 [0] NCCL INFO Bootstrap: Using eth0:10.0.0.1<0>\n"
+WARN = "a:1:2 [0] misc/socket.cc:51 NCCL WARN no route"
+WORDS = f"{WARN}\na:1:2 [0] NCCL INFO init.cc:5 -> 2\n"
 WRONG = '{"step": "results", "fine": false, "found": "sum of float32 differs"}\n'
 
 
@@ -142,6 +146,10 @@ WRONG = '{"step": "results", "fine": false, "found": "sum of float32 differs"}\n
         (LIBRARIES, "", False, "fail", "NCCL 2.27; connect: no answer within 30 s"),
         (LIBRARIES + WRONG, "", True, "fail", "NCCL 2.27; sum of float32 differs"),
         (WRONG.replace("results", "libraries"), "", True, "warn", "sum of float32 differs"),
+        (NCCL + LIBRARIES + "a:1:2 [0] " + WRONG + NCCL, "", True, "fail", "NCCL 2.27; sum of float32 differs"),
+        (LIBRARIES + NCCL + WORDS, "", True, "fail", f"NCCL 2.27; connect: the ranks ended; {WARN}"),
+        (LIBRARIES + NCCL, "OSError: no", True, "fail", "NCCL 2.27; connect: OSError: no"),
+        ("3\n[]\n{}\nnull\n" + LIBRARIES + WRONG, "", True, "fail", "NCCL 2.27; sum of float32 differs"),
     ],
 )
 def test_what_became_of_the_check(printed: str, errors: str, in_time: bool, status: str, found: str) -> None:
