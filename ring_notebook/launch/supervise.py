@@ -33,7 +33,7 @@ from ring_notebook.launch.remote.remote_ranks import HostsLostError, RemoteRanks
 from ring_notebook.launch.supervisor.engine_supervisor import EngineSupervisor
 from ring_notebook.launch.supervisor.growth import Elastic, Growth
 from ring_notebook.launch.supervisor.local_ranks import Assignment, HostRanks, LocalRanks, raise_file_limit
-from ring_notebook.launch.supervisor.outer_job import without_outer_job
+from ring_notebook.launch.supervisor.outer_job import GIVEN, without_outer_job
 from ring_notebook.launch.supervisor.start_errors import report_start_error
 from ring_notebook.launch.supervisor.stderr_reports import report
 from ring_notebook.launch.supervisor.supervisor import Hosts, Supervisor
@@ -86,10 +86,11 @@ def _supervise(program: list[str], n: int, elastic: Elastic, requests: str, know
     network = network_variables(elsewhere) if elsewhere else ALONE
     number = {rank: index for index, ranks in enumerate(placed.values()) for rank in ranks}
     connections = Connections(job, [number[rank] for rank in range(n)], network, bool(elastic.min_np))
-    tagged = TAGGED in os.environ
+    tagged, given = TAGGED in os.environ, tuple(os.environ.get(GIVEN, "").split())
 
     def make(name: str, ranks: list[int], size: int, others: Iterable[str]) -> HostRanks:
-        assignment = Assignment(program, environment, ranks, size, master, elastic.min_np, tagged, bool(requests))
+        engines = bool(requests)
+        assignment = Assignment(program, environment, ranks, size, master, elastic.min_np, tagged, engines, given)
         if is_local(name):
             return LocalRanks(assignment, connections.variables, files)
         return RemoteRanks(name, assignment, [other for other in others if other != name], job)

@@ -17,7 +17,7 @@ import socket
 import subprocess
 import sys
 import threading
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, cast
 
 from ring_notebook import __version__
@@ -29,6 +29,7 @@ from ring_notebook.launch.remote.frames import Channels, Frame, FrameStream, Inl
 from ring_notebook.launch.remote.network import network_variables
 from ring_notebook.launch.remote.peer_certificate import Way, forget
 from ring_notebook.launch.supervisor.local_ranks import Assignment, LocalRanks, raise_file_limit
+from ring_notebook.launch.supervisor.outer_job import take_environment
 from ring_notebook.launch.supervisor.start_and_signal import FORWARDED, end_session
 from ring_notebook.launch.supervisor.start_errors import explain_start_error
 from ring_notebook.launch.supervisor.tagged_output import Carrier, carry
@@ -125,8 +126,7 @@ class Agent:
         assignment = Assignment(**given["assignment"])
         self._program = assignment.program
         self._silence = float(given["silence"])
-        os.environ.clear()
-        os.environ.update(assignment.environment)
+        take_environment(assignment.environment, assignment.given)
         try:
             os.chdir(given["folder"])
             files = raise_file_limit()
@@ -139,6 +139,7 @@ class Agent:
             self._refusal = error
             return
         stdin = self._input_ends[0] if self._input_ends else None
+        assignment = replace(assignment, environment=dict(os.environ))
         self._ranks = LocalRanks(assignment, self._mpi.variables, files, self._carry, stdin)
         self._ranks.watch(self._selector, self._tell_exit, self._speak)
 

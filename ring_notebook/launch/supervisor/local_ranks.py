@@ -49,7 +49,7 @@ class Assignment:
 
     ``environment`` is that of the job; each rank gets its own variables besides. ``master`` is what `rank_variables`
     takes. ``min_np`` is not 0 in an elastic job. ``tagged``: printed lines carry their rank. ``engines`` are ended with
-    all their children, because others live on.
+    all their children, because others live on. ``given`` names variables that count also where a host has its own.
     """
 
     program: list[str]
@@ -60,6 +60,7 @@ class Assignment:
     min_np: int = 0
     tagged: bool = False
     engines: bool = False
+    given: tuple[str, ...] = ()
 
 
 def nothing() -> None:

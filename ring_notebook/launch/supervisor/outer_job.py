@@ -1,4 +1,4 @@
-"""The environment of a new job, and of the programs of batch systems that start its parts.
+"""The environment of a new job, also on other hosts, and of the programs of batch systems that start its parts.
 
 A job inherits no variables that make the process that starts it a rank of another job. Batch scripts and tasks of srun
 have such variables too; a rank of ours that inherited them would be taken for that one: Lightning reads SLURM_PROCID
@@ -7,7 +7,8 @@ first.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Iterable, Mapping
 
 from ring_notebook.launch.supervisor.tagged_output import TAGGED
 from ring_notebook.rank.rank_variables import MASTER
@@ -15,7 +16,9 @@ from ring_notebook.rank.rendezvous import JOB
 
 ADDED = "RING_JOB_VARIABLES"
 """Names, with spaces between, that a job has added to the environment of its ranks."""
-_OURS = (ADDED, MASTER, *JOB, "RING_MIN_NP", "RING_STATUS_FILE", TAGGED)
+GIVEN = "RING_GIVEN_VARIABLES"
+"""Names, with spaces between, of variables that a host would have of its own, and that the user has set for the job."""
+_OURS = (ADDED, GIVEN, MASTER, *JOB, "RING_MIN_NP", "RING_STATUS_FILE", TAGGED)
 _PREFIXES = (
     "ALPS_APP_",
     "HYDI_",
@@ -45,6 +48,26 @@ def without_outer_job(environment: Mapping[str, str]) -> dict[str, str]:
     """``environment`` without the variables of the job whose rank this process is, if it is one."""
     drop = _NAMES.union(environment.get(ADDED, "").split())
     return {name: value for name, value in environment.items() if name not in drop and not name.startswith(_PREFIXES)}
+
+
+# What batch systems, engines and logins set on each host for itself.
+_OF_HOST = ("CUDA_VISIBLE_DEVICES", "TMPDIR", "XDG_RUNTIME_DIR")
+
+
+def given_variables(env: Iterable[str]) -> dict[str, str]:
+    """The variable that tells a supervisor of those in ``env``, set for the job, that other hosts have to take."""
+    names = " ".join(name for name in _OF_HOST if name in env)
+    return {GIVEN: names} if names else {}
+
+
+def take_environment(job: Mapping[str, str], given: Iterable[str] = ()) -> None:
+    """Give this process the environment of a ``job`` that another host has started.
+
+    What is this host's own, such as its GPUs, it keeps, except variables ``given`` by the user.
+    """
+    own = {name: os.environ[name] for name in _OF_HOST if name in os.environ and name not in given}
+    os.environ.clear()
+    os.environ.update({**job, **own})
 
 
 # What a batch system's program needs to find a job, and Python its libraries.

@@ -528,3 +528,27 @@ def test_run_says_which_rank_died_where_another_one_is_faster() -> None:
 def test_run_moves_large_results() -> None:
     sizes = [len(part) for part in run(lambda: bytes(30 << 20), n=2)]
     assert sizes == [30 << 20] * 2
+
+
+PLACE = '#!/bin/sh\nshift\nunset TMPDIR\nexport CUDA_VISIBLE_DEVICES=GPU-b XDG_RUNTIME_DIR=/b\nexec sh -c "$*"\n'
+SHOW = "import os; print(*(os.environ[name] for name in ('CUDA_VISIBLE_DEVICES', 'XDG_RUNTIME_DIR', 'TMPDIR')))"
+
+
+@pytest.mark.parametrize(
+    ("given", "there"), [({}, "GPU-b /b /a"), ({"CUDA_VISIBLE_DEVICES": "7"}, "7 /b /a")], ids=["", "given"]
+)
+def test_ranks_of_another_host_keep_what_is_that_host_s_own(
+    given: dict[str, str],
+    there: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Its GPUs above all, which a batch system or an engine gave to it; but a variable that is given wins."""
+    monkeypatch.setenv("RING_REMOTE_SHELL", str(executable(tmp_path / "ssh", PLACE)))
+    for name, value in {"CUDA_VISIBLE_DEVICES": "GPU-a", "XDG_RUNTIME_DIR": "/a", "TMPDIR": "/a"}.items():
+        monkeypatch.setenv(name, value)
+    job = jobs.Job([sys.executable, "-c", SHOW], 2, [Host("localhost", 1), Host("127.0.1.1", 1)], given)
+    assert job.wait() == 0
+    here = f"{given.get('CUDA_VISIBLE_DEVICES', 'GPU-a')} /a /a"
+    assert sorted(capsys.readouterr().out.splitlines()) == sorted([here, there])
