@@ -20,14 +20,7 @@ from types import FrameType
 from ring_notebook.analysis.job_failure import Rules
 from ring_notebook.launch.connections.connections import Connections, new_job_name
 from ring_notebook.launch.connections.mpi_host import ALONE
-from ring_notebook.launch.launchers.hosts import (
-    Host,
-    discovered_hosts,
-    is_local,
-    parse_hosts,
-    slots_by_name,
-    with_one_name,
-)
+from ring_notebook.launch.launchers.hosts import Host, discovered_hosts, is_local, parse_hosts, place, slots_by_name
 from ring_notebook.launch.remote.network import network_variables
 from ring_notebook.launch.remote.remote_ranks import HostsLostError, RemoteRanks, connect
 from ring_notebook.launch.supervisor.engine_supervisor import EngineSupervisor
@@ -39,22 +32,6 @@ from ring_notebook.launch.supervisor.stderr_reports import report
 from ring_notebook.launch.supervisor.supervisor import Hosts, Supervisor
 from ring_notebook.launch.supervisor.tagged_output import TAGGED
 from ring_notebook.rank.rank_variables import MASTER, loopback
-
-
-def place(n: int, hosts: Sequence[Host]) -> dict[str, list[int]]:
-    """The ranks of each host, in order, for ``n`` ranks; hosts that get none are left out. No hosts mean this one.
-
-    ``place(3, [Host("a", 2), Host("b", 2), Host("c", 1)])`` gives ``{"a": [0, 1], "b": [2]}``. A host may be named
-    twice, and all names of this one are one.
-    """
-    placed: dict[str, list[int]] = {}
-    rank = 0
-    for host in with_one_name(hosts or [Host(socket.gethostname(), n)]):
-        here = range(rank, min(rank + host.slots, n))
-        if here:
-            placed.setdefault(host.name, []).extend(here)
-        rank += len(here)
-    return placed
 
 
 def main() -> None:

@@ -183,6 +183,22 @@ def slots_by_name(hosts: Sequence[Host]) -> dict[str, int]:
     return slots
 
 
+def place(n: int, hosts: Sequence[Host]) -> dict[str, list[int]]:
+    """The ranks of each host, in order, for ``n`` ranks; hosts that get none are left out. No hosts mean this one.
+
+    ``place(3, [Host("a", 2), Host("b", 2), Host("c", 1)])`` gives ``{"a": [0, 1], "b": [2]}``. A host may be named
+    twice, and all names of this one are one.
+    """
+    placed: dict[str, list[int]] = {}
+    rank = 0
+    for host in with_one_name(hosts or [Host(socket.gethostname(), n)]):
+        here = range(rank, min(rank + host.slots, n))
+        if here:
+            placed.setdefault(host.name, []).extend(here)
+        rank += len(here)
+    return placed
+
+
 def _host(piece: str, default: int) -> Host:
     if piece.startswith("["):
         name, bracket, rest = piece[1:].partition("]")

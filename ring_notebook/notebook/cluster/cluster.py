@@ -144,7 +144,7 @@ class Cluster:
         started = time.monotonic()
         if self._on:
             self._borrow(self._on)
-        require_processes(self.n)
+        require_processes(self.n, self._hosts)
         require_descriptors(self.n)
         self.foreign = False
         self.directory = cluster_folders.new_directory(self._keep)
@@ -282,7 +282,7 @@ class Cluster:
             size = choose_size(n, self._named) if n and not self._on else None
         except ValueError as error:
             raise ClusterError(str(error)) from None
-        require_processes(n or self._n)  # before the old cluster ends
+        require_processes(n or self._n, size.hosts if size else self._hosts)  # before the old cluster ends
         require_descriptors(n or self._n)
         self._end(leave=self.foreign)
         if size is not None:
@@ -344,7 +344,7 @@ class Cluster:
                 raise ClusterError(f"{error}: `%ring resize {n} --hosts a:4,b:4`") from None
         elif problem := too_many_ranks(n):
             raise ClusterError(problem)
-        require_processes(n)
+        require_processes(n, where)
         require_descriptors(n)
         self.runs.require_idle(engines, True)
         for name, slots in slots_by_name(where).items():

@@ -20,7 +20,7 @@ from ring_notebook.config import config
 from ring_notebook.errors import ClusterError
 from ring_notebook.files.private_files import open_private
 from ring_notebook.launch.launchers.find_launcher import find_launcher
-from ring_notebook.launch.launchers.hosts import Host, check_interface, master_of, only_here
+from ring_notebook.launch.launchers.hosts import Host, check_interface, is_local, master_of, only_here, place
 from ring_notebook.launch.launchers.launcher import Launcher
 from ring_notebook.launch.launchers.own_launchers import processes_allowed
 from ring_notebook.launch.supervisor.engine_supervisor import Request, make_requests, request
@@ -305,16 +305,25 @@ def engines(
     return launcher.command(launcher.supervised(program), n, hosts), environment
 
 
-_TASKS, _TASKS_PER_ENGINE = 24, 14  # processes and threads: of kernel, controller and supervisor, and of an engine
+# Processes and threads: of kernel, controller and supervisor, of an engine, and for another host (ssh and its output).
+_TASKS, _TASKS_PER_ENGINE, _TASKS_PER_HOST = 24, 14, 4
 
 
-def require_processes(n: int) -> None:
-    """Raise ClusterError where this container or user may not have the processes of a cluster of ``n`` engines."""
-    needed, allowed = _TASKS + _TASKS_PER_ENGINE * n, processes_allowed()
+def require_processes(n: int, hosts: Sequence[Host]) -> None:
+    """Raise ClusterError where this container or user may not have the processes of a cluster of ``n`` engines.
+
+    Those of engines on other ``hosts`` do not count.
+    """
+    placed = place(n, hosts)
+    # Places that an engine lends on this machine have addresses of loopback.
+    here = sum(len(ranks) for name, ranks in placed.items() if is_local(name) or name.startswith("127."))
+    elsewhere = sum(not is_local(name) for name in placed)
+    needed, allowed = _TASKS + _TASKS_PER_ENGINE * here + _TASKS_PER_HOST * elsewhere, processes_allowed()
     if needed > allowed:
+        some = f", {here} of them on this host," if here < n else ""
         raise ClusterError(
-            f"a cluster of {n} engines needs about {needed} processes and threads, {allowed} are allowed here; allow "
-            "more (`docker run --pids-limit`, `ulimit -u`), or ask for fewer engines"
+            f"a cluster of {n} engines{some} needs about {needed} processes and threads, {allowed} are allowed here; "
+            "allow more (`docker run --pids-limit`, `ulimit -u`), or ask for fewer engines"
         )
 
 

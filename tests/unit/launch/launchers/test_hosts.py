@@ -15,9 +15,9 @@ from ring_notebook.launch.launchers.hosts import (
     named_hosts,
     parse_hostfile,
     parse_hosts,
+    place,
     slots_by_name,
 )
-from ring_notebook.launch.supervise import place
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 
 from harness.programs import executable
-from ring_notebook.launch.launchers.hosts import parse_hosts
+from ring_notebook.launch.launchers.hosts import parse_hosts, place
 from ring_notebook.launch.remote.network import interface_towards, network_variables
 from ring_notebook.launch.remote.remote_shell import agent_command, shell_environment
-from ring_notebook.launch.supervise import place
 from ring_notebook.machine.own_python import module_command
 
 HERE = socket.gethostname()

@@ -7,8 +7,11 @@ import sys
 import pytest
 
 from harness.programs import ran
+from ring_notebook.errors import ClusterError
 from ring_notebook.launch.launchers.find_launcher import find_launcher
-from ring_notebook.notebook.cluster.processes import engines
+from ring_notebook.launch.launchers.hosts import parse_hosts
+from ring_notebook.notebook.cluster import processes
+from ring_notebook.notebook.cluster.processes import engines, require_processes
 
 IMPORT = """
 import os, sys, traceback
@@ -42,3 +45,22 @@ def test_engines_inherit_nothing_of_the_job_whose_rank_the_kernel_is(monkeypatch
     _, environment = engines(find_launcher(), 2, (), {})
     assert "KEPT" in environment
     assert not environment.keys() & {"PMI_RANK", "OMPI_COMM_WORLD_SIZE"}
+
+
+@pytest.mark.parametrize(
+    ("n", "hosts", "needed"),
+    [
+        (128, "a:64,b:64", ""),  # of a login node that starts none itself
+        (128, "localhost:60,b:68", "128 engines, 60 of them on this host, needs about 868"),
+        (128, "127.0.1.1:128", "128 engines needs about 1820"),  # places that Ray lends on this machine
+        (128, "", "128 engines needs about 1816"),
+        (1000, ",".join(f"n{number}" for number in range(1000)), "1000 engines, 0 of them on this host, needs about"),
+    ],
+)
+def test_only_processes_of_this_host_count(n: int, hosts: str, needed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "processes_allowed", lambda: 800)
+    if not needed:
+        require_processes(n, parse_hosts(hosts))
+        return
+    with pytest.raises(ClusterError, match=f"a cluster of {needed}.* processes and threads, 800 are allowed here"):
+        require_processes(n, parse_hosts(hosts))
