@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import NamedTuple
 
 from ring_notebook.errors import RingError
@@ -35,7 +38,7 @@ def started_several() -> tuple[str, int, int] | None:
     Launchers of ranks only: torchrun's variables are also set by hand. None for a process that was started alone.
     """
     for start in (*_MPI, _SRUN):
-        if _is_set(start, os.environ) and int(os.environ[start.size]) > 1 and os.environ[start.rank].isdigit():
+        if _has_several(start, os.environ) and os.environ[start.rank].isdigit():
             return start.launcher, int(os.environ[start.rank]), int(os.environ[start.size])
     return None
 
@@ -45,7 +48,7 @@ def check_alone(env: Mapping[str, str] = os.environ) -> None:
     _check_hosts_of_torchrun(env)
     started = [start for start in _MPI if _is_set(start, env)]
     for start in started or _OTHERS:
-        if _is_set(start, env) and int(env[start.size]) > 1:
+        if _has_several(start, env):
             n = int(env[start.size])
             raise RingError(
                 f"process {env[start.rank]} of {n} that {start.launcher} started ({start.size}={n}) found no other "
@@ -71,6 +74,28 @@ def _check_hosts_of_torchrun(env: Mapping[str, str]) -> None:
         f"`ringrun -np {n} -H HOST:{each},HOST:{each} python SCRIPT`, which starts the others over ssh, or with "
         f"`ringrun -np {n} python SCRIPT` in an allocation of Slurm, PBS or LSF"
     )
+
+
+def _has_several(start: _Start, env: Mapping[str, str]) -> bool:
+    return _is_set(start, env) and int(env[start.size]) > 1 and not (start is _SRUN and _in_terminal_of_srun(env))
+
+
+def _in_terminal_of_srun(env: Mapping[str, str]) -> bool:
+    """Whether this process was started in the shell of ``srun --pty``, whose other tasks have ended at once.
+
+    A later srun in that shell, which starts several, inherits the variable; its tasks have no terminal.
+    """
+    if "SLURM_PTY_PORT" not in env:
+        return False
+    pid, tty = os.getpid(), 1
+    with contextlib.suppress(OSError, ValueError):  # the processes of others are hidden
+        while pid > 1:
+            _, name, rest = re.split(r" \((.*)\) ", Path(f"/proc/{pid}/stat").read_text(), flags=re.DOTALL)
+            if name == "slurmstepd":
+                return bool(tty) and os.getppid() != pid
+            parent, _, _, tty = map(int, rest.split()[1:5])
+            pid = parent
+    return True
 
 
 def _is_set(start: _Start, env: Mapping[str, str]) -> bool:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from harness.programs import ran
+from harness.programs import executable, ran
+from harness.waiting import LIMIT
 from ring_notebook.errors import RingError
 from ring_notebook.rank.launch_check import check_alone
 
@@ -69,3 +72,44 @@ def test_init_refuses(env: dict[str, str], code: int) -> None:
     done = ran([sys.executable, "-c", program], env={**os.environ, **env})
     assert (done.returncode, done.stdout) == (code, "" if code else "1\n"), done.stderr
     assert ("RingError: process 1 of 4 that srun started" in done.stderr) is bool(code)
+
+
+TERMINAL = {"SLURM_NTASKS": "4", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "4", "SLURM_PTY_PORT": "4711"}
+ASK = """
+import sys
+from ring_notebook.rank.launch_check import check_alone, started_several
+check_alone() if sys.argv[1:] else None
+sys.exit(3 * (started_several() is not None))
+"""
+
+
+@pytest.mark.parametrize(
+    ("shell", "terminal", "env", "codes"),
+    [
+        (True, True, TERMINAL, (0, 0)),  # in the shell of `srun --pty bash`
+        (True, True, SRUN, (3, 1)),  # another terminal
+        (True, False, TERMINAL, (3, 1)),  # a later srun in that shell, which starts several
+        (False, True, TERMINAL, (3, 1)),  # `srun --pty python train.py` itself
+    ],
+)
+def test_a_shell_in_the_terminal_of_srun_is_one(
+    shell: bool, terminal: bool, env: dict[str, str], codes: tuple[int, int], tmp_path: Path
+) -> None:
+    """A step with a terminal has as many tasks as it has slots, and the shells of all others have ended at once."""
+    step = [str(executable(tmp_path / "slurmstepd", '#!/bin/sh\n"$@"\nexit $?\n'))]
+    between = ["sh", "-c", '"$@"; exit $?', "sh"] if shell else []
+    for more, code in zip(([], ["alone"]), codes, strict=True):
+        command = [*step, *between, sys.executable, "-c", ASK, *more]
+        if terminal:
+            command = [sys.executable, "-c", "import pty, sys; sys.exit(pty.spawn(sys.argv[1:]) >> 8)", *command]
+        done = subprocess.run(
+            command,
+            env={**os.environ, **env},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=LIMIT,
+            start_new_session=True,
+            check=False,
+        )
+        assert done.returncode == code, done
