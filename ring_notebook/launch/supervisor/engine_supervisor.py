@@ -19,7 +19,7 @@ from ring_notebook.launch.supervisor.supervisor import Hosts, Supervisor
 
 Request = Literal["start", "end", "interrupt", "size", "slots"]
 """Start a rank again, or the first time, for a formation; end one; interrupt a run on one; have so many ranks, or slots
-on a host."""
+on a host; 0 slots: start none there, unless it is to start again."""
 _REQUEST = re.compile(rb"(start|end|interrupt|size|slots) (\d{1,9})(?: (\S{1,255}))?")
 _CAPACITY = 1 << 12  # bytes
 
@@ -47,6 +47,7 @@ class EngineSupervisor(Supervisor):
 
     def __init__(self, hosts: Hosts, connections: Connections, n: int, program: list[str], requests: str) -> None:
         self._wanted: dict[int, int] = {}  # the formation for which to start a rank again when its process has ended
+        self._dropped: set[int] = set()  # ranks that the cluster has done without since: they have no host yet
         self._unread = b""
         super().__init__(hosts, connections, Rules(n, engines=True), program)
         # For writing too: so the pipe has a writer when all kernels have closed it, and never reads as closed.
@@ -63,7 +64,10 @@ class EngineSupervisor(Supervisor):
 
     def _carry_out(self, what: str, number: int, name: str) -> None:
         if what == "slots" and name:
-            self._hosts.slots[name] = max(1, number)
+            if number:
+                self._hosts.slots[name] = number
+            elif len(self._hosts.slots) > 1:
+                self._hosts.slots.pop(name, None)
         elif what == "size":
             self._resize(number)
         elif number >= self._connections.size:
@@ -86,12 +90,14 @@ class EngineSupervisor(Supervisor):
         """The engines are ranks 0 to ``size`` - 1 from now on; those after them end, more are started one by one."""
         for rank in range(size, self._connections.size):
             self._end(rank)
+            self._dropped.add(rank)
         self._connections.resize(size)
         self._hosts.resize(size)
 
     def _start_engine(self, rank: int, formation: int) -> None:
-        # Since the request the cluster may have shrunk and grown, so that the rank has another host.
-        name = self._hosts.names([rank]).get(rank) or self._hosts.free(self._running)
+        name = "" if rank in self._dropped else self._hosts.names([rank]).get(rank, "")
+        name = name or self._hosts.free(self._running)
+        self._dropped.discard(rank)
         self._start_again(rank, name, formation)
 
     def _handle_exit(self, how: RankFailure) -> None:

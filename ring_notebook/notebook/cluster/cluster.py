@@ -347,8 +347,9 @@ class Cluster:
         require_processes(n, where)
         require_descriptors(n)
         self.runs.require_idle(engines, True)
-        for name, slots in slots_by_name(where).items():
-            processes.request("slots", slots, name)
+        slots = slots_by_name(where)
+        for name in dict.fromkeys([*slots, *slots_by_name(self._hosts)]):  # the new ones first: there is always one
+            processes.request("slots", slots.get(name, 0), name)
         self._hosts = where
         processes.request("size", n)
         new = list(range(self.n, n))
