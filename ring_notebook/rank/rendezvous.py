@@ -100,6 +100,7 @@ class Rendezvous:
         self._channel = channel
         self._where = where  # the address of the server; empty where our supervisor serves
         self._server: RendezvousServer | None = None  # where this process serves
+        self._address = ""  # of this host, where the server has told it
         self.formation = 0
         """The number of the formation that this rank began last."""
         self._step = 0
@@ -153,7 +154,7 @@ class Rendezvous:
             number, count = found.get("rank"), found.get("size")
             if not isinstance(number, int) or not isinstance(count, int):
                 raise made._error(f"expected a rank, got {found!r:.100}")
-            made.rank, made.size = number, count
+            made.rank, made.size, made._address = number, count, str(found.get("address", ""))
             made.members = tuple(range(made.size))
             made._deadline = time.monotonic() + limit
         except BaseException:
@@ -166,7 +167,9 @@ class Rendezvous:
 
     @property
     def address(self) -> str:
-        """The address of this host on the way to the server; empty if unknown."""
+        """The address of this host on the way to the server, or to other hosts if it serves; empty if unknown."""
+        if self._address:
+            return self._address
         return str(self._channel.getsockname()[0]) if self._channel.family != socket.AF_UNIX else ""
 
     def begin(self, formation: int, members: Sequence[int], size: int = 0) -> None:

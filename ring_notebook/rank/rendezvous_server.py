@@ -8,6 +8,8 @@ secret.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import ipaddress
 import json
 import secrets
 import socket
@@ -254,7 +256,8 @@ class RendezvousServer(Serving):
     """Lets ``size`` processes, which anything may have started, find each other as the ranks of a job.
 
     It listens at ``address``, by default at a port of loopback that the system chooses; processes of other hosts need
-    an address that they reach. `variables` is what the environment of every rank has to hold. Ranks that do not say
+    an address that they reach. If that is a name which leads to loopback on this host, it listens at all addresses.
+    `variables` is what the environment of every rank has to hold. Ranks that do not say
     which they are (RING_RANK) are numbered host by host as they come. Job after job of ``size`` ranks may form here,
     until `close`. Raises OSError where it cannot listen.
 
@@ -338,9 +341,13 @@ class RendezvousServer(Serving):
         """All have come: give ranks to those that have none, host by host as they came, and let them gather."""
         hosts = list(dict.fromkeys(member.host for member in self._members))
         free: Iterator[int] = iter(sorted(set(range(self._size)) - {member.rank for member in self._members}))
+        # Ranks of this host that came over loopback listen where those of other hosts have found it.
+        reached = [_own_address(member.writer) for member in self._members]
+        outer = next((address for address in reached if address and not is_loopback(address)), "")
         for member in sorted(self._members, key=lambda member: hosts.index(member.host)):
             member.rank = member.rank if member.rank >= 0 else next(free)
-            member.writer.write(_line({"rank": member.rank, "size": self._size}))
+            address = outer if is_loopback(_own_address(member.writer)) else ""
+            member.writer.write(_line({"rank": member.rank, "size": self._size, "address": address}))
         self._gathering = Gathering(self._size)
 
     def _take(self, member: _Member | None, command: str, request: Any) -> None:
@@ -386,9 +393,28 @@ def resolve(address: str) -> tuple[socket.AddressFamily, Any]:
     return family, found
 
 
+def is_loopback(host: str) -> bool:
+    """Whether a name, which is not resolved, or an address means this host to itself alone."""
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return host.lower() == "localhost" or host.lower().startswith(("localhost.", "ip6-"))
+
+
+def _own_address(writer: asyncio.StreamWriter) -> str:
+    """The address at which a caller has found this host; empty for a caller over a Unix socket."""
+    name = writer.get_extra_info("sockname")
+    return str(name[0]).removeprefix("::ffff:") if isinstance(name, tuple) else ""
+
+
 def _listen(address: str) -> socket.socket:
     family, place = resolve(address)
     if family != socket.AF_UNIX:
+        if is_loopback(place[0]) and not is_loopback(address.rpartition(":")[0].strip("[]")):
+            # This host's own name, which is 127.0.1.1 here after the installers of Debian and Ubuntu. Other hosts find
+            # one of its other addresses, and nothing tells which.
+            both = socket.has_dualstack_ipv6()
+            family = socket.AF_INET6 if both else socket.AF_INET
+            return socket.create_server(("", place[1]), family=family, backlog=MOST_STRANGERS, dualstack_ipv6=both)
         return socket.create_server(place, family=family, backlog=MOST_STRANGERS)
     listener = socket.socket(family)
     try:

@@ -20,6 +20,7 @@ import psutil
 
 from ring_notebook.analysis import time_limits
 from ring_notebook.config import config
+from ring_notebook.rank.rendezvous_server import is_loopback
 from ring_notebook.rank.secure_streams import ProvingChannel, tls_of_secret
 from ring_notebook.rank.serving import MOST_STRANGERS, SECONDS_TO_PROVE, Serving
 
@@ -51,9 +52,27 @@ def listen(own: str = "") -> socket.socket:
 
 
 def _address_of_this_host() -> str:
-    """The address of this host's name, IPv4 if there is one."""
+    """The address of this host's name, IPv4 if there is one.
+
+    If that is loopback, as after the installers of Debian and Ubuntu, the one on the default route, else any other.
+    """
     found = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
-    return str(min(found, key=lambda one: one[0] != socket.AF_INET)[4][0])
+    address = str(min(found, key=lambda one: one[0] != socket.AF_INET)[4][0])
+    if not is_loopback(address):
+        return address
+    others = [_address_on_default_route()]
+    for interface in psutil.net_if_addrs():
+        with contextlib.suppress(OSError):
+            others.append(_address_of(interface))
+    return next((other for other in others if other and not is_loopback(other)), address)
+
+
+def _address_on_default_route() -> str:
+    """The address with which this host would reach one that no host has; empty without such a route."""
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect(("198.51.100.1", 9))  # sends nothing
+        return str(probe.getsockname()[0])
+    return ""
 
 
 def _address_of(interface: str) -> str:

@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from harness.programs import ran, ringrun
@@ -204,6 +205,46 @@ def test_threads_of_a_driver(ranks: tuple[int | None, ...]) -> None:
                 assert given in (None, rank)
                 assert (size, told) == (3, ["of 0", "of 1", "of 2"])
             assert len({key for *_, key in found}) == 1
+
+
+@pytest.fixture
+def outer() -> str:
+    """An address of this host that is none of loopback."""
+    named = [one for addresses in psutil.net_if_addrs().values() for one in addresses if one.family == socket.AF_INET]
+    found = [one.address for one in named if not one.address.startswith("127.")]
+    if not found:
+        pytest.skip("NOT TESTED: this host has no address but those of loopback")
+    return str(found[0])
+
+
+def test_a_name_that_leads_to_loopback_on_its_own_host(outer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Installers of Debian and Ubuntu write 127.0.1.1 for it to /etc/hosts; other hosts find its true address."""
+    known = socket.getaddrinfo
+
+    def look_up(host: str, *more: Any, **options: Any) -> Any:
+        return known({"node1": "127.0.1.1", "NODE1": outer}.get(host, host), *more, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    with RendezvousServer(2, "node1:0") as server:
+        port = server.variables["RING_RENDEZVOUS"].removeprefix("node1:")
+
+        def address(name: str) -> str:
+            rendezvous = Rendezvous.take({**server.variables, "RING_RENDEZVOUS": f"{name}:{port}"})
+            assert rendezvous is not None
+            try:
+                return rendezvous.address
+            finally:
+                rendezvous.close()
+
+        assert results_of([lambda: address("node1"), lambda: address("NODE1")]) == [outer, outer]
+
+
+@pytest.mark.parametrize("name", ["localhost", "127.0.0.1", "127.0.1.1"])
+def test_who_asks_for_loopback_gets_it(name: str, outer: str) -> None:
+    with RendezvousServer(1, f"{name}:0") as server:
+        port = int(server.variables["RING_RENDEZVOUS"].rpartition(":")[2])
+        with pytest.raises(OSError, match="refused"):
+            socket.create_connection((outer, port), LIMIT)
 
 
 def test_ranks_are_assigned_host_by_host(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
+from types import SimpleNamespace
 
 import pytest
 
@@ -213,6 +214,22 @@ def test_stopped_while_one_connects(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_connection(address):
         listener.serving.join(LIMIT)
     assert listener.accepted.fileno() == -1
+
+
+def test_a_host_whose_own_name_leads_to_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An elastic job of one host may grow to others, which cannot connect to 127.0.1.1."""
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.1.1", 0))]
+    monkeypatch.setattr(tcp_connections.socket, "getaddrinfo", lambda *_, **__: found)
+    lo = SimpleNamespace(family=socket.AF_INET, address="127.0.0.1")
+    link = SimpleNamespace(family=socket.AF_INET6, address="fe80::1%eth0")
+    one = SimpleNamespace(family=socket.AF_INET, address="10.0.0.7")
+    monkeypatch.setattr(tcp_connections.psutil, "net_if_addrs", lambda: {"lo": [lo], "eth0": [link, one]})
+    monkeypatch.setattr(tcp_connections, "_address_on_default_route", lambda: "", raising=False)
+    assert tcp_connections._address_of_this_host() == "10.0.0.7"
+    monkeypatch.setattr(tcp_connections.psutil, "net_if_addrs", lambda: {"lo": [lo]})
+    assert tcp_connections._address_of_this_host() == "127.0.1.1"
+    monkeypatch.setattr(tcp_connections, "_address_on_default_route", lambda: "10.0.0.8", raising=False)
+    assert tcp_connections._address_of_this_host() == "10.0.0.8"
 
 
 def test_an_interface_without_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
