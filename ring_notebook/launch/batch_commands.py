@@ -50,7 +50,8 @@ class BatchSystem:
     ``accepted`` matches the number of a job in the output of ``submit``, ``unknown`` the message that the job is not
     known any more. ``read`` parses the output of ``query``; None if it cannot. ``requeue``: the options against and for
     a second start of a job that lost a host. ``members`` lists hosts that run jobs. ``test`` tells when a script on
-    standard input would start.
+    standard input would start. ``quote_path`` quotes any path for a line of options in a script; empty where there is
+    no safe way.
     """
 
     name: str
@@ -68,6 +69,7 @@ class BatchSystem:
     reads_input: bool = False
     """Whether the script comes over standard input."""
     test: tuple[str, ...] = ()
+    quote_path: Callable[[str], str] = lambda _path: ""
 
     def submit_script(self, script: str) -> str:
         """Submit the file ``script``; returns the number of the job. Raises BatchError when it is rejected.
@@ -158,6 +160,11 @@ def _slurm(output: str) -> JobState | None:
     return JobState(phase, word, reason, _number(start), _number(end), tuple(expand_names(nodes)))
 
 
+def _quote_for_slurm(path: str) -> str:
+    """A backslash protects any character, and two percent signs stand for one."""
+    return re.sub(r"([^\w@+=./%-])", r"\\\1", path).replace("%", "%%")
+
+
 def _pbs(output: str) -> JobState | None:
     (job,) = json.loads(output)["Jobs"].values()
     word = job["job_state"]
@@ -231,6 +238,7 @@ SLURM = BatchSystem(
     requeue=("--no-requeue", "--requeue"),
     read=_slurm,
     test=("sbatch", "--test-only"),
+    quote_path=_quote_for_slurm,
     reasons={
         "None$|Cleaning": "it has not been looked at yet",
         "Resources$|Nodes": "no hosts are free",

@@ -27,6 +27,7 @@ else:
 _SHIPPED = Path(__file__).with_name("sites")
 _PLACE = re.compile(r"(?<!\$)\{(?:([^{}]+=))?([a-z_]+)\}")
 _TIME = re.compile(r"(?:(\d+):)?(\d{1,3}):(\d\d)$|(\d+)\s*(s|m|min|h)$")
+_PLAIN = re.compile(r"[\w@+=./-]*")  # a path that every batch system takes as it is
 _LEAST_TO_QUARTER = 240  # seconds; scripts count minutes
 _KINDS = {"system": str, "hosts": int, "gpus": int, "per_host": int, "time": str, "queue": str, "account": str}
 _KINDS |= {"setup": str, "job": str, "environment": dict}
@@ -79,6 +80,12 @@ class BatchRequest:
 
         A line of the template with an empty value is left out; of a line with ``{:ngpus=gpus}``, only this piece.
         """
+        path, redirect = str(output), []
+        if not _PLAIN.fullmatch(path):
+            path = self.batch_system.quote_path(path)
+            if not path:
+                path, redirect = "/dev/null", [f"exec >{shlex.quote(str(output))} 2>&1"]
+        exports = [f"export {k}={shlex.quote(v)}" for k, v in self.environment.items()]
         values = {
             "name": name,
             "hosts": str(self.hosts),
@@ -90,9 +97,9 @@ class BatchRequest:
             "queue": self.queue,
             "account": self.account,
             "requeue": self.batch_system.requeue[self.requeue],
-            "output": str(output),
+            "output": path,
             "folder": shlex.quote(os.getcwd()),
-            "setup": "\n".join([*(f"export {k}={shlex.quote(v)}" for k, v in self.environment.items()), self.setup]),
+            "setup": "\n".join([*redirect, *exports, self.setup]),
             "command": shlex.join(command),
         }
         lines = []

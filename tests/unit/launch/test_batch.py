@@ -106,6 +106,30 @@ def test_every_site_that_we_ship_makes_a_script_that_a_shell_reads(site: str, tm
     subprocess.run(["bash", "-n", tmp_path / "job.sh"], check=True)
 
 
+ODD = 'My Project 100%j #1 ("it\'s")'
+
+
+def test_slurm_takes_any_path_of_the_output() -> None:
+    made = batch_request("slurm").script(["true"], Path(f"/home/{ODD}/output"))
+    (line,) = (line for line in made.splitlines() if "--output" in line)
+    # sbatch takes the character behind each backslash, and one percent sign for two.
+    assert re.sub(r"\\(.)", r"\1", line).replace("%%", "%") == f"#SBATCH --output=/home/{ODD}/output"
+    assert not re.search(r"(?<!\\)[ #'\"]|%j", line.removeprefix("#SBATCH ").replace("%%", ""))
+
+
+@pytest.mark.parametrize("site", ["aurora", "lsf", "pbs", "polaris"])
+def test_the_shell_writes_to_a_path_that_other_systems_would_misread(
+    site: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / ODD
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    made = batch_request(site, account="me").script(["sh", "-c", "echo out; echo err >&2"], folder / "output")
+    assert re.search(r"^#(PBS|BSUB) -o /dev/null$", made, re.MULTILINE), made
+    subprocess.run(["bash", "-c", made], check=True)
+    assert (folder / "output").read_text() == "out\nerr\n"
+
+
 def test_a_file_of_the_user_takes_the_place_of_ours(tmp_path: Path) -> None:
     folder = tmp_path / "config" / "ring_notebook" / "sites"
     folder.mkdir(parents=True)
