@@ -15,6 +15,7 @@ from ring_notebook.api.object_state import ObjectState
 from ring_notebook.core import logical_ranks
 from ring_notebook.errors import HostsUpdatedInterrupt
 from ring_notebook.torch.training import checkpoint
+from ring_notebook.torch.training.kept_tensors import has_sharded
 from ring_notebook.torch.training.rank_shares import share_of
 from ring_notebook.torch.training.turn_state import ElasticTurns
 
@@ -83,7 +84,8 @@ class TorchState(ObjectState):
 
     Values that have ``state_dict`` and ``load_state_dict`` (models, optimizers, schedulers, `ElasticSampler`) are kept
     by these, all others by copies; samplers split the rest of the epoch again after `sync`. Raises ValueError for a
-    name that the state itself needs. (Horovod: ``TorchState``.)
+    name that the state itself needs, and for values with sharded tensors, of which rank 0 has a share only. (Horovod:
+    ``TorchState``.)
     """
 
     model: torch.nn.Module | None
@@ -96,6 +98,18 @@ class TorchState(ObjectState):
         super().__init__(model=model, optimizer=optimizer, **kwargs)
         self._names.append("_turns")
         self._saved["_turns"] = {}
+
+    def content_of(self, value: Any) -> Any:
+        """As `ObjectState.content_of`; raises ValueError for sharded tensors."""
+        content = super().content_of(value)
+        if has_sharded(content):
+            named = next((repr(name) for name in self._names if getattr(self, name) is value), type(value).__name__)
+            raise ValueError(
+                f"rank {rank()}: TorchState: {named} has tensors that are sharded over ranks, which a commit on rank 0 "
+                "cannot keep; leave it out of the state, and keep it with ring.checkpoint(), for which each rank "
+                "writes its part"
+            )
+        return content
 
     def commit(self) -> None:
         """As `State.commit`; with logical ranks it does nothing before the end of a round."""

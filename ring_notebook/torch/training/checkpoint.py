@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import os
+import pickle
 import re
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,11 +32,20 @@ from ring_notebook.files.remote_folder import RemoteFolder
 from ring_notebook.text.error_text import cause_text
 from ring_notebook.torch.optimizer.local_optimizer import LocalOptimizer
 from ring_notebook.torch.optimizer.scalers_and_schedules import is_logical
-from ring_notebook.torch.optimizer.wrapper import Wrapper
+from ring_notebook.torch.optimizer.wrapper import Wrapper, parameters_of
 from ring_notebook.torch.process_group.run_store import keys_of_ranks
 from ring_notebook.torch.tensors import is_sharded
 from ring_notebook.torch.training.background_save import BackgroundSave, Part, tell, why_not_written
-from ring_notebook.torch.training.kept_tensors import InShards, has_adapters, of_adapters, put_back, take_out, taken_out
+from ring_notebook.torch.training.kept_tensors import (
+    InShards,
+    gathered,
+    has_adapters,
+    has_sharded,
+    of_adapters,
+    put_back,
+    take_out,
+    taken_out,
+)
 from ring_notebook.torch.training.loaders import PreparedLoader, resumable_sampler, state_of_sampler
 from ring_notebook.torch.training.prepare import scale_rates, sharded_as, unwrapped
 from ring_notebook.torch.training.turn_state import continue_turns, kept_turns
@@ -53,8 +64,32 @@ def save(obj: Any, path: str | os.PathLike[str], *, private: bool = False) -> No
     The file appears complete or not at all: it is written beside ``path``, synced to disk and renamed. Removes files
     of an earlier call that was killed. A checksum at the end lets `load` detect damage; `torch.load` ignores it. With
     ``private`` only this user can read the file, and new folders, whatever the umask.
+
+    Sharded tensors (DTensors of FSDP2 or tensor parallelism) in ``obj`` and its nested dicts and lists are written
+    whole: then all ranks must call this with them, and gather one after the other. Raises ValueError on rank 0 where
+    another object, such as a model, has them.
     """
-    write_on_rank_0(Path(path), lambda file: torch.save(obj, file), private=private)
+    if has_sharded(obj):
+        obj = gathered(obj, keep=rank() == 0)
+    _save(obj, Path(path), private=private)
+
+
+def _save(obj: Any, path: Path, *, private: bool) -> None:
+    write_on_rank_0(path, lambda file: torch.save(obj, file, pickle_module=_WholeTensors), private=private)
+
+
+class _WholeTensors:
+    """The module with which `torch.save` pickles: ``pickle``, which also refuses to write a share of a tensor."""
+
+    class Pickler(pickle.Pickler):
+        def reducer_override(self, obj: Any) -> Any:
+            if isinstance(obj, Tensor) and is_sharded(obj):
+                raise ValueError(
+                    f"rank {rank()}: save: a tensor of shape {list(obj.shape)} is sharded over ranks, and rank 0 has a "
+                    "share of it only; give the state_dict() of what has it to save() on all ranks, or all objects of "
+                    "the training to ring.checkpoint()"
+                )
+            return NotImplemented
 
 
 def load(path: str | os.PathLike[str], weights_only: bool = True, *, private: bool = False) -> Any:
@@ -154,10 +189,12 @@ class TorchCheckpoint(Checkpoint):
         self._models = [one for one in objects if isinstance(one, nn.Module)]
         self._optimizers = [one for one in objects if isinstance(one, Optimizer)]
         self._loaders = [one for one in objects if isinstance(one, DataLoader)]
-        self._is_sharded = any(is_sharded(one) for model in self._models for one in model.parameters())
+        tensors = [one for model in self._models for one in (*model.parameters(), *model.buffers())]
+        self._is_sharded = any(map(is_sharded, tensors))
+        has_shares = self._is_sharded or any(map(is_sharded, chain.from_iterable(map(parameters_of, self._optimizers))))
         in_turns = any(map(is_logical, self._optimizers))  # then each rank writes the state of its logical ranks
         self._logical = logical_ranks.current() if in_turns else None
-        self._all_write = self._is_sharded or background or isinstance(self._place, RemoteFolder) or in_turns
+        self._all_write = has_shares or background or isinstance(self._place, RemoteFolder) or in_turns
         self._background = background
         self._own_shards: Shards | None = None
         self._save: BackgroundSave | None = None
@@ -281,8 +318,8 @@ class TorchCheckpoint(Checkpoint):
             loader.before_next_pass(self._follow_random_at_last if self._logical is None else self._logical.draw_again)
 
     def write(self, target: Path) -> None:
-        """A file of `save`."""
-        save(self.content(), target, private=True)
+        """A file of `save`, of rank 0 alone."""
+        _save(self.content(), target, private=True)
 
     def read(self, path: Path | str) -> dict[str, Any]:
         """With `load`; of shards, all except the tensors."""

@@ -1,9 +1,9 @@
-"""Takes tensors out of the state of an object, such as a state_dict, to keep them in shards; puts them back."""
+"""Takes tensors out of the state of an object, such as a state_dict, to keep them in shards; gathers sharded ones."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,32 +30,72 @@ def take_out(state: Any, name: str, into: MutableMapping[str, Tensor], *, every:
 
     Their names begin with ``name``. Without ``every``, small tensors that are not sharded stay.
     """
+
+    def taken(tensor: Tensor, own_name: str) -> Any:
+        if not (is_sharded(tensor) or type(tensor) in (Tensor, nn.Parameter)):
+            return tensor  # another class, whose own memory does not hold its values
+        if not every and not is_sharded(tensor) and tensor.numel() <= _SMALL:
+            return tensor
+        into[own_name] = tensor.detach()
+        return InShards(own_name, tuple(tensor.shape), tensor.dtype)
+
+    return _mapped(state, name, taken)
+
+
+def _mapped(state: Any, name: str, change: Callable[[Tensor, str], Any]) -> Any:
+    """A copy of ``state``, nested dicts and lists, with the results of ``change`` in place of its tensors."""
     if isinstance(state, Tensor):
-        if not (is_sharded(state) or type(state) in (Tensor, nn.Parameter)):
-            return state  # another class, whose own memory does not hold its values
-        if not every and not is_sharded(state) and state.numel() <= _SMALL:
-            return state
-        into[name] = state.detach()
-        return InShards(name, tuple(state.shape), state.dtype)
+        return change(state, name)
     if isinstance(state, dict):
         made: dict[Any, Any] = copy.copy(state)
         for key, one in state.items():
-            made[key] = take_out(one, f"{name}.{key}", into, every=every)
+            made[key] = _mapped(one, f"{name}.{key}", change)
         if hasattr(state, "_metadata"):  # a state_dict's versions of modules
             made._metadata = state._metadata  # type: ignore[attr-defined]
         return made
     if isinstance(state, (list, tuple)):
-        parts = [take_out(one, f"{name}.{number}", into, every=every) for number, one in enumerate(state)]
+        parts = [_mapped(one, f"{name}.{number}", change) for number, one in enumerate(state)]
         return type(state)(*parts) if hasattr(state, "_fields") else type(state)(parts)
     return state
 
 
+def _leaves(state: Any, above: tuple[int, ...] = ()) -> Iterator[Any]:
+    """What nested dicts and lists have that is neither."""
+    if not isinstance(state, (dict, list, tuple)):
+        yield state
+    elif id(state) not in above:  # else it is in itself
+        for one in state.values() if isinstance(state, dict) else state:
+            yield from _leaves(one, (*above, id(state)))
+
+
+def has_sharded(state: Any) -> bool:
+    """Whether nested dicts and lists have a sharded tensor."""
+    return any(isinstance(one, Tensor) and is_sharded(one) for one in _leaves(state))
+
+
+def gathered(state: Any, *, keep: bool) -> Any:
+    """``state``, nested dicts and lists, with whole tensors in host memory in place of sharded ones.
+
+    A collective of the ranks of these tensors, which must have them in the same order. Without ``keep`` this rank
+    helps the others only, and gets None.
+    """
+    whole: dict[int, Tensor] = {}  # a tensor that is there twice stays one
+
+    def change(tensor: Any, _: str) -> Any:
+        if not is_sharded(tensor):
+            return tensor
+        if id(tensor) not in whole:
+            found: Tensor = tensor.detach().full_tensor()
+            whole[id(tensor)] = found.cpu() if keep else tensor
+        return whole[id(tensor)]
+
+    made = _mapped(state, "", change)
+    return made if keep else None
+
+
 def taken_out(state: Any) -> list[InShards]:
     """The `InShards` in ``state``."""
-    if isinstance(state, InShards):
-        return [state]
-    inner = state.values() if isinstance(state, dict) else state if isinstance(state, (list, tuple)) else ()
-    return [found for one in inner for found in taken_out(one)]
+    return [one for one in _leaves(state) if isinstance(one, InShards)]
 
 
 def put_back(state: Any, tensors: Mapping[str, Tensor]) -> Any:

@@ -269,6 +269,18 @@ def test_a_place_that_removes_nothing(
         where = folder
 
 
+def test_sharded_moments_without_their_model(hvd: ModuleType, folder: Path) -> None:
+    """All ranks write them, as with the model."""
+    parts = objects(hvd, "fsdp")
+    train(parts, hvd.checkpoint(*parts, folder=folder), epochs=1)
+    saved = hvd.checkpoint(parts[1], every="1 steps", folder=folder / "moments")
+    saved.step()
+    again = objects(hvd, "fsdp")
+    hvd.checkpoint(again[1], folder=folder / "moments", resume=True)
+    for one, other in zip(parts[1].state.values(), again[1].state.values(), strict=True):
+        assert torch.equal(whole(one["exp_avg"]), whole(other["exp_avg"]))
+
+
 def test_torch_reads_it(hvd: ModuleType, folder: Path) -> None:
     model = hvd.prepare(nn.Linear(20, 20))
     hvd.checkpoint(model, folder=folder, background=True).write_last()

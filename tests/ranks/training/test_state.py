@@ -9,7 +9,7 @@ import sys
 import threading
 from collections import OrderedDict
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -136,6 +136,56 @@ def test_save_and_load(hvd: ModuleType, tmp_path: Path) -> None:
         assert torch.equal(loaded["model"][key], value)
     hvd.barrier()
     assert [entry.name for entry in path.parent.iterdir()] == ["state.pt"]
+
+
+def sharded(hvd: ModuleType) -> tuple[nn.Module, torch.optim.Optimizer, dict[str, torch.Tensor]]:
+    """A model of FSDP2 after a step, its optimizer, and all weights of the model."""
+    torch.manual_seed(3)
+    model: nn.Module = nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 4))
+    model, optimizer = hvd.prepare(model, torch.optim.Adam(model.parameters(), lr=0.1), strategy="fsdp")
+    model(torch.ones(2, 6)).square().sum().backward()
+    optimizer.step()
+    return model, optimizer, {name: one.full_tensor() for name, one in model.state_dict().items()}  # type: ignore[operator]
+
+
+def test_save_gathers_what_is_sharded(hvd: ModuleType, tmp_path: Path) -> None:
+    path = Path(hvd.broadcast_object(str(tmp_path))) / "sharded.pt"
+    model, optimizer, expected = sharded(hvd)
+    hvd.save({"model": model.state_dict(), "rest": [optimizer.state_dict(), (model.state_dict(), 3)]}, path)
+    loaded = hvd.load(path)
+    for state in (loaded["model"], loaded["rest"][1][0]):
+        torch.testing.assert_close(dict(state), expected, rtol=0, atol=0)
+    moment = optimizer.state_dict()["state"][0]["exp_avg"]
+    assert torch.equal(loaded["rest"][0]["state"][0]["exp_avg"], moment.full_tensor())
+    assert loaded["rest"][1][1] == 3
+    plain = nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 4))
+    plain.load_state_dict(loaded["model"])
+
+
+def test_save_refuses_what_is_sharded_inside_another_object(hvd: ModuleType, tmp_path: Path) -> None:
+    """Which only pickle can look into."""
+    model, _, _ = sharded(hvd)
+    one = SimpleNamespace(state=model.state_dict())
+    if hvd.rank() == 0:
+        with pytest.raises(ValueError, match=r"rank 0: save: .* is sharded .* state_dict\(\)"):
+            hvd.save({"one": one}, tmp_path / "model.pt")
+        assert not list(tmp_path.iterdir())
+    else:
+        hvd.save({"one": one}, tmp_path / "model.pt")
+
+
+def test_an_elastic_state_refuses_what_is_sharded(hvd: ModuleType) -> None:
+    """The others would take rank 0's share as theirs."""
+    model, optimizer, expected = sharded(hvd)
+    with pytest.raises(ValueError, match=r"TorchState: .* sharded .*ring\.checkpoint"):
+        hvd.elastic.TorchState(optimizer=optimizer)
+    state = hvd.elastic.TorchState(epoch=1)
+    state.epoch = model.state_dict()
+    for call in (state.save, state.sync, state.commit):
+        with pytest.raises(ValueError, match=r"TorchState: .* sharded .*ring\.checkpoint"):
+            call()
+    for name, one in model.state_dict().items():
+        assert torch.equal(one.full_tensor(), expected[name])
 
 
 def test_a_checkpoint_that_cannot_be_written_leaves_the_last_one(hvd: ModuleType, tmp_path: Path) -> None:
