@@ -12,8 +12,9 @@ from ring_notebook.api.objects import broadcast_object, is_alone
 from ring_notebook.api.process_sets import global_process_set
 from ring_notebook.torch.collectives.broadcast import broadcast_
 from ring_notebook.torch.collectives.tensor_arguments import check_optimizer
+from ring_notebook.torch.optimizer.wrapper import original_of, parameters_of
 from ring_notebook.torch.steps.optimizer_notes import load_state, note_tensors
-from ring_notebook.torch.tensors import parts_of
+from ring_notebook.torch.tensors import is_sharded, parts_of
 
 Parameters = Mapping[str, Any] | Iterable[Any]
 
@@ -22,8 +23,8 @@ def broadcast_parameters(params: Parameters, root_rank: int) -> None:
     """Overwrite ``params`` with those of ``root_rank``, in place (Horovod: ``broadcast_parameters``).
 
     ``params`` is a ``state_dict()``, or named or plain tensors (``named_parameters()``, ``parameters()``). All ranks
-    give the same names and shapes. Entries that are None are skipped. Raises ValueError for an entry that is not a
-    tensor.
+    give the same names and shapes. Entries that are None are skipped. Raises ValueError, before anything is sent, for
+    an entry that is not a tensor, is expanded, or is sharded: each rank has its own share of a DTensor.
     """
     if isinstance(params, Mapping):
         # Sorted: other ranks may have filled their dict in another order.
@@ -40,6 +41,7 @@ def broadcast_tensors(named: Sequence[tuple[str, Any]], root_rank: int) -> None:
     """As `broadcast_parameters`, for named tensors."""
     if is_alone():
         return
+    parts: list[tuple[str, Tensor]] = []
     for name, tensor in named:
         if tensor is None:
             continue
@@ -47,9 +49,21 @@ def broadcast_tensors(named: Sequence[tuple[str, Any]], root_rank: int) -> None:
             raise ValueError(
                 f"broadcast_parameters: {name!r} is a {type(tensor).__name__}; use broadcast_object for it"
             )
-        for part_name, part in parts_of(name, tensor):
-            _check_overlap(part_name, part)
-            broadcast_(part, root_rank, part_name)
+        if is_sharded(tensor):
+            raise _sharded("broadcast_parameters", repr(name))
+        parts += parts_of(name, tensor)
+    for name, part in parts:
+        _check_overlap(name, part)
+    for name, part in parts:
+        broadcast_(part, root_rank, name)
+
+
+def _sharded(function: str, what: str) -> ValueError:
+    return ValueError(
+        f"rank {global_process_set.rank()}: {function}: {what} is sharded over the ranks (a DTensor), and one rank's "
+        "share is not that of the others; call it before the model is sharded, or leave it out, since "
+        "prepare(strategy='fsdp') does the same before it shards, and ring.checkpoint() restores sharded models"
+    )
 
 
 def _check_overlap(name: str, tensor: Tensor) -> None:
@@ -70,9 +84,12 @@ def broadcast_optimizer_state(
     """Give ``optimizer`` the state and options of ``root_rank``'s (Horovod: ``broadcast_optimizer_state``).
 
     Replaces the state of the other ranks, which need not have made a step yet. ``model`` is Horovod's argument and has
-    no effect. Raises TypeError for anything but an optimizer.
+    no effect. Raises TypeError for anything but an optimizer, and ValueError, before anything is sent, for one of
+    sharded parameters.
     """
     check_optimizer(optimizer, "broadcast_optimizer_state")
+    if not is_alone() and any(map(is_sharded, parameters_of(optimizer))):
+        raise _sharded("broadcast_optimizer_state", f"a parameter of {type(original_of(optimizer)).__name__}")
     state = broadcast_object(optimizer.state_dict(), root_rank, "optimizer state")
     if global_process_set.rank() != root_rank:
         # The groups stay the same objects: an optimizer within this one may have them too.

@@ -174,6 +174,24 @@ def test_save_refuses_what_is_sharded_inside_another_object(hvd: ModuleType, tmp
         hvd.save({"one": one}, tmp_path / "model.pt")
 
 
+def test_a_broadcast_that_is_refused_changes_nothing(hvd: ModuleType) -> None:
+    """Rank 0's share is not that of the others; nor has a broadcast of other entries begun."""
+    model, optimizer, expected = sharded(hvd)
+    parameters, state, odd = list(model.parameters()), model.state_dict(), hvd.size() - 1
+    plain = torch.full((2,), float(hvd.rank()))
+    for given in ({"0": plain, **state}, [plain, *parameters]):
+        with pytest.raises(ValueError, match=r"broadcast_parameters: '?.*is sharded over the ranks.*before"):
+            hvd.broadcast_parameters(given, root_rank=odd)
+    with pytest.raises(ValueError, match=r"broadcast_optimizer_state: .*sharded over the ranks.*before"):
+        hvd.broadcast_optimizer_state(optimizer, root_rank=odd)
+    for other, why in ((3, "is a int"), (torch.ones(1).expand(2), "is expanded")):
+        with pytest.raises(ValueError, match=why):
+            hvd.broadcast_parameters({"0": plain, "1": other}, root_rank=odd)
+    assert plain.eq(hvd.rank()).all()
+    for name, one in model.state_dict().items():
+        assert torch.equal(one.full_tensor(), expected[name])
+
+
 def test_an_elastic_state_refuses_what_is_sharded(hvd: ModuleType) -> None:
     """The others would take rank 0's share as theirs."""
     model, optimizer, expected = sharded(hvd)
