@@ -106,6 +106,7 @@ class Checkpoint:
         self._keep = keep
         self._metric, self._sign = best, -1.0 if largest else 1.0
         self._best: float | None = None
+        self._best_step = -1  # steps of the best one
         self._written = -1  # steps of the last one
         if best:
             metrics.watch(best)
@@ -184,7 +185,7 @@ class Checkpoint:
         waits = self.steps > 0 and self.is_within_step()  # for the next call of `step`
         is_due = self._is_best_due or (self._is_due and not waits)
         if self.ranks_are_equal() and self._agreed(not self.is_writing() and is_due):
-            self._write(self._agreed(self._is_best_due))
+            self._write(self._agreed(self._is_now_best()))
 
     def write_last(self) -> None:
         """Write a checkpoint, unless the last one is of this step. Returns when it is whole.
@@ -193,7 +194,7 @@ class Checkpoint:
         """
         self.wait()
         if self._agreed(self._written != self.steps or self._is_due):
-            self._write(self._agreed(self._is_best_due), is_last=True)
+            self._write(self._agreed(self._is_now_best()), is_last=True)
 
     def _agreed(self, own: bool) -> bool:
         """Rank 0's ``own``, if all ranks write; else this rank's."""
@@ -218,10 +219,19 @@ class Checkpoint:
         self._best = value
         return True
 
-    def _write(self, is_best: bool, is_last: bool = False) -> None:
-        """Write a checkpoint; ``is_last``: no training follows."""
+    def _is_now_best(self) -> bool:
+        """Whether a checkpoint of this step is the best, perhaps written before."""
+        return self._is_best_due or self._best_step == self.steps
+
+    def _begin_writing(self, is_best: bool) -> None:
         self._written = self.steps
         self._is_due = self._is_best_due = False
+        if is_best:
+            self._best_step = self.steps
+
+    def _write(self, is_best: bool, is_last: bool = False) -> None:
+        """Write a checkpoint; ``is_last``: no training follows."""
+        self._begin_writing(is_best)
         target = Path(self.folder, name_of(self.steps, is_best, self._suffix))
         self.write(target)
         if rank() == 0:
@@ -235,6 +245,7 @@ class Checkpoint:
             "epoch": self.epoch,
             "batch": self.batch,
             "best": self._best,
+            "best_step": self._best_step,
             "best_of": [self._metric, self._sign],
             "position": _of_all(metrics.position(), size()),
         }
@@ -285,6 +296,7 @@ class Checkpoint:
         # The value of another metric says nothing of this one. Files of version 0.2 do not say which it was.
         is_same = content.get("best_of", [self._metric, self._sign]) == [self._metric, self._sign]
         self._best = content["best"] if is_same else None
+        self._best_step = content.get("best_step", -1) if is_same else -1
         if "position" in content:  # not in files of version 0.2
             self.batch = content["batch"]
             metrics.continue_at(_of_all(content["position"], 1 / size()))
@@ -315,8 +327,11 @@ class Checkpoint:
 
     def _tidy(self, newest: Found) -> None:
         for one in self._place.found():
-            if one.best and newest.best and one.path != newest.path:
-                self._place.unmark_best(one)
+            if one.best and one.path != newest.path:
+                if one.step == newest.step:  # of an earlier training
+                    self._place.remove(one)
+                elif newest.best:
+                    self._place.unmark_best(one)
         there = self._place.found()
         best = {one.step for one in there if one.best}
         others = [one for one in there if not one.best]

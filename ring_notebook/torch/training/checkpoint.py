@@ -376,8 +376,7 @@ class TorchCheckpoint(Checkpoint):
         if not self._all_write:
             super()._write(is_best, is_last)
             return
-        self._written = self.steps
-        self._is_due = self._is_best_due = False
+        self._begin_writing(is_best)
         self._write_shards(is_best, self._background and not is_last)
 
     def _write_shards(self, is_best: bool, background: bool) -> None:

@@ -61,6 +61,50 @@ def test_an_older_training_in_the_folder_is_not_taken_for_the_newest(hvd: Module
     assert hvd.checkpoint(nn.Linear(2, 2), folder=folder, resume=True).steps == 1
 
 
+@pytest.mark.parametrize("background", [False, True])
+def test_a_new_checkpoint_stays_beside_the_best_of_an_earlier_training(
+    hvd: ModuleType, folder: Path, background: bool
+) -> None:
+    """Of the same step; it takes that one's place, as it does of an ordinary one."""
+    how: dict[str, Any] = {"every": "1 steps", "folder": folder, "background": background}
+    earlier = hvd.checkpoint(nn.Linear(2, 2), best="loss", **how)
+    earlier.step()
+    hvd.log(loss=1.0)
+    earlier.step()
+    earlier.wait()
+    end = "" if background else ".pt"
+    assert names(hvd, folder) == [f"step-00000001{end}", f"step-00000002-best{end}"]
+    model = nn.Linear(2, 2)
+    hvd.prepare(model)
+    saved = hvd.checkpoint(model, **how)
+    for steps in (1, 2, 3):
+        saved.step()
+        saved.wait()
+        assert names(hvd, folder)[:steps] == [f"step-{step:08}{end}" for step in range(1, steps + 1)]
+        again = nn.Linear(2, 2)
+        assert hvd.checkpoint(again, folder=folder, background=background, resume=True).steps == steps
+        assert torch.equal(again.weight, model.weight)
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_the_best_stays_marked_when_its_step_is_written_again(hvd: ModuleType, folder: Path, background: bool) -> None:
+    """As at the end of an epoch, or because the notebook asks for it; also after a resume."""
+    end = "" if background else ".pt"
+    how: dict[str, Any] = {"folder": folder, "best": "loss", "background": background}
+    saved = hvd.checkpoint(nn.Linear(2, 2), **how)
+    for _ in saved.epochs(1):
+        hvd.log(loss=1.0)
+        saved.step()
+    assert names(hvd, folder) == [f"step-00000001-best{end}"]
+    for one in (saved, hvd.checkpoint(nn.Linear(2, 2), resume=True, **how)):
+        hvd.barrier()
+        ask_for_checkpoint()
+        one.write_when_due(0, None)
+        one.wait()
+        assert names(hvd, folder) == [f"step-00000001-best{end}"]
+    of_run.is_checkpoint_due = False
+
+
 def test_rates_that_grow_with_the_ranks_do_so_after_another_number_has_trained(hvd: ModuleType, folder: Path) -> None:
     def scaled() -> Any:
         model = nn.Linear(2, 2)
