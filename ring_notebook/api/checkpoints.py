@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from math import isnan
 from pathlib import Path
@@ -107,6 +107,7 @@ class Checkpoint:
         self._metric, self._sign = best, -1.0 if largest else 1.0
         self._best: float | None = None
         self._best_step = -1  # steps of the best one
+        self._whole_best: tuple[float | None, int] = (None, -1)  # both, of the best one on disk
         self._written = -1  # steps of the last one
         if best:
             metrics.watch(best)
@@ -223,17 +224,34 @@ class Checkpoint:
         """Whether a checkpoint of this step is the best, perhaps written before."""
         return self._is_best_due or self._best_step == self.steps
 
-    def _begin_writing(self, is_best: bool) -> None:
+    def _begin_writing(self, is_best: bool) -> Callable[[bool], None]:
+        """Returns what is to be called when the checkpoint is whole, or with False when it has failed."""
         self._written = self.steps
         self._is_due = self._is_best_due = False
         if is_best:
             self._best_step = self.steps
+        best = self._best, self._best_step
+
+        def end(is_whole: bool) -> None:
+            if is_whole and is_best:
+                self._whole_best = best
+            elif not is_whole:
+                self._written = -1
+                if best == (self._best, self._best_step):  # else a better one is due
+                    self._best, self._best_step = self._whole_best
+
+        return end
 
     def _write(self, is_best: bool, is_last: bool = False) -> None:
         """Write a checkpoint; ``is_last``: no training follows."""
-        self._begin_writing(is_best)
+        end = self._begin_writing(is_best)
         target = Path(self.folder, name_of(self.steps, is_best, self._suffix))
-        self.write(target)
+        try:
+            self.write(target)
+        except BaseException:
+            end(False)
+            raise
+        end(True)
         if rank() == 0:
             self.tidy(Found(self.steps, is_best, target))
 
@@ -297,6 +315,7 @@ class Checkpoint:
         is_same = content.get("best_of", [self._metric, self._sign]) == [self._metric, self._sign]
         self._best = content["best"] if is_same else None
         self._best_step = content.get("best_step", -1) if is_same else -1
+        self._whole_best = self._best, self._best_step
         if "position" in content:  # not in files of version 0.2
             self.batch = content["batch"]
             metrics.continue_at(_of_all(content["position"], 1 / size()))

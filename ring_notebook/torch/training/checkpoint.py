@@ -376,10 +376,9 @@ class TorchCheckpoint(Checkpoint):
         if not self._all_write:
             super()._write(is_best, is_last)
             return
-        self._begin_writing(is_best)
-        self._write_shards(is_best, self._background and not is_last)
+        self._write_shards(is_best, self._background and not is_last, self._begin_writing(is_best))
 
-    def _write_shards(self, is_best: bool, background: bool) -> None:
+    def _write_shards(self, is_best: bool, background: bool, end: Callable[[bool], None]) -> None:
         """Write this rank's part, in the background or before this returns; all ranks call it."""
         step = self.steps
         content, tensors = self._parts()
@@ -391,9 +390,12 @@ class TorchCheckpoint(Checkpoint):
 
         def finish(parts: list[Any]) -> None:
             self._shards.finish(begun, parts)
-            self.tidy(self._place.complete(begun, step, is_best, rest.getvalue()))
+            newest = self._place.complete(begun, step, is_best, rest.getvalue())
+            end(True)
+            self.tidy(newest)
 
         def failed(reason: str) -> str:
+            end(False)
             if begun:
                 self._place.discard(begun)
             last = self._place.found()[-1:]

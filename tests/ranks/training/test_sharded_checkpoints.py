@@ -326,6 +326,36 @@ def test_a_part_that_cannot_be_written(hvd: ModuleType, folder: Path, capfd: pyt
     assert names(hvd, folder)[-1] == "step-00000004"
 
 
+@pytest.mark.parametrize("place", ["file", "folder", "background"])
+def test_a_best_that_cannot_be_written_is_none(hvd: ModuleType, folder: Path, place: str) -> None:
+    """The next one that is better than the best on disk is marked."""
+    model, last = nn.Sequential(*(nn.Linear(400, 400) for _ in range(hvd.size()))), hvd.size() - 1
+    model, _ = hvd.prepare(model, torch.optim.SGD(model.parameters()), strategy="fsdp" if place == "folder" else None)
+    saved = hvd.checkpoint(model, every="9 steps", folder=folder, best="loss", background=place == "background")
+
+    def step(loss: float) -> None:
+        hvd.log(loss=loss)
+        saved.step()
+        saved.wait()
+
+    end = ".pt" if place == "file" else ""
+    step(3.0)
+    with small_files(hvd.rank() == (0 if place == "file" else last)):
+        if place == "background" or (place == "file" and hvd.rank() != 0):
+            step(1.0)
+        else:
+            with pytest.raises((OSError, RuntimeError) if place == "file" else RingError):
+                step(1.0)
+    assert names(hvd, folder) == [f"step-00000001-best{end}"]
+    step(4.0)
+    assert names(hvd, folder) == [f"step-00000001-best{end}"]
+    step(2.0)
+    assert names(hvd, folder) == [f"step-00000001{end}", f"step-00000004-best{end}"]
+    saved = hvd.checkpoint(model, folder=folder, best="loss", resume=True, background=place == "background")
+    step(2.5)
+    assert names(hvd, folder)[-1] == f"step-00000004-best{end}"
+
+
 @pytest.mark.parametrize("strategy", [None, "fsdp"])
 @pytest.mark.sizes(1, 3, slow=(4,))
 def test_a_disk_that_is_full(
