@@ -15,13 +15,13 @@ from typing import Any
 import cloudpickle
 
 from ring_notebook.api.basics import rank, size
-from ring_notebook.api.objects import allreduce_numbers, broadcast_object
-from ring_notebook.api.rank_0_files import read_on_rank_0, write_on_rank_0
+from ring_notebook.api.objects import allreduce_numbers
+from ring_notebook.api.rank_0_files import from_rank_0, read_on_rank_0, write_on_rank_0
 from ring_notebook.core import logical_ranks, metrics
 from ring_notebook.core.communicator import ReduceOp
 from ring_notebook.core.run_options import of_run
 from ring_notebook.errors import RingError
-from ring_notebook.files.checkpoint_names import CHECKPOINTS, Found, LocalFolder, name_of, note_elsewhere
+from ring_notebook.files.checkpoint_names import CHECKPOINTS, REST, Found, LocalFolder, name_of, note_elsewhere, step_of
 from ring_notebook.files.remote_folder import RemoteFolder
 from ring_notebook.text.error_text import cause_text
 from ring_notebook.text.line_options import duration
@@ -320,17 +320,48 @@ class Checkpoint:
             self.batch = content["batch"]
             metrics.continue_at(_of_all(content["position"], 1 / size()))
 
-    def resume_as(self, resume: bool | None) -> None:
-        """Resume from the last checkpoint of the folder, or, if ``resume`` is None, as the run was told to."""
+    def resume_as(self, resume: bool | str | os.PathLike[str] | None) -> None:
+        """Resume from the last checkpoint of the folder, its "best", or one at a path; None: as the run was told to.
+
+        Raises TypeError for anything else, and RingError where there is no such checkpoint, unless ``resume`` is True.
+        """
+        if not (resume is None or isinstance(resume, bool | os.PathLike) or (isinstance(resume, str) and resume)):
+            raise TypeError(
+                f"checkpoint: resume must be True, False, None, 'best' or the path of a checkpoint, got {resume!r}"
+            )
         last = of_run.resume
         if not self._is_of_run or resume is not None:
-            there = self._place.found() if rank() == 0 and (resume or (resume is None and last)) else []
-            last = broadcast_object(str(there[-1].path) if there else "", name="checkpoint to resume")
+            wanted = bool(last) if resume is None else resume
+            last, reason = from_rank_0(lambda: self._path_of(wanted), "checkpoint to resume")
+            if reason:
+                raise RingError(f"rank {rank()}: {reason.removeprefix('RingError: ')}")
         elif is_url(last):
             raise RingError(f"rank {rank()}: the run to continue has its checkpoints elsewhere; pass folder={last!r}")
         if last:
             self.resume(last)
             of_run.note_use("resume")
+
+    def _path_of(self, resume: bool | str | os.PathLike[str]) -> str:
+        """The path or URL of the checkpoint to ``resume``; empty for none."""
+        there = self._place.found() if resume else []
+        if isinstance(resume, bool):
+            return str(there[-1].path) if there else ""
+        if resume == "best":
+            if not (best := [one for one in there if one.best]):
+                raise RingError(f"checkpoint(resume='best'): {self._place} has none that is marked as the best")
+            return str(best[-1].path)
+        path = os.fspath(resume).rstrip("/")
+        known = [str(one.path) for one in there]
+        is_local = isinstance(self._place, LocalFolder) and (Path(path).is_file() or Path(path, REST).exists())
+        if path in known or is_local:
+            return path
+        parent, _, name = path.rpartition("/")
+        if is_url(path) and step_of(name) and parent != str(self._place):
+            raise RingError(f"checkpoint(resume={path!r}): it is not in {self._place}; pass folder={parent!r}")
+        raise RingError(
+            f"checkpoint(resume={path!r}): there is no checkpoint; pass True for the newest one, 'best', or the path "
+            f"of one: {self._place} has {', '.join(known[-3:]) or 'none'}"
+        )
 
     def tidy(self, newest: Found) -> None:
         """Remove checkpoints beyond the newest ``keep`` and the last best one.

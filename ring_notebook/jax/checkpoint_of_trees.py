@@ -22,7 +22,7 @@ def checkpoint(
     best: str = "",
     largest: bool = False,
     folder: str | os.PathLike[str] | None = None,
-    resume: bool | None = None,
+    resume: bool | str | os.PathLike[str] | None = None,
 ) -> Any:
     """Write checkpoints of a training, and continue from the last one; all ranks call this, after `prepare`.
 
@@ -46,8 +46,8 @@ def checkpoint(
     best: a metric that `log` records on rank 0: when it is smaller than ever (``largest``: larger), the checkpoint then
         stays beside them.
     folder: by default that of the run, in a script ``checkpoints``. It is made readable by this user only.
-    resume: continue from the last checkpoint; by default as ``%%ringtrain --resume`` says. A script whose folder has
-        none begins anew.
+    resume: True continues from the newest checkpoint, "best" from the best, a path from that one; the default as
+        ``%%ringtrain --resume`` says. With True a script whose folder has none begins anew.
 
     Raises TypeError and ValueError for wrong arguments, and RingError for a checkpoint that does not fit.
     """

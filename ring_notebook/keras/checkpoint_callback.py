@@ -28,7 +28,7 @@ def checkpoint(
     best: str = "",
     largest: bool = False,
     folder: str | os.PathLike[str] | None = None,
-    resume: bool | None = None,
+    resume: bool | str | os.PathLike[str] | None = None,
 ) -> KerasCheckpoint:
     """Write checkpoints of a training, and continue from the last one; all ranks call this, after `prepare`.
 
@@ -48,8 +48,8 @@ def checkpoint(
     best: a metric of an epoch, or one that `log` records, on rank 0: when it is smaller than ever (``largest``:
         larger), the checkpoint then stays beside them.
     folder: by default that of the run, in a script ``checkpoints``. It is made readable by this user only.
-    resume: continue from the last checkpoint; by default as ``%%ringtrain --resume`` says. A script whose folder has
-        none begins anew.
+    resume: True continues from the newest checkpoint, "best" from the best, a path from that one; the default as
+        ``%%ringtrain --resume`` says. With True a script whose folder has none begins anew.
 
     Rates of ``prepare(scale_lr=True)`` follow the number of ranks. Random numbers, and what other callbacks remember,
     are not kept; of layers that are local to a rank those of rank 0. Raises TypeError and ValueError for wrong

@@ -113,7 +113,7 @@ def checkpoint(
     best: str = "",
     largest: bool = False,
     folder: str | os.PathLike[str] | None = None,
-    resume: bool | None = None,
+    resume: bool | str | os.PathLike[str] | None = None,
     background: bool = False,
 ) -> Checkpoint:
     """Write checkpoints of a training, and continue from the last one; all ranks call this, after `prepare`.
@@ -142,8 +142,8 @@ def checkpoint(
         stays on disk too.
     folder: by default the run's, in a script ``checkpoints``; only this user can read it. Or a URL that fsspec knows,
         such as ``s3://bucket/run``.
-    resume: continue from the last checkpoint; by default as ``%%ringtrain --resume`` says. A script without a
-        checkpoint begins anew.
+    resume: True continues from the newest checkpoint, "best" from the best, a path or URL from that one; the default as
+        ``%%ringtrain --resume`` says. With True a script without a checkpoint begins anew.
     background: copy the state when a checkpoint is due, and write the copy while the training continues. A checkpoint
         that is due while another is being written begins after it; if it is the ``best``, steps wait until then.
         `Checkpoint.epochs` and `Checkpoint.wait` return when it is complete.

@@ -174,6 +174,41 @@ def test_where_a_run_of_a_notebook_resumes(hvd: ModuleType, folder: Path) -> Non
     assert (saved.steps, saved.folder) == (1, folder / "now")
 
 
+@pytest.mark.parametrize("place", ["file", "folder", "url"])
+def test_which_checkpoint_resumes(hvd: ModuleType, folder: Path, place: str) -> None:
+    where: Any = f"local://{folder}" if place == "url" else folder
+    how: dict[str, Any] = {"folder": where, "background": place == "folder"}
+    saved = hvd.checkpoint(nn.Linear(2, 2), every="1 steps", best="loss", **how)
+    for loss in (2.0, 1.0, 3.0):
+        hvd.log(loss=loss)
+        saved.step()
+        saved.wait()
+    there = names(hvd, folder)
+
+    def steps(resume: Any, **others: Any) -> int:
+        hvd.barrier()
+        found: int = hvd.checkpoint(nn.Linear(2, 2), resume=resume, **(how | others)).steps
+        return found
+
+    assert (steps(None), steps(False), steps(True), steps("best")) == (0, 0, 3, 2)
+    for name in there:
+        named = f"{where}/{name}" if place == "url" else folder / name
+        assert steps(str(named)) == int(name[5:13])
+        if place != "url":
+            assert steps(named, folder=folder / "new") == int(name[5:13])
+    with pytest.raises(RingError, match=r"rank \d: .*resume='last'.* no checkpoint; pass True .*'best'.*step-00000003"):
+        steps("last")
+    with pytest.raises(RingError, match=r"no checkpoint"):
+        steps(where if place == "url" else folder)
+    with pytest.raises(RingError, match=r"resume='best'\): .*/new has none"):
+        steps("best", folder=f"{where}/new" if place == "url" else folder / "new")
+    with pytest.raises(RingError, match=r"pass folder="):
+        steps("s3://bucket/run/step-00000001")
+    for wrong in (3, 1, "", 2.5, [folder]):
+        with pytest.raises(TypeError, match=r"checkpoint: resume must be .* got"):
+            steps(wrong)
+
+
 def test_wrong_arguments(hvd: ModuleType, folder: Path) -> None:
     with pytest.raises(TypeError, match="argument 2 is of class int"):
         hvd.checkpoint(nn.Linear(2, 2), 3)
