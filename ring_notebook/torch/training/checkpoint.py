@@ -43,8 +43,10 @@ from ring_notebook.torch.training.kept_tensors import (
     has_sharded,
     of_adapters,
     put_back,
+    renamed,
     take_out,
     taken_out,
+    uncompiled_name,
 )
 from ring_notebook.torch.training.loaders import PreparedLoader, resumable_sampler, state_of_sampler
 from ring_notebook.torch.training.prepare import scale_rates, sharded_as, unwrapped
@@ -128,8 +130,8 @@ def checkpoint(
 
     Takes models, optimizers, schedulers, loaders and other objects with ``state_dict`` and ``load_state_dict``, in the
     same order in every run. They must be equal on all ranks or sharded as DTensors; stages of a pipeline are neither.
-    For a model of peft it keeps the adapters and other trained weights, without frozen ones. It resumes on any number
-    of ranks.
+    For a model of peft it keeps the adapters and other trained weights, without frozen ones; what torch.compile has
+    compiled is kept under the names from before. It resumes on any number of ranks.
 
     Rank 0 writes one file with `save`. With ``background``, at a URL, and with sharded parameters (FSDP2, tensor
     parallelism), each rank writes its part into a folder that all ranks see, in the format of
@@ -248,9 +250,9 @@ class TorchCheckpoint(Checkpoint):
             return self._state_of_loader(one)
         if not isinstance(one, nn.Module):
             return one.state_dict()
-        model = unwrapped(one)
+        model = _inner(one)
         state = model.state_dict()
-        return of_adapters(model, state) if has_adapters(model) else state
+        return renamed(of_adapters(model, state) if has_adapters(model) else state, uncompiled_name)
 
     def _state_of_loader(self, loader: Any) -> dict[str, Any]:
         if isinstance(loader, PreparedLoader):
@@ -262,7 +264,7 @@ class TorchCheckpoint(Checkpoint):
     def restored(self, one: Any, state: Any) -> Any:
         """The object itself."""
         if isinstance(one, nn.Module):
-            self._restore_model(unwrapped(one), state)
+            self._restore_model(_inner(one), state)
         elif isinstance(one, Optimizer):
             one.load_state_dict(_sharded_as(one, state))
         elif not isinstance(one, DataLoader) or (isinstance(one, PreparedLoader) and state):
@@ -272,10 +274,13 @@ class TorchCheckpoint(Checkpoint):
         return one
 
     def _restore_model(self, model: nn.Module, state: dict[str, Any]) -> None:
+        own = model.state_dict()
+        names = {uncompiled_name(name): name for name in (*own, *(f"{path}." for path, _ in model.named_modules()))}
+        state = renamed(state, lambda name: names.get(uncompiled_name(name), name))
         if not has_adapters(model):
             model.load_state_dict(state)
             return
-        expected = of_adapters(model, model.state_dict())
+        expected = of_adapters(model, own)
         if lacking := [*(expected.keys() - state.keys()), *(state.keys() - expected.keys())]:
             raise RingError(
                 f"rank {rank()}: the checkpoint was written with other adapters: {sorted(lacking)[0]} is not in both, "
@@ -497,7 +502,7 @@ class TorchCheckpoint(Checkpoint):
             if isinstance(one, nn.Module):
                 take_out(self.state_of(one), name, own, every=True)
             for kept in taken_out(state):
-                there = own.get(kept.name)
+                there = own.get(uncompiled_name(kept.name))
                 if there is not None and tuple(there.shape) != kept.shape:
                     raise RingError(
                         f"rank {rank()}: {path} has {kept.name} of shape {list(kept.shape)}, the model here has "
@@ -543,13 +548,20 @@ class TorchCheckpoint(Checkpoint):
 _KINDS: tuple[tuple[str, type], ...] = (("model", nn.Module), ("optimizer", Optimizer), ("scheduler", LRScheduler))
 
 
+def _inner(model: nn.Module) -> nn.Module:
+    """The model inside DistributedDataParallel and `torch.compile`, in either order; any other model itself."""
+    compiled = dict(model.named_children()).get("_orig_mod")
+    inner = unwrapped(model) if compiled is None else compiled
+    return model if inner is model else _inner(inner)
+
+
 def _alike(one: Any, name: str) -> set[str] | None:
     """The names of an object's tensors that are equal on all ranks, so that any rank may write them; None: all.
 
     Of other tensors, such as statistics of each rank's batches, only rank 0's are kept.
     """
     if isinstance(one, nn.Module):
-        return {f"{name}.{part}" for part, _ in unwrapped(one).named_parameters(remove_duplicate=False)}
+        return {f"{name}.{uncompiled_name(part)}" for part, _ in _inner(one).named_parameters(remove_duplicate=False)}
     return None if isinstance(one, Optimizer) and not isinstance(one, LocalOptimizer) else set()
 
 

@@ -16,6 +16,9 @@ from ring_notebook.torch.tensors import is_sharded
 _SMALL = 64  # elements up to which an optimizer's tensor, such as its number of steps, is not taken out
 
 
+_COMPILED = "_orig_mod."
+
+
 @dataclass(frozen=True)
 class InShards:
     """Replaces a tensor that the shards have under ``name``."""
@@ -110,6 +113,22 @@ def put_back(state: Any, tensors: Mapping[str, Tensor]) -> Any:
         parts = [put_back(one, tensors) for one in state]
         return type(state)(*parts) if hasattr(state, "_fields") else type(state)(parts)
     return state
+
+
+def uncompiled_name(name: str) -> str:
+    """The ``name`` of a parameter as before `torch.compile`, which gives its module another level."""
+    return name.replace(_COMPILED, "")
+
+
+def renamed(state: dict[str, Any], name_of: Callable[[str], str]) -> dict[str, Any]:
+    """A state_dict with other names; itself if no name changes."""
+    if all(name_of(name) == name for name in state):
+        return state
+    made = type(state)((name_of(name), one) for name, one in state.items())
+    if hasattr(state, "_metadata"):  # a state_dict's versions of modules
+        versions = {name_of(f"{path}.").removesuffix("."): one for path, one in state._metadata.items()}
+        made._metadata = versions  # type: ignore[attr-defined]
+    return made
 
 
 def has_adapters(model: nn.Module) -> bool:

@@ -281,6 +281,50 @@ def test_sharded_moments_without_their_model(hvd: ModuleType, folder: Path) -> N
         assert torch.equal(whole(one["exp_avg"]), whole(other["exp_avg"]))
 
 
+def with_compiled(model: Any, what: str) -> Any:
+    """``model``, the whole or a layer of which torch.compile compiles; its parameters have other names then."""
+    if what == "layer":
+        model[3] = torch.compile(model[3])
+        return model
+    return torch.compile(model) if what == "whole" else model
+
+
+@pytest.mark.parametrize("strategy", ["file", "background", "ddp", "fsdp"])
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_a_compiled_model_and_a_plain_one_resume_each_other(hvd: ModuleType, folder: Path, strategy: str) -> None:
+    background = strategy != "file"
+
+    def made(seed: int, what: str) -> Any:
+        torch.manual_seed(seed)
+        model = with_compiled(Model(False, False), what if what == "layer" else "")
+        model.register_buffer("seen", torch.tensor(float(seed)))
+        if strategy in ("ddp", "fsdp"):
+            model, _ = hvd.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), strategy=strategy)
+        else:
+            hvd.prepare(model)
+        return with_compiled(model, what if what == "whole" else "")
+
+    def values(model: Any) -> list[Tensor]:
+        return [whole(one) for one in model.state_dict().values()]
+
+    for number, what in enumerate(("", "layer", "whole")):
+        model, where = made(number, what), folder / f"of {what}"
+        hvd.checkpoint(model, folder=where, background=background).write_last()
+        for other in ("", "layer", "whole"):
+            again = made(9, other)
+            hvd.checkpoint(again, folder=where, background=background, resume=True)
+            torch.testing.assert_close(values(again), values(model), rtol=0, atol=0)
+    # As they were written before, under the names of the compiled model.
+    path = folder / "old" / "step-00000001.pt"
+    old = {f"_orig_mod.{name}": whole(one) for name, one in Model(False, False).state_dict().items()}
+    hvd.save({"objects": [old], "steps": 1, "epoch": 0, "batch": 0, "best": None}, path, private=True)
+    hvd.barrier()
+    if strategy in ("file", "background"):
+        again = Model(False, False)
+        hvd.checkpoint(again, folder=folder / "old", background=background, resume=True)
+        torch.testing.assert_close(values(again), list(hvd.broadcast_object(list(old.values()))), rtol=0, atol=0)
+
+
 def test_torch_reads_it(hvd: ModuleType, folder: Path) -> None:
     model = hvd.prepare(nn.Linear(20, 20))
     hvd.checkpoint(model, folder=folder, background=True).write_last()
