@@ -88,7 +88,7 @@ def broadcast_object(
 
     ``root_rank`` is a global rank. The root returns ``obj`` itself, the others a copy with its tensors in host memory;
     their own ``obj`` is ignored. Tensors are sent without pickling, everything else through cloudpickle. When the
-    object cannot be pickled, the root raises the error of pickle, and the others RingError.
+    object cannot be pickled, or has sharded tensors, the root raises the error, and the others RingError.
     """
     check_process_set(process_set)
     if _is_alone:

@@ -226,7 +226,13 @@ class TorchAdapter:
     name = "torch"
 
     def can_send(self, value: Any) -> bool:
-        """Whether ``value`` is a plain dense tensor without gradient history."""
+        """Whether ``value`` is a plain dense tensor without gradient history. Raises ValueError for a sharded one."""
+        if type(value) not in _PLAIN and isinstance(value, Tensor) and is_sharded(value):
+            raise ValueError(
+                f"rank {global_process_set.rank()}: broadcast_object: a tensor of shape {list(value.shape)} is sharded "
+                "over the ranks (a DTensor), and one rank's share is not that of the others; send full_tensor() of it, "
+                "which all ranks call"
+            )
         return (
             type(value) is Tensor
             and not value.requires_grad

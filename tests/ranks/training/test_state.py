@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from ranks.joint_training import make_model, momentum, plain_step
+from ring_notebook.errors import RingError
 
 
 def batch() -> tuple[torch.Tensor, torch.Tensor]:
@@ -187,6 +188,9 @@ def test_a_broadcast_that_is_refused_changes_nothing(hvd: ModuleType) -> None:
     for other, why in ((3, "is a int"), (torch.ones(1).expand(2), "is expanded")):
         with pytest.raises(ValueError, match=why):
             hvd.broadcast_parameters({"0": plain, "1": other}, root_rank=odd)
+    kind, why = (ValueError, "is sharded") if hvd.rank() == odd else (RingError, "failed to pickle")
+    with pytest.raises(kind, match=why):
+        hvd.broadcast_object({"model": [state]}, root_rank=odd)
     assert plain.eq(hvd.rank()).all()
     for name, one in model.state_dict().items():
         assert torch.equal(one.full_tensor(), expected[name])
