@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ring_notebook.launch.run_function import run
     from ring_notebook.notebook.cluster.cluster import Cluster
     from ring_notebook.notebook.lab.lab import Lab
-    from ring_notebook.notebook.run.notices import notify
+    from ring_notebook.notebook.run.notifications import notify
     from ring_notebook.notebook.run.run import Run
     from ring_notebook.rank.rendezvous_server import RendezvousServer
 
@@ -62,7 +62,7 @@ _LAZY = {
     "RunFailed": "ring_notebook.errors",
     "RunTimeout": "ring_notebook.errors",
     "as_horovod": "ring_notebook.horovod.as_horovod",
-    "notify": "ring_notebook.notebook.run.notices",
+    "notify": "ring_notebook.notebook.run.notifications",
     "run": "ring_notebook.launch.run_function",
 }
 

@@ -21,7 +21,15 @@ from ring_notebook.core import logical_ranks, metrics
 from ring_notebook.core.communicator import ReduceOp
 from ring_notebook.core.run_options import of_run
 from ring_notebook.errors import RingError
-from ring_notebook.files.checkpoint_names import CHECKPOINTS, REST, Found, LocalFolder, name_of, note_elsewhere, step_of
+from ring_notebook.files.checkpoint_folder import (
+    CHECKPOINTS,
+    REST,
+    Found,
+    LocalFolder,
+    name_of,
+    note_elsewhere,
+    step_of,
+)
 from ring_notebook.files.remote_folder import RemoteFolder
 from ring_notebook.text.error_text import cause_text
 from ring_notebook.text.line_options import duration

@@ -17,9 +17,9 @@ from ring_notebook.config import config
 from ring_notebook.core.native import core, operation_log
 from ring_notebook.errors import MPIMissingError, RingError
 from ring_notebook.machine.hardware import RDMA
-from ring_notebook.rank.launch_check import check_alone
 from ring_notebook.rank.rank_variables import OF_LAUNCHERS
 from ring_notebook.rank.rendezvous import FormationError, Rendezvous
+from ring_notebook.rank.started_together import check_alone
 from ring_notebook.rank.tcp_connections import TcpConnections, listen
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import importlib
 import io
 from typing import Any
 
-from ring_notebook.files.checkpoint_names import REST, SECOND, Found, name_of, step_of
+from ring_notebook.files.checkpoint_folder import REST, SECOND, Found, name_of, step_of
 from ring_notebook.files.whole_file import checked, with_checksum
 
 _BEST = "best"  # an empty file that marks the best, since nothing can be renamed

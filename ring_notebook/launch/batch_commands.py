@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import IO, Literal
 
 from ring_notebook.launch.launchers.hosts import expand_names
-from ring_notebook.launch.supervisor.outer_job import for_batch_system
+from ring_notebook.launch.supervisor.inherited_variables import for_batch_system
 
 _SECONDS_TO_ANSWER = 5.0
 _SECONDS_TO_TEST = 3.0  # a hint is not worth more

@@ -21,19 +21,19 @@ from ring_notebook.analysis.time_breakdown import RankTimes, spent
 from ring_notebook.config import config
 from ring_notebook.errors import RingError
 from ring_notebook.launch.batch_commands import login_node_of
-from ring_notebook.launch.batch_job import walltime, who_ended_it
 from ring_notebook.launch.hosts_of_job import find_allocation
 from ring_notebook.launch.job import Job, print_message
 from ring_notebook.launch.launchers.hosts import Host, check_slots, only_here
+from ring_notebook.launch.own_batch_job import walltime, who_ended_it
 from ring_notebook.launch.printed_lines import RankFiles
 from ring_notebook.launch.ringrun_options import check_values, elastic_rules, environment, hosts_of, notes, parse
 from ring_notebook.launch.shell_run import ShellRun
 from ring_notebook.launch.supervisor.growth import NOT_ELASTIC, Elastic
-from ring_notebook.launch.supervisor.outer_job import ADDED
+from ring_notebook.launch.supervisor.inherited_variables import ADDED
 from ring_notebook.launch.supervisor.start_errors import explain_start
 from ring_notebook.machine.gpus import gpus, sharing
-from ring_notebook.rank.launch_check import started_several
 from ring_notebook.rank.rank_threads import threads_started
+from ring_notebook.rank.started_together import started_several
 from ring_notebook.text.words import aligned
 
 _SECONDS_TO_SAY = 2.0  # for the first of several ringruns to print the error; srun may end all when one exits

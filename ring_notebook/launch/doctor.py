@@ -46,7 +46,7 @@ from ring_notebook.launch.remote.frames import Dialogue, take_streams
 from ring_notebook.launch.remote.network import interface_towards
 from ring_notebook.launch.remote.peer_certificate import Way, forget
 from ring_notebook.launch.remote.remote_shell import agent_command, shell_environment, way_to
-from ring_notebook.launch.supervisor.outer_job import take_environment, without_outer_job
+from ring_notebook.launch.supervisor.inherited_variables import take_environment, without_outer_job
 from ring_notebook.launch.supervisor.parent_death import wrap
 from ring_notebook.machine.hardware import RDMA
 from ring_notebook.machine.os_calls import clone3_is_refused, number_in

@@ -26,7 +26,7 @@ from ring_notebook.launch.connections.mpi_host import SHM, mpich_problem, needed
 from ring_notebook.launch.gpu_check import check_gpus
 from ring_notebook.launch.launchers.find_launcher import find_launcher
 from ring_notebook.launch.launchers.launcher import loaded_mpi
-from ring_notebook.launch.supervisor.outer_job import without_outer_job
+from ring_notebook.launch.supervisor.inherited_variables import without_outer_job
 from ring_notebook.launch.supervisor.stderr_reports import split_reports
 from ring_notebook.machine.gpus import gpus
 from ring_notebook.machine.hardware import cores

@@ -9,7 +9,7 @@ import subprocess
 from typing import Any, Literal, TypeAlias
 
 from ring_notebook.config import config
-from ring_notebook.launch.supervisor.outer_job import without_outer_job
+from ring_notebook.launch.supervisor.inherited_variables import without_outer_job
 from ring_notebook.machine.gpus import SHARED_BY_NCCL, VISIBLE, gpus
 from ring_notebook.machine.own_python import module_command
 

@@ -29,7 +29,7 @@ from ring_notebook.launch.launchers.hosts import Host, check_interface, master_o
 from ring_notebook.launch.merge_traces import Traces
 from ring_notebook.launch.printed_lines import RankFiles, RankOutput, Style, is_colourful
 from ring_notebook.launch.supervisor.growth import NOT_ELASTIC, Elastic
-from ring_notebook.launch.supervisor.outer_job import given_variables, without_outer_job
+from ring_notebook.launch.supervisor.inherited_variables import given_variables, without_outer_job
 from ring_notebook.launch.supervisor.parent_death import wrap
 from ring_notebook.launch.supervisor.start_and_signal import end_session
 from ring_notebook.launch.supervisor.stderr_reports import RankMark, split_reports

@@ -25,8 +25,8 @@ from ring_notebook.launch.remote.network import network_variables
 from ring_notebook.launch.remote.remote_ranks import HostsLostError, RemoteRanks, connect
 from ring_notebook.launch.supervisor.engine_supervisor import EngineSupervisor
 from ring_notebook.launch.supervisor.growth import Elastic, Growth
+from ring_notebook.launch.supervisor.inherited_variables import GIVEN, without_outer_job
 from ring_notebook.launch.supervisor.local_ranks import Assignment, HostRanks, LocalRanks, raise_file_limit
-from ring_notebook.launch.supervisor.outer_job import GIVEN, without_outer_job
 from ring_notebook.launch.supervisor.start_errors import report_start_error
 from ring_notebook.launch.supervisor.stderr_reports import report
 from ring_notebook.launch.supervisor.supervisor import Hosts, Supervisor

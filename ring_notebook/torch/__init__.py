@@ -38,7 +38,7 @@ from ring_notebook.torch.process_group.default_group import (
 from ring_notebook.torch.tensors import TorchAdapter, empty
 from ring_notebook.torch.training.broadcast_state import broadcast_optimizer_state, broadcast_parameters
 from ring_notebook.torch.training.checkpoint import checkpoint, load, save
-from ring_notebook.torch.training.consistency import check
+from ring_notebook.torch.training.drift_check import check
 from ring_notebook.torch.training.kept_objects import TorchKeeper
 from ring_notebook.torch.training.lars_lamb import LAMB, LARS
 from ring_notebook.torch.training.memory import memory

@@ -82,7 +82,7 @@ except Exception as error: print(repr(error))
 CELLS = """
 import os, sys, time
 from ring_notebook.notebook.cluster.cluster import Cluster
-from ring_notebook.notebook.run.notices import notify
+from ring_notebook.notebook.run.notifications import notify
 told = []
 notify(told.append, after=1000.0, lab=False)
 def until(condition):

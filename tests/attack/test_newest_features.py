@@ -18,7 +18,7 @@ from harness.waiting import LIMIT, until
 from ring_notebook.errors import RingError
 from ring_notebook.notebook.cluster.synced_folder import Synced, SyncedFolder
 from ring_notebook.notebook.record.run_log import RunLog
-from ring_notebook.notebook.run.notices import Notice, Notices, notify
+from ring_notebook.notebook.run.notifications import Notice, Notices, notify
 from ring_notebook.rank import rendezvous, rendezvous_server
 
 NOBODY = 65534

@@ -28,8 +28,8 @@ from ring_notebook.launch.connections.mpi_host import MpiHost
 from ring_notebook.launch.remote.frames import Channels, Frame, FrameStream, Inlet, Kind, Window, take_streams
 from ring_notebook.launch.remote.network import network_variables
 from ring_notebook.launch.remote.peer_certificate import Way, forget
+from ring_notebook.launch.supervisor.inherited_variables import take_environment
 from ring_notebook.launch.supervisor.local_ranks import Assignment, LocalRanks, raise_file_limit
-from ring_notebook.launch.supervisor.outer_job import take_environment
 from ring_notebook.launch.supervisor.start_and_signal import FORWARDED, end_session
 from ring_notebook.launch.supervisor.start_errors import explain_start_error
 from ring_notebook.launch.supervisor.tagged_output import Carrier, carry

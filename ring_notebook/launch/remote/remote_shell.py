@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ring_notebook.config import config
 from ring_notebook.launch.remote.peer_certificate import Way
-from ring_notebook.launch.supervisor.outer_job import for_batch_system
+from ring_notebook.launch.supervisor.inherited_variables import for_batch_system
 from ring_notebook.machine.own_python import module_command
 
 # Without a terminal to ask for a password; a host that is down takes no longer than this, in seconds.

@@ -18,7 +18,7 @@ from pathlib import Path
 from ring_notebook.analysis.job_failure import RankFailure
 from ring_notebook.launch.supervisor.fork_server import start_server
 from ring_notebook.launch.supervisor.forked_rank import ADDRESS, answers
-from ring_notebook.launch.supervisor.outer_job import with_variables_of_job
+from ring_notebook.launch.supervisor.inherited_variables import with_variables_of_job
 from ring_notebook.launch.supervisor.start_and_signal import (
     end_children,
     end_if_late,

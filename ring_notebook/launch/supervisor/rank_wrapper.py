@@ -18,7 +18,7 @@ import time
 
 from ring_notebook.analysis.job_failure import ENDS_NOTHING, judge_parting
 from ring_notebook.analysis.time_limits import LINGER
-from ring_notebook.launch.supervisor.outer_job import with_variables_of_job
+from ring_notebook.launch.supervisor.inherited_variables import with_variables_of_job
 from ring_notebook.launch.supervisor.start_and_signal import (
     FORWARDED,
     end_children,

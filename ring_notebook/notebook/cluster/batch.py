@@ -19,7 +19,7 @@ from ring_notebook.analysis.job_failure import judge_batch_job
 from ring_notebook.errors import ClusterError, RingError
 from ring_notebook.files.private_files import is_own, make_private_folder, open_private
 from ring_notebook.files.run_folders import runs_directory
-from ring_notebook.launch import batch_job
+from ring_notebook.launch import own_batch_job
 from ring_notebook.launch.batch_commands import SLURM, JobState, clock
 from ring_notebook.launch.job_script import BatchRequest
 from ring_notebook.launch.launchers.hosts import Host
@@ -91,7 +91,7 @@ class BatchJob:
         arguments = str(os.getpid()), self.request.system, str(self.folder), str(int(self.keep))
         # In its own session: signals to the kernel's process group must not reach it.
         guard = self._guard = subprocess.Popen(
-            module_command("ring_notebook.launch.batch_guard", *arguments),
+            module_command("ring_notebook.launch.submit_and_cancel", *arguments),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -261,7 +261,7 @@ class BatchCluster:
         self._closed.set()
         if current_thread() is not self._thread:
             self._thread.join(_SECONDS_TO_END)
-        batch_job.leave()
+        own_batch_job.leave()
         self.job.cancel()
         return self.usage()
 
@@ -337,7 +337,7 @@ class BatchCluster:
             again = self.job.state()
             if self._closed.is_set() or (again is not None and again.phase == "waits"):
                 return
-            ended = batch_job.who_ended_it()
+            ended = own_batch_job.who_ended_it()
             self._end(f"{ended}." if ended else f"{self.job.name} was cancelled, as its engines did not start: {error}")
             return
         if self._closed.is_set():
@@ -371,7 +371,7 @@ class BatchCluster:
                 asked_at = now
                 self._ask_when_it_began()
             limit = self._began + self.job.request.seconds if self._began else None
-            end = batch_job.walltime().end or limit
+            end = own_batch_job.walltime().end or limit
             if end and not asked and end - time.time() <= self._before_end:
                 asked = True
                 with suppress(ClusterError):
@@ -401,7 +401,7 @@ class BatchCluster:
                 while not self._closed.wait(_PERIOD) and not cluster.running:
                     pass
                 return
-        batch_job.leave()
+        own_batch_job.leave()
         cluster.stop()
         self._cluster = None
         self._use(None)
@@ -414,7 +414,7 @@ def join(job: BatchJob, state: JobState) -> Cluster:
     for name, value in request.environment.items():
         os.environ.setdefault(name, value)
     if request.batch_system is SLURM:
-        batch_job.enter(job.number, hosts)
+        own_batch_job.enter(job.number, hosts)
         return Cluster(request.n, keep=job.keep)
     return Cluster(request.n, ",".join(map(str, hosts)), keep=job.keep)
 

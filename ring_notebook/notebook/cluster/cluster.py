@@ -18,10 +18,10 @@ from ring_notebook.config import config
 from ring_notebook.errors import ClusterError, RingError
 from ring_notebook.files.run_folders import runs_directory
 from ring_notebook.files.snapshot_files import Snapshot
-from ring_notebook.launch.batch_job import job_name, walltime
 from ring_notebook.launch.launchers.hosts import Host, check_slots, only_here, parse_hosts, slots_by_name
 from ring_notebook.launch.launchers.own_launchers import too_many_ranks
 from ring_notebook.launch.lent_places import LentPlaces, engine_at
+from ring_notebook.launch.own_batch_job import job_name, walltime
 from ring_notebook.notebook.cluster import cluster_folders, snapshots
 from ring_notebook.notebook.cluster.death import Death
 from ring_notebook.notebook.cluster.death_watch import LostRanks

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ring_notebook.analysis.job_failure import RankFailure, describe_exit, first_failure
 from ring_notebook.files.rank_logs import of_last_cell
-from ring_notebook.launch.batch_job import who_ended_it
+from ring_notebook.launch.own_batch_job import who_ended_it
 from ring_notebook.launch.supervisor.stderr_reports import split_reports
 from ring_notebook.text.error_text import CELL, name_cells
 

@@ -22,7 +22,7 @@ from ring_notebook.launch.launchers.find_launcher import find_launcher
 from ring_notebook.launch.launchers.own_launchers import Own
 from ring_notebook.launch.supervisor.fork_server import later, start_server
 from ring_notebook.launch.supervisor.forked_rank import ADDRESS, answers, fixed
-from ring_notebook.launch.supervisor.outer_job import without_outer_job
+from ring_notebook.launch.supervisor.inherited_variables import without_outer_job
 from ring_notebook.machine.gpus import gpus
 from ring_notebook.machine.hardware import cores
 from ring_notebook.rank.rank_threads import thread_variables

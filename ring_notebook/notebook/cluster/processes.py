@@ -24,8 +24,8 @@ from ring_notebook.launch.launchers.hosts import Host, check_interface, is_local
 from ring_notebook.launch.launchers.launcher import Launcher
 from ring_notebook.launch.launchers.own_launchers import processes_allowed
 from ring_notebook.launch.supervisor.engine_supervisor import Request, make_requests, request
+from ring_notebook.launch.supervisor.inherited_variables import without_outer_job
 from ring_notebook.launch.supervisor.local_ranks import SHARED_IMPORTS
-from ring_notebook.launch.supervisor.outer_job import without_outer_job
 from ring_notebook.launch.supervisor.parent_death import wrap
 from ring_notebook.launch.supervisor.stderr_reports import split_reports
 from ring_notebook.machine.os_calls import Wake, exit_descriptor, resource_limits, set_resource_limits

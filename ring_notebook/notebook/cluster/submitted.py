@@ -17,9 +17,9 @@ from ring_notebook.errors import ClusterError, RingError
 from ring_notebook.files.private_files import make_private_folder, open_private
 from ring_notebook.files.run_folders import runs_directory
 from ring_notebook.launch.batch_commands import BatchError
-from ring_notebook.launch.batch_job import walltime
 from ring_notebook.launch.job_script import BatchRequest
-from ring_notebook.launch.supervisor.outer_job import without_outer_job
+from ring_notebook.launch.own_batch_job import walltime
+from ring_notebook.launch.supervisor.inherited_variables import without_outer_job
 from ring_notebook.machine.own_python import module_command
 from ring_notebook.notebook.cluster.cluster import Cluster
 from ring_notebook.notebook.record.run_files import read_json

@@ -15,7 +15,7 @@ from statistics import fmean
 from typing import Any
 
 from ring_notebook.errors import RingError
-from ring_notebook.files import checkpoint_names
+from ring_notebook.files import checkpoint_folder
 from ring_notebook.files.private_files import open_private
 from ring_notebook.files.run_folders import RUN, runs_directory
 from ring_notebook.notebook.colors import GREY, STATUS_COLORS
@@ -144,7 +144,7 @@ def resumes_from(name: str, cell_id: str) -> str:
         with suppress(*UNREADABLE):
             about = read_about(directory)
             same = about["name"] == name if name else cell_id in ("", about["options"].get("cell_id"))
-            if same and (there := checkpoint_names.found_of_run(directory / checkpoint_names.CHECKPOINTS)):
+            if same and (there := checkpoint_folder.found_of_run(directory / checkpoint_folder.CHECKPOINTS)):
                 return str(there[-1].path)
     which = f"run called {name!r}" if name else "run of this cell"
     raise RingError(
@@ -342,8 +342,8 @@ class _Entry:
     @property
     def checkpoint(self) -> str | None:
         """The steps after which there are checkpoints: the last, and the best; and where, if not with the run."""
-        own = self.directory / checkpoint_names.CHECKPOINTS
-        if not (there := checkpoint_names.found_of_run(own)):
+        own = self.directory / checkpoint_folder.CHECKPOINTS
+        if not (there := checkpoint_folder.found_of_run(own)):
             return None
         best = [f"best {one.step}" for one in there if one.best]
         place = str(there[-1].path).rpartition("/")[0]

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ring_notebook.files.checkpoint_names import CHECKPOINTS
+from ring_notebook.files.checkpoint_folder import CHECKPOINTS
 from ring_notebook.files.run_folders import new_run_id, runs_directory
 from ring_notebook.machine.hardware import cores
 from ring_notebook.notebook.deferred_interrupt import DeferredInterrupt

@@ -21,7 +21,7 @@ from ring_notebook.notebook.record.run_log import RunLog
 from ring_notebook.notebook.run.answering import Answering
 from ring_notebook.notebook.run.failures import MISSING, brief, own_failures
 from ring_notebook.notebook.run.knob_changes import let_go
-from ring_notebook.notebook.run.notices import Notices
+from ring_notebook.notebook.run.notifications import Notices
 from ring_notebook.notebook.run.run_outcome import Verdict, verdict_of
 from ring_notebook.notebook.run.takeover import FollowedLog
 from ring_notebook.protocol.records import Ended, Failure, Record, Status, encode

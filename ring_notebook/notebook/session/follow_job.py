@@ -9,13 +9,13 @@ from dataclasses import replace
 
 from ring_notebook.errors import ClusterError, RingError
 from ring_notebook.files.snapshot_files import kept_text
-from ring_notebook.launch.batch_job import walltime
+from ring_notebook.launch.own_batch_job import walltime
 from ring_notebook.notebook.cluster.batch import BatchCluster, BatchJob
 from ring_notebook.notebook.cluster.cluster import Cluster
 from ring_notebook.notebook.note import Note
 from ring_notebook.notebook.run.catalogue import resumes_from
 from ring_notebook.notebook.run.export import set_up_cells
-from ring_notebook.notebook.run.notices import show_in_lab
+from ring_notebook.notebook.run.notifications import show_in_lab
 from ring_notebook.notebook.run.run import Run
 from ring_notebook.notebook.session.run_cell import run_cell
 from ring_notebook.notebook.session.session import Session

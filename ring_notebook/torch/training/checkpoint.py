@@ -27,7 +27,7 @@ from ring_notebook.core import logical_ranks, world
 from ring_notebook.core.kept_state import continue_random, random_states
 from ring_notebook.core.logical_ranks import logical_size
 from ring_notebook.errors import RingError
-from ring_notebook.files.checkpoint_names import REST
+from ring_notebook.files.checkpoint_folder import REST
 from ring_notebook.files.remote_folder import RemoteFolder
 from ring_notebook.text.error_text import cause_text
 from ring_notebook.torch.optimizer.local_optimizer import LocalOptimizer

@@ -27,7 +27,7 @@ from ring_notebook.api.process_sets import global_process_set
 from ring_notebook.api.rank_0_files import from_rank_0
 from ring_notebook.core.communicator import ReduceOp
 from ring_notebook.errors import RingError
-from ring_notebook.files.checkpoint_names import LocalFolder
+from ring_notebook.files.checkpoint_folder import LocalFolder
 from ring_notebook.files.private_files import open_own
 from ring_notebook.files.remote_folder import RemoteFolder
 

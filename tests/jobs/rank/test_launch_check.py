@@ -12,7 +12,7 @@ import pytest
 from harness.programs import executable, ran
 from harness.waiting import LIMIT
 from ring_notebook.errors import RingError
-from ring_notebook.rank.launch_check import check_alone
+from ring_notebook.rank.started_together import check_alone
 
 SRUN = {"SLURM_NTASKS": "4", "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "4"}
 BATCH_SCRIPT = {"SLURM_NTASKS": "4", "SLURM_PROCID": "0"}
@@ -77,7 +77,7 @@ def test_init_refuses(env: dict[str, str], code: int) -> None:
 TERMINAL = {"SLURM_NTASKS": "4", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "4", "SLURM_PTY_PORT": "4711"}
 ASK = """
 import sys
-from ring_notebook.rank.launch_check import check_alone, started_several
+from ring_notebook.rank.started_together import check_alone, started_several
 check_alone() if sys.argv[1:] else None
 sys.exit(3 * (started_several() is not None))
 """

@@ -24,7 +24,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 from harness.adapted import Adapted
 from ring_notebook.errors import RingError
-from ring_notebook.files.checkpoint_names import LocalFolder
+from ring_notebook.files.checkpoint_folder import LocalFolder
 from ring_notebook.files.remote_folder import RemoteFolder
 
 SAMPLES, BATCH = 72, 12  # of all ranks together: six steps an epoch

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from harness.programs import executable
-from ring_notebook.launch import batch_job, cli, job_script
+from ring_notebook.launch import cli, job_script, own_batch_job
 from ring_notebook.launch.batch_commands import (
     LSF,
     PBS,
@@ -304,11 +304,11 @@ def test_an_unanswered_question_does_not_end_the_watch_over_the_time_limit(
         seconds = next(left, 100.0)
         return None if seconds is None else JobState("runs", "RUNNING", end=now + seconds)
 
-    monkeypatch.setattr(batch_job, "SLURM", SimpleNamespace(state=state))
-    monkeypatch.setattr(batch_job, "_SECONDS_UNTIL_ASKED_AGAIN", 0.01)
-    monkeypatch.setattr(batch_job, "_SECONDS_AFTER_SILENCE", 0.01, raising=False)
+    monkeypatch.setattr(own_batch_job, "SLURM", SimpleNamespace(state=state))
+    monkeypatch.setattr(own_batch_job, "_SECONDS_UNTIL_ASKED_AGAIN", 0.01)
+    monkeypatch.setattr(own_batch_job, "_SECONDS_AFTER_SILENCE", 0.01, raising=False)
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    followed, warned = batch_job.Walltime(), threading.Event()
+    followed, warned = own_batch_job.Walltime(), threading.Event()
     followed.warn = lambda _: warned.set()
     thread = threading.Thread(target=followed._follow, args=("17",))
     thread.start()

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from ring_notebook.errors import RingError
 from ring_notebook.notebook.line_command import Option, command
-from ring_notebook.notebook.run import notices
+from ring_notebook.notebook.run import notifications
 from ring_notebook.notebook.session.session import Session
 from ring_notebook.text.line_options import seconds
 
@@ -23,5 +23,5 @@ def notify(
         raise RingError(f"no function {function} in this notebook")
     if function or after is not None:
         tell = None if function in ("", "off") else session.variables[function]
-        notices.notify(tell, after=notices.AFTER if after is None else after, lab=function != "off")
-    return notices.described()
+        notifications.notify(tell, after=notifications.AFTER if after is None else after, lab=function != "off")
+    return notifications.described()

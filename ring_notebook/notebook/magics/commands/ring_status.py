@@ -4,7 +4,7 @@ import json as to_json
 from dataclasses import asdict
 from typing import Annotated
 
-from ring_notebook.launch.batch_job import job_name, walltime
+from ring_notebook.launch.own_batch_job import job_name, walltime
 from ring_notebook.notebook.line_command import Option, command
 from ring_notebook.notebook.magics.commands.ring_start import described
 from ring_notebook.notebook.session.session import Session

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Annotated
 
 from ring_notebook.errors import ClusterError
-from ring_notebook.launch.batch_job import who_ended_it
+from ring_notebook.launch.own_batch_job import who_ended_it
 from ring_notebook.notebook.cluster.cluster import Cluster
 from ring_notebook.notebook.line_command import Option, command
 from ring_notebook.notebook.session.known_names import runs_in_progress

@@ -22,7 +22,7 @@ from ring_notebook.errors import ClusterError, MPIMissingError
 from ring_notebook.launch.launchers import find_launcher as finding
 from ring_notebook.launch.launchers import own_launchers
 from ring_notebook.launch.launchers.find_launcher import find_launcher
-from ring_notebook.launch.supervisor.outer_job import ADDED, without_outer_job
+from ring_notebook.launch.supervisor.inherited_variables import ADDED, without_outer_job
 from ring_notebook.notebook.cluster import processes
 from ring_notebook.notebook.cluster.cluster import Cluster
 

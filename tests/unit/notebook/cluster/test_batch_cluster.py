@@ -21,7 +21,7 @@ def test_a_kept_job_whose_batch_system_was_silent_is_warned_of_its_end(monkeypat
     job.state = lambda: next(answers, running)
     monkeypatch.setattr(batch, "_PERIOD", 0.01)
     monkeypatch.setattr(batch, "_PERIODS_OF_QUERIES", ((math.inf, 0.01),))
-    monkeypatch.setattr(batch.batch_job, "walltime", lambda: SimpleNamespace(end=None))
+    monkeypatch.setattr(batch.own_batch_job, "walltime", lambda: SimpleNamespace(end=None))
     told = threading.Event()
     followed = batch.BatchCluster(
         job,  # type: ignore[arg-type]

@@ -14,8 +14,8 @@ from harness.waiting import until
 from ring_notebook.notebook.panel.waits import stuck
 from ring_notebook.notebook.record.run_log import RunLog
 from ring_notebook.notebook.record.run_record import RunStatus
-from ring_notebook.notebook.run import notices
-from ring_notebook.notebook.run.notices import Notice, Notices, described, notify
+from ring_notebook.notebook.run import notifications
+from ring_notebook.notebook.run.notifications import Notice, Notices, described, notify
 from ring_notebook.protocol.records import Ended, MetricBatch, Status, encode
 
 
@@ -77,7 +77,7 @@ def test_each_standstill_is_told_once(
     tmp_path: Path, settings: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings(stall_warning=60)
-    monkeypatch.setattr(notices, "_PERIOD", 0.0)
+    monkeypatch.setattr(notifications, "_PERIOD", 0.0)
     given: list[Notice] = []
     notify(given.append, after=100)
     log = RunLog(tmp_path / "r", "r", "digits", 2, "a\nb", {}, {}, started=time.time() - 1000)
@@ -130,7 +130,7 @@ def test_a_callable_that_raises_is_one_line_and_none_is_waited_for(
     Notices(log).end("")  # returns although the callable has not
     assert began.wait(30)
     go_on.set()
-    until(lambda: not any(one.is_alive() for one in notices._telling))
+    until(lambda: not any(one.is_alive() for one in notifications._telling))
     assert capsys.readouterr().err == "notice of run r: hangs raised ConnectionError: no route\n"
 
 

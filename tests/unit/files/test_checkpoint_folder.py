@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ring_notebook.files.checkpoint_names import REST, LocalFolder, found
+from ring_notebook.files.checkpoint_folder import REST, LocalFolder, found
 from ring_notebook.files.remote_folder import RemoteFolder
 
 _CHANGES = ("os.rename", "os.remove", "os.rmdir", "os.mkdir", "open")
