@@ -146,7 +146,7 @@ def sharded(hvd: ModuleType) -> tuple[nn.Module, torch.optim.Optimizer, dict[str
     model, optimizer = hvd.prepare(model, torch.optim.Adam(model.parameters(), lr=0.1), strategy="fsdp")
     model(torch.ones(2, 6)).square().sum().backward()
     optimizer.step()
-    return model, optimizer, {name: one.full_tensor() for name, one in model.state_dict().items()}  # type: ignore[operator]
+    return model, optimizer, {name: one.full_tensor().cpu() for name, one in model.state_dict().items()}  # type: ignore[operator]
 
 
 def test_save_gathers_what_is_sharded(hvd: ModuleType, tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ def test_save_gathers_what_is_sharded(hvd: ModuleType, tmp_path: Path) -> None:
     for state in (loaded["model"], loaded["rest"][1][0]):
         torch.testing.assert_close(dict(state), expected, rtol=0, atol=0)
     moment = optimizer.state_dict()["state"][0]["exp_avg"]
-    assert torch.equal(loaded["rest"][0]["state"][0]["exp_avg"], moment.full_tensor())
+    assert torch.equal(loaded["rest"][0]["state"][0]["exp_avg"], moment.full_tensor().cpu())
     assert loaded["rest"][1][1] == 3
     plain = nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 4))
     plain.load_state_dict(loaded["model"])
@@ -193,7 +193,7 @@ def test_a_broadcast_that_is_refused_changes_nothing(hvd: ModuleType) -> None:
         hvd.broadcast_object({"model": [state]}, root_rank=odd)
     assert plain.eq(hvd.rank()).all()
     for name, one in model.state_dict().items():
-        assert torch.equal(one.full_tensor(), expected[name])
+        assert torch.equal(one.full_tensor().cpu(), expected[name])
 
 
 def test_an_elastic_state_refuses_what_is_sharded(hvd: ModuleType) -> None:
@@ -207,7 +207,7 @@ def test_an_elastic_state_refuses_what_is_sharded(hvd: ModuleType) -> None:
         with pytest.raises(ValueError, match=r"TorchState: .* sharded .*ring\.checkpoint"):
             call()
     for name, one in model.state_dict().items():
-        assert torch.equal(one.full_tensor(), expected[name])
+        assert torch.equal(one.full_tensor().cpu(), expected[name])
 
 
 def test_a_checkpoint_that_cannot_be_written_leaves_the_last_one(hvd: ModuleType, tmp_path: Path) -> None:
