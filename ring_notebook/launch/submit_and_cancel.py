@@ -1,7 +1,7 @@
 """Submits a batch job for a process, and cancels it when that process has ended, however it ended.
 
-``python -m ring_notebook.launch.submit_and_cancel PARENT SYSTEM FOLDER KEEP``. The script is ``job.sh`` in FOLDER, where
-the file ``job`` gets the number of the job. Prints the number, or why the job was rejected. Cancels the job when
+``python -m ring_notebook.launch.submit_and_cancel PARENT SYSTEM FOLDER KEEP``. The script is ``job.sh`` in FOLDER,
+where the file ``job`` gets the number of the job. Prints the number, or why the job was rejected. Cancels the job when
 standard input or PARENT ends, unless KEEP is 1.
 """
 
