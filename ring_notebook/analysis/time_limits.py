@@ -18,6 +18,7 @@ OUTLIVING = 30.0  # to end after its last rank
 # Of a rank that no supervisor watches:
 RENDEZVOUS_LIMIT = 120.0  # for the other ranks to come to the rendezvous; the same
 # Of another host:
+SECONDS_OF_SSH = 20.0  # to connect to a host, which may be down; less than the next, which counts from the same moment
 SECONDS_TO_CONNECT = 30.0  # for the remote shell to connect, and for the agent to answer; the same
 SECONDS_TO_BE_ASSIGNED = 60.0  # for the supervisor to say what an agent has to run
 SILENCE = 30.0  # without a sign of life until agent and supervisor give each other up; each sends six in that time

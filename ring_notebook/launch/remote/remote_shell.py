@@ -8,13 +8,14 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+from ring_notebook.analysis.time_limits import SECONDS_OF_SSH
 from ring_notebook.config import config
 from ring_notebook.launch.remote.peer_certificate import Way
 from ring_notebook.launch.supervisor.inherited_variables import for_batch_system
 from ring_notebook.machine.own_python import module_command
 
-# Without a terminal to ask for a password; a host that is down takes no longer than this, in seconds.
-_SSH = ["ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=20"]
+# Without a terminal to ask for a password.
+_SSH = ["ssh", "-T", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={SECONDS_OF_SSH:.0f}"]
 # A step of its own that leaves all cores and GPUs of the host to the ranks. Its ranks are ours, not Slurm's.
 _SRUN = ["srun", "--nodes=1", "--ntasks=1", "--overlap", "--mpi=none", "--cpu-bind=none", "--disable-status"]
 _AGENT = "ring_notebook.launch.remote.agent"
