@@ -61,7 +61,7 @@ def check_same_options(given: Mapping[str, Any], made_with: Mapping[str, Any]) -
     """Raise ValueError for options other than those with which an optimizer was distributed: they would do nothing."""
     for name, value in given.items():
         before = made_with.get(name, value)
-        if value != before and _ranks_of(value) != _ranks_of(before):
+        if _ranks_of(value) != _ranks_of(before):
             raise ValueError(
                 f"prepare: this optimizer was distributed with {name}={_shown(before)} before, got {_shown(value)}; "
                 "make the optimizer again, and prepare that"

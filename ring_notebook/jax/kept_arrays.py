@@ -24,7 +24,11 @@ class JaxKeeper(Keeper):
 
     def loses(self, value: Any) -> str:
         """How arrays are spread over this rank's devices, where that is no `NamedSharding`."""
-        spread = (one for one in jax.tree_util.tree_leaves(value) if isinstance(one, jax.Array))
+        try:
+            leaves = jax.tree_util.tree_leaves(value)
+        except Exception:  # no pytree, such as a dict whose keys cannot be sorted: pickle keeps it
+            return ""
+        spread = (one for one in leaves if isinstance(one, jax.Array))
         return "how it is spread over devices" if any(map(_loses_devices, spread)) else ""
 
     def unkeepable(self, value: Any) -> str:

@@ -410,7 +410,17 @@ def case_snapshots_keep_arrays_functions_and_states_of_optimizers() -> None:
     optimizer = hvd.DistributedOptimizer(optax.adam(0.1))
     step = jax.jit(lambda tree: hvd.average_gradients(tree["a"] * factor))
     factor = 2.0
-    again = kept_again({"tree": tree, "state": optimizer.init({"a": own()}), "optimizer": optimizer, "step": step})
+    unsorted = {1: own(), "b": "no pytree, as its keys cannot be sorted"}
+    again = kept_again(
+        {
+            "tree": tree,
+            "state": optimizer.init({"a": own()}),
+            "optimizer": optimizer,
+            "step": step,
+            "unsorted": unsorted,
+        }
+    )
+    np.testing.assert_array_equal(again["unsorted"][1], own())
     for name in ("a", "b", "old"):
         assert again["tree"][name].dtype == tree[name].dtype
         np.testing.assert_array_equal(np.asarray(again["tree"][name], np.float32), np.asarray(tree[name], np.float32))

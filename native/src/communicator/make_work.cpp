@@ -69,7 +69,7 @@ void Communicator::validate(const Request& request) const {
     if (request.kind == OpKind::Allreduce && request.pieces.size() > 1)
         if (const auto twice = written_twice(request.pieces, item_size(request.dtype)))
             throw invalid("its tensors " + std::to_string(twice->first) + " and " + std::to_string(twice->second) +
-                          " (from 0) share memory; give each memory once, or clone one of them");
+                          " (counted from 0) share memory; give each memory once, or clone one of them");
     if (request.kind == OpKind::Alltoall && !in_host_memory(request.device) && request.pieces.size() != 1)
         throw invalid("on a device a collective takes one tensor; concatenate them");
     if (request.op == ReduceOp::Adasum) {

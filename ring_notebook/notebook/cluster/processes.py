@@ -37,6 +37,7 @@ from ring_notebook.notebook.cluster.engine_forks import EngineForks, shared_impo
 from ring_notebook.notebook.record.run_files import read_json, read_text
 from ring_notebook.protocol.registration import port_warning
 from ring_notebook.rank.rank_variables import MASTER
+from ring_notebook.rank.rendezvous_server import is_loopback
 
 # A heartbeat registers an engine, so a short period starts a cluster sooner. Deaths are noticed at the processes
 # themselves; the many misses allow ranks to compute for minutes without an answer.
@@ -316,7 +317,7 @@ def require_processes(n: int, hosts: Sequence[Host]) -> None:
     """
     placed = place(n, hosts)
     # Places that an engine lends on this machine have addresses of loopback.
-    here = sum(len(ranks) for name, ranks in placed.items() if is_local(name) or name.startswith("127."))
+    here = sum(len(ranks) for name, ranks in placed.items() if is_local(name) or is_loopback(name))
     elsewhere = sum(not is_local(name) for name in placed)
     needed, allowed = _TASKS + _TASKS_PER_ENGINE * here + _TASKS_PER_HOST * elsewhere, processes_allowed()
     if needed > allowed:

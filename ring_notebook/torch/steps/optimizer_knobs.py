@@ -1,8 +1,8 @@
 """Knobs of a prepared optimizer: its learning rate, weight decay and momentum, which its user may change in a run.
 
 A change of a rate or decay multiplies the values of all parameter groups by one factor, and also the rates from which
-schedules compute theirs. So groups keep their proportions, and a schedule its shape. At 0 each keeps its
-values of before in itself, so that checkpoints and snapshots have them too.
+schedules compute theirs. So groups keep their proportions, and a schedule its shape. A value that becomes 0
+is kept in its group or schedule, so that checkpoints and snapshots have it too.
 """
 
 from __future__ import annotations
@@ -111,7 +111,9 @@ class _Option:
     def apply(self, value: Any) -> None:
         """Set it so that `value` becomes ``value``, in other groups in proportion; to ``value`` if it was always 0."""
         optimizer = self._optimizer()
-        if self.key == "betas" or optimizer is None:
+        if optimizer is None:
+            return
+        if self.key == "betas":
             for group in self._groups():
                 group["betas"] = (value, *group["betas"][1:])
             return

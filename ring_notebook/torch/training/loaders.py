@@ -57,7 +57,7 @@ T = TypeVar("T")
 _loader_passes: Any = private("loader_passes") or ()
 _SEEDED = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 _ROWS, _COLUMNS = 64, 4096
-"""Most rows of a part of the data to compare between ranks, and most numbers of a row."""
+"""Most rows of a part of the data to compare between ranks (and columns of a list or frame), most numbers of a row."""
 _TORCHDATA = "torchdata.stateful_dataloader"
 _REPEATED = "_RepeatSampler"
 """The sampler of loaders that keep their workers from pass to pass, such as those of timm and Ultralytics."""

@@ -35,11 +35,10 @@ _buffers: WeakKeyDictionary[nn.Module, Buffers] = WeakKeyDictionary()
 def begin_turns(logical: LogicalRanks) -> None:
     """Give each logical rank random numbers, and torch the `_Kernels` of logical ranks; all ranks call it.
 
-    Within a turn, for instance when a loop prepares another loader, the random numbers do
-    not change.
+    Within a turn, for instance when a loop prepares another loader, the random numbers do not change.
     """
     global _numbers
-    _kernels.put_back()
+    _kernels.put_back()  # first, as the program may have changed the threads since an earlier call
     _kernels.use()
     act_once()
     if logical.now is None:
